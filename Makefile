@@ -23,7 +23,7 @@ TESTS ?=
 
 BUILD := build
 LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
-BINDING_SRC := $(wildcard csrc/python/*.c)
+BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))

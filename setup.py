@@ -13,7 +13,7 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Free-threaded Python has no stable ABI; csrc/python/py_api.h makes the same choice.
+# Free-threaded Python has no stable ABI; csrc/python/base/api.h makes the same choice.
 IS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 compile_args = [

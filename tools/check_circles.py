@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks that files of one folder of csrc/ do not call each other in large circles.
+"""Checks that files of one folder of csrc/ do not call each other in large circles, nor those of the binding's folders together.
 
-A file needs another one of its folder when it names a function or an object that the other defines. Files that all need each other,
+A file needs another one when it names a function or an object that the other defines. Files that all need each other,
 by whatever way round, are a circle: nobody can read one without the rest. Up to three are let be. --all prints the small ones, too.
 """
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 MOST = 3
 # Folders of which circles are told, and do not fail the check.
-REPORTED_ONLY = {"nccl", "python"}
+REPORTED_ONLY = {"nccl"}
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -30,8 +30,9 @@ def defined_in(text: str) -> set[str]:
 
 
 def needs(folder: Path) -> dict[str, set[str]]:
-    """For each file of the folder, those whose names it uses."""
-    texts = {path.stem: COMMENT.sub(" ", path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.c"))}
+    """For each file of the folder and of those in it, the files whose names it uses."""
+    texts = {path.relative_to(folder).with_suffix("").as_posix(): COMMENT.sub(" ", path.read_text(encoding="utf-8"))
+             for path in sorted(folder.rglob("*.c"))}
     owner = {name: stem for stem, text in texts.items() for name in defined_in(text)}
     return {stem: {owner[word] for word in set(WORD.findall(text)) & owner.keys()} - {stem}
             for stem, text in texts.items()}

@@ -2,7 +2,7 @@
 """Checks that the folders of csrc/ include each other in one direction only.
 
 A layer may include itself and the layers named for it below; nothing else. Two more rules: a header called
-x_internal.h is included only from its own folder, and Python.h only by csrc/python/py_api.h.
+x_internal.h is included only from its own folder, and Python.h only by csrc/python/base/api.h.
 """
 import re
 import sys
@@ -26,7 +26,7 @@ ALLOWED |= BESIDE
 ALLOWED["python"] |= {*SIDE, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-PYTHON_DOOR = "python/py_api.h"
+PYTHON_DOOR = "python/base/api.h"
 
 
 def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | None:

@@ -1,7 +1,7 @@
 /* Log records that the application may read; off until a level is set.
  *
  * The core prints nothing and runs no foreign code: records go into a bounded ring, and a thread of the
- * application takes them out (Python's logging, see csrc/python/py_log.c). When the ring is full, the oldest
+ * application takes them out (Python's logging, see csrc/python/base/log.c). When the ring is full, the oldest
  * record makes room and a count of lost ones is kept. Any thread may log. */
 #ifndef DD_CORE_LOG_H
 #define DD_CORE_LOG_H

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-/* X(name, text): the name of the code and what it means. csrc/python/py_error.c maps each to an exception. */
+/* X(name, text): the name of the code and what it means. csrc/python/base/error.c maps each to an exception. */
 #define DD_STATUS_LIST(X)                                      \
     X(OK, "success")                                           \
     X(INVALID_ARGUMENT, "invalid argument")                    \

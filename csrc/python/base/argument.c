@@ -1,0 +1,98 @@
+#include "python/base/argument.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+static PyObject *
+exception_of(const py_state *state, py_fault fault)
+{
+    switch (fault) {
+    case PY_FAULT_VALUE:
+        return state->errors[PY_ERROR_ARGUMENT];
+    case PY_FAULT_DTYPE:
+        return state->errors[PY_ERROR_TYPE];
+    case PY_FAULT_TYPE:
+        break;
+    }
+    return PyExc_TypeError;
+}
+
+void
+py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *text = PyUnicode_FromFormatV(format, args);
+    va_end(args);
+    if (text != NULL) {
+        PyErr_Format(exception_of(argument->state, fault), "%s(): argument '%s' %U", argument->function,
+                     argument->name, text);
+        Py_DECREF(text);
+    }
+}
+
+/* The first line of the exception's text; frameworks append stack traces. */
+static PyObject *
+first_line(PyObject *exception)
+{
+    PyObject *text = PyObject_Str(exception);
+    if (text == NULL) {
+        return NULL;
+    }
+    Py_ssize_t len = PyUnicode_GetLength(text);
+    Py_ssize_t end = PyUnicode_FindChar(text, '\n', 0, len, 1);
+    PyObject *line = end >= -1 ? PyUnicode_Substring(text, 0, end >= 0 ? end : len) : NULL;
+    Py_DECREF(text);
+    return line;
+}
+
+static void
+raise_with_line(const py_argument *argument, const char *what, PyObject *exception)
+{
+    PyObject *line = first_line(exception);
+    PyObject *type_name = line != NULL ? PyType_GetName(Py_TYPE(argument->value)) : NULL;
+    if (type_name != NULL) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "(%U) %s: %U", type_name, what, line);
+    }
+    Py_XDECREF(type_name);
+    Py_XDECREF(line);
+}
+
+void
+py_argument_raise_from_current(const py_argument *argument, const char *what)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        return;
+    }
+    PyObject *cause[3];
+    PyErr_Fetch(&cause[0], &cause[1], &cause[2]);
+    PyErr_NormalizeException(&cause[0], &cause[1], &cause[2]);
+    if (cause[2] != NULL) {
+        (void)PyException_SetTraceback(cause[1], cause[2]);
+    }
+    raise_with_line(argument, what, cause[1]);
+    PyObject *raised[3];
+    PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
+    PyErr_NormalizeException(&raised[0], &raised[1], &raised[2]);
+    PyException_SetCause(raised[1], Py_NewRef(cause[1]));
+    PyException_SetContext(raised[1], Py_NewRef(cause[1]));
+    PyErr_Restore(raised[0], raised[1], raised[2]);
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(cause[i]);
+    }
+}
+
+bool
+py_argument_is_from(const py_argument *argument, const char *package)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(argument->value), "__module__");
+    Py_ssize_t len = 0;
+    const char *text =
+        module != NULL && PyUnicode_Check(module) ? PyUnicode_AsUTF8AndSize(module, &len) : NULL;
+    size_t package_len = strlen(package);
+    bool is_from = text != NULL && strncmp(text, package, package_len) == 0 &&
+                   (text[package_len] == '\0' || text[package_len] == '.');
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return is_from;
+}

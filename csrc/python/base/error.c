@@ -1,0 +1,352 @@
+#include "python/base/error.h"
+
+#include <string.h>
+
+/* So many times; Ctrl-C that comes more often is obeyed. */
+#define MAX_TRIES 3
+
+#define NO_BASE (-1)
+#define BUILTIN_TIMEOUT (-2)    /* TimeoutError of Python itself */
+#define BUILTIN_CONNECTION (-3) /* ConnectionError */
+#define BUILTIN_VALUE (-4)      /* ValueError */
+#define BUILTIN_TYPE (-5)       /* TypeError */
+
+/* Bases come before what is derived from them; with none, it is a RuntimeError. */
+static const struct {
+    py_error_kind kind;
+    const char *name;
+    int bases[2];
+    const char *doc;
+} error_table[] = {
+    {PY_ERROR_DIST,
+     "dldist.DistError",
+     {NO_BASE, NO_BASE},
+     "Any failure of dldist.\n\n`code` names its kind; `rank`, `host` and `pid` say whom it is about, where "
+     "that is one rank of a group."},
+    {PY_ERROR_BACKEND, "dldist.DistBackendError", {PY_ERROR_DIST, NO_BASE}, "A backend failed."},
+    {PY_ERROR_NETWORK, "dldist.DistNetworkError", {PY_ERROR_DIST, NO_BASE}, "A connection failed."},
+    {PY_ERROR_STORE, "dldist.DistStoreError", {PY_ERROR_DIST, NO_BASE}, "A store failed."},
+    {PY_ERROR_QUEUE_EMPTY,
+     "dldist.DistQueueEmptyError",
+     {PY_ERROR_STORE, NO_BASE},
+     "A pop that does not block found the queue empty."},
+    {PY_ERROR_TIMEOUT, "dldist.DistTimeoutError", {PY_ERROR_DIST, BUILTIN_TIMEOUT}, "The time was up."},
+    {PY_ERROR_STORE_TIMEOUT,
+     "dldist.DistStoreTimeoutError",
+     {PY_ERROR_STORE, PY_ERROR_TIMEOUT},
+     "A store did not have the keys in time."},
+    {PY_ERROR_NETWORK_TIMEOUT,
+     "dldist.DistNetworkTimeoutError",
+     {PY_ERROR_NETWORK, PY_ERROR_TIMEOUT},
+     "A peer did not answer in time."},
+    {PY_ERROR_AUTH,
+     "dldist.DistAuthError",
+     {PY_ERROR_NETWORK, NO_BASE},
+     "The two sides do not share the secret."},
+    {PY_ERROR_PEER_LOST,
+     "dldist.DistPeerLostError",
+     {PY_ERROR_BACKEND, BUILTIN_CONNECTION},
+     "A member of the group has died, left or cannot be reached."},
+    {PY_ERROR_MISMATCH,
+     "dldist.DistMismatchError",
+     {PY_ERROR_BACKEND, NO_BASE},
+     "The ranks of a group called different operations."},
+    {PY_ERROR_ABORTED,
+     "dldist.DistAbortedError",
+     {PY_ERROR_BACKEND, NO_BASE},
+     "Somebody has aborted the group."},
+    {PY_ERROR_ARGUMENT,
+     "dldist.DistArgumentError",
+     {PY_ERROR_DIST, BUILTIN_VALUE},
+     "An argument that cannot be meant: a rank out of range, a list too short, a tensor of the wrong size."},
+    {PY_ERROR_TYPE,
+     "dldist.DistTypeError",
+     {PY_ERROR_ARGUMENT, BUILTIN_TYPE},
+     "A tensor whose dtype is none of dldist's, or not that of the other tensors of the call."},
+};
+
+static PyObject *
+make_bases(const py_state *state, const int bases[2])
+{
+    if (bases[0] == NO_BASE) {
+        return PyTuple_Pack(1, PyExc_RuntimeError);
+    }
+    if (bases[1] == NO_BASE) {
+        return PyTuple_Pack(1, state->errors[bases[0]]);
+    }
+    PyObject *second = bases[1] == BUILTIN_TIMEOUT      ? PyExc_TimeoutError
+                       : bases[1] == BUILTIN_CONNECTION ? PyExc_ConnectionError
+                       : bases[1] == BUILTIN_VALUE      ? PyExc_ValueError
+                       : bases[1] == BUILTIN_TYPE       ? PyExc_TypeError
+                                                        : state->errors[bases[1]];
+    return PyTuple_Pack(2, state->errors[bases[0]], second);
+}
+
+/* What instances have that are given nothing else. */
+static PyObject *
+make_attributes(py_error_kind kind)
+{
+    bool is_argument = kind == PY_ERROR_ARGUMENT || kind == PY_ERROR_TYPE;
+    return Py_BuildValue("{sz sO sO sO}", "code", is_argument ? dd_status_name(DD_INVALID_ARGUMENT) : NULL,
+                         "rank", Py_None, "host", Py_None, "pid", Py_None);
+}
+
+int
+py_error_add_to_module(PyObject *module, py_state *state)
+{
+    for (size_t i = 0; i < sizeof error_table / sizeof error_table[0]; i++) {
+        PyObject *bases = make_bases(state, error_table[i].bases);
+        PyObject *dict = bases != NULL ? make_attributes(error_table[i].kind) : NULL;
+        PyObject *error =
+            dict != NULL ? PyErr_NewExceptionWithDoc(error_table[i].name, error_table[i].doc, bases, dict)
+                         : NULL;
+        Py_XDECREF(bases);
+        Py_XDECREF(dict);
+        if (error == NULL) {
+            return -1;
+        }
+        state->errors[error_table[i].kind] = error;
+        if (PyModule_AddObjectRef(module, error_table[i].name + strlen("dldist."), error) < 0) {
+            return -1;
+        }
+    }
+    return PyModule_AddObjectRef(module, "QueueEmptyError", state->errors[PY_ERROR_QUEUE_EMPTY]);
+}
+
+/* The exception of a status, borrowed. */
+static PyObject *
+exception_of(const py_state *state, dd_status status)
+{
+    switch (status) {
+    case DD_INVALID_ARGUMENT:
+        return state->errors[PY_ERROR_ARGUMENT];
+    case DD_NOT_SUPPORTED:
+        return PyExc_NotImplementedError;
+    case DD_OUT_OF_MEMORY:
+        return PyExc_MemoryError;
+    case DD_INTERRUPTED:
+        return PyExc_KeyboardInterrupt;
+    case DD_TIMED_OUT:
+        return state->errors[PY_ERROR_STORE_TIMEOUT];
+    case DD_NETWORK:
+    case DD_PROTOCOL:
+        return state->errors[PY_ERROR_NETWORK];
+    case DD_NETWORK_TIMED_OUT:
+        return state->errors[PY_ERROR_NETWORK_TIMEOUT];
+    case DD_AUTH:
+        return state->errors[PY_ERROR_AUTH];
+    case DD_STORE:
+    case DD_CLOSED:
+    case DD_FORKED:
+        return state->errors[PY_ERROR_STORE];
+    case DD_QUEUE_EMPTY:
+        return state->errors[PY_ERROR_QUEUE_EMPTY];
+    case DD_OP_TIMED_OUT:
+        return state->errors[PY_ERROR_TIMEOUT];
+    case DD_PEER_LOST:
+        return state->errors[PY_ERROR_PEER_LOST];
+    case DD_MISMATCH:
+        return state->errors[PY_ERROR_MISMATCH];
+    case DD_ABORTED:
+        return state->errors[PY_ERROR_ABORTED];
+    case DD_BACKEND:
+        return state->errors[PY_ERROR_BACKEND];
+    case DD_OK:
+    case DD_SYSTEM:
+    case DD_INTERNAL:
+        return state->errors[PY_ERROR_DIST];
+    }
+    return state->errors[PY_ERROR_DIST];
+}
+
+static PyObject *
+exception_of_group(const py_state *state, dd_status status)
+{
+    bool is_groups_own = status == DD_CLOSED || status == DD_FORKED;
+    return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of(state, status);
+}
+
+/* Takes the value, which may be NULL. */
+static bool
+set_attribute(PyObject *error, const char *name, PyObject *value)
+{
+    bool is_set = value != NULL && PyObject_SetAttrString(error, name, value) == 0;
+    Py_XDECREF(value);
+    return is_set;
+}
+
+static bool
+set_culprit(PyObject *error, const dd_culprit *culprit)
+{
+    return (culprit->rank < 0 || set_attribute(error, "rank", PyLong_FromLong(culprit->rank))) &&
+           (culprit->host[0] == '\0' ||
+            set_attribute(error, "host",
+                          PyUnicode_DecodeUTF8(culprit->host, (Py_ssize_t)strlen(culprit->host),
+                                               "backslashreplace"))) &&
+           (culprit->pid == 0 || set_attribute(error, "pid", PyLong_FromLongLong(culprit->pid)));
+}
+
+/* Gives the instance its attributes; the ones of Python itself have none of them and get none. */
+static bool
+set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
+{
+    int is_ours = PyObject_IsInstance(error, state->errors[PY_ERROR_DIST]);
+    if (is_ours <= 0) {
+        return is_ours == 0;
+    }
+    return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
+           (err == NULL || err->message[0] == '\0' || set_culprit(error, &err->culprit));
+}
+
+/* Programs look for the word in the text of what they catch; ours says "timed out", or what did not come. */
+static PyObject *
+message_of(dd_status status, const char *text)
+{
+    bool is_timeout = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT || status == DD_OP_TIMED_OUT;
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+    if (message == NULL || !is_timeout || strcasestr(text, "timeout") != NULL) {
+        return message;
+    }
+    PyObject *with_word = PyUnicode_FromFormat("%U (timeout)", message);
+    Py_DECREF(message);
+    return with_word;
+}
+
+static PyObject *
+make_error(const py_state *state, PyObject *type, dd_status status, const dd_error *err)
+{
+    const char *text = err != NULL && err->message[0] != '\0' ? err->message : dd_status_text(status);
+    PyObject *message = message_of(status, text);
+    PyObject *error = message != NULL ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
+    Py_XDECREF(message);
+    if (error != NULL && !set_attributes(state, error, status, err)) {
+        Py_CLEAR(error);
+    }
+    return error;
+}
+
+static void
+raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error *err)
+{
+    if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
+        return;
+    }
+    /* Ctrl-C goes to all ranks at once, and this one may have lost another to it before a wait here has looked
+     * after signals. Raised now, what the handler raises is the program's to catch; left pending, it would strike
+     * in whatever reports the loss. */
+    if (PyErr_Occurred() == NULL && PyErr_CheckSignals() < 0) {
+        return;
+    }
+    PyObject *error = make_error(state, type, status, err);
+    if (error != NULL) {
+        PyErr_SetObject(type, error);
+        Py_DECREF(error);
+    }
+}
+
+void
+py_error_raise(py_state *state, dd_status status, const dd_error *err)
+{
+    raise_as(state, exception_of(state, status), status, err);
+}
+
+void
+py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err)
+{
+    raise_as(state, exception_of_group(state, status), status, err);
+}
+
+PyObject *
+py_error_of_group(py_state *state, dd_status status, const dd_error *err)
+{
+    return make_error(state, exception_of_group(state, status), status, err);
+}
+
+dd_status
+py_error_status_of_current(py_state *state)
+{
+    if (PyErr_ExceptionMatches(state->errors[PY_ERROR_QUEUE_EMPTY])) {
+        return DD_QUEUE_EMPTY;
+    }
+    if (PyErr_ExceptionMatches(PyExc_TimeoutError)) {
+        return DD_TIMED_OUT;
+    }
+    if (PyErr_ExceptionMatches(PyExc_NotImplementedError)) {
+        return DD_NOT_SUPPORTED;
+    }
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        return DD_OUT_OF_MEMORY;
+    }
+    return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
+}
+
+/* True: it was Ctrl-C, and is passed over. False with another exception. */
+static bool
+pass_over_ctrl_c(void)
+{
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) == 0) {
+        return false;
+    }
+    PyErr_Clear();
+    return true;
+}
+
+/* In C: a signal that is pending strikes a function of Python as it is entered, where nothing can catch it. */
+PyObject *
+py_error_call_despite_ctrl_c(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *function;
+    if (PyTuple_Size(args) < 1 || (function = PyTuple_GetItem(args, 0)) == NULL) {
+        PyErr_SetString(PyExc_TypeError, "_call_despite_ctrl_c(): argument 'function' is missing");
+        return NULL;
+    }
+    PyObject *rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args));
+    PyObject *result = NULL;
+    bool is_tried = rest == NULL;
+    for (int tries = 0; !is_tried && tries < MAX_TRIES; tries++) {
+        if (PyErr_CheckSignals() < 0 && !pass_over_ctrl_c()) {
+            break;
+        }
+        result = PyObject_Call(function, rest, NULL);
+        is_tried = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
+    }
+    Py_XDECREF(rest);
+    return result;
+}
+
+PyObject *
+py_error_raise_status(PyObject *module, PyObject *code)
+{
+    long status = PyLong_AsLong(code);
+    if (status == -1 && PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    if (status < DD_OK || status >= DD_STATUS_COUNT) {
+        PyErr_Format(PyExc_IndexError, "no status has the number %ld", status);
+        return NULL;
+    }
+    if (status == DD_OK) {
+        Py_RETURN_NONE;
+    }
+    dd_error err;
+    dd_error_set(&err, (dd_status)status, "raised for a test: %s", dd_status_text((dd_status)status));
+    py_error_raise(PyModule_GetState(module), (dd_status)status, &err);
+    return NULL;
+}
+
+PyObject *
+py_error_status_names(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *names = PyList_New(0);
+    for (int status = 0; names != NULL && status < DD_STATUS_COUNT; status++) {
+        PyObject *name = PyUnicode_FromString(dd_status_name((dd_status)status));
+        if (name == NULL || PyList_Append(names, name) < 0) {
+            Py_CLEAR(names);
+        }
+        Py_XDECREF(name);
+    }
+    return names;
+}

@@ -1,0 +1,13 @@
+/* Both ends of the life of an object whose type is on the heap. */
+#ifndef DD_PYTHON_BASE_OBJECT_H
+#define DD_PYTHON_BASE_OBJECT_H
+
+#include "python/base/api.h"
+
+/* Zeroed, and tracked by the collector where the type is; NULL with an exception. */
+PyObject *py_object_alloc(PyTypeObject *type);
+
+/* The last act of a dealloc: gives the memory back, and then what the object held of its type and its module (may be NULL). */
+void py_object_free(PyObject *object, PyObject *module);
+
+#endif

@@ -1,0 +1,44 @@
+#include "python/base/state.h"
+
+#include <string.h>
+
+static bool
+is_ours(PyObject *module)
+{
+    const PyModuleDef *def = PyModule_GetDef(module);
+    return def != NULL && strcmp(def->m_name, PY_MODULE_NAME) == 0;
+}
+
+py_state *
+py_state_of_type(PyTypeObject *type, PyObject **module)
+{
+    /* Classes derived in Python have no module, those of other extensions not ours: go up to the type that
+     * has it. */
+    for (PyTypeObject *t = type; t != NULL; t = (PyTypeObject *)PyType_GetSlot(t, Py_tp_base)) {
+        PyObject *found = PyType_GetModule(t);
+        if (found != NULL && is_ours(found)) {
+            *module = found;
+            return PyModule_GetState(found);
+        }
+        PyErr_Clear();
+    }
+    PyErr_SetString(PyExc_TypeError, "not a type of dldist");
+    return NULL;
+}
+
+PyObject *
+py_state_timedelta(py_state *state)
+{
+    if (state->timedelta == NULL) {
+        PyObject *datetime = PyImport_ImportModule("datetime");
+        PyObject *timedelta = datetime != NULL ? PyObject_GetAttrString(datetime, "timedelta") : NULL;
+        Py_XDECREF(datetime);
+        /* Another thread may have been here during the import. */
+        if (state->timedelta == NULL) {
+            state->timedelta = timedelta;
+        } else {
+            Py_XDECREF(timedelta);
+        }
+    }
+    return state->timedelta;
+}

@@ -1,0 +1,129 @@
+/* What the module knows: its types, its exceptions, and what it has imported. */
+#ifndef DD_PYTHON_BASE_STATE_H
+#define DD_PYTHON_BASE_STATE_H
+
+#include "core/list.h"
+#include "python/base/api.h"
+#include "store/tcp_server.h"
+#include "transport/engine.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+typedef enum py_error_kind {
+    PY_ERROR_DIST,
+    PY_ERROR_BACKEND,
+    PY_ERROR_NETWORK,
+    PY_ERROR_STORE,
+    PY_ERROR_QUEUE_EMPTY,
+    PY_ERROR_TIMEOUT,
+    PY_ERROR_STORE_TIMEOUT,
+    PY_ERROR_NETWORK_TIMEOUT,
+    PY_ERROR_AUTH,
+    PY_ERROR_PEER_LOST,
+    PY_ERROR_MISMATCH,
+    PY_ERROR_ABORTED,
+    PY_ERROR_ARGUMENT,
+    PY_ERROR_TYPE,
+    PY_ERROR_COUNT,
+} py_error_kind;
+
+/* X(name, text): attributes that are looked up, and parameters that are given, often enough to keep their
+ * names. */
+#define PY_NAME_LIST(X)                          \
+    X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
+    X(DLPACK, "__dlpack__")                      \
+    X(DLPACK_DEVICE, "__dlpack_device__")        \
+    X(MAX_VERSION, "max_version")                \
+    X(STREAM, "stream")                          \
+    X(IS_NEG, "is_neg")                          \
+    X(IS_CONJ, "is_conj")                        \
+    X(TENSOR, "tensor")                          \
+    X(TENSORS, "tensors")                        \
+    X(OUTPUT, "output")                          \
+    X(OUTPUTS, "outputs")                        \
+    X(OUTPUT_LIST, "output_list")                \
+    X(OUTPUT_LISTS, "output_lists")              \
+    X(INPUT, "input")                            \
+    X(INPUTS, "inputs")                          \
+    X(INPUT_LIST, "input_list")                  \
+    X(SPLIT_SIZES, "split_sizes")                \
+    X(OUTPUT_SPLIT_SIZES, "output_split_sizes")  \
+    X(INPUT_SPLIT_SIZES, "input_split_sizes")    \
+    X(ROOT, "root")                              \
+    X(OP, "op")                                  \
+    X(SRC, "src")                                \
+    X(DST, "dst")                                \
+    X(TAG, "tag")                                \
+    X(TIMEOUT, "timeout")                        \
+    X(TIMEOUT_MS, "timeout_ms")                  \
+    X(MATCH_DTYPE, "match_dtype")                \
+    X(BASE, "base")                              \
+    X(OBJ, "obj")                                \
+    X(RANK, "rank")                              \
+    X(SRC_RANK, "src_rank")                      \
+    X(DST_RANK, "dst_rank")                      \
+    X(OFFSET, "offset")                          \
+    X(CHANNEL, "channel")                        \
+    X(ASYNC_OP, "async_op")
+
+typedef enum py_name {
+#define PY_NAME_ENUM(name, text) PY_NAME_##name,
+    PY_NAME_LIST(PY_NAME_ENUM)
+#undef PY_NAME_ENUM
+        PY_NAME_COUNT,
+} py_name;
+
+/* Lives as long as the module. Objects keep the module alive, so a state taken from an object is valid. */
+typedef struct py_state {
+    /* const after the module's exec; owned */
+    PyTypeObject *store_type;
+    PyTypeObject *tcp_store_type;
+    PyTypeObject *file_store_type;
+    PyTypeObject *hash_store_type;
+    PyTypeObject *prefix_store_type;
+    PyTypeObject *group_type;
+    PyTypeObject *work_type;
+    PyTypeObject *nccl_group_type;
+    PyTypeObject *nccl_work_type;
+    PyTypeObject *nccl_array_type;
+    PyTypeObject *nccl_comms_type;
+    PyTypeObject *nccl_rank_comm_type;
+    PyTypeObject *nccl_unique_id_type;
+    PyTypeObject *nccl_abort_handle_type;
+    PyTypeObject *reduce_op_type;
+    PyTypeObject *shared_array_type;
+    PyTypeObject *plan_type;
+    PyTypeObject *window_type;
+    PyTypeObject *member_type; /* of Group.members; a struct sequence */
+    PyObject *errors[PY_ERROR_COUNT];
+    PyObject *names[PY_NAME_COUNT]; /* interned str */
+    dd_tcp_registry *tcp_registry;
+    /* guarded by the GIL: datetime.timedelta, NULL until first needed */
+    PyObject *timedelta;
+    PyObject *ndarray_type; /* owned: numpy.ndarray, once arrays are read directly (tensor/numpy.h); NULL */
+    bool has_seen_ndarray;
+    struct py_tensor_types *tensor_types; /* const after exec; owned */
+    struct py_devices *devices;           /* owned; NULL until memory of a device has come */
+    struct py_nccl *nccl;                 /* owned; NULL until the library has been loaded */
+    dd_engine *engine;                    /* owned; NULL until the first group */
+    struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
+    struct py_watch *watch;               /* the same; NULL until the first group of several ranks */
+    dd_list groups;                       /* py_group: those that are open */
+    dd_list nccl_groups;                  /* the same, of NCCL's */
+    struct py_recorder *recorder;         /* lives as long as the process; NULL until the first group */
+    /* atomic (relaxed: looked at every slice) */
+    atomic_bool is_log_stopping;
+} py_state;
+
+#define PY_MODULE_NAME "dldist._core"
+
+/* The state and the module (borrowed) behind one of our types or a class derived from one; NULL with an
+ * exception for any other. */
+py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
+
+/* datetime.timedelta (borrowed), imported on first use: importing the package must stay cheap. NULL with an
+ * exception. */
+PyObject *py_state_timedelta(py_state *state);
+
+#endif

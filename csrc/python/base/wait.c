@@ -1,0 +1,103 @@
+#include "python/base/wait.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Only the main thread runs signal handlers: the others need not fight for the GIL every slice. */
+static bool
+is_interrupted(void *ctx)
+{
+    py_wait *wait = ctx;
+    if (syscall(SYS_gettid) != getpid()) {
+        return false;
+    }
+    PyGILState_STATE gil = PyGILState_Ensure();
+    bool is_raised = PyErr_CheckSignals() < 0;
+    if (is_raised) {
+        wait->is_signal = true;
+        py_wait_keep_exception(wait);
+    }
+    PyGILState_Release(gil);
+    return is_raised;
+}
+
+void
+py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeout)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    *wait = (py_wait){
+        .wait =
+            {
+                .start_ns = now_ns,
+                .deadline_ns = timeout_ns < DD_NEVER_NS - now_ns ? now_ns + timeout_ns : DD_NEVER_NS,
+                .is_interrupted = is_interrupted,
+                .ctx = wait,
+            },
+        .state = state,
+        .has_timeout = has_timeout,
+    };
+}
+
+void
+py_wait_init_endless(py_wait *wait, py_state *state)
+{
+    *wait = (py_wait){
+        .wait = {.deadline_ns = DD_NEVER_NS, .is_interrupted = is_interrupted, .ctx = wait},
+        .state = state,
+        .has_timeout = true,
+    };
+}
+
+void
+py_wait_let_go(void *wait)
+{
+    py_wait *self = wait;
+    if (self->thread == NULL) {
+        self->thread = PyEval_SaveThread();
+    }
+}
+
+void
+py_wait_return(py_wait *wait)
+{
+    if (wait->thread != NULL) {
+        PyEval_RestoreThread(wait->thread);
+        wait->thread = NULL;
+    }
+}
+
+py_wait *
+py_wait_of(const dd_wait *wait)
+{
+    return wait != NULL && wait->is_interrupted == is_interrupted ? wait->ctx : NULL;
+}
+
+void
+py_wait_keep_exception(py_wait *wait)
+{
+    PyObject *latest[3];
+    PyErr_Fetch(&latest[0], &latest[1], &latest[2]);
+    for (int i = 0; i < 3; i++) {
+        PyObject *earlier = wait->exception[i];
+        wait->exception[i] = latest[i];
+        Py_XDECREF(earlier);
+    }
+}
+
+bool
+py_wait_finish(py_wait *wait, dd_status status, const dd_error *err)
+{
+    /* A handler that raised must be heard even when the operation came to its end all the same. */
+    if (wait->exception[0] != NULL && (status != DD_OK || wait->is_signal)) {
+        PyErr_Restore(wait->exception[0], wait->exception[1], wait->exception[2]);
+        return false;
+    }
+    for (int i = 0; wait->exception[0] != NULL && i < 3; i++) {
+        Py_XDECREF(wait->exception[i]);
+    }
+    if (status == DD_OK) {
+        return true;
+    }
+    py_error_raise(wait->state, status, err);
+    return false;
+}

@@ -1,0 +1,428 @@
+#include "python/call/reduce_op.h"
+
+#include "python/base/convert.h"
+#include "python/base/object.h"
+#include "python/tensor/dtype.h"
+
+#include <strings.h>
+
+typedef struct py_reduce_op {
+    PyObject ob_base; /* PyObject_HEAD */
+    dd_redop op;
+    bool has_factor;  /* PREMUL_SUM with one; without, it stands for the kind */
+    double factor;    /* 1.0 without one, and with a tensor */
+    PyObject *tensor; /* owned; const: the factor, in the memory of a device; or NULL */
+} py_reduce_op;
+
+static bool
+find_op(const char *text, dd_redop *op)
+{
+    if (strcasecmp(text, "prod") == 0) { /* as NumPy, JAX and MPI say it */
+        text = dd_redop_name(DD_REDOP_PRODUCT);
+    }
+    for (int i = 0; i < DD_REDOP_COUNT; i++) {
+        if (strcasecmp(text, dd_redop_name((dd_redop)i)) == 0) {
+            *op = (dd_redop)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static PyObject *
+make_op(PyTypeObject *type, dd_redop op)
+{
+    py_reduce_op *self = (py_reduce_op *)py_object_alloc(type);
+    if (self != NULL) {
+        self->op = op;
+        self->factor = 1.0;
+    }
+    return (PyObject *)self;
+}
+
+/* 1: a tensor that is not in the memory of the host, where its value could be read. -1 with an exception. */
+static int
+is_device_tensor(PyObject *factor)
+{
+    if (PyFloat_Check(factor) || PyLong_Check(factor) ||
+        !PyObject_HasAttrString(factor, "__dlpack_device__")) {
+        return 0;
+    }
+    PyObject *device = PyObject_CallMethod(factor, "__dlpack_device__", NULL);
+    PyObject *kind = device != NULL ? PySequence_GetItem(device, 0) : NULL;
+    long number = kind != NULL ? PyLong_AsLong(kind) : -1;
+    Py_XDECREF(device);
+    Py_XDECREF(kind);
+    return PyErr_Occurred() != NULL ? -1 : number != PY_DEVICE_CPU;
+}
+
+/* PREMUL_SUM(factor). */
+static PyObject *
+make_scaled(PyTypeObject *type, PyObject *factor)
+{
+    int is_tensor = is_device_tensor(factor);
+    double number = is_tensor == 0 ? PyFloat_AsDouble(factor) : 1.0;
+    if (is_tensor < 0 || (number == -1.0 && PyErr_Occurred() != NULL)) {
+        return NULL;
+    }
+    py_reduce_op *self = (py_reduce_op *)make_op(type, DD_REDOP_PREMUL_SUM);
+    if (self != NULL) {
+        self->has_factor = true;
+        self->factor = number;
+        self->tensor = is_tensor > 0 ? Py_NewRef(factor) : NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* The one without a factor, which is an attribute of the class. */
+static PyObject *
+constant_of(PyTypeObject *type, dd_redop op)
+{
+    return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
+}
+
+/* What errors here are: RuntimeError, as c10d's, and ValueError. */
+static PyObject *
+argument_error(PyTypeObject *type)
+{
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    return state != NULL ? state->errors[PY_ERROR_ARGUMENT] : NULL;
+}
+
+static void
+raise_no_factor(PyObject *error)
+{
+    PyErr_SetString(error, "ReduceOp(): PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)");
+}
+
+static PyObject *
+copy_op(PyTypeObject *type, const py_reduce_op *other)
+{
+    if (other->has_factor) {
+        return Py_NewRef((PyObject *)(uintptr_t)other); /* it never changes */
+    }
+    if (other->op == DD_REDOP_PREMUL_SUM) {
+        PyObject *error = argument_error(type);
+        if (error != NULL) {
+            raise_no_factor(error);
+        }
+        return NULL;
+    }
+    return constant_of(type, other->op);
+}
+
+static PyObject *
+make_named(PyTypeObject *type, const char *name, PyObject *factor)
+{
+    dd_redop op;
+    PyObject *error = argument_error(type);
+    if (error == NULL) {
+        return NULL;
+    }
+    if (!find_op(name, &op)) {
+        PyErr_Format(error, "ReduceOp(): no operation is called \"%s\"", name);
+        return NULL;
+    }
+    if (factor == NULL) {
+        if (op == DD_REDOP_PREMUL_SUM) {
+            raise_no_factor(error);
+            return NULL;
+        }
+        return constant_of(type, op);
+    }
+    if (op != DD_REDOP_PREMUL_SUM) {
+        PyErr_Format(error, "ReduceOp(): only PREMUL_SUM has a factor, %s has none", dd_redop_name(op));
+        return NULL;
+    }
+    return make_scaled(type, factor);
+}
+
+static PyObject *
+reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"name", "factor", NULL};
+    PyObject *name;
+    PyObject *factor = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:ReduceOp", keywords, &name, &factor)) {
+        return NULL;
+    }
+    if (Py_TYPE(name) == type && factor == Py_None) {
+        return copy_op(type, (py_reduce_op *)name);
+    }
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (text == NULL) {
+        if (PyErr_Occurred() == NULL) {
+            py_raise_wrong_type("ReduceOp", "name", "the name of an operation, or a ReduceOp", name);
+        }
+        return NULL;
+    }
+    return make_named(type, text, factor != Py_None ? factor : NULL);
+}
+
+/* ReduceOp.PREMUL_SUM(factor) */
+static PyObject *
+reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"factor", NULL};
+    const py_reduce_op *self = (py_reduce_op *)object;
+    PyObject *factor;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:ReduceOp", keywords, &factor)) {
+        return NULL;
+    }
+    if (self->op != DD_REDOP_PREMUL_SUM) {
+        PyObject *error = argument_error(Py_TYPE(object));
+        if (error != NULL) {
+            PyErr_Format(error, "Only PREMUL_SUM supports calling with a factor, got %R", object);
+        }
+        return NULL;
+    }
+    return make_scaled(Py_TYPE(object), factor);
+}
+
+static void
+reduce_op_dealloc(PyObject *object)
+{
+    Py_XDECREF(((py_reduce_op *)object)->tensor);
+    py_object_free(object, NULL);
+}
+
+static PyObject *
+get_name(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(dd_redop_name(((py_reduce_op *)object)->op));
+}
+
+static PyObject *
+get_factor(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_reduce_op *self = (py_reduce_op *)object;
+    if (!self->has_factor) {
+        Py_RETURN_NONE;
+    }
+    return self->tensor != NULL ? Py_NewRef(self->tensor) : PyFloat_FromDouble(self->factor);
+}
+
+static PyObject *
+get_op(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_reduce_op *self = (py_reduce_op *)object;
+    return constant_of(Py_TYPE(object), self->op);
+}
+
+/* c10d's RedOpType has the same numbers. */
+static PyObject *
+reduce_op_as_int(PyObject *object)
+{
+    return PyLong_FromLong((long)((py_reduce_op *)object)->op);
+}
+
+static PyObject *
+get_value(PyObject *object, void *closure)
+{
+    (void)closure;
+    return reduce_op_as_int(object);
+}
+
+static PyObject *
+reduce_op_repr(PyObject *object)
+{
+    py_reduce_op *self = (py_reduce_op *)object;
+    if (!self->has_factor) {
+        return PyUnicode_FromFormat("ReduceOp.%s", dd_redop_name(self->op));
+    }
+    PyObject *factor = get_factor(object, NULL);
+    PyObject *text = factor != NULL ? PyUnicode_FromFormat("ReduceOp.PREMUL_SUM(%R)", factor) : NULL;
+    Py_XDECREF(factor);
+    return text;
+}
+
+static Py_hash_t
+reduce_op_hash(PyObject *object)
+{
+    return (Py_hash_t)((py_reduce_op *)object)->op;
+}
+
+/* PREMUL_SUM without a factor stands for the kind, and equals it with any. */
+static bool
+is_equal(const py_reduce_op *a, const py_reduce_op *b)
+{
+    return a->op == b->op &&
+           (!a->has_factor || !b->has_factor || (a->factor == b->factor && a->tensor == b->tensor));
+}
+
+static PyObject *
+reduce_op_compare(PyObject *a, PyObject *b, int comparison)
+{
+    if (Py_TYPE(a) != Py_TYPE(b) || (comparison != Py_EQ && comparison != Py_NE)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    return PyBool_FromLong(is_equal((py_reduce_op *)a, (py_reduce_op *)b) == (comparison == Py_EQ));
+}
+
+static PyObject *
+reduce_op_reduce(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_reduce_op *self = (py_reduce_op *)object;
+    const char *name = dd_redop_name(self->op);
+    if (self->has_factor) {
+        return Py_BuildValue("O(sN)", (PyObject *)Py_TYPE(object), name, get_factor(object, NULL));
+    }
+    /* A str is the name of something that is there already. */
+    return PyUnicode_FromFormat("ReduceOp.%s", name);
+}
+
+static PyMethodDef reduce_op_methods[] = {
+    {"__reduce__", reduce_op_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef reduce_op_getset[] = {
+    {"name", get_name, NULL, "\"SUM\" and so on.", NULL},
+    {"value", get_value, NULL, "Its number, as in c10d: SUM is 0.", NULL},
+    {"op", get_op, NULL, "The operation without its factor.", NULL},
+    {"factor", get_factor, NULL,
+     "The factor of PREMUL_SUM, a float or a tensor on a device; None for the others.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot reduce_op_slots[] = {
+    {Py_tp_doc,
+     "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
+     "PREMUL_SUM(factor), a number; NCCL takes a tensor of one element on the device, too.\n"
+     "Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
+     "ReduceOp(op) copies. ReduceOp.RedOpType is this class, and PREMUL_SUM without a factor stands for the kind."},
+    {Py_tp_new, (void *)reduce_op_new},
+    {Py_tp_dealloc, (void *)reduce_op_dealloc},
+    {Py_tp_repr, (void *)reduce_op_repr},
+    {Py_tp_hash, (void *)reduce_op_hash},
+    {Py_tp_call, (void *)reduce_op_call},
+    {Py_nb_int, (void *)reduce_op_as_int},
+    {Py_nb_index, (void *)reduce_op_as_int},
+    {Py_tp_richcompare, (void *)reduce_op_compare},
+    {Py_tp_methods, reduce_op_methods},
+    {Py_tp_getset, reduce_op_getset},
+    {0, NULL},
+};
+
+static PyType_Spec reduce_op_spec = {
+    .name = "dldist.ReduceOp",
+    .basicsize = sizeof(py_reduce_op),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = reduce_op_slots,
+};
+
+/* The operations as attributes, and the names that c10d's enumeration has. */
+static bool
+add_attributes(PyTypeObject *type)
+{
+    PyObject *object = (PyObject *)type;
+    PyObject *members = PyDict_New();
+    bool is_ok = members != NULL;
+    for (int i = 0; is_ok && i < DD_REDOP_COUNT; i++) {
+        const char *name = dd_redop_name((dd_redop)i);
+        PyObject *op = make_op(type, (dd_redop)i);
+        is_ok = op != NULL && PyObject_SetAttrString(object, name, op) == 0 &&
+                PyDict_SetItemString(members, name, op) == 0;
+        Py_XDECREF(op);
+    }
+    PyObject *proxy = is_ok ? PyDictProxy_New(members) : NULL;
+    is_ok = proxy != NULL && PyObject_SetAttrString(object, "__members__", proxy) == 0 &&
+            PyObject_SetAttrString(object, "RedOpType", object) == 0;
+    Py_XDECREF(proxy);
+    Py_XDECREF(members);
+    return is_ok;
+}
+
+PyObject *
+py_reduce_op_make_type(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &reduce_op_spec, NULL);
+    if (type != NULL && !add_attributes((PyTypeObject *)type)) {
+        Py_CLEAR(type);
+    }
+    return type;
+}
+
+static bool
+refuse_kind(const py_state *state, const char *function)
+{
+    PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument 'op': PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)", function);
+    return false;
+}
+
+static bool
+read_op(const py_state *state, const py_reduce_op *op, dd_reduction *reduction, const char *function)
+{
+    reduction->op = op->op;
+    reduction->factor = op->factor;
+    return op->op != DD_REDOP_PREMUL_SUM || op->has_factor || refuse_kind(state, function);
+}
+
+bool
+py_reduce_op_read_with_tensor(const py_state *state, PyObject *object, dd_reduction *reduction,
+                              PyObject **tensor, const char *function)
+{
+    *tensor = NULL;
+    reduction->op = DD_REDOP_SUM;
+    reduction->factor = 1.0;
+    if (object == NULL) {
+        return true;
+    }
+    if (Py_TYPE(object) == state->reduce_op_type) {
+        *tensor = ((py_reduce_op *)object)->tensor;
+        return read_op(state, (py_reduce_op *)object, reduction, function);
+    }
+    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
+    if (text == NULL) {
+        if (PyErr_Occurred() == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s(): argument 'op' must be a ReduceOp or its name, not %R",
+                         function, object);
+        }
+        return false;
+    }
+    if (!find_op(text, &reduction->op)) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': no operation is called %R",
+                     function, object);
+        return false;
+    }
+    return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);
+}
+
+bool
+py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, const char *function)
+{
+    PyObject *tensor;
+    if (!py_reduce_op_read_with_tensor(state, object, reduction, &tensor, function)) {
+        return false;
+    }
+    if (tensor != NULL) {
+        PyErr_Format(
+            state->errors[PY_ERROR_ARGUMENT],
+            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a device, which only NCCL's groups take",
+            function);
+    }
+    return tensor == NULL;
+}
+
+bool
+py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **data)
+{
+    if (!py_operands_add(operands, tensor, PY_USE_IN, "op.factor")) {
+        return false;
+    }
+    const py_piece *piece = &operands->pieces[operands->npieces - 1];
+    *data = piece->tensor.view.data;
+    if (piece->tensor.view.count != 1) {
+        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'op': the factor of PREMUL_SUM has one element, not %zu",
+                     operands->function, piece->tensor.view.count);
+        return false;
+    }
+    return true;
+}

@@ -1,0 +1,305 @@
+/* dldist.SharedArray: memory of Group.empty, as a buffer and by DLPack. */
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/group/group.h"
+#include "python/tensor/dtype.h"
+#include "python/tensor/memory.h"
+
+typedef struct shared_memory {
+    py_memory memory;  /* first */
+    dd_region *region; /* owned */
+} shared_memory;
+
+static void
+destroy_memory(py_memory *memory)
+{
+    shared_memory *shared = (shared_memory *)memory;
+    dd_region_release(shared->region);
+    dd_mem_free(shared);
+}
+
+/* ---- making */
+
+/* Memory of somebody else. */
+typedef struct foreign_memory {
+    void *at;
+    int fd;
+} foreign_memory;
+
+/* A new region of the group, or with `foreign` one that has adopted that. */
+static py_memory *
+make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
+{
+    shared_memory *shared = dd_mem_alloc(sizeof *shared);
+    if (shared == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    size_t nbytes = dd_view_nbytes(view);
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = foreign == NULL
+                 ? dd_group_alloc(group->group, nbytes, &shared->region, &err)
+                 : dd_group_adopt(group->group, foreign->at, nbytes, foreign->fd, &shared->region, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        dd_mem_free(shared);
+        py_error_raise_of_group(group->state, status, &err);
+        return NULL;
+    }
+    dd_view filled = *view;
+    filled.data = dd_region_data(shared->region);
+    py_memory_init(&shared->memory, &filled, destroy_memory);
+    return &shared->memory;
+}
+
+static PyObject *
+make_array(py_group *group, const dd_view *view, const foreign_memory *foreign)
+{
+    py_memory *memory = make_memory(group, view, foreign);
+    return memory != NULL ? py_memory_array_make(group->state->shared_array_type, group->module, memory)
+                          : NULL;
+}
+
+PyObject *
+py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"shape", "dtype", NULL};
+    py_group *group = (py_group *)object;
+    py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
+    PyObject *dtype = NULL;
+    dd_view view;
+    if (!py_group_require_open(group) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape.value, &dtype) ||
+        !py_memory_read_view(&shape, dtype, &view)) {
+        return NULL;
+    }
+    return make_array(group, &view, NULL);
+}
+
+PyObject *
+py_group_adopt(PyObject *object, PyObject *args)
+{
+    py_group *group = (py_group *)object;
+    py_argument nbytes = {.state = group->state, .function = "_adopt", .name = "nbytes"};
+    dd_view view = {.dtype = DD_DTYPE_UINT8};
+    Py_ssize_t address;
+    foreign_memory foreign;
+    if (!py_group_require_open(group) ||
+        !PyArg_ParseTuple(args, "niO:_adopt", &address, &foreign.fd, &nbytes.value) ||
+        !py_memory_read_shape(&nbytes, &view)) {
+        return NULL;
+    }
+    foreign.at = (void *)address;
+    return make_array(group, &view, &foreign);
+}
+
+/* ---- parts */
+
+/* Some of the elements of another memory, which it keeps. */
+typedef struct memory_part {
+    py_memory memory; /* first */
+    py_memory *whole; /* counted */
+} memory_part;
+
+static void
+destroy_part(py_memory *memory)
+{
+    memory_part *part = (memory_part *)memory;
+    py_memory_release(part->whole);
+    dd_mem_free(part);
+}
+
+/* NULL with an exception. */
+static py_memory *
+make_part(const py_state *state, py_memory *whole, Py_ssize_t start, const dd_view *shape)
+{
+    size_t size = dd_dtype_size(whole->view.dtype);
+    if (start < 0 || (size_t)start > whole->view.count || shape->count > whole->view.count - (size_t)start) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "part(): %zu elements from number %zd on are not all in an array of %zu", shape->count,
+                     start, whole->view.count);
+        return NULL;
+    }
+    memory_part *part = dd_mem_alloc(sizeof *part);
+    if (part == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    dd_view view = *shape;
+    view.data = (char *)whole->view.data + (size_t)start * size;
+    part->whole = whole;
+    py_memory_acquire(whole);
+    py_memory_init(&part->memory, &view, destroy_part);
+    return &part->memory;
+}
+
+static PyObject *
+shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"start", "shape", NULL};
+    const py_memory_array *self = (const py_memory_array *)object;
+    const py_state *state = PyModule_GetState(self->module);
+    py_argument shape = {.state = state, .function = "part", .name = "shape"};
+    dd_view view = {.dtype = self->memory->view.dtype};
+    Py_ssize_t start;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO:part", keywords, &start, &shape.value) ||
+        !py_memory_read_shape(&shape, &view)) {
+        return NULL;
+    }
+    py_memory *part = make_part(state, self->memory, start, &view);
+    return part != NULL ? py_memory_array_make(Py_TYPE(object), self->module, part) : NULL;
+}
+
+static PyObject *
+shared_array_note_unmapped(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_memory *memory = ((py_memory_array *)object)->memory;
+    if (memory->destroy == destroy_memory) {
+        dd_region_note_unmapped(((shared_memory *)memory)->region);
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+shared_array_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    py_memory_array_dealloc(object);
+}
+
+static int
+shared_array_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((py_memory_array *)object)->module);
+    return 0;
+}
+
+/* ---- as a buffer */
+
+static int
+shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
+{
+    dd_view *view = &((py_memory_array *)object)->memory->view;
+    const char *format = py_memory_format(view->dtype);
+    if (format == NULL && (flags & PyBUF_FORMAT) == PyBUF_FORMAT) {
+        PyErr_Format(PyExc_BufferError, "the buffer protocol has no format for %s: use DLPack",
+                     dd_dtype_name(view->dtype));
+        buffer->obj = NULL;
+        return -1;
+    }
+    *buffer = (Py_buffer){
+        .buf = view->data,
+        .obj = Py_NewRef(object),
+        .len = (Py_ssize_t)dd_view_nbytes(view),
+        .itemsize = (Py_ssize_t)dd_dtype_size(view->dtype),
+        .ndim = view->ndim,
+        .format = (flags & PyBUF_FORMAT) == PyBUF_FORMAT ? (char *)(uintptr_t)format : NULL,
+        .shape = (flags & PyBUF_ND) == PyBUF_ND ? (Py_ssize_t *)view->shape : NULL,
+        .strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? (Py_ssize_t *)view->strides : NULL,
+    };
+    return 0;
+}
+
+/* ---- by DLPack */
+
+static PyObject *
+shared_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None;
+    PyObject *version = Py_None;
+    PyObject *device = Py_None;
+    PyObject *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
+                                     &copy)) {
+        return NULL;
+    }
+    if (stream != Py_None) {
+        PyErr_SetString(PyExc_BufferError, "memory of the CPU has no streams: stream must be None");
+        return NULL;
+    }
+    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
+                            "a SharedArray is exported as it is: no copies, no other devices");
+}
+
+static PyObject *
+shared_array_dlpack_device(PyObject *object, PyObject *unused)
+{
+    (void)object;
+    (void)unused;
+    return Py_BuildValue("(ii)", PY_DEVICE_CPU, 0);
+}
+
+/* ---- questions */
+
+static PyObject *
+shared_array_repr(PyObject *object)
+{
+    PyObject *shape = py_memory_array_get_shape(object, NULL);
+    PyObject *text =
+        shape != NULL ? PyUnicode_FromFormat("<dldist.SharedArray: %R of %s>", shape,
+                                             dd_dtype_name(((py_memory_array *)object)->memory->view.dtype))
+                      : NULL;
+    Py_XDECREF(shape);
+    return text;
+}
+
+static PyMethodDef shared_array_methods[] = {
+    {"part", (PyCFunction)(void (*)(void))shared_array_part, METH_VARARGS | METH_KEYWORDS,
+     "part($self, /, start, shape)\n--\n\n"
+     "An array of this shape over the elements from number `start` on, in the same memory."},
+    {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
+     "_note_unmapped($self, /)\n--\n\n"
+     "The mapping that Group._adopt was called for is gone."},
+    {"__dlpack__", (PyCFunction)(void (*)(void))shared_array_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+     "A capsule of DLPack, which keeps the memory."},
+    {"__dlpack_device__", shared_array_dlpack_device, METH_NOARGS,
+     "__dlpack_device__($self, /)\n--\n\nThe CPU."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef shared_array_getset[] = {
+    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef shared_array_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot shared_array_slots[] = {
+    {Py_tp_doc,
+     "Memory that the ranks of a host share; made by Group.empty.\n\n"
+     "It is a writable buffer and speaks DLPack: numpy.asarray(a), torch.from_dlpack(a), memoryview(a).\n"
+     "It may outlive its group."},
+    {Py_tp_dealloc, (void *)shared_array_dealloc},
+    {Py_tp_traverse, (void *)shared_array_traverse},
+    {Py_tp_repr, (void *)shared_array_repr},
+    {Py_tp_methods, shared_array_methods},
+    {Py_tp_getset, shared_array_getset},
+    {Py_tp_members, shared_array_members},
+    {Py_bf_getbuffer, (void *)shared_array_get_buffer},
+    {0, NULL},
+};
+
+static PyType_Spec shared_array_spec = {
+    .name = "dldist.SharedArray",
+    .basicsize = sizeof(py_memory_array),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = shared_array_slots,
+};
+
+PyObject *
+py_shared_array_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &shared_array_spec, NULL);
+}

@@ -1,0 +1,253 @@
+#include "python/group/call.h"
+
+#include "python/base/error.h"
+#include "python/call/reduce_op.h"
+#include "python/group/form.h"
+#include "python/group/plan.h"
+#include "python/nccl/nccl.h"
+#include "python/observe/recorder.h"
+
+/* What it needs for longer than the method runs is kept in a flight. */
+static bool
+take_flight(py_group_call *call)
+{
+    py_completions_drain(call->group->state);
+    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
+    return call->flight != NULL;
+}
+
+static bool
+begin_flight(py_group_call *call)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_begin(call);
+    }
+    return !(call->is_async || call->params->is_plan) || take_flight(call);
+}
+
+static bool
+read_async(py_group_call *call, PyObject *value)
+{
+    return py_params_flag(call->group->state, value, &call->is_async, call->params->function, "async_op");
+}
+
+static bool
+read_root(py_group_call *call, PyObject *value)
+{
+    if (!py_params_int(call->group->state, value, &call->root, call->params->function, "root")) {
+        return false;
+    }
+    if (call->root < 0 || call->root >= call->group->size) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): invalid root rank: %d is not in 0 to %d", call->params->function, call->root,
+                     call->group->size - 1);
+        return false;
+    }
+    return true;
+}
+
+static bool
+read_common(py_group_call *call)
+{
+    const py_params *params = call->params;
+    py_state *state = call->group->state;
+    for (int i = 0; i < params->count; i++) {
+        PyObject *value = call->values[i];
+        if (value == NULL) {
+            continue;
+        }
+        bool is_ok = true;
+        if (params->names[i] == PY_NAME_OP) {
+            is_ok = call->group->nccl != NULL
+                        ? py_reduce_op_read_with_tensor(state, value, &call->reduction, &call->factor,
+                                                        params->function)
+                        : py_reduce_op_read(state, value, &call->reduction, params->function);
+        } else if (params->names[i] == PY_NAME_ROOT) {
+            is_ok = read_root(call, value);
+        } else if (params->names[i] == PY_NAME_TIMEOUT) {
+            is_ok = py_to_timeout_ns(state, value, &call->timeout_ns, params->function, "timeout");
+        } else if (params->names[i] == PY_NAME_ASYNC_OP) {
+            is_ok = read_async(call, value);
+        }
+        if (!is_ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
+                    Py_ssize_t nargs, PyObject *kwnames)
+{
+    call->group = (py_group *)self;
+    call->params = params;
+    call->is_async = params->is_async;
+    call->flight = NULL;
+    call->timeout_ns = -1;
+    call->root = 0;
+    call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
+    call->factor = NULL;
+    if (!py_group_require_either(call->group) || (params->is_plan && !py_plan_require(call->group, params)) ||
+        !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
+        !read_common(call) || !begin_flight(call)) {
+        return false;
+    }
+    if (call->flight != NULL) {
+        call->operands = &call->flight->operands;
+    } else {
+        call->operands = &call->own;
+        py_operands_init(call->operands, call->group->state, params->function);
+    }
+    return true;
+}
+
+PyObject *
+py_group_call_fail(py_group_call *call)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    if (call->flight != NULL) {
+        py_flight_destroy(call->flight);
+    } else {
+        py_operands_fini(call->operands);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    return NULL;
+}
+
+/* ---- calls that wait */
+
+bool
+py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options, bool is_long)
+{
+    py_wait wait;
+    dd_error err;
+    py_wait_init_endless(&wait, call->group->state);
+    wait.wait.let_go = py_wait_let_go;
+    if (is_long || call->operands->is_staged) {
+        py_wait_let_go(&wait);
+    }
+    options->timeout_ns = call->timeout_ns;
+    py_operands_pack(call->operands);
+    dd_status status = run(call, what, options, &wait.wait, &err);
+    if (status == DD_OK) {
+        py_operands_unpack(call->operands);
+    }
+    py_wait_return(&wait);
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        py_group_call_fail(call);
+        return false;
+    }
+    py_operands_fini(call->operands);
+    return true;
+}
+
+/* ---- calls that do not */
+
+static int64_t
+timeout_of(const py_group_call *call)
+{
+    return call->timeout_ns >= 0 ? call->timeout_ns : dd_group_get_timeout_ns(call->group->group);
+}
+
+/* A Work for the flight that has been started, or what went wrong with that. */
+static PyObject *
+finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        Py_DECREF(work);
+        py_error_raise_of_group(call->group->state, status, err);
+        return py_group_call_fail(call);
+    }
+    py_work_adopt(work, call->flight);
+    return work;
+}
+
+PyObject *
+py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_call_options *options)
+{
+    py_flight *flight = call->flight;
+    PyObject *work = py_work_create(call->group->state);
+    if (work == NULL) {
+        return py_group_call_fail(call);
+    }
+    flight->timeout_ns = timeout_of(call);
+    options->timeout_ns = flight->timeout_ns;
+    options->on_done = py_flight_on_done;
+    options->ctx = flight;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    py_operands_pack(&flight->operands);
+    status = post(call, what, options, &flight->work, &err);
+    if (status == DD_OK && !dd_work_is_done(flight->work)) {
+        dd_engine_kick(dd_group_engine(call->group->group));
+    }
+    Py_END_ALLOW_THREADS
+    return finish_start(call, work, status, &err);
+}
+
+/* ---- collectives */
+
+static dd_status
+run_collective(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+               dd_error *err)
+{
+    return dd_group_collective_and_wait(call->group->group, what, options, wait, err);
+}
+
+static dd_status
+post_collective(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+                dd_error *err)
+{
+    return dd_group_collective(call->group->group, what, options, work, err);
+}
+
+/* Told by its form, or else by a record. */
+static PyObject *
+run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
+{
+    py_record record;
+    py_state *state = call->group->state;
+    dd_call_options options = {.form = py_form_core(form)};
+    if (form != NULL) {
+        options.stack = py_record_stack(state);
+    } else {
+        options.record = py_record_collective(&record, state, args->coll, call->operands);
+    }
+    PyObject *result = NULL;
+    if (call->flight != NULL) {
+        result = py_group_call_start(call, post_collective, args, &options);
+    } else if (py_group_call_wait(call, run_collective, args, &options, false)) {
+        result = Py_NewRef(Py_None);
+    }
+    py_form_give_back(form);
+    return result;
+}
+
+PyObject *
+py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_run(call, coll, is_ok);
+    }
+    dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
+    args.reduction.dtype = py_operands_dtype(call->operands);
+    args.reduction.divisor = call->group->size;
+    py_form *form = is_ok ? py_form_take(call, &args) : NULL;
+    if (form == NULL) {
+        if (!is_ok || PyErr_Occurred() != NULL ||
+            !py_operands_prepare(call->operands, &args, call->group->rank)) {
+            return py_group_call_fail(call);
+        }
+        if (call->params->is_plan) {
+            return py_plan_make(call, &args);
+        }
+        form = py_form_make(call, &args);
+        if (form == NULL && PyErr_Occurred() != NULL) {
+            return py_group_call_fail(call);
+        }
+    }
+    return run_prepared(call, &args, form);
+}

@@ -1,0 +1,217 @@
+#include "python/group/form.h"
+
+#include "core/mem.h"
+#include "python/base/error.h"
+
+#include <string.h>
+
+#define PLACE_BITS 4
+#define PLACES (1u << PLACE_BITS)
+#define KEY_HEAD 4
+#define KEY_WORDS 14 /* shapes of up to ten dimensions together */
+
+/* What makes two calls alike. Calls of the same method and root have the same sides. */
+typedef struct form_key {
+    size_t nwords;
+    uint64_t words[KEY_WORDS];
+} form_key;
+
+/* Where in which piece a block begins. */
+typedef struct form_block {
+    size_t piece;
+    size_t offset;
+    size_t nbytes;
+} form_block;
+
+struct py_form {
+    form_key key; /* nwords 0: the place is free */
+    dd_coll_form *core;
+    int nusers; /* calls under way, which may have given up the GIL */
+    size_t ninputs;
+    size_t nblocks;
+    form_block *blocks; /* owned */
+};
+
+struct py_forms {
+    py_form places[PLACES];
+};
+
+/* False: there is no room for it. */
+static bool
+fill_key(const py_group_call *call, form_key *key)
+{
+    const py_operands *operands = call->operands;
+    uint64_t kinds = operands->npieces;
+    size_t nwords = KEY_HEAD;
+    for (size_t i = 0; i < operands->npieces; i++) {
+        const dd_view *view = &operands->pieces[i].tensor.view;
+        if (nwords + (size_t)view->ndim > KEY_WORDS) {
+            return false;
+        }
+        kinds = kinds << 16 | (uint64_t)view->ndim << 8 | (uint64_t)view->dtype;
+        for (int k = 0; k < view->ndim; k++) {
+            key->words[nwords++] = (uint64_t)view->shape[k];
+        }
+    }
+    key->words[0] = (uintptr_t)call->params;
+    key->words[1] = (uint64_t)call->reduction.op << 32 | (uint32_t)call->root;
+    memcpy(&key->words[2], &call->reduction.factor, sizeof key->words[2]);
+    key->words[3] = kinds;
+    key->nwords = nwords;
+    return true;
+}
+
+static py_form *
+place_of(py_forms *forms, const form_key *key)
+{
+    uint64_t mixed = key->words[0] / 16;
+    for (size_t i = 1; i < key->nwords; i++) {
+        mixed = mixed * 31 + key->words[i];
+    }
+    return &forms->places[mixed * UINT64_C(0x9E3779B97F4A7C15) >> (64 - PLACE_BITS)];
+}
+
+static bool
+is_key(const form_key *a, const form_key *b)
+{
+    for (size_t i = 0; i < b->nwords; i++) {
+        if (a->words[i] != b->words[i]) {
+            return false;
+        }
+    }
+    return a->nwords == b->nwords;
+}
+
+/* Few, where they are, and apart from each other. */
+static bool
+are_plain(const py_operands *operands)
+{
+    const py_piece *pieces = operands->pieces;
+    if (operands->npieces > PY_FEW_PIECES || operands->inputs.sizes != NULL ||
+        operands->outputs.sizes != NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < operands->npieces; i++) {
+        if (pieces[i].is_staged || pieces[i].nbytes == 0) {
+            return false;
+        }
+    }
+    return operands->npieces < 2 || pieces[0].flat + pieces[0].nbytes <= pieces[1].flat ||
+           pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
+}
+
+py_form *
+py_form_take(py_group_call *call, dd_coll_args *args)
+{
+    form_key key;
+    py_operands *operands = call->operands;
+    if (call->group->forms == NULL || !are_plain(operands) || !fill_key(call, &key)) {
+        return NULL;
+    }
+    py_form *form = place_of(call->group->forms, &key);
+    if (!is_key(&form->key, &key)) {
+        return NULL;
+    }
+    if (!py_operands_reserve_blocks(operands, form->nblocks)) {
+        return NULL;
+    }
+    form->nusers++;
+    for (size_t i = 0; i < form->nblocks; i++) {
+        const form_block *block = &form->blocks[i];
+        operands->blocks[i] =
+            (dd_block){.data = operands->pieces[block->piece].flat + block->offset, .nbytes = block->nbytes};
+    }
+    args->inputs = operands->blocks;
+    args->outputs = operands->blocks + form->ninputs;
+    return form;
+}
+
+/* False: not every block lies in a piece, or there is no memory. */
+static bool
+find_places(const py_operands *operands, py_form *form)
+{
+    form->ninputs = operands->inputs.nblocks;
+    form->nblocks = operands->inputs.nblocks + operands->outputs.nblocks;
+    form->blocks = operands->is_staged ? NULL : dd_mem_alloc_array(form->nblocks + 1, sizeof *form->blocks);
+    if (form->blocks == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < form->nblocks; i++) {
+        const py_side *side = i < form->ninputs ? &operands->inputs : &operands->outputs;
+        size_t index = i < form->ninputs ? i : i - form->ninputs;
+        size_t piece = side->first + (side->layout == PY_LAYOUT_EACH ? index : 0);
+        const dd_block *block = &operands->blocks[i];
+        size_t offset = (size_t)((const uint8_t *)block->data - operands->pieces[piece].flat);
+        form->blocks[i] = (form_block){.piece = piece, .offset = offset, .nbytes = block->nbytes};
+    }
+    return true;
+}
+
+static void
+form_fini(py_form *form)
+{
+    dd_coll_form_destroy(form->core);
+    dd_mem_free(form->blocks);
+}
+
+/* A free one, or one that nobody uses, emptied. NULL: there is none. */
+static py_form *
+make_place(py_group *group, const form_key *key)
+{
+    if (group->forms == NULL) {
+        group->forms = dd_mem_zalloc(sizeof *group->forms);
+    }
+    py_form *place = group->forms != NULL ? place_of(group->forms, key) : NULL;
+    if (place == NULL || place->nusers > 0) {
+        return NULL;
+    }
+    form_fini(place);
+    return place;
+}
+
+py_form *
+py_form_make(py_group_call *call, const dd_coll_args *args)
+{
+    py_form made = {.nusers = 1};
+    if (!are_plain(call->operands) || !fill_key(call, &made.key) || !find_places(call->operands, &made)) {
+        return NULL;
+    }
+    py_record record;
+    dd_error err;
+    dd_record_call *told =
+        py_record_collective(&record, call->group->state, args->coll, call->operands); /* may run Python */
+    dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
+    if (status != DD_OK) {
+        py_error_raise_of_group(call->group->state, status, &err);
+    }
+    py_form *place = status == DD_OK ? make_place(call->group, &made.key) : NULL;
+    if (place == NULL) {
+        form_fini(&made);
+        return NULL;
+    }
+    *place = made;
+    return place;
+}
+
+void
+py_form_give_back(py_form *form)
+{
+    if (form != NULL) {
+        form->nusers--;
+    }
+}
+
+const dd_coll_form *
+py_form_core(const py_form *form)
+{
+    return form != NULL ? form->core : NULL;
+}
+
+void
+py_forms_destroy(py_forms *forms)
+{
+    for (size_t i = 0; forms != NULL && i < PLACES; i++) {
+        form_fini(&forms->places[i]);
+    }
+    dd_mem_free(forms);
+}

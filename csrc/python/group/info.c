@@ -1,0 +1,196 @@
+/* What a group says of itself. */
+#include "python/base/error.h"
+#include "python/group/group.h"
+
+#include <string.h>
+
+static PyObject *
+get_rank(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? PyLong_FromLong(self->rank) : NULL;
+}
+
+static PyObject *
+get_size(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? PyLong_FromLong(self->size) : NULL;
+}
+
+static PyObject *
+get_name(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_bytes name = dd_group_name(self->group);
+    return PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
+}
+
+static PyObject *
+get_is_closed(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? PyBool_FromLong(self->is_closed) : NULL;
+}
+
+static PyObject *
+get_error(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_check(self->group, &err);
+    Py_END_ALLOW_THREADS
+    if (status == DD_OK || status == DD_CLOSED) {
+        Py_RETURN_NONE;
+    }
+    return py_error_of_group(self->state, status, &err);
+}
+
+static PyObject *
+get_sequence(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    if (!py_group_require_usable(self)) {
+        return NULL;
+    }
+    uint64_t sequence;
+    Py_BEGIN_ALLOW_THREADS
+    sequence = dd_group_sequence(self->group);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(sequence);
+}
+
+static PyObject *
+get_timeout(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? py_from_timeout_ns(self->state, dd_group_get_timeout_ns(self->group))
+                                       : NULL;
+}
+
+static int
+set_timeout(PyObject *object, PyObject *value, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    int64_t timeout_ns;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "the timeout of a group cannot be deleted");
+        return -1;
+    }
+    if (!py_group_require_open(self) ||
+        !py_to_timeout_ns(self->state, value, &timeout_ns, "Group.timeout", "timeout")) {
+        return -1;
+    }
+    dd_group_set_timeout_ns(self->group, timeout_ns);
+    return 0;
+}
+
+static PyObject *
+make_member(py_group *self, int rank)
+{
+    dd_member_info info;
+    Py_BEGIN_ALLOW_THREADS
+    dd_group_get_member(self->group, rank, &info);
+    Py_END_ALLOW_THREADS
+    PyObject *fields[] = {
+        PyLong_FromLong(rank),
+        PyUnicode_DecodeUTF8(info.host, (Py_ssize_t)strlen(info.host), "backslashreplace"),
+        PyLong_FromLongLong(info.pid),
+        PyUnicode_FromString(info.transport),
+        PyBool_FromLong(info.is_same_host),
+    };
+    PyObject *member = PyStructSequence_New(self->state->member_type);
+    bool is_ok = member != NULL;
+    for (Py_ssize_t i = 0; i < (Py_ssize_t)(sizeof fields / sizeof fields[0]); i++) {
+        if (member != NULL) {
+            is_ok = is_ok && fields[i] != NULL;
+            PyStructSequence_SetItem(member, i, fields[i]);
+        } else {
+            Py_XDECREF(fields[i]);
+        }
+    }
+    if (!is_ok) {
+        Py_CLEAR(member);
+    }
+    return member;
+}
+
+static PyObject *
+get_members(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    if (!py_group_require_usable(self)) {
+        return NULL;
+    }
+    PyObject *members = PyList_New(0);
+    for (int rank = 0; members != NULL && rank < self->size; rank++) {
+        PyObject *member = make_member(self, rank);
+        if (member == NULL || PyList_Append(members, member) < 0) {
+            Py_CLEAR(members);
+        }
+        Py_XDECREF(member);
+    }
+    return members;
+}
+
+PyObject *
+py_group_repr(PyObject *object)
+{
+    py_group *self = (py_group *)object;
+    if (self->group == NULL) {
+        return PyUnicode_FromString("<dldist.Group: never opened>");
+    }
+    PyObject *name = get_name(object, NULL);
+    PyObject *text = name != NULL
+                         ? PyUnicode_FromFormat("<dldist.Group %R: rank %d of %d%s>", name, self->rank,
+                                                self->size, self->is_closed ? ", closed" : "")
+                         : NULL;
+    Py_XDECREF(name);
+    return text;
+}
+
+PyObject *
+py_group_make_member_type(void)
+{
+    static PyStructSequence_Field fields[] = {
+        {"rank", "its rank in the group"},
+        {"host", "the name of its host"},
+        {"pid", "the number of its process there"},
+        {"transport",
+         "\"shared memory\", \"TCP\", \"self\", or \"\" before the first message and when it has left"},
+        {"is_same_host", "whether it is on the host of this rank"},
+        {NULL, NULL},
+    };
+    static PyStructSequence_Desc desc = {
+        .name = "dldist.Member", .doc = "A member of a group.", .fields = fields, .n_in_sequence = 5};
+    return (PyObject *)PyStructSequence_NewType(&desc);
+}
+
+PyGetSetDef py_group_getset[] = {
+    {"rank", get_rank, NULL, "This process's rank.", NULL},
+    {"size", get_size, NULL, "How many ranks there are.", NULL},
+    {"name", get_name, NULL, "Its name.", NULL},
+    {"timeout", get_timeout, set_timeout, "How long operations may take that are told nothing else.", NULL},
+    {"sequence", get_sequence, NULL, "How many collectives have been called.", NULL},
+    {"members", get_members, NULL, "A Member for each rank.", NULL},
+    {"error", get_error, NULL, "Why every call fails; None when none does, or after close().", NULL},
+    {"is_closed", get_is_closed, NULL, "Whether close() has been called here.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};

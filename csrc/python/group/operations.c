@@ -1,0 +1,408 @@
+/* The body of all collectives: what the row of one says is read from its arguments. */
+#include "python/group/operations.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+
+typedef enum side_kind {
+    SIDE_NOTHING,
+    SIDE_ONE,
+    SIDE_MANY,
+    SIDE_RANKS,
+    SIDE_LISTS,
+    SIDE_WHOLE,
+    SIDE_WHOLES,
+} side_kind;
+
+typedef struct side_row {
+    side_kind kind;
+    int value;  /* which parameter it is */
+    int splits; /* which parameter says how it is cut; 0: none */
+} side_row;
+
+typedef struct operation {
+    py_params run;
+    py_params plan;
+    dd_coll coll;
+    side_row input;
+    side_row output;
+} operation;
+
+enum operation_number {
+#define OPERATION_NUMBER(name, ...) NUMBER_##name,
+    PY_OPERATION_LIST(OPERATION_NUMBER)
+#undef OPERATION_NUMBER
+};
+
+/* clang-format off */
+#define NOTHING {SIDE_NOTHING, -1, 0}
+#define ONE(value) {SIDE_ONE, value, 0}
+#define MANY(value) {SIDE_MANY, value, 0}
+#define RANKS(value) {SIDE_RANKS, value, 0}
+#define LISTS(value) {SIDE_LISTS, value, 0}
+#define WHOLE(value) {SIDE_WHOLE, value, 0}
+#define WHOLE_BY(value, splits) {SIDE_WHOLE, value, splits}
+#define WHOLES(value) {SIDE_WHOLES, value, 0}
+/* clang-format on */
+
+#define UNWRAP(...) __VA_ARGS__
+#define COUNT_OF(parameters) \
+    ((int)(sizeof((py_name[]){UNWRAP parameters PY_NAME_COUNT}) / sizeof(py_name)) - 1)
+#define OPERATION(name, kind, required, parameters, in, out, ...)             \
+    {.run = {.function = #name,                                               \
+             .nrequired = required,                                           \
+             .npositional = COUNT_OF(parameters),                             \
+             .count = COUNT_OF(parameters) + 2,                               \
+             .names = {UNWRAP parameters PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}}, \
+     .plan = {.function = "plan_" #name,                                      \
+              .nrequired = required,                                          \
+              .npositional = COUNT_OF(parameters),                            \
+              .count = COUNT_OF(parameters) + 1,                              \
+              .is_plan = true,                                                \
+              .names = {UNWRAP parameters PY_NAME_TIMEOUT}},                  \
+     .coll = DD_COLL_##kind,                                                  \
+     .input = in,                                                             \
+     .output = out},
+
+static const operation operations[] = {PY_OPERATION_LIST(OPERATION)};
+
+/* What coalesce() can make one operation of several calls of. */
+static bool
+is_recordable(enum operation_number number, const py_group_call *call)
+{
+    return number == NUMBER_all_reduce || number == NUMBER_all_gather_single ||
+           (number == NUMBER_reduce_scatter_single && call->values[3] == NULL);
+}
+
+static size_t
+group_size(const py_group_call *call)
+{
+    return (size_t)call->group->size;
+}
+
+static size_t
+count_of(const py_group_call *call, size_t piece)
+{
+    return call->operands->pieces[piece].tensor.view.count;
+}
+
+/* [] counts as not given, as in c10d. */
+static bool
+is_given(PyObject *object)
+{
+    if (object == NULL) {
+        return false;
+    }
+    return PyList_Check(object) ? PyList_Size(object) > 0
+                                : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
+}
+
+/* What only the root gives is there if it has to be. */
+static bool
+check_roots_argument(const py_group_call *call, int value)
+{
+    bool is_there = is_given(call->values[value]);
+    if (is_there == (call->root == call->group->rank)) {
+        return true;
+    }
+    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                 is_there ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
+                          : "%s(): argument '%s' must be given on rank %d, the root (%d)",
+                 call->params->function, py_name_text(call->params->names[value]), call->group->rank,
+                 call->root);
+    return false;
+}
+
+/* ---- tensors */
+
+/* A list of lists, [rank][tensor], rank by rank. */
+static bool
+add_lists(const py_group_call *call, PyObject *lists)
+{
+    const char *function = call->params->function;
+    const char *name = "output_lists";
+    if (!PyList_Check(lists) && !PyTuple_Check(lists)) {
+        py_raise_wrong_type(function, name, "a list or tuple of lists of tensors", lists);
+        return false;
+    }
+    PyObject *tuple = PySequence_Tuple(lists);
+    if (tuple == NULL) {
+        return false;
+    }
+    Py_ssize_t per_rank = -1;
+    bool is_ok = PyTuple_Size(tuple) == call->group->size;
+    if (!is_ok) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' has %zd lists, and the group has %d ranks", function, name,
+                     PyTuple_Size(tuple), call->group->size);
+    }
+    for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(tuple); i++) {
+        char list_name[64];
+        snprintf(list_name, sizeof list_name, "%s[%zd]", name, i);
+        is_ok =
+            py_operands_add_list(call->operands, PyTuple_GetItem(tuple, i), PY_USE_OUT, list_name, per_rank);
+        per_rank = per_rank < 0 ? (Py_ssize_t)call->operands->npieces : per_rank;
+    }
+    Py_DECREF(tuple);
+    return is_ok;
+}
+
+/* The tensors of a parameter. A second list has as many as the first has for each rank. */
+static bool
+add_tensors(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
+{
+    py_operands *operands = call->operands;
+    if (row->kind == SIDE_NOTHING) {
+        return true;
+    }
+    PyObject *value = call->values[row->value];
+    const char *name = py_name_text(call->params->names[row->value]);
+    size_t nbefore =
+        operands->npieces / (before != NULL && before->kind == SIDE_LISTS ? group_size(call) : 1);
+    switch (row->kind) {
+    case SIDE_NOTHING:
+        break;
+    case SIDE_ONE:
+    case SIDE_WHOLE:
+        return py_operands_add(operands, value, use, name);
+    case SIDE_MANY:
+    case SIDE_WHOLES:
+        return py_operands_add_list(operands, value, use, name, before != NULL ? (Py_ssize_t)nbefore : -1);
+    case SIDE_RANKS:
+        return py_operands_add_list(operands, value, use, name, call->group->size);
+    case SIDE_LISTS:
+        return add_lists(call, value);
+    }
+    return true;
+}
+
+/* Adds them, and makes them the side. */
+static bool
+add_side(const py_group_call *call, const side_row *row, py_side *side, size_t nblocks,
+         const side_row *before)
+{
+    size_t first = call->operands->npieces;
+    py_layout layout = row->kind == SIDE_WHOLE    ? PY_LAYOUT_SPLIT
+                       : row->kind == SIDE_WHOLES ? PY_LAYOUT_WOVEN
+                                                  : PY_LAYOUT_EACH;
+    if (nblocks == 0) {
+        return true;
+    }
+    if (!add_tensors(call, row, side == &call->operands->inputs ? PY_USE_IN : PY_USE_OUT, before)) {
+        return false;
+    }
+    py_operands_set_side(side, layout, first, call->operands->npieces - first, nblocks);
+    return true;
+}
+
+/* The same tensors go in and come out, or on some ranks only one of that. */
+static bool
+add_in_place(const py_group_call *call, const operation *op, size_t ninputs, size_t noutputs)
+{
+    py_operands *operands = call->operands;
+    bool is_read_only = noutputs == 0 || (op->coll == DD_COLL_BROADCAST && ninputs > 0);
+    py_use use = is_read_only ? PY_USE_IN_RESULT : ninputs > 0 ? PY_USE_IN_PLACE : PY_USE_OUT;
+    if (!add_tensors(call, &op->input, use, NULL)) {
+        return false;
+    }
+    if (ninputs > 0) {
+        py_operands_set_side(&operands->inputs, PY_LAYOUT_EACH, 0, operands->npieces, ninputs);
+    }
+    if (noutputs > 0) {
+        py_operands_set_side(&operands->outputs, PY_LAYOUT_EACH, 0, operands->npieces, noutputs);
+    }
+    return true;
+}
+
+static bool
+add_operands(const py_group_call *call, const operation *op)
+{
+    bool is_root = call->root == call->group->rank;
+    size_t ninputs = (size_t)dd_coll_ninputs(op->coll, is_root, call->group->size);
+    size_t noutputs = (size_t)dd_coll_noutputs(op->coll, is_root, call->group->size);
+    py_side *inputs = &call->operands->inputs;
+    py_side *outputs = &call->operands->outputs;
+    if (op->input.value == op->output.value) {
+        return add_in_place(call, op, ninputs, noutputs);
+    }
+    if ((op->coll == DD_COLL_GATHER && !check_roots_argument(call, op->output.value)) ||
+        (op->coll == DD_COLL_SCATTER && !check_roots_argument(call, op->input.value))) {
+        return false;
+    }
+    return op->input.value < op->output.value ? add_side(call, &op->input, inputs, ninputs, NULL) &&
+                                                    add_side(call, &op->output, outputs, noutputs, &op->input)
+                                              : add_side(call, &op->output, outputs, noutputs, NULL) &&
+                                                    add_side(call, &op->input, inputs, ninputs, &op->output);
+}
+
+/* ---- parts */
+
+/* The tensor of all ranks together must hold what they have. */
+static bool
+check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
+{
+    size_t wanted;
+    if (!__builtin_mul_overflow(count_of(call, one_piece), group_size(call), &wanted) &&
+        count_of(call, together_piece) == wanted) {
+        return true;
+    }
+    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument '%s' has %zu elements, and %d ranks with %zu each make another number",
+                 call->params->function, py_name_text(call->params->names[together]),
+                 count_of(call, together_piece), call->group->size, count_of(call, one_piece));
+    return false;
+}
+
+static size_t
+nrows_of(const dd_view *view)
+{
+    return view->ndim > 0 ? (size_t)view->shape[0] : 1;
+}
+
+static bool
+raise_split_sum(const py_group_call *call, int value, const char *what, size_t sum, size_t nrows)
+{
+    PyErr_Format(
+        call->group->state->errors[PY_ERROR_ARGUMENT],
+        "%s(): argument '%s': Split sizes doesn't match total dim 0 size: they make %zu, and %s has %zu",
+        call->params->function, py_name_text(call->params->names[value]), sum, what, nrows);
+    return false;
+}
+
+/* Bytes of each rank's part, from rows. */
+static bool
+read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *sizes, size_t *sum)
+{
+    const char *name = py_name_text(call->params->names[value]);
+    *sum = 0;
+    for (Py_ssize_t k = 0; k < call->group->size; k++) {
+        int64_t nrows;
+        PyObject *item = PySequence_GetItem(call->values[value], k);
+        bool is_read = item != NULL && py_to_int64(item, &nrows, call->params->function, name);
+        Py_XDECREF(item);
+        if (!is_read) {
+            return false;
+        }
+        if (nrows < 0) {
+            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': Split sizes must be non-negative", call->params->function,
+                         name);
+            return false;
+        }
+        if (__builtin_add_overflow(*sum, (size_t)nrows, sum) ||
+            __builtin_mul_overflow((size_t)nrows, row_nbytes, &sizes[k])) {
+            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': Split sizes do not fit into 64 bits", call->params->function,
+                         name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+check_splits(const py_group_call *call, int value)
+{
+    PyObject *splits = call->values[value];
+    const char *name = py_name_text(call->params->names[value]);
+    if (!PyList_Check(splits) && !PyTuple_Check(splits)) {
+        py_raise_wrong_type(call->params->function, name, "a list or tuple of int", splits);
+        return false;
+    }
+    if (PySequence_Size(splits) != call->group->size) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s': Number of tensor splits not equal to group size: %zd for %d ranks",
+                     call->params->function, name, PySequence_Size(splits), call->group->size);
+        return false;
+    }
+    return true;
+}
+
+/* Cuts the piece of a side as the argument says; evenly when that is not given or empty. */
+static bool
+set_splits(const py_group_call *call, int value, py_side *side, const char *what)
+{
+    const py_piece *piece = &call->operands->pieces[side->first];
+    const dd_view *view = &piece->tensor.view;
+    size_t nrows = nrows_of(view);
+    if (!is_given(call->values[value])) {
+        if (nrows % side->nblocks == 0) {
+            return true;
+        }
+        PyErr_Format(
+            call->group->state->errors[PY_ERROR_ARGUMENT],
+            "%s(): Tensor's dim 0 does not divide equally across group size: %s has %zu, for %d ranks",
+            call->params->function, what, nrows, call->group->size);
+        return false;
+    }
+    if (!check_splits(call, value)) {
+        return false;
+    }
+    side->sizes = dd_mem_alloc_array(side->nblocks, sizeof *side->sizes);
+    if (side->sizes == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    size_t sum;
+    size_t row_nbytes = nrows > 0 ? piece->nbytes / nrows : 0;
+    if (!read_sizes(call, value, row_nbytes, side->sizes, &sum)) {
+        return false;
+    }
+    return sum == nrows || raise_split_sum(call, value, what, sum, nrows);
+}
+
+/* How the tensors of a side that hold parts for all ranks are cut; `other`: the other side. */
+static bool
+cut_side(const py_group_call *call, const side_row *row, py_side *side, const side_row *other_row,
+         const py_side *other)
+{
+    bool is_whole = row->kind == SIDE_WHOLE || row->kind == SIDE_WHOLES;
+    if (!is_whole || side->layout == PY_LAYOUT_NONE) {
+        return true;
+    }
+    if (row->splits > 0 && (call->values[row->splits] != NULL || other_row->kind == SIDE_WHOLE)) {
+        return set_splits(call, row->splits, side,
+                          side == &call->operands->outputs ? "the output" : "the input");
+    }
+    bool is_ok = true;
+    for (size_t i = 0; i < side->npieces && is_ok; i++) {
+        is_ok = check_together(call, row->value, side->first + i, other->first + i);
+    }
+    return is_ok;
+}
+
+/* ---- methods */
+
+static PyObject *
+call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObject *const *args,
+               Py_ssize_t nargs, PyObject *kwnames)
+{
+    const operation *op = &operations[number];
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, is_plan ? &op->plan : &op->run, args, nargs, kwnames)) {
+        return NULL;
+    }
+    PyObject *answer = NULL;
+    if (call.group->recorders != NULL && is_recordable(number, &call) &&
+        py_group_call_record(&call, &answer) != 0) {
+        py_group_call_fail(&call);
+        return answer;
+    }
+    py_side *inputs = &call.operands->inputs;
+    py_side *outputs = &call.operands->outputs;
+    bool is_ok = add_operands(&call, op) && cut_side(&call, &op->output, outputs, &op->input, inputs) &&
+                 cut_side(&call, &op->input, inputs, &op->output, outputs);
+    return py_group_call_run(&call, op->coll, is_ok);
+}
+
+#define METHODS(name, ...)                                                       \
+    PY_GROUP_METHOD(name)                                                        \
+    {                                                                            \
+        return call_operation(NUMBER_##name, false, self, args, nargs, kwnames); \
+    }                                                                            \
+    PY_GROUP_METHOD(plan_##name)                                                 \
+    {                                                                            \
+        return call_operation(NUMBER_##name, true, self, args, nargs, kwnames);  \
+    }
+PY_OPERATION_LIST(METHODS)

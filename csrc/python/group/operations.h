@@ -1,0 +1,84 @@
+/* The collectives of a group, in one table: their parameters, which of them are tensors and how these make up blocks, and what is said of
+ * them. Each is two methods: <name> runs it, plan_<name> makes a plan of it. */
+#ifndef DD_PYTHON_GROUP_OPERATIONS_H
+#define DD_PYTHON_GROUP_OPERATIONS_H
+
+#include "python/group/call.h"
+
+/* X(name, collective, how many parameters must be given, (parameters), (input), (output), the beginning of the signature, documentation).
+ * All parameters can be given by position; timeout and, where it is run, async_op come by name. A side is one of
+ *     NOTHING
+ *     ONE(parameter)             a tensor
+ *     MANY(parameter)            a list of tensors, which are moved together
+ *     RANKS(parameter)           a list with a tensor for each rank
+ *     LISTS(parameter)           such a list of lists
+ *     WHOLE(parameter)           a tensor of equal parts for each rank
+ *     WHOLE_BY(parameter, rows)  the same, with parts of as many rows as another parameter says
+ *     WHOLES(parameter)          a list of WHOLEs
+ * where parameters are counted from 0. A call is in place where both sides are the same parameter. Sides that only the root has are given
+ * by the root alone. */
+/* clang-format off */
+#define PY_OPERATION_LIST(X) \
+    X(all_reduce, ALL_REDUCE, 1, (PY_NAME_TENSOR, PY_NAME_OP,), ONE(0), ONE(0), \
+      "($self, tensor, op='sum', *, ", \
+      "Reduces the tensors of all ranks, in place.") \
+    X(all_reduce_coalesced, ALL_REDUCE, 1, (PY_NAME_TENSORS, PY_NAME_OP,), MANY(0), MANY(0), \
+      "($self, tensors, op='sum', *, ", \
+      "all_reduce of several tensors in one operation.") \
+    X(broadcast, BROADCAST, 1, (PY_NAME_TENSOR, PY_NAME_ROOT,), ONE(0), ONE(0), \
+      "($self, tensor, root=0, *, ", \
+      "Gives every rank what the root has.") \
+    X(reduce, REDUCE, 1, (PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_OP,), ONE(0), ONE(0), \
+      "($self, tensor, root=0, op='sum', *, ", \
+      "Reduces the tensors of all ranks into the root's; the others stay as they are.") \
+    X(all_gather, ALL_GATHER, 2, (PY_NAME_OUTPUT_LIST, PY_NAME_TENSOR,), ONE(1), RANKS(0), \
+      "($self, output_list, tensor, *, ", \
+      "Gives every rank all ranks' tensors, which may differ in size.") \
+    X(all_gather_single, ALL_GATHER, 2, (PY_NAME_OUTPUT, PY_NAME_TENSOR,), ONE(1), WHOLE(0), \
+      "($self, output, tensor, *, ", \
+      "all_gather of equal tensors into one, in the order of the ranks.") \
+    X(all_gather_coalesced, ALL_GATHER, 2, (PY_NAME_OUTPUT_LISTS, PY_NAME_TENSORS,), MANY(1), LISTS(0), \
+      "($self, output_lists, tensors, *, ", \
+      "all_gather of several tensors in one operation: output_lists[rank][tensor].") \
+    X(all_gather_single_coalesced, ALL_GATHER, 2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS,), MANY(1), WHOLES(0), \
+      "($self, outputs, inputs, *, ", \
+      "all_gather_single of several tensors in one operation.") \
+    X(gather, GATHER, 1, (PY_NAME_TENSOR, PY_NAME_OUTPUT_LIST, PY_NAME_ROOT,), ONE(0), RANKS(1), \
+      "($self, tensor, output_list=None, root=0, *, ", \
+      "Gives the root all ranks' tensors, which may differ in size; the list is for the root.") \
+    X(gather_single, GATHER, 1, (PY_NAME_TENSOR, PY_NAME_OUTPUT, PY_NAME_ROOT,), ONE(0), WHOLE(1), \
+      "($self, tensor, output=None, root=0, *, ", \
+      "gather of equal tensors into one; the output is for the root.") \
+    X(scatter, SCATTER, 1, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_ROOT,), RANKS(1), ONE(0), \
+      "($self, output, input_list=None, root=0, *, ", \
+      "Gives every rank its tensor of the root's list.") \
+    X(scatter_single, SCATTER, 1, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_ROOT,), WHOLE(1), ONE(0), \
+      "($self, output, input=None, root=0, *, ", \
+      "Gives every rank its part of the root's tensor.") \
+    X(reduce_scatter, REDUCE_SCATTER, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_OP,), RANKS(1), ONE(0), \
+      "($self, output, input_list, op='sum', *, ", \
+      "Reduces the k-th tensors of all ranks' lists for rank k.") \
+    X(reduce_scatter_single, REDUCE_SCATTER, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OP, PY_NAME_SPLIT_SIZES,), WHOLE_BY(1, 3), ONE(0), \
+      "($self, output, input, op='sum', split_sizes=None, *, ", \
+      "Reduces the k-th parts of all ranks' tensors for rank k: equal ones, or of split_sizes rows.") \
+    X(reduce_scatter_coalesced, REDUCE_SCATTER, 2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_OP,), WHOLES(1), MANY(0), \
+      "($self, outputs, inputs, op='sum', *, ", \
+      "reduce_scatter_single of several tensors in one operation.") \
+    X(all_to_all, ALL_TO_ALL, 2, (PY_NAME_OUTPUT_LIST, PY_NAME_INPUT_LIST,), RANKS(1), RANKS(0), \
+      "($self, output_list, input_list, *, ", \
+      "Sends the k-th tensor of the list to rank k, and receives the k-th from it.") \
+    X(all_to_all_single, ALL_TO_ALL, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OUTPUT_SPLIT_SIZES, PY_NAME_INPUT_SPLIT_SIZES,), WHOLE_BY(1, 3), WHOLE_BY(0, 2), \
+      "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, ", \
+      "all_to_all of the parts of one tensor: equal ones, or of as many rows as the lists say.") \
+    X(barrier, BARRIER, 0, (), NOTHING, NOTHING, \
+      "($self, *, ", \
+      "Waits until all ranks are here.")
+/* clang-format on */
+
+#define PY_OPERATION_DECLARE(name, ...) \
+    PY_GROUP_METHOD(name);              \
+    PY_GROUP_METHOD(plan_##name);
+PY_OPERATION_LIST(PY_OPERATION_DECLARE)
+#undef PY_OPERATION_DECLARE
+
+#endif

@@ -1,0 +1,177 @@
+/* Messages and barriers. */
+#include "python/base/error.h"
+#include "python/group/call.h"
+#include "python/nccl/nccl.h"
+#include "python/observe/recorder.h"
+#include "transport/context.h"
+
+/* c10d's: any rank. */
+static bool
+read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
+{
+    if (value == NULL) {
+        *rank = DD_ANY_RANK;
+        return true;
+    }
+    return py_params_rank(call->group->state, value, call->group->size, rank, call->params->function, name);
+}
+
+static bool
+read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
+{
+    int64_t number = 0;
+    if (value != NULL && !py_to_int64(value, &number, call->params->function, "tag")) {
+        return false;
+    }
+    if (number < 0) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'tag' must be 0 or more, not %lld", call->params->function,
+                     (long long)number);
+        return false;
+    }
+    *tag = (uint64_t)number;
+    return true;
+}
+
+/* Buffers of bytes take and give whatever it is. `match_dtype` is the argument of a receive; NULL: not given. */
+static bool
+read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
+{
+    dd_dtype dtype = py_operands_dtype(call->operands);
+    *is_typed = true;
+    if (match_dtype != NULL &&
+        !py_params_flag(call->group->state, match_dtype, is_typed, call->params->function, "match_dtype")) {
+        return false;
+    }
+    *is_typed = *is_typed && dtype != DD_DTYPE_UINT8 && dtype != DD_DTYPE_INT8;
+    return true;
+}
+
+/* ---- running them */
+
+/* So much is copied without letting other threads run. */
+#define QUICK_NBYTES ((size_t)4096)
+
+/* A message under way. */
+typedef struct transfer {
+    dd_p2p p2p;
+    int source; /* of a receive that has ended */
+} transfer;
+
+static dd_status
+run_transfer(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+             dd_error *err)
+{
+    transfer *self = what;
+    return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->source, wait, err);
+}
+
+static dd_status
+post_transfer(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+              dd_error *err)
+{
+    return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
+}
+
+/* What is there at once does not cost other threads the GIL, and this one the wait for it. */
+static PyObject *
+run_prepared(py_group_call *call, const py_group_message *message)
+{
+    const py_piece *piece = &call->operands->pieces[0];
+    transfer one = {.p2p = {.is_send = message->is_send,
+                            .rank = message->rank,
+                            .tag = message->tag,
+                            .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
+    py_record record;
+    dd_call_options options = {.is_typed = message->is_typed,
+                               .dtype = piece->tensor.view.dtype,
+                               .record = py_record_message(&record, call->group->state, call->operands,
+                                                           message->is_send, message->rank)};
+    if (call->flight != NULL) {
+        call->flight->is_any_source = message->rank == DD_ANY_RANK;
+        return py_group_call_start(call, post_transfer, &one, &options);
+    }
+    if (!py_group_call_wait(call, run_transfer, &one, &options, piece->nbytes > QUICK_NBYTES)) {
+        return NULL;
+    }
+    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(one.source);
+}
+
+static PyObject *
+prepare_and_run(py_group_call *call, const py_group_message *message)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_run_message(call, message);
+    }
+    dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
+    py_side *side = message->is_send ? &call->operands->inputs : &call->operands->outputs;
+    py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
+    if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
+        return py_group_call_fail(call);
+    }
+    return run_prepared(call, message);
+}
+
+/* ---- methods */
+
+static PyObject *
+call_message(const py_params *params, bool is_send, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    py_group_message message = {.is_send = is_send};
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
+    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
+    if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
+        !read_tag(&call, call.values[2], &message.tag) ||
+        !py_operands_add(call.operands, call.values[0], use, "tensor") ||
+        !read_typed(&call, is_send ? NULL : call.values[4], &message.is_typed)) {
+        return py_group_call_fail(&call);
+    }
+    return prepare_and_run(&call, &message);
+}
+
+#define MESSAGE(name, sends, returns_at_once, required, ...)                                                 \
+    PY_GROUP_METHOD(name)                                                                                    \
+    {                                                                                                        \
+        static const py_params params = {.function = #name,                                                  \
+                                         .nrequired = required,                                              \
+                                         .npositional = 3,                                                   \
+                                         .count = (int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)), \
+                                         .is_async = returns_at_once,                                        \
+                                         .names = {__VA_ARGS__}};                                            \
+        return call_message(&params, sends, self, args, nargs, kwnames);                                     \
+    }
+#define SEND_NAMES PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT
+#define RECV_NAMES PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE
+
+MESSAGE(send, true, false, 2, SEND_NAMES)
+MESSAGE(isend, true, true, 2, SEND_NAMES)
+MESSAGE(recv, false, false, 1, RECV_NAMES)
+MESSAGE(irecv, false, true, 1, RECV_NAMES)
+
+PyObject *
+py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", "wait_all_ranks", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int is_all = 0;
+    int64_t timeout_ns;
+    if (!py_group_require_usable(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:monitored_barrier", keywords, &timeout, &is_all) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "monitored_barrier")) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_monitored_barrier(self->group, timeout_ns, is_all != 0, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}

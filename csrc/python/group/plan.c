@@ -1,0 +1,571 @@
+/* What a start needs is in the flight, as with calls that do not wait: a plan that is dropped while it is under way leaves it to the
+ * operation. */
+#include "python/group/plan.h"
+
+#include "core/fork.h"
+#include "core/lock.h"
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/base/object.h"
+#include "python/observe/recorder.h"
+#include "python/work/flight.h"
+
+typedef struct py_plan {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyObject *module; /* const after new: keeps `state` alive */
+    py_state *state;  /* const after new */
+    PyObject *weakrefs;
+    dd_coll coll;           /* const after new */
+    dd_standing_call *call; /* owned; NULL once closed */
+    py_flight *flight;      /* the same; its work is that of `call` */
+    /* guarded by the GIL */
+    bool is_starting; /* by a thread that has let the GIL go */
+    bool is_started;  /* and has not been waited for */
+    uint64_t nstarts;
+    int nusers; /* threads that use `call` and `flight` without the GIL */
+    /* guarded by the flight's unpacking_mu */
+    uint64_t nunpacked; /* the last start whose outputs have been unpacked */
+} py_plan;
+
+/* ---- making */
+
+bool
+py_plan_require(const py_group *group, const py_params *params)
+{
+    if (group->nccl == NULL) {
+        return true;
+    }
+    PyErr_Format(
+        PyExc_NotImplementedError,
+        "%s(): an NcclGroup has no plans: capture its calls in a CUDA graph, which is started again and again",
+        params->function);
+    return false;
+}
+
+static py_plan *
+new_plan(py_state *state)
+{
+    PyObject *module;
+    bool is_ours = py_state_of_type(state->plan_type, &module) != NULL;
+    py_plan *self = is_ours ? (py_plan *)py_object_alloc(state->plan_type) : NULL;
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+    }
+    return self;
+}
+
+PyObject *
+py_plan_make(py_group_call *call, const dd_coll_args *args)
+{
+    py_state *state = call->group->state;
+    py_plan *self = new_plan(state);
+    if (self == NULL) {
+        return py_group_call_fail(call);
+    }
+    py_record record;
+    dd_call_options options = {.timeout_ns = call->timeout_ns,
+                               .record = py_record_collective(&record, state, args->coll, call->operands)};
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_make_standing(call->group->group, args, &options, &self->call, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        Py_DECREF(self);
+        py_error_raise_of_group(state, status, &err);
+        return py_group_call_fail(call);
+    }
+    self->coll = args->coll;
+    self->flight = call->flight;
+    self->flight->work = dd_work_acquire(dd_standing_work(self->call));
+    return (PyObject *)self;
+}
+
+/* ---- the end */
+
+/* Lets everything go, at once or when what is under way has ended. */
+static void
+end(py_plan *self)
+{
+    dd_standing_call *call = self->call;
+    py_flight *flight = self->flight;
+    self->call = NULL;
+    self->flight = NULL;
+    if (call == NULL || flight->generation != dd_fork_generation()) {
+        return; /* of the parent of this child: its locks may be held for ever here */
+    }
+    bool is_under_way;
+    Py_BEGIN_ALLOW_THREADS
+    is_under_way = dd_standing_destroy(call, py_flight_on_done, flight);
+    Py_END_ALLOW_THREADS
+    if (!self->is_started) {
+        py_flight_destroy(flight);
+        return;
+    }
+    if (!is_under_way) {
+        py_flight_on_done(flight->work, flight);
+    }
+    py_flight_abandon(flight); /* outputs are filled all the same */
+}
+
+static void
+plan_dealloc(PyObject *object)
+{
+    py_plan *self = (py_plan *)object;
+    PyObject *exception[3];
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    end(self);
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_object_free(object, self->module);
+}
+
+/* What the flight refers to is visited only while nothing is under way: that may outlive the cycle. */
+static int
+plan_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const py_plan *self = (py_plan *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->module);
+    if (self->flight == NULL || self->is_started || self->nusers > 0) {
+        return 0;
+    }
+    Py_VISIT(self->flight->group);
+    return py_operands_traverse(&self->flight->operands, visit, arg);
+}
+
+static int
+plan_clear(PyObject *object)
+{
+    end((py_plan *)object);
+    return 0;
+}
+
+static PyObject *
+plan_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_plan *self = (py_plan *)object;
+    if (self->nusers > 0) {
+        PyErr_SetString(PyExc_RuntimeError, "close(): another thread is in start() or wait() of this plan");
+        return NULL;
+    }
+    end(self);
+    Py_RETURN_NONE;
+}
+
+static bool
+require_open(const py_plan *self)
+{
+    if (self->call == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this plan has been closed");
+        return false;
+    }
+    return true;
+}
+
+/* ---- starting */
+
+/* What the last start has come to: None, or NULL with an exception. */
+static PyObject *
+outcome_of(const py_plan *self)
+{
+    const dd_error *error = &self->flight->work->error;
+    if (error->code == DD_OK) {
+        Py_RETURN_NONE;
+    }
+    py_error_raise_of_group(self->state, error->code, error);
+    return NULL;
+}
+
+/* False with an exception. */
+static bool
+require_startable(const py_plan *self)
+{
+    if (!require_open(self)) {
+        return false;
+    }
+    if (!self->is_started && !self->is_starting) {
+        return true;
+    }
+    bool has_ended = self->is_started && dd_work_is_done(self->flight->work);
+    PyObject *outcome = has_ended ? outcome_of(self) : Py_NewRef(Py_None);
+    if (outcome != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%R cannot be started again before it has been waited for", self);
+    }
+    Py_XDECREF(outcome);
+    return false;
+}
+
+static void
+note_started(py_plan *self)
+{
+    self->is_started = true;
+    self->nstarts++;
+}
+
+/* For the core, which lets the GIL go where it takes longer than that would take. */
+static void
+begin_using(py_plan *self, py_wait *wait)
+{
+    py_wait_init_endless(wait, self->state);
+    wait->wait.let_go = py_wait_let_go;
+    self->nusers++;
+}
+
+static void
+end_using(py_plan *self, py_wait *wait)
+{
+    py_wait_return(wait);
+    self->nusers--;
+}
+
+/* With `is_patient` the caller waits next. False with an exception. */
+static bool
+start(py_plan *self, bool is_patient)
+{
+    dd_error err;
+    py_wait wait;
+    if (!require_startable(self)) {
+        return false;
+    }
+    self->is_starting = true;
+    begin_using(self, &wait);
+    if (self->flight->operands.is_staged) {
+        py_wait_let_go(&wait);
+        py_operands_pack(&self->flight->operands);
+    }
+    dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);
+    end_using(self, &wait);
+    self->is_starting = false;
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+        return false;
+    }
+    note_started(self);
+    return true;
+}
+
+static PyObject *
+plan_start(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return start((py_plan *)object, false) ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- waiting */
+
+/* Once for each start, however many threads wait. */
+static void
+unpack_once(py_plan *self, uint64_t nstart)
+{
+    py_flight *flight = self->flight;
+    self->nusers++;
+    Py_BEGIN_ALLOW_THREADS
+    dd_lock_take(&flight->unpacking_mu);
+    if (self->nunpacked < nstart) {
+        py_operands_unpack(&flight->operands);
+        self->nunpacked = nstart;
+    }
+    dd_lock_release(&flight->unpacking_mu);
+    Py_END_ALLOW_THREADS
+    self->nusers--;
+}
+
+/* The start of this number has ended, and is over once what it has brought is where it belongs. */
+static void
+settle(py_plan *self, uint64_t nstart)
+{
+    const py_flight *flight = self->flight;
+    if (flight->operands.is_staged && flight->work->error.code == DD_OK) {
+        unpack_once(self, nstart);
+    }
+    if (self->nstarts == nstart) { /* else another thread has waited for it, too, and started the next */
+        self->is_started = false;
+    }
+}
+
+static PyObject *
+wait_for(py_plan *self)
+{
+    if (!require_open(self)) {
+        return NULL;
+    }
+    if (!self->is_started) {
+        return outcome_of(self);
+    }
+    uint64_t nstart = self->nstarts;
+    py_wait wait;
+    dd_error err;
+    begin_using(self, &wait);
+    dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
+    end_using(self, &wait);
+    if (self->nstarts == nstart && dd_work_is_done(self->flight->work)) {
+        settle(self, nstart);
+    }
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+plan_wait(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return wait_for((py_plan *)object);
+}
+
+static PyObject *
+plan_run(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_plan *self = (py_plan *)object;
+    return start(self, true) ? wait_for(self) : NULL;
+}
+
+static PyObject *
+plan_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    if (PyTuple_Size(args) > 0 || (kwargs != NULL && PyDict_Size(kwargs) > 0)) {
+        PyErr_SetString(PyExc_TypeError, "a plan is called without arguments");
+        return NULL;
+    }
+    return plan_run(object, NULL);
+}
+
+static PyObject *
+plan_is_completed(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_plan *self = (py_plan *)object;
+    if (!require_open(self)) {
+        return NULL;
+    }
+    if (self->is_started) {
+        if (!dd_standing_look(self->call)) {
+            Py_RETURN_FALSE;
+        }
+        settle(self, self->nstarts);
+    }
+    return PyBool_FromLong(!self->is_starting);
+}
+
+/* ---- several */
+
+/* A tuple of plans; NULL with an exception. */
+static PyObject *
+read_plans(py_state *state, PyObject *object, const char *function)
+{
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        py_raise_wrong_type(function, "plans", "a list or tuple of Plans", object);
+        return NULL;
+    }
+    PyObject *plans = PySequence_Tuple(object);
+    for (Py_ssize_t i = 0; plans != NULL && i < PyTuple_Size(plans); i++) {
+        PyObject *item = PyTuple_GetItem(plans, i);
+        if (!PyObject_TypeCheck(item, state->plan_type)) {
+            py_raise_wrong_type(function, "plans", "a list or tuple of Plans", item);
+            Py_CLEAR(plans);
+        }
+    }
+    return plans;
+}
+
+static py_plan *
+plan_at(PyObject *plans, Py_ssize_t i)
+{
+    return (py_plan *)PyTuple_GetItem(plans, i);
+}
+
+static void
+let_all_go(PyObject *plans, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        plan_at(plans, i)->is_starting = false;
+        plan_at(plans, i)->nusers--;
+    }
+}
+
+/* They are this thread's to start: all, or none with an exception. */
+static bool
+take_all(PyObject *plans, dd_standing_call **calls)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(plans); i++) {
+        py_plan *self = plan_at(plans, i);
+        if (!require_startable(self)) {
+            let_all_go(plans, i);
+            return false;
+        }
+        self->is_starting = true;
+        self->nusers++;
+        calls[i] = self->call;
+    }
+    return true;
+}
+
+/* The end of the plans of one group that follow one another from `begin` on. */
+static Py_ssize_t
+end_of_group(PyObject *plans, Py_ssize_t begin)
+{
+    Py_ssize_t end = begin + 1;
+    while (end < PyTuple_Size(plans) &&
+           plan_at(plans, end)->flight->group == plan_at(plans, begin)->flight->group) {
+        end++;
+    }
+    return end;
+}
+
+/* Without the GIL: nobody else uses the tuple, or changes what is taken. Returns how many have been started. */
+static Py_ssize_t
+start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
+{
+    Py_ssize_t nstarted = 0;
+    const dd_wait at_once = {.deadline_ns = DD_NEVER_NS};
+    *status = DD_OK;
+    while (*status == DD_OK && nstarted < PyTuple_Size(plans)) {
+        Py_ssize_t end = end_of_group(plans, nstarted);
+        for (Py_ssize_t i = nstarted; i < end; i++) {
+            py_operands_pack(&plan_at(plans, i)->flight->operands);
+        }
+        *status = dd_standing_start(calls + nstarted, (size_t)(end - nstarted), false, &at_once, err);
+        nstarted = *status == DD_OK ? end : nstarted;
+    }
+    return nstarted;
+}
+
+/* False with an exception. */
+static bool
+start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
+{
+    dd_status status;
+    dd_error err;
+    Py_ssize_t nstarted;
+    if (!take_all(plans, calls)) {
+        return false;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    nstarted = start_taken(plans, calls, &status, &err);
+    Py_END_ALLOW_THREADS
+    let_all_go(plans, PyTuple_Size(plans));
+    for (Py_ssize_t i = 0; i < nstarted; i++) {
+        note_started(plan_at(plans, i));
+    }
+    if (status != DD_OK) {
+        py_error_raise_of_group(state, status, &err);
+    }
+    return status == DD_OK;
+}
+
+PyObject *
+py_plan_start_all(PyObject *module, PyObject *object)
+{
+    py_state *state = PyModule_GetState(module);
+    PyObject *plans = read_plans(state, object, "start_all");
+    if (plans == NULL) {
+        return NULL;
+    }
+    dd_standing_call **calls =
+        dd_mem_alloc_array((size_t)PyTuple_Size(plans) + 1, sizeof(dd_standing_call *));
+    bool is_ok = calls != NULL ? start_all(state, plans, calls) : PyErr_NoMemory() != NULL;
+    dd_mem_free(calls);
+    Py_DECREF(plans);
+    return is_ok ? Py_NewRef(Py_None) : NULL;
+}
+
+PyObject *
+py_plan_wait_all(PyObject *module, PyObject *object)
+{
+    PyObject *plans = read_plans(PyModule_GetState(module), object, "wait_all");
+    bool is_ok = plans != NULL;
+    for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(plans); i++) {
+        PyObject *waited = wait_for(plan_at(plans, i));
+        is_ok = waited != NULL;
+        Py_XDECREF(waited);
+    }
+    Py_XDECREF(plans);
+    return is_ok ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- the type */
+
+static PyObject *
+get_op(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(dd_coll_name(((py_plan *)object)->coll));
+}
+
+static PyObject *
+get_tensors(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_plan *self = (py_plan *)object;
+    return require_open(self) ? py_operands_results(&self->flight->operands) : NULL;
+}
+
+static PyObject *
+plan_repr(PyObject *object)
+{
+    const py_plan *self = (py_plan *)object;
+    const char *how = self->call == NULL                      ? "closed"
+                      : self->is_started || self->is_starting ? "started"
+                                                              : "ready";
+    return PyUnicode_FromFormat("<dldist.Plan: %s, %s>", dd_coll_name(self->coll), how);
+}
+
+static PyMethodDef plan_methods[] = {
+    /* Beside the slot, which would not tell its signature. */
+    {"__call__", plan_run, METH_NOARGS | METH_COEXIST, "__call__($self, /)\n--\n\nstart() and wait()."},
+    {"start", plan_start, METH_NOARGS,
+     "start($self, /)\n--\n\nStarts the collective, in its turn among those of the group."},
+    {"wait", plan_wait, METH_NOARGS,
+     "wait($self, /)\n--\n\nWaits for the end of the last start and raises what went wrong."},
+    {"is_completed", plan_is_completed, METH_NOARGS,
+     "is_completed($self, /)\n--\n\n"
+     "Whether the last start has ended, well or not; what it has filled can be read then."},
+    {"close", plan_close, METH_NOARGS,
+     "close($self, /)\n--\n\nLets the tensors go, once what is under way has ended. Does not wait."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef plan_getset[] = {
+    {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
+    {"tensors", get_tensors, NULL, "The tensors that it fills, as they were given, in a list.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef plan_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_plan, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_doc,
+     "A collective that is started again and again; Group.plan_all_reduce() and its like make one.\n\n"
+     "Called, it starts and waits."},
+    {Py_tp_call, (void *)plan_call},
+    {Py_tp_dealloc, (void *)plan_dealloc},
+    {Py_tp_traverse, (void *)plan_traverse},
+    {Py_tp_clear, (void *)plan_clear},
+    {Py_tp_repr, (void *)plan_repr},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},
+    {Py_tp_members, plan_members},
+    {0, NULL},
+};
+
+static PyType_Spec plan_spec = {
+    .name = "dldist.Plan",
+    .basicsize = sizeof(py_plan),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = plan_slots,
+};
+
+PyObject *
+py_plan_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &plan_spec, NULL);
+}

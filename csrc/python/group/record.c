@@ -1,0 +1,99 @@
+/* Coalescing and batches, whose outer halves are written in Python (dldist._group). */
+#include "python/group/call.h"
+
+/* dldist._group.<function>(self, ...) */
+static PyObject *
+call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
+{
+    if (!py_group_require_either((py_group *)self)) {
+        return NULL;
+    }
+    PyObject *module = PyImport_ImportModule("dldist._group");
+    PyObject *callable = module != NULL ? PyObject_GetAttrString(module, function) : NULL;
+    PyObject *head = callable != NULL ? PyTuple_Pack(1, self) : NULL;
+    PyObject *all = head != NULL ? PySequence_Concat(head, args) : NULL;
+    PyObject *result = all != NULL ? PyObject_Call(callable, all, kwargs) : NULL;
+    Py_XDECREF(all);
+    Py_XDECREF(head);
+    Py_XDECREF(callable);
+    Py_XDECREF(module);
+    return result;
+}
+
+PyObject *
+py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    return call_python(self, "coalesce", args, kwargs);
+}
+
+PyObject *
+py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    return call_python(self, "batch_isend_irecv", args, kwargs);
+}
+
+/* Who records the calls of this thread: None ends it. Returns who did before, or None. */
+PyObject *
+py_group_set_recorder(PyObject *object, PyObject *recorder)
+{
+    py_group *self = (py_group *)object;
+    if (self->recorders == NULL) {
+        self->recorders = PyDict_New();
+    }
+    PyObject *thread = self->recorders != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
+    if (thread == NULL) {
+        return NULL;
+    }
+    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(self->recorders, thread));
+    int rc = PyErr_Occurred() != NULL ? -1 : 0;
+    if (rc == 0 && recorder != Py_None) {
+        rc = PyDict_SetItem(self->recorders, thread, recorder);
+    } else if (rc == 0 && before != NULL) {
+        rc = PyDict_DelItem(self->recorders, thread);
+    }
+    if (rc == 0 && PyDict_Size(self->recorders) == 0) {
+        Py_CLEAR(self->recorders);
+    }
+    Py_DECREF(thread);
+    if (rc < 0) {
+        Py_XDECREF(before);
+        return NULL;
+    }
+    return before != NULL ? before : Py_NewRef(Py_None);
+}
+
+static PyObject *
+find_recorder(const py_group *group)
+{
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *recorder = thread != NULL ? PyDict_GetItemWithError(group->recorders, thread) : NULL;
+    Py_XDECREF(thread);
+    return Py_XNewRef(recorder);
+}
+
+int
+py_group_call_record(py_group_call *call, PyObject **result)
+{
+    if (call->group->recorders == NULL || call->params->is_plan) {
+        return 0;
+    }
+    PyObject *recorder = find_recorder(call->group);
+    if (recorder == NULL) {
+        return PyErr_Occurred() != NULL ? -1 : 0;
+    }
+    if (call->timeout_ns >= 0) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): timeout is for the whole of what coalesce() records: give it to that",
+                     call->params->function);
+        Py_DECREF(recorder);
+        return -1;
+    }
+    PyObject *values[3];
+    for (int i = 0; i < 3; i++) {
+        values[i] = call->values[i] != NULL ? call->values[i] : Py_None;
+    }
+    *result = PyObject_CallMethod(recorder, "record", "sOOOO", call->params->function, values[0], values[1],
+                                  values[2], call->is_async ? Py_True : Py_False);
+    Py_DECREF(recorder);
+    return *result != NULL ? 1 : -1;
+}

@@ -1,0 +1,496 @@
+/* The type dldist.Group: its life, and the table of its methods, which are in files of their own. */
+#include "python/base/error.h"
+#include "python/base/object.h"
+#include "python/group/engine.h"
+#include "python/group/form.h"
+#include "python/group/operations.h"
+#include "python/observe/recorder.h"
+#include "python/store/store.h"
+
+/* What close() gives operations under way, unless told otherwise. */
+#define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
+
+/* ---- making */
+
+static PyObject *
+group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args;
+    (void)kwargs;
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    if (state == NULL) {
+        return NULL;
+    }
+    py_group *self = (py_group *)py_object_alloc(type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+        dd_list_init(&self->link);
+    }
+    return (PyObject *)self;
+}
+
+/* The arguments of __init__, but for the store. */
+typedef struct open_arguments {
+    int rank;
+    int size;
+    dd_group_options options;
+    int64_t connect_timeout_ns;
+    dd_selection selection;
+} open_arguments;
+
+static bool
+read_name(PyObject *value, dd_bytes *name, const char *function)
+{
+    Py_ssize_t len;
+    const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &len) : NULL;
+    if (text == NULL) {
+        if (PyErr_Occurred() == NULL) {
+            py_raise_wrong_type(function, "name", "str", value);
+        }
+        return false;
+    }
+    *name = dd_bytes_of(text, (size_t)len);
+    return true;
+}
+
+static int64_t
+smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Meeting is done by the time-out of the store, unless that of the group is shorter. */
+static bool
+read_times(py_state *state, PyObject *timeout, PyObject *connect_timeout, dd_store *store,
+           open_arguments *arguments)
+{
+    arguments->options.timeout_ns = DD_GROUP_DEFAULT_TIMEOUT_NS;
+    if (timeout != Py_None &&
+        !py_to_timeout_ns(state, timeout, &arguments->options.timeout_ns, "Group", "timeout")) {
+        return false;
+    }
+    if (connect_timeout != Py_None) {
+        return py_to_timeout_ns(state, connect_timeout, &arguments->connect_timeout_ns, "Group",
+                                "connect_timeout");
+    }
+    int64_t store_ns = store != NULL ? store->ops->get_timeout_ns(store) : DD_STORE_DEFAULT_TIMEOUT_NS;
+    arguments->connect_timeout_ns = smaller(arguments->options.timeout_ns, store_ns);
+    return true;
+}
+
+static int
+open_group(py_group *self, dd_store *store, open_arguments *arguments)
+{
+    dd_engine *engine = py_engine_get(self->state);
+    if (engine == NULL || !py_engine_read_selection(self->state, &arguments->options.selection) ||
+        py_recorder_get(self->state) == NULL) {
+        return -1;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_group *group = NULL;
+    dd_status status;
+    py_wait_init(&wait, self->state, arguments->connect_timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_open(engine, store, arguments->rank, arguments->size, &arguments->options, &group,
+                           &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        if (status == DD_OK) {
+            py_group_drop(group);
+        }
+        return -1;
+    }
+    if (self->group != NULL) {
+        py_group_drop(group);
+        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was called before on this object");
+        return -1;
+    }
+    py_group_take(self, group);
+    return 0;
+}
+
+static int
+group_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"store", "rank", "size", "timeout", "name", "connect_timeout", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *store_object;
+    PyObject *rank;
+    PyObject *size;
+    PyObject *timeout = Py_None;
+    PyObject *name = NULL;
+    PyObject *connect_timeout = Py_None;
+    open_arguments arguments = {.options.name = dd_bytes_of_string("default")};
+    if (self->group != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was called before on this object");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOO:Group", keywords, &store_object, &rank, &size,
+                                     &timeout, &name, &connect_timeout) ||
+        !py_params_int(self->state, rank, &arguments.rank, "Group", "rank") ||
+        !py_params_int(self->state, size, &arguments.size, "Group", "size") ||
+        (name != NULL && !read_name(name, &arguments.options.name, "Group"))) {
+        return -1;
+    }
+    dd_store *store = NULL;
+    if (store_object != Py_None) {
+        store = py_store_acquire(self->state, store_object, "Group", "store");
+        if (store == NULL) {
+            return -1;
+        }
+    }
+    int rc = read_times(self->state, timeout, connect_timeout, store, &arguments)
+                 ? open_group(self, store, &arguments)
+                 : -1;
+    py_store_drop(store);
+    if (rc == 0) {
+        self->store = Py_NewRef(store_object);
+    }
+    return rc;
+}
+
+static int
+group_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_group *self = (py_group *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->module);
+    Py_VISIT(self->store);
+    Py_VISIT(self->recorders);
+    return 0;
+}
+
+static int
+group_clear(PyObject *object)
+{
+    py_group *self = (py_group *)object;
+    Py_CLEAR(self->store);
+    Py_CLEAR(self->recorders);
+    return 0;
+}
+
+static void
+group_dealloc(PyObject *object)
+{
+    py_group *self = (py_group *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    dd_list_remove(&self->link);
+    if (self->group != NULL) {
+        py_group_drop(self->group);
+    }
+    py_forms_destroy(self->forms);
+    group_clear(object);
+    py_object_free(object, self->module);
+}
+
+/* ---- splitting */
+
+/* Ranks from a list or tuple; PyMem, NULL with an exception. */
+static int *
+read_ranks(const py_state *state, PyObject *object, int *count)
+{
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        py_raise_wrong_type("split", "ranks", "a list or tuple of int", object);
+        return NULL;
+    }
+    PyObject *tuple = PySequence_Tuple(object);
+    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
+    int *ranks = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *ranks) : NULL;
+    if (tuple != NULL && ranks == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; ranks != NULL && i < n; i++) {
+        if (!py_params_int(state, PyTuple_GetItem(tuple, i), &ranks[i], "split", "ranks")) {
+            PyMem_Free(ranks);
+            ranks = NULL;
+        }
+    }
+    Py_XDECREF(tuple);
+    *count = (int)n;
+    return ranks;
+}
+
+/* "dp/0,2,5" */
+static PyObject *
+make_split_name(const py_group *self, const int *ranks, int count)
+{
+    dd_bytes name = dd_group_name(self->group);
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
+    for (int i = 0; text != NULL && i < count; i++) {
+        PyObject *longer = i < 8    ? PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, ranks[i])
+                           : i == 8 ? PyUnicode_FromFormat("%U,...", text)
+                                    : Py_NewRef(text);
+        Py_DECREF(text);
+        text = longer;
+    }
+    return text;
+}
+
+static PyObject *
+split(py_group *self, const int *ranks, int count, const dd_group_options *options)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    py_group *part = (py_group *)group_new(type, NULL, NULL);
+    if (part == NULL) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_group *group = NULL;
+    dd_status status;
+    py_wait_init(&wait, self->state, options->timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_split(self->group, ranks, count, 0, options, &group, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        if (status == DD_OK) {
+            py_group_drop(group);
+        }
+        Py_DECREF(part);
+        return NULL;
+    }
+    py_group_take(part, group);
+    part->store = Py_XNewRef(self->store);
+    return (PyObject *)part;
+}
+
+static PyObject *
+group_split(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"ranks", "name", "timeout", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *ranks_object;
+    PyObject *name = Py_None;
+    PyObject *timeout = Py_None;
+    dd_group_options options = {.timeout_ns = 0};
+    int count;
+    if (!py_group_require_open(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:split", keywords, &ranks_object, &name, &timeout) ||
+        !py_group_read_timeout(self, timeout, &options.timeout_ns, "split") ||
+        !py_engine_read_selection(self->state, &options.selection)) {
+        return NULL;
+    }
+    if (options.timeout_ns < 0) {
+        options.timeout_ns = dd_group_get_timeout_ns(self->group);
+    }
+    int *ranks = read_ranks(self->state, ranks_object, &count);
+    PyObject *part = NULL;
+    if (ranks != NULL) {
+        PyObject *text = name != Py_None ? Py_NewRef(name) : make_split_name(self, ranks, count);
+        if (text != NULL && read_name(text, &options.name, "split")) {
+            part = split(self, ranks, count, &options);
+        }
+        Py_XDECREF(text);
+    }
+    PyMem_Free(ranks);
+    return part;
+}
+
+static PyObject *
+group_describe(PyObject *object, PyObject *args)
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_recorder_group_info info = {.kind = "gloo", .rank = self->rank, .size = self->size};
+    return py_recorder_describe(self->state, dd_group_recorder_group(self->group), &info, args);
+}
+
+/* ---- the end */
+
+static PyObject *
+close_group(py_group *self, int64_t timeout_ns)
+{
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    self->is_closed = true;
+    py_wait_init(&wait, self->state, timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_close(self->group, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    py_completions_drain(self->state);
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns;
+    if (!py_group_require_open(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
+        return NULL;
+    }
+    return close_group(self, timeout_ns >= 0 ? timeout_ns : CLOSE_TIMEOUT_NS);
+}
+
+static void
+abort_group(py_group *self, const char *reason)
+{
+    Py_BEGIN_ALLOW_THREADS
+    if (dd_engine_check_fork(dd_group_engine(self->group), NULL) == DD_OK) {
+        dd_group_abort(self->group, reason);
+    }
+    Py_END_ALLOW_THREADS
+    py_completions_drain(self->state);
+}
+
+static PyObject *
+group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"reason", NULL};
+    py_group *self = (py_group *)object;
+    const char *reason = "abort() was called";
+    if (!py_group_require_open(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|s:abort", keywords, &reason)) {
+        return NULL;
+    }
+    abort_group(self, reason);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+group_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
+}
+
+/* A rank that leaves by an exception tells the others why: they may be waiting for it. */
+static void
+abort_by_exception(py_group *self, PyObject *type, PyObject *value)
+{
+    PyObject *type_name = PyType_Check(type) ? PyType_GetName((PyTypeObject *)type) : NULL;
+    PyObject *text = type_name != NULL ? PyUnicode_FromFormat("%U: %S", type_name, value) : NULL;
+    const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    PyErr_Clear();
+    abort_group(self, utf8 != NULL ? utf8 : "left by an exception");
+    Py_XDECREF(text);
+    Py_XDECREF(type_name);
+}
+
+static PyObject *
+group_exit(PyObject *object, PyObject *args)
+{
+    py_group *self = (py_group *)object;
+    PyObject *exception[3];
+    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2])) {
+        return NULL;
+    }
+    if (exception[0] == Py_None) {
+        return close_group(self, CLOSE_TIMEOUT_NS);
+    }
+    abort_by_exception(self, exception[0], exception[1]);
+    PyObject *closed = close_group(self, 0);
+    if (closed == NULL) {
+        PyErr_Clear(); /* the first exception is the one to be seen */
+    }
+    Py_XDECREF(closed);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type */
+
+#define COMMON \
+    "\n\nWith async_op it returns a Work at once; `timeout` (seconds or a timedelta) is the group's unless given."
+#define METHOD(name, signature, doc)                                           \
+    {                                                                          \
+#name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
+    }
+/* A collective, and the plan of it. */
+#define COLLECTIVE(name, coll, nrequired, parameters, input, output, signature, doc) \
+    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),             \
+        METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc),
+
+static PyMethodDef group_methods[] = {
+    PY_OPERATION_LIST(COLLECTIVE) METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
+                                         "Sends to a rank, which receives it with the same tag."),
+    METHOD(
+        recv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
+        "Receives from a rank, or from any; returns which it was. The message may be smaller than the tensor.\n"
+        "Another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False."),
+    METHOD(isend, "($self, tensor, dst, tag=0, *, timeout=None)", "send that returns a Work at once."),
+    METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
+           "recv that returns a Work at once."),
+    {"monitored_barrier", (PyCFunction)(void (*)(void))py_group_monitored_barrier,
+     METH_VARARGS | METH_KEYWORDS,
+     "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\n"
+     "A barrier whose error on rank 0 names the first rank that has not come, or all of them."},
+    {"batch_isend_irecv", (PyCFunction)(void (*)(void))py_group_batch_isend_irecv,
+     METH_VARARGS | METH_KEYWORDS,
+     "batch_isend_irecv($self, p2p_op_list)\n--\n\nStarts the P2POps of a list; returns their Works."},
+    {"coalesce", (PyCFunction)(void (*)(void))py_group_coalesce, METH_VARARGS | METH_KEYWORDS,
+     "coalesce($self, *, timeout=None, async_op=False)\n--\n\n"
+     "A context manager: all_reduce, all_gather_single or reduce_scatter_single called in it by this thread\n"
+     "are made one operation at its end."},
+    {"_set_recorder", py_group_set_recorder, METH_O,
+     "_set_recorder($self, recorder, /)\n--\n\nWho records the calls of this thread; returns who did before."},
+    {"empty", (PyCFunction)(void (*)(void))py_group_empty, METH_VARARGS | METH_KEYWORDS,
+     "empty($self, shape, dtype='float32')\n--\n\n"
+     "A SharedArray of zeros: memory that the ranks of this host share, so that collectives on it copy less."},
+    {"_adopt", py_group_adopt, METH_VARARGS,
+     "_adopt($self, address, fd, nbytes, /)\n--\n\n"
+     "A SharedArray of the bytes at an address, which is a shared mapping of fd, the caller's alone, and stays where it is."},
+    {"split", (PyCFunction)(void (*)(void))group_split, METH_VARARGS | METH_KEYWORDS,
+     "split($self, ranks, name=None, timeout=None)\n--\n\n"
+     "A group of these ranks, in this order; they alone call it."},
+    {"_describe", group_describe, METH_VARARGS,
+     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the group is called in dumps of the flight recorder."},
+    {"abort", (PyCFunction)(void (*)(void))group_abort, METH_VARARGS | METH_KEYWORDS,
+     "abort($self, reason='abort() was called')\n--\n\n"
+     "Ends all operations at once, here and on the other ranks, with DistAbortedError. From any thread."},
+    {"close", (PyCFunction)(void (*)(void))group_close, METH_VARARGS | METH_KEYWORDS,
+     "close($self, timeout=None)\n--\n\n"
+     "Waits for operations under way (10 s unless told otherwise) and says goodbye. From any thread."},
+    {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", group_exit, METH_VARARGS,
+     "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts first, and the others hear why."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef group_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_group, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot group_slots[] = {
+    {Py_tp_doc,
+     "Group(store, rank, size, *, timeout=1800.0, name='default', connect_timeout=None)\n--\n\n"
+     "A group of `size` processes that meet in a store, which may be None for a group of one.\n\n"
+     "Groups over one store have different names. `timeout` (seconds or a timedelta) is for operations;\n"
+     "`connect_timeout` for meeting the others: the store's, or `timeout` if that is shorter, unless given."},
+    {Py_tp_new, (void *)group_new},
+    {Py_tp_init, (void *)group_init},
+    {Py_tp_dealloc, (void *)group_dealloc},
+    {Py_tp_traverse, (void *)group_traverse},
+    {Py_tp_clear, (void *)group_clear},
+    {Py_tp_repr, (void *)py_group_repr},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, py_group_getset},
+    {Py_tp_members, group_members},
+    {0, NULL},
+};
+
+static PyType_Spec group_spec = {
+    .name = "dldist.Group",
+    .basicsize = sizeof(py_group),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = group_slots,
+};
+
+PyObject *
+py_group_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &group_spec, NULL);
+}

@@ -1,0 +1,343 @@
+/* The module dldist._core. */
+
+#include "python/base/error.h"
+#include "python/base/gate.h"
+#include "python/base/log.h"
+#include "python/call/reduce_op.h"
+#include "python/group/engine.h"
+#include "python/group/group.h"
+#include "python/group/plan.h"
+#include "python/nccl/team.h"
+#include "python/observe/recorder.h"
+#include "python/observe/watch.h"
+#include "python/store/store.h"
+#include "python/tensor/tensor.h"
+#include "python/tensor/type.h"
+#include "python/window/window.h"
+#include "python/work/work.h"
+
+#ifdef DD_FAULTS
+#include "core/mem.h"
+#endif
+
+/* Adds the type, which is taken, and keeps it in *slot. */
+static int
+add_type(PyObject *module, PyTypeObject **slot, PyObject *type)
+{
+    *slot = (PyTypeObject *)type;
+    return type != NULL ? PyModule_AddType(module, *slot) : -1;
+}
+
+static int
+add_types(PyObject *module, py_state *state)
+{
+    if (add_type(module, &state->store_type, py_store_make_type(module)) < 0) {
+        return -1;
+    }
+    PyObject *base = (PyObject *)state->store_type;
+    if (add_type(module, &state->tcp_store_type, py_tcp_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->file_store_type, py_file_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->hash_store_type, py_hash_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->prefix_store_type, py_prefix_store_make_type(module, base)) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static int
+add_group_types(PyObject *module, py_state *state)
+{
+    return add_type(module, &state->reduce_op_type, py_reduce_op_make_type(module)) < 0 ||
+                   add_type(module, &state->member_type, py_group_make_member_type()) < 0 ||
+                   add_type(module, &state->work_type, py_work_make_type(module)) < 0 ||
+                   add_type(module, &state->shared_array_type, py_shared_array_make_type(module)) < 0 ||
+                   add_type(module, &state->plan_type, py_plan_make_type(module)) < 0 ||
+                   add_type(module, &state->group_type, py_group_make_type(module)) < 0 ||
+                   add_type(module, &state->window_type, py_window_make_type(module)) < 0
+               ? -1
+               : 0;
+}
+
+static int
+add_nccl_team_types(PyObject *module, py_state *state)
+{
+    const struct {
+        PyTypeObject **place;
+        PyType_Spec *spec;
+    } types[] = {
+        {&state->nccl_comms_type, &py_nccl_comms_spec},
+        {&state->nccl_rank_comm_type, &py_nccl_rank_comm_spec},
+        {&state->nccl_unique_id_type, &py_nccl_unique_id_spec},
+        {&state->nccl_abort_handle_type, &py_nccl_abort_handle_spec},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        *types[i].place = (PyTypeObject *)type;
+        if (type == NULL || PyModule_AddType(module, *types[i].place) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+add_nccl_types(PyObject *module, py_state *state)
+{
+    PyObject *group = (PyObject *)state->group_type;
+    PyObject *work = (PyObject *)state->work_type;
+    return add_type(module, &state->nccl_group_type, py_nccl_group_make_type(module, group)) < 0 ||
+                   add_type(module, &state->nccl_work_type, py_nccl_work_make_type(module, work)) < 0 ||
+                   add_type(module, &state->nccl_array_type, py_nccl_array_make_type(module)) < 0 ||
+                   add_nccl_team_types(module, state) < 0 ||
+                   PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0
+               ? -1
+               : 0;
+}
+
+static int
+make_names(py_state *state)
+{
+    for (int i = 0; i < PY_NAME_COUNT; i++) {
+        state->names[i] = PyUnicode_InternFromString(py_name_text((py_name)i));
+        if (state->names[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Threads of the process come back to Python by PyGILState, which knows the main interpreter only. */
+static int
+refuse_subinterpreter(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_ImportError, "dldist does not support subinterpreters");
+    return -1;
+}
+
+static int
+core_exec(PyObject *module)
+{
+    py_state *state = PyModule_GetState(module);
+    if (refuse_subinterpreter() < 0 || py_gate_init(module) < 0) {
+        return -1;
+    }
+    dd_error err;
+    dd_list_init(&state->groups);
+    state->tensor_types = py_tensor_types_create();
+    if (state->tensor_types == NULL || make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
+        return -1;
+    }
+    dd_status status = dd_tcp_registry_create(&state->tcp_registry, &err);
+    if (status != DD_OK) {
+        py_error_raise(state, status, &err);
+        return -1;
+    }
+    dd_list_init(&state->nccl_groups);
+    return add_types(module, state) < 0 || add_group_types(module, state) < 0 ||
+                   add_nccl_types(module, state) < 0
+               ? -1
+               : 0;
+}
+
+/* The types that the state owns. */
+static const size_t type_fields[] = {
+    offsetof(py_state, store_type),          offsetof(py_state, tcp_store_type),
+    offsetof(py_state, file_store_type),     offsetof(py_state, hash_store_type),
+    offsetof(py_state, prefix_store_type),   offsetof(py_state, group_type),
+    offsetof(py_state, work_type),           offsetof(py_state, nccl_group_type),
+    offsetof(py_state, nccl_work_type),      offsetof(py_state, nccl_array_type),
+    offsetof(py_state, nccl_comms_type),     offsetof(py_state, nccl_rank_comm_type),
+    offsetof(py_state, nccl_unique_id_type), offsetof(py_state, nccl_abort_handle_type),
+    offsetof(py_state, reduce_op_type),      offsetof(py_state, shared_array_type),
+    offsetof(py_state, plan_type),           offsetof(py_state, window_type),
+    offsetof(py_state, member_type),
+};
+#define NTYPES (sizeof type_fields / sizeof type_fields[0])
+
+static PyTypeObject **
+type_at(py_state *state, size_t i)
+{
+    return (PyTypeObject **)(void *)((char *)state + type_fields[i]);
+}
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    py_state *state = PyModule_GetState(module);
+    if (state == NULL) {
+        return 0;
+    }
+    for (size_t i = 0; i < NTYPES; i++) {
+        Py_VISIT(*type_at(state, i));
+    }
+    for (int i = 0; i < PY_ERROR_COUNT; i++) {
+        Py_VISIT(state->errors[i]);
+    }
+    Py_VISIT(state->timedelta);
+    Py_VISIT(state->ndarray_type);
+    return 0;
+}
+
+/* There is no m_clear: objects use the state until they are gone, and the types break every cycle through the
+ * module. */
+static void
+core_free(void *module)
+{
+    py_state *state = PyModule_GetState(module);
+    if (state == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < NTYPES; i++) {
+        Py_CLEAR(*type_at(state, i));
+    }
+    for (int i = 0; i < PY_ERROR_COUNT; i++) {
+        Py_CLEAR(state->errors[i]);
+    }
+    for (int i = 0; i < PY_NAME_COUNT; i++) {
+        Py_CLEAR(state->names[i]);
+    }
+    Py_CLEAR(state->timedelta);
+    Py_CLEAR(state->ndarray_type);
+    py_device_state_destroy(state);
+    py_tensor_types_destroy(state->tensor_types);
+    py_nccl_destroy(state);
+    if (state->tcp_registry != NULL) {
+        dd_tcp_registry_destroy(state->tcp_registry);
+    }
+}
+
+#ifdef DD_FAULTS
+static PyObject *
+fail_allocation(PyObject *module, PyObject *args)
+{
+    (void)module;
+    long number;
+    if (!PyArg_ParseTuple(args, "l:_fail_allocation", &number)) {
+        return NULL;
+    }
+    return PyLong_FromLong(dd_mem_fail_after(number));
+}
+#endif
+
+static PyMethodDef core_methods[] = {
+#ifdef DD_FAULTS
+    {"_fail_allocation", fail_allocation, METH_VARARGS,
+     "_fail_allocation($module, number, /)\n--\n\n"
+     "Makes the allocation with this number from now on fail, counted from 0; -1: none. Returns how many there were\n"
+     "since the last call. In test builds only."},
+#endif
+    {"_close_gate", py_gate_close, METH_NOARGS,
+     "_close_gate($module, /)\n--\n\nFrom now on no thread of the core asks for the GIL."},
+    {"_set_log_level", py_log_set_level, METH_O,
+     "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
+    {"_take_log_record", py_log_take_record, METH_O,
+     "_take_log_record($module, timeout, /)\n--\n\n"
+     "Waits for the next record: (level, time, number lost before it, message), or None."},
+    {"_stop_log", py_log_stop, METH_NOARGS, "_stop_log($module, /)\n--\n\nLets _take_log_record return."},
+    {"_call_despite_ctrl_c", py_error_call_despite_ctrl_c, METH_VARARGS,
+     "_call_despite_ctrl_c($module, function, /, *args)\n--\n\nCalls, and again where Ctrl-C comes in between."},
+    {"_raise_status", py_error_raise_status, METH_O,
+     "_raise_status($module, code, /)\n--\n\nRaises what stands for a status of the core; for tests."},
+    {"_status_names", py_error_status_names, METH_NOARGS,
+     "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number; for tests."},
+    {"_describe_tensor", py_tensor_describe, METH_VARARGS,
+     "_describe_tensor($module, object, writable, /)\n--\n\nWhat dldist sees of a tensor; for tests."},
+    {"_copy_tensor", py_tensor_copy, METH_VARARGS,
+     "_copy_tensor($module, dst, src, /)\n--\n\nCopies the elements of src, in row-major order, into dst."},
+    {"_copy_tensors", py_tensor_copy_list, METH_VARARGS,
+     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor, pair by pair."},
+    {"_convert_tensor", py_tensor_convert, METH_VARARGS,
+     "_convert_tensor($module, dst, src, /)\n--\n\n_copy_tensor, from any floating-point type to any."},
+    {"_add_tensor", py_tensor_add, METH_VARARGS,
+     "_add_tensor($module, dst, src, /)\n--\n\nAdds the elements of src to those of dst."},
+    {"_is_shared", py_window_is_shared, METH_O,
+     "_is_shared($module, tensor, /)\n--\n\nWhether it lies in memory that Group.empty of a group has made."},
+    {"_write32", py_window_write32, METH_VARARGS,
+     "_write32($module, function, tensor, offset, value, count, /)\n--\n\n"
+     "Writes elements of 32 bits, each seen after all that was written before it."},
+    {"_take_completions", py_completions_take, METH_NOARGS,
+     "_take_completions($module, /)\n--\n\n"
+     "Waits for a work that somebody watches, and calls who watches it; False: stop."},
+    {"_stop_completions", py_completions_stop, METH_NOARGS,
+     "_stop_completions($module, /)\n--\n\nLets _take_completions return, and makes the calls that are left."},
+    {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
+     "_call_aloud($module, callback, argument, /)\n--\n\n"
+     "Calls callback(argument); what it raises goes to sys.unraisablehook."},
+    {"start_all", py_plan_start_all, METH_O,
+     "start_all($module, plans, /)\n--\n\n"
+     "Starts Plans in this order, those of one group that follow one another in one go: all of these, or none."},
+    {"wait_all", py_plan_wait_all, METH_O,
+     "wait_all($module, plans, /)\n--\n\nWaits for the last start of each; raises the first failure."},
+    {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
+     "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
+     "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},
+    {"_find_nccl_obstacle", py_nccl_find_obstacle, METH_VARARGS,
+     "_find_nccl_obstacle($module, nccl, candidates, /)\n--\n\n"
+     "Why NCCL itself cannot be loaded, whatever the driver is like; None where it can."},
+    {"_nccl_info", py_nccl_info, METH_NOARGS,
+     "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None when nothing has."},
+    {"_nccl_config_fields", py_nccl_config_fields, METH_NOARGS,
+     "_nccl_config_fields($module, /)\n--\n\n(name, version that brought it, whether it is text) of NCCL's configuration."},
+    {"_swap_stream", py_device_swap_stream, METH_O,
+     "_swap_stream($module, stream, /)\n--\n\n"
+     "Makes it the CUDA stream that this thread works on, None for nobody's; returns the one before."},
+    {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
+     "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, for the end of the process."},
+    {"_monitor_open", py_watch_open, METH_VARARGS,
+     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist._watch."},
+    {"_monitor_run", py_watch_run, METH_NOARGS,
+     "_monitor_run($module, /)\n--\n\nThe life of the monitor's thread; returns after _monitor_stop."},
+    {"_monitor_stop", py_watch_stop, METH_O,
+     "_monitor_stop($module, grace, /)\n--\n\nLets _monitor_run return, and waits for that, `grace` seconds at most."},
+    {"_monitor_add_group", py_watch_add_group, METH_O,
+     "_monitor_add_group($module, group, /)\n--\n\nShows the monitor a group; gives its number there."},
+    {"_monitor_remove_group", py_watch_remove_group, METH_O,
+     "_monitor_remove_group($module, number, /)\n--\n\nThe group has ended."},
+    {"_monitor_request_dump", py_watch_request_dump, METH_NOARGS,
+     "_monitor_request_dump($module, /)\n--\n\nAsks for a dump; tells whether there is a monitor."},
+    {"_monitor_on_signal", py_watch_on_signal, METH_VARARGS,
+     "_monitor_on_signal($module, signum, has_to_be_unused, /)\n--\n\nLets a signal ask for dumps until the "
+     "monitor stops; tells whether it does."},
+    {"_monitor_report", py_watch_report, METH_NOARGS,
+     "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
+    {"_shutdown", py_engine_shut_down, METH_NOARGS,
+     "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
+    {"_dump_recorder", py_recorder_dump, METH_VARARGS,
+     "_dump_recorder($module, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
+     "What the flight recorder has, as bytes."},
+    {"_dump_recorder_to_file", py_recorder_dump_to_file, METH_VARARGS,
+     "_dump_recorder_to_file($module, path, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
+     "The same, into a file that is there as a whole or not at all."},
+    {"_reset_recorder", py_recorder_reset, METH_NOARGS,
+     "_reset_recorder($module, /)\n--\n\nForgets what the flight recorder has."},
+    {"_recorder_capacity", py_recorder_capacity, METH_NOARGS,
+     "_recorder_capacity($module, /)\n--\n\nHow many operations it keeps; 0: it is off."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, (void *)core_exec},
+    {0, NULL},
+};
+
+static PyModuleDef core_module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = PY_MODULE_NAME,
+    .m_doc = "The C part of dldist.",
+    .m_size = sizeof(py_state),
+    .m_methods = core_methods,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&core_module);
+}

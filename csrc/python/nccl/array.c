@@ -1,0 +1,195 @@
+/* dldist.NcclArray: memory of ncclMemAlloc on a device, by DLPack. */
+#include "core/fork.h"
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/nccl/nccl.h"
+#include "python/tensor/memory.h"
+
+typedef struct nccl_memory {
+    py_memory memory; /* first */
+    const py_nccl *nccl;
+} nccl_memory;
+
+/* Any thread. Nothing is waited for: a stream may hang. What groups still do with it keeps it. */
+static void
+destroy_memory(py_memory *memory)
+{
+    nccl_memory *own = (nccl_memory *)memory;
+    const py_nccl *nccl = own->nccl;
+    dd_cuda_guard guard;
+    if (memory->view.data != NULL && nccl->generation == dd_fork_generation() &&
+        dd_cuda_enter(nccl->cuda, memory->device_id, &guard, NULL) == DD_OK) {
+        (void)nccl->lib->api.ncclMemFree(memory->view.data);
+        dd_cuda_leave(&guard);
+    }
+    dd_mem_free(own);
+}
+
+static dd_status
+allocate(const py_nccl *nccl, int device, size_t nbytes, void **data, dd_error *err)
+{
+    dd_cuda_guard guard;
+    *data = NULL;
+    dd_status status = dd_nccl_need(nccl->lib, DD_NCCL_CAN_MEM_ALLOC, err);
+    if (status != DD_OK || nbytes == 0) {
+        return status;
+    }
+    status = dd_cuda_enter(nccl->cuda, device, &guard, err);
+    if (status == DD_OK) {
+        status = dd_nccl_check(nccl->lib, NULL, nccl->lib->api.ncclMemAlloc(data, nbytes), err,
+                               "ncclMemAlloc of %zu bytes on cuda:%d", nbytes, device);
+        dd_cuda_leave(&guard);
+    }
+    return status;
+}
+
+static py_memory *
+make_memory(py_group *group, dd_view *view, int device)
+{
+    py_nccl *nccl = group->state->nccl;
+    nccl_memory *own = dd_mem_zalloc(sizeof *own);
+    if (own == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = allocate(nccl, device, dd_view_nbytes(view), &view->data, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        dd_mem_free(own);
+        py_error_raise_of_group(group->state, status, &err);
+        return NULL;
+    }
+    own->nccl = nccl;
+    py_memory_init(&own->memory, view, destroy_memory);
+    own->memory.device_type = PY_DEVICE_CUDA;
+    own->memory.device_id = device;
+    return &own->memory;
+}
+
+PyObject *
+py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"shape", "dtype", "device", NULL};
+    py_group *group = (py_group *)object;
+    py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
+    PyObject *dtype = NULL;
+    PyObject *device_object = Py_None;
+    dd_view view;
+    int device;
+    if (!py_nccl_group_require(group) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape.value, &dtype,
+                                     &device_object) ||
+        !py_memory_read_view(&shape, dtype, &view) ||
+        !(device_object == Py_None
+              ? py_nccl_group_choose_device(group, &device)
+              : py_params_int(group->state, device_object, &device, "empty", "device"))) {
+        return NULL;
+    }
+    py_memory *memory = make_memory(group, &view, device);
+    if (memory == NULL) {
+        return NULL;
+    }
+    return py_memory_array_make(group->state->nccl_array_type, group->module, memory);
+}
+
+static PyObject *
+array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream =
+        Py_None; /* the writer orders its streams: there is no producer that has to be waited for */
+    PyObject *version = Py_None;
+    PyObject *device = Py_None;
+    PyObject *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
+                                     &copy)) {
+        return NULL;
+    }
+    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
+                            "an NcclArray is exported as it is: no copies, no other devices");
+}
+
+static PyObject *
+array_dlpack_device(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return Py_BuildValue("(ii)", PY_DEVICE_CUDA, ((py_memory_array *)object)->memory->device_id);
+}
+
+static PyObject *
+get_pointer(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromVoidPtr(((py_memory_array *)object)->memory->view.data);
+}
+
+static PyObject *
+get_device(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(((py_memory_array *)object)->memory->device_id);
+}
+
+static PyObject *
+array_repr(PyObject *object)
+{
+    const py_memory *memory = ((py_memory_array *)object)->memory;
+    PyObject *shape = py_memory_array_get_shape(object, NULL);
+    PyObject *text = shape != NULL
+                         ? PyUnicode_FromFormat("<dldist.NcclArray: %R of %s on cuda:%d>", shape,
+                                                dd_dtype_name(memory->view.dtype), memory->device_id)
+                         : NULL;
+    Py_XDECREF(shape);
+    return text;
+}
+
+static PyMethodDef array_methods[] = {
+    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+     "A capsule of DLPack, which keeps the memory."},
+    {"__dlpack_device__", array_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\nIts device."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef array_getset[] = {
+    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"ptr", get_pointer, NULL, "Its address on the device.", NULL},
+    {"device", get_device, NULL, "The number of its device.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef array_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot array_slots[] = {
+    {Py_tp_doc,
+     "Memory of NCCL's on a device, not initialised; made by NcclGroup.empty.\n\n"
+     "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group, and is given back\n"
+     "when nothing refers to it any more: streams that still work on it must be waited for before."},
+    {Py_tp_dealloc, (void *)py_memory_array_dealloc},
+    {Py_tp_repr, (void *)array_repr},
+    {Py_tp_methods, array_methods},
+    {Py_tp_getset, array_getset},
+    {Py_tp_members, array_members},
+    {0, NULL},
+};
+
+static PyType_Spec array_spec = {
+    .name = "dldist.NcclArray",
+    .basicsize = sizeof(py_memory_array),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = array_slots,
+};
+
+PyObject *
+py_nccl_array_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &array_spec, NULL);
+}

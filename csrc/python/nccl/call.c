@@ -1,0 +1,450 @@
+/* One call of an operation of an NcclGroup, and several that are one.
+ *
+ * Every call has a flight. A call that does not wait for the end, as most do not, has its operation in the stream of the caller when it
+ * returns; what it needs until the device is through with it is left to the flight, or to the allocators of memory that is only used
+ * again in the order of its stream. */
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/call/reduce_op.h"
+#include "python/nccl/plan.h"
+#include "python/observe/recorder.h"
+#include "python/work/flight.h"
+
+#include <string.h>
+
+static bool
+find_stream(void *ctx, int device, void **stream)
+{
+    py_group *group = ctx;
+    dd_error err;
+    dd_status status;
+    dd_cuda_stream found = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_check(group->nccl->group, &err);
+    if (status == DD_OK) {
+        status = dd_nccl_group_stream(group->nccl->group, device, &found, &err);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        py_error_raise_of_group(group->state, status, &err);
+    }
+    *stream = found;
+    return status == DD_OK;
+}
+
+bool
+py_nccl_call_begin(py_group_call *call)
+{
+    py_group *group = call->group;
+    if (!py_nccl_group_require(group)) {
+        return false;
+    }
+    py_completions_drain(group->state);
+    call->flight = py_flight_create(group->state, (PyObject *)group, call->params->function);
+    if (call->flight == NULL) {
+        return false;
+    }
+    call->flight->is_nccl = true;
+    py_device_scope *scope = &call->flight->operands.device;
+    py_device_scope_init(scope, group->state);
+    scope->find_stream = find_stream;
+    scope->ctx = group;
+    scope->is_host_taken = group->nccl->is_host_taken;
+    return true;
+}
+
+/* ---- what is recorded of it */
+
+/* What the recorder is told of the call, in `told`: of the first item, where there are several. */
+static void
+record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, py_record *told)
+{
+    if (group->nccl->recorded == NULL) {
+        return;
+    }
+    plan->call.record =
+        item->op.kind == DD_NCCL_OP_COLL
+            ? py_record_collective(told, group->state, item->op.args.coll, &item->flight->operands)
+            : py_record_message(told, group->state, &item->flight->operands, item->op.kind == DD_NCCL_OP_SEND,
+                                item->op.peer);
+    if (plan->call.record != NULL) {
+        plan->call.record->name = plan->call.what;
+    }
+}
+
+/* ---- one operation */
+
+/* What is started, and how. */
+typedef struct py_launch {
+    py_group *group;
+    py_flight *flight; /* taken */
+    py_nccl_plan *plan;
+    bool is_async;
+} py_launch;
+
+/* Without the GIL. `is_started` says whether there is a work. */
+static dd_status
+start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
+{
+    py_nccl_plan *plan = launch->plan;
+    dd_nccl_work *work = NULL;
+    dd_status status = dd_nccl_group_start(launch->group->nccl->group, &plan->call, &work, wait, err);
+    *is_started = status == DD_OK;
+    if (status != DD_OK) {
+        return status;
+    }
+    launch->flight->work = &work->base;
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* with what has been added for a while */
+    if (launch->is_async) {
+        return DD_OK;
+    }
+    if (plan->is_blocking) {
+        return dd_nccl_work_wait(work, wait, err);
+    }
+    for (size_t i = 0; status == DD_OK && i < plan->call.nstreams; i++) {
+        status = dd_nccl_work_wait_stream(work, plan->streams[i], err);
+    }
+    return status;
+}
+
+/* Of a call that was waited for: on the host, or by its streams. */
+static void
+let_go(const py_launch *launch, dd_status status)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    if (launch->plan->call.on_done == NULL) {
+        launch->flight->is_stream_ordered = status == DD_OK;
+        py_flight_destroy(launch->flight);
+    } else {
+        py_flight_abandon(launch->flight);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+/* A Work, or None; NULL with an exception. */
+static PyObject *
+run(py_launch *launch)
+{
+    py_nccl_plan *plan = launch->plan;
+    py_flight *flight = launch->flight;
+    py_state *state = launch->group->state;
+    PyObject *work = launch->is_async ? py_nccl_work_create(state) : NULL;
+    if (launch->is_async && work == NULL) {
+        py_nccl_plan_fini(plan);
+        py_flight_destroy(flight);
+        return NULL;
+    }
+    bool is_ordered = !launch->is_async && !plan->is_blocking && plan->is_stream_ordered;
+    plan->call.on_done = is_ordered ? NULL : py_flight_on_done;
+    plan->call.ctx = flight;
+    plan->call.timeout_ns = flight->timeout_ns;
+    flight->is_blocking = plan->is_blocking;
+    bool is_started = false;
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init_endless(&wait, state);
+    wait.wait.start_ns = dd_clock_now_ns();
+    Py_BEGIN_ALLOW_THREADS
+    status = start(launch, &wait.wait, &is_started, &err);
+    Py_END_ALLOW_THREADS
+    py_nccl_plan_fini(plan);
+    bool is_ok = py_group_finish_wait(&wait, status, &err);
+    if (is_started && work != NULL) {
+        py_work_adopt(work, flight);
+    } else if (is_started) {
+        let_go(launch, status);
+    } else {
+        py_flight_destroy(flight);
+    }
+    if (!is_ok) {
+        Py_XDECREF(work);
+        return NULL;
+    }
+    return work != NULL ? work : Py_NewRef(Py_None);
+}
+
+static int64_t
+timeout_of(const py_group *group, int64_t timeout_ns)
+{
+    return timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(group->nccl->group);
+}
+
+/* ---- several in one */
+
+static py_nccl_batch *
+find_batch(const py_nccl_core *core)
+{
+    if (core->batches == NULL) {
+        return NULL;
+    }
+    unsigned long thread = PyThread_get_thread_ident();
+    py_nccl_batch *batch = core->batches;
+    while (batch != NULL && batch->thread != thread) {
+        batch = batch->next;
+    }
+    return batch;
+}
+
+static void
+destroy_batch(py_nccl_batch *batch)
+{
+    for (size_t i = 0; i < batch->nitems; i++) {
+        py_flight_destroy(batch->items[i].flight);
+    }
+    dd_mem_free(batch->items);
+    dd_mem_free(batch);
+}
+
+void
+py_nccl_batches_destroy(py_nccl_core *core)
+{
+    while (core->batches != NULL) {
+        py_nccl_batch *batch = core->batches;
+        core->batches = batch->next;
+        destroy_batch(batch);
+    }
+}
+
+static bool
+append(py_nccl_batch *batch, const py_nccl_item *item)
+{
+    if (batch->nitems == batch->capacity) {
+        size_t capacity = batch->capacity > 0 ? 2 * batch->capacity : 8;
+        py_nccl_item *items = dd_mem_realloc(batch->items, capacity * sizeof *items);
+        if (items == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
+        batch->items = items;
+        batch->capacity = capacity;
+    }
+    batch->items[batch->nitems++] = *item;
+    return true;
+}
+
+PyObject *
+py_nccl_group_start_coalescing(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_group *self = (py_group *)object;
+    if (!py_nccl_group_require(self)) {
+        return NULL;
+    }
+    if (find_batch(self->nccl) != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has started it already");
+        return NULL;
+    }
+    py_nccl_batch *batch = dd_mem_zalloc(sizeof *batch);
+    if (batch == NULL) {
+        return PyErr_NoMemory();
+    }
+    batch->thread = PyThread_get_thread_ident();
+    batch->next = self->nccl->batches;
+    self->nccl->batches = batch;
+    Py_RETURN_NONE;
+}
+
+static void
+take_out(py_nccl_core *core, py_nccl_batch *batch)
+{
+    py_nccl_batch **link = &core->batches;
+    while (*link != batch) {
+        link = &(*link)->next;
+    }
+    *link = batch->next;
+}
+
+/* The first flight, with the others behind it, for the work of all. */
+static py_flight *
+chain(py_nccl_batch *batch)
+{
+    for (size_t i = 0; i + 1 < batch->nitems; i++) {
+        batch->items[i].flight->others = batch->items[i + 1].flight;
+    }
+    return batch->items[0].flight;
+}
+
+static PyObject *
+run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_async)
+{
+    if (batch->nitems == 0) {
+        destroy_batch(batch);
+        Py_RETURN_NONE;
+    }
+    py_nccl_plan plan;
+    if (!py_nccl_plan_make(&plan, self, batch->items, batch->nitems)) {
+        destroy_batch(batch);
+        return NULL;
+    }
+    py_flight *flight = chain(batch);
+    plan.call.what = batch->nitems > 1 ? "coalesced" : flight->operands.function;
+    plan.call.is_batch = true;
+    flight->timeout_ns = timeout_of(self, timeout_ns);
+    py_record told;
+    record(self, &plan, &batch->items[0], &told);
+    py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
+    PyObject *result = run(&launch);
+    batch->nitems = 0;
+    destroy_batch(batch);
+    return result;
+}
+
+PyObject *
+py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", "async_op", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int is_async = 1;
+    int64_t timeout_ns;
+    if (!py_nccl_group_require(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$Op:end_coalescing", keywords, &timeout, &is_async) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "end_coalescing")) {
+        return NULL;
+    }
+    py_nccl_batch *batch = find_batch(self->nccl);
+    if (batch == NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "end_coalescing(): this thread has not called start_coalescing()");
+        return NULL;
+    }
+    take_out(self->nccl, batch);
+    return run_batch(self, batch, timeout_ns, is_async != 0);
+}
+
+PyObject *
+py_nccl_group_drop_coalesced(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_group *self = (py_group *)object;
+    py_nccl_batch *batch = py_nccl_group_require(self) ? find_batch(self->nccl) : NULL;
+    if (batch != NULL) {
+        take_out(self->nccl, batch);
+        destroy_batch(batch);
+    }
+    return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- calls */
+
+/* Now, or with the others of the batch that this thread is making. */
+static PyObject *
+run_or_append(py_group_call *call, const dd_nccl_op *op)
+{
+    py_group *group = call->group;
+    py_nccl_item item = {.flight = call->flight, .op = *op};
+    py_nccl_batch *batch = find_batch(group->nccl);
+    if (batch != NULL) {
+        if (!append(batch, &item)) {
+            return py_group_call_fail(call);
+        }
+        Py_RETURN_NONE;
+    }
+    py_nccl_plan plan;
+    if (!py_nccl_plan_make(&plan, group, &item, 1)) {
+        return py_group_call_fail(call);
+    }
+    plan.call.what = call->flight->operands.function;
+    call->flight->timeout_ns = timeout_of(group, call->timeout_ns);
+    py_record told;
+    record(group, &plan, &item, &told);
+    py_launch launch = {.group = group, .flight = call->flight, .plan = &plan, .is_async = call->is_async};
+    return run(&launch);
+}
+
+PyObject *
+py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok)
+{
+    dd_nccl_op op = {
+        .kind = DD_NCCL_OP_COLL,
+        .args = {.coll = coll, .root = call->root, .reduction = call->reduction},
+    };
+    op.args.reduction.dtype = py_operands_dtype(call->operands);
+    op.args.reduction.divisor = call->group->size;
+    is_ok =
+        is_ok && (call->factor == NULL || py_reduce_op_add_factor(call->factor, call->operands, &op.factor));
+    return is_ok ? run_or_append(call, &op) : py_group_call_fail(call);
+}
+
+PyObject *
+py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
+{
+    if (message->rank == DD_ANY_RANK) {
+        PyErr_Format(PyExc_NotImplementedError, "%s(): NCCL cannot receive from any rank: give 'src'",
+                     call->params->function);
+        return py_group_call_fail(call);
+    }
+    /* What the operation is called: it is the same with and without waiting. */
+    call->flight->operands.function = message->is_send ? "send" : "recv";
+    /* A message fills all of the tensor. */
+    call->operands->pieces[0].is_input = message->is_send;
+    dd_nccl_op op = {.kind = message->is_send ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV, .peer = message->rank};
+    PyObject *result = run_or_append(call, &op);
+    if (result != Py_None || call->is_async || message->is_send) {
+        return result;
+    }
+    Py_DECREF(result);
+    return PyLong_FromLong(message->rank);
+}
+
+/* ---- the barrier */
+
+static bool
+read_device_ids(py_group *self, PyObject *device_ids, int *device)
+{
+    bool is_given = device_ids != NULL && device_ids != Py_None;
+    Py_ssize_t ngiven = is_given ? PySequence_Size(device_ids) : 0;
+    if (ngiven <= 0) {
+        return ngiven == 0 && py_nccl_group_choose_device(self, device);
+    }
+    PyObject *first = PySequence_GetItem(device_ids, 0);
+    bool is_ok = first != NULL && py_params_int(self->state, first, device, "barrier", "device_ids");
+    Py_XDECREF(first);
+    return is_ok;
+}
+
+static PyObject *
+run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
+{
+    py_completions_drain(self->state);
+    py_flight *flight = py_flight_create(self->state, (PyObject *)self, "barrier");
+    if (flight == NULL) {
+        return NULL;
+    }
+    flight->is_nccl = true;
+    flight->timeout_ns = timeout_of(self, timeout_ns);
+    py_nccl_plan plan = {
+        .call = {.what = "barrier", .device = device, .nops = 1, .is_barrier = true},
+        .is_blocking = true,
+    };
+    plan.ops = &plan.first_op;
+    plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
+    plan.call.ops = plan.ops;
+    py_nccl_item item = {.flight = flight, .op = plan.first_op};
+    py_record told;
+    record(self, &plan, &item, &told);
+    py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
+    return run(&launch);
+}
+
+PyObject *
+py_nccl_group_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", "async_op", "device_ids", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    PyObject *device_ids = NULL;
+    int is_async = 0;
+    int64_t timeout_ns;
+    int device;
+    if (!py_nccl_group_require(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$OpO:barrier", keywords, &timeout, &is_async,
+                                     &device_ids) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "barrier") ||
+        !read_device_ids(self, device_ids, &device)) {
+        return NULL;
+    }
+    return run_barrier(self, device, timeout_ns, is_async != 0);
+}

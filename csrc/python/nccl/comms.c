@@ -1,0 +1,330 @@
+/* dldist.nccl.NcclComms: communicators of one process for one caller. */
+#include "python/nccl/team.h"
+
+#include "core/fork.h"
+
+typedef struct py_nccl_comms {
+    PY_NCCL_OBJECT;
+    dd_nccl_team *team; /* owned; guarded by the GIL; NULL once it is closed */
+    int ncalls;         /* guarded by the GIL: under way; the last one closes what close() could not */
+    bool is_closed;     /* guarded by the GIL */
+} py_nccl_comms;
+
+static dd_nccl_team *
+require_team(const py_nccl_comms *self)
+{
+    if (self->team == NULL || self->is_closed) {
+        PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "these communicators are closed");
+        return NULL;
+    }
+    return self->team;
+}
+
+/* PyMem; NULL with an exception. */
+static int *
+read_devices(const py_state *state, PyObject *list, int *count)
+{
+    PyObject *tuple = PySequence_Tuple(list);
+    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
+    int *devices = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *devices) : NULL;
+    if (tuple != NULL && devices == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; devices != NULL && i < n; i++) {
+        py_argument argument = {
+            .state = state, .function = "NcclComms", .name = "devices", .value = PyTuple_GetItem(tuple, i)};
+        if (!py_nccl_team_read_device(&argument, &devices[i])) {
+            PyMem_Free(devices);
+            devices = NULL;
+        }
+    }
+    Py_XDECREF(tuple);
+    *count = (int)n;
+    return devices;
+}
+
+static int
+comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"devices", "timeout", NULL};
+    py_nccl_comms *self = (py_nccl_comms *)object;
+    PyObject *list;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
+    int count;
+    py_nccl *nccl;
+    if (self->team != NULL || self->is_closed) {
+        PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was called before on this object");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:NcclComms", keywords, &list, &timeout) ||
+        (timeout != NULL && timeout != Py_None &&
+         !py_to_timeout_ns(self->state, timeout, &timeout_ns, "NcclComms", "timeout")) ||
+        (nccl = py_nccl_get(self->state)) == NULL) {
+        return -1;
+    }
+    int *devices = read_devices(self->state, list, &count);
+    if (devices == NULL) {
+        return -1;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    dd_nccl_team *team = NULL;
+    py_wait_init(&wait, self->state, timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(devices);
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_nccl_team_close(team); /* made all the same, while a signal's handler raised */
+        Py_END_ALLOW_THREADS
+        return -1;
+    }
+    self->team = team;
+    return 0;
+}
+
+/* Closes it once nobody is in a call. */
+static void
+close_team(py_nccl_comms *self)
+{
+    self->is_closed = true;
+    if (self->ncalls > 0 || self->team == NULL) {
+        return;
+    }
+    dd_nccl_team *team = self->team;
+    self->team = NULL;
+    if (self->state->nccl->generation == dd_fork_generation()) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_nccl_team_close(team);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+static void
+comms_dealloc(PyObject *object)
+{
+    close_team((py_nccl_comms *)object);
+    py_nccl_object_free(object);
+}
+
+static int *
+devices_of(const dd_nccl_team *team)
+{
+    int size = dd_nccl_team_size(team);
+    int *devices = PyMem_Calloc((size_t)size, sizeof *devices);
+    if (devices == NULL) {
+        PyErr_NoMemory();
+    }
+    for (int i = 0; devices != NULL && i < size; i++) {
+        devices[i] = dd_nccl_team_device(team, i);
+    }
+    return devices;
+}
+
+static PyObject *
+comms_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
+{
+    py_nccl_comms *self = (py_nccl_comms *)object;
+    py_nccl_team_arguments given;
+    dd_nccl_team *team = require_team(self);
+    if (team == NULL || !py_nccl_team_parse(coll, args, kwargs, "streams", &given)) {
+        return NULL;
+    }
+    int *devices = devices_of(team);
+    if (devices == NULL) {
+        return NULL;
+    }
+    py_nccl_team_call call;
+    int size = dd_nccl_team_size(team);
+    py_nccl_team_places places = {
+        .lib = self->state->nccl->lib, .size = size, .count = size, .devices = devices};
+    py_nccl_team_call_init(&call, self->state, coll->function);
+    self->ncalls++;
+    bool is_ok = py_nccl_team_read_streams(&call, given.streams, size) &&
+                 py_nccl_team_prepare(&call, coll, &given, &places);
+    PyMem_Free(devices);
+    if (is_ok) {
+        py_wait wait;
+        dd_error err;
+        dd_status status;
+        py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
+        Py_BEGIN_ALLOW_THREADS
+        status = dd_nccl_team_run(team, coll->function, call.items, 1, call.streams, &wait.wait, &err);
+        Py_END_ALLOW_THREADS
+        is_ok = py_group_finish_wait(&wait, status, &err);
+    }
+    py_nccl_team_call_fini(&call);
+    self->ncalls--;
+    if (self->is_closed) {
+        close_team(self);
+    }
+    return is_ok ? Py_NewRef(Py_None) : NULL;
+}
+
+PY_NCCL_RUN_METHOD(comms, all_reduce, DD_NCCL_ITEM_ALL_REDUCE)
+PY_NCCL_RUN_METHOD(comms, broadcast, DD_NCCL_ITEM_BROADCAST)
+PY_NCCL_RUN_METHOD(comms, reduce, DD_NCCL_ITEM_REDUCE)
+PY_NCCL_RUN_METHOD(comms, all_gather, DD_NCCL_ITEM_ALL_GATHER)
+PY_NCCL_RUN_METHOD(comms, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
+
+static PyObject *
+comms_split(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_nccl_comms *self = (py_nccl_comms *)object;
+    dd_nccl_team *team = require_team(self);
+    if (team == NULL) {
+        return NULL;
+    }
+    int size = dd_nccl_team_size(team);
+    dd_nccl_comm **comms = PyMem_Calloc((size_t)size, sizeof(dd_nccl_comm *));
+    if (comms == NULL) {
+        return PyErr_NoMemory();
+    }
+    dd_error err;
+    dd_status status;
+    self->ncalls++;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_team_take_apart(team, comms, &err);
+    Py_END_ALLOW_THREADS
+    self->ncalls--;
+    PyObject *list = py_nccl_team_raise(self->state, status, &err) ? PyList_New(0) : NULL;
+    for (int i = 0; status == DD_OK && i < size; i++) {
+        PyObject *comm = py_nccl_rank_comm_create(self->state, self->module, comms[i]);
+        if (comm == NULL || list == NULL || PyList_Append(list, comm) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(comm);
+    }
+    PyMem_Free(comms);
+    if (status == DD_OK || self->is_closed) {
+        close_team(self);
+    }
+    return list;
+}
+
+static PyObject *
+comms_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    close_team((py_nccl_comms *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+comms_abort(PyObject *object, PyObject *args)
+{
+    py_nccl_comms *self = (py_nccl_comms *)object;
+    const char *reason = "abort() was called";
+    dd_nccl_team *team = self->team;
+    if (!PyArg_ParseTuple(args, "|s:abort", &reason)) {
+        return NULL;
+    }
+    if (team == NULL) {
+        Py_RETURN_NONE;
+    }
+    dd_error err;
+    dd_status status;
+    self->ncalls++;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_team_abort(team, reason, &err);
+    Py_END_ALLOW_THREADS
+    self->ncalls--;
+    if (self->is_closed) {
+        close_team(self);
+    }
+    return py_nccl_team_raise(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+comms_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return require_team((py_nccl_comms *)object) != NULL ? Py_NewRef(object) : NULL;
+}
+
+static PyObject *
+comms_exit(PyObject *object, PyObject *args)
+{
+    (void)args;
+    return comms_close(object, NULL);
+}
+
+static PyObject *
+comms_get_size(PyObject *object, void *closure)
+{
+    (void)closure;
+    const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
+    return PyLong_FromLong(team != NULL ? dd_nccl_team_size(team) : 0);
+}
+
+static PyObject *
+comms_get_devices(PyObject *object, void *closure)
+{
+    (void)closure;
+    const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {
+        PyObject *device = PyLong_FromLong(dd_nccl_team_device(team, i));
+        if (device == NULL || PyList_Append(list, device) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(device);
+    }
+    return list;
+}
+
+#define ON_STREAMS \
+    "\n\nIt is put into `streams`, one for each device, or into those that the tensors' libraries work on; nothing waits."
+
+static PyMethodDef comms_methods[] = {
+    {"all_reduce", PY_NCCL_KEYWORDS(comms_all_reduce),
+     "all_reduce($self, tensors, op='sum', streams=None)\n--\n\nReduces the tensors of all devices, in place." ON_STREAMS},
+    {"broadcast", PY_NCCL_KEYWORDS(comms_broadcast),
+     "broadcast($self, tensors, root=0, streams=None)\n--\n\nGives every tensor what tensors[root] has." ON_STREAMS},
+    {"reduce", PY_NCCL_KEYWORDS(comms_reduce),
+     "reduce($self, tensors, root=0, op='sum', streams=None)\n--\n\nReduces the tensors into tensors[root]." ON_STREAMS},
+    {"all_gather", PY_NCCL_KEYWORDS(comms_all_gather),
+     "all_gather($self, outputs, inputs, streams=None)\n--\n\n"
+     "Gives every output all inputs, one after another in the order of the devices." ON_STREAMS},
+    {"reduce_scatter", PY_NCCL_KEYWORDS(comms_reduce_scatter),
+     "reduce_scatter($self, outputs, inputs, op='sum', streams=None)\n--\n\n"
+     "Reduces the inputs, and gives output k the k-th part." ON_STREAMS},
+    {"split", comms_split, METH_NOARGS,
+     "split($self, /)\n--\n\nThe communicators, an NcclRankComm for each device, for a thread each. This object has none then."},
+    {"abort", comms_abort, METH_VARARGS,
+     "abort($self, reason='abort() was called', /)\n--\n\nEnds what is under way, with errors. From any thread."},
+    {"close", comms_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicators."},
+    {"__enter__", comms_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", comms_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef comms_getset[] = {
+    {"size", comms_get_size, NULL, "How many devices there are; 0 after the end.", NULL},
+    {"devices", comms_get_devices, NULL, "Their numbers.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot comms_slots[] = {
+    {Py_tp_doc,
+     "NcclComms(devices, timeout=None)\n--\n\n"
+     "Communicators of one process, one for each device (numbers, or \"cuda:1\"), for calls with a tensor for each.\n\n"
+     "The current device of the caller stays what it is."},
+    {Py_tp_new, (void *)py_nccl_object_new},
+    {Py_tp_init, (void *)comms_init},
+    {Py_tp_dealloc, (void *)comms_dealloc},
+    {Py_tp_methods, comms_methods},
+    {Py_tp_getset, comms_getset},
+    {0, NULL},
+};
+
+PyType_Spec py_nccl_comms_spec = {
+    .name = "dldist.nccl.NcclComms",
+    .basicsize = sizeof(py_nccl_comms),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = comms_slots,
+};

@@ -1,0 +1,307 @@
+/* What an NcclGroup does with its communicators themselves. */
+#include "python/nccl/group_comm.h"
+#include "python/base/error.h"
+
+PyObject *
+py_nccl_comm_finish(const py_group *self, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, err);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+bool
+py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function)
+{
+    if (object != NULL && object != Py_None) {
+        return py_params_int(self->state, object, device, function, "device");
+    }
+    return py_nccl_group_choose_device(self, device);
+}
+
+dd_nccl_comm *
+py_nccl_comm_connect(py_group *self, int device)
+{
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    dd_nccl_comm *comm = NULL;
+    py_wait_init_endless(&wait, self->state);
+    wait.wait.start_ns = dd_clock_now_ns();
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        dd_nccl_comm_release(comm);
+        return NULL;
+    }
+    if (self->nccl->device == PY_NO_DEVICE) {
+        self->nccl->device = device;
+    }
+    return comm;
+}
+
+void
+py_nccl_comm_release(dd_nccl_comm *comm)
+{
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+}
+
+PY_NCCL_METHOD(connect)
+{
+    static char *keywords[] = {"device", NULL};
+    PyObject *device_object = NULL;
+    int device;
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:connect", keywords, &device_object) ||
+        !py_nccl_comm_read_device(group, device_object, &device, "connect")) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = py_nccl_comm_connect(group, device);
+    if (comm == NULL) {
+        return NULL;
+    }
+    py_nccl_comm_release(comm);
+    Py_RETURN_NONE;
+}
+
+/* ---- the communicator */
+
+/* Of the group's device, which must be there; acquired. NULL with an exception. */
+static dd_nccl_comm *
+find(py_group *self, const char *function)
+{
+    int device;
+    if (!py_nccl_group_choose_device(self, &device)) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = dd_nccl_group_find_comm(self->nccl->group, device);
+    if (comm == NULL) {
+        PyErr_Format(self->state->errors[PY_ERROR_BACKEND],
+                     "%s(): there is no communicator on cuda:%d yet: connect() makes it", function, device);
+    }
+    return comm;
+}
+
+typedef dd_status (*comm_call)(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err);
+
+static PyObject *
+call_comm(PyObject *object, comm_call call, const char *function)
+{
+    PY_NCCL_BEGIN(self, object)
+    dd_nccl_comm *comm = find(self, function);
+    if (comm == NULL) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), true);
+    Py_BEGIN_ALLOW_THREADS
+    status = call(comm, &wait.wait, &err);
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static dd_status
+revoke_now(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    (void)wait;
+    return dd_nccl_comm_revoke(comm, err);
+}
+
+PY_NCCL_METHOD(revoke)
+{
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":revoke", (char *[]){NULL})
+               ? call_comm(self, revoke_now, "revoke")
+               : NULL;
+}
+
+PY_NCCL_METHOD(suspend)
+{
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":suspend", (char *[]){NULL})
+               ? call_comm(self, dd_nccl_comm_suspend, "suspend")
+               : NULL;
+}
+
+PY_NCCL_METHOD(resume)
+{
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":resume", (char *[]){NULL})
+               ? call_comm(self, dd_nccl_comm_resume, "resume")
+               : NULL;
+}
+
+/* What ncclCommMemStats calls by number. */
+static const char *const memory_stat_names[] = {"gpu_mem_suspend", "gpu_mem_suspended", "gpu_mem_persist",
+                                                "gpu_mem_total"};
+#define NMEMORY_STATS (sizeof memory_stat_names / sizeof memory_stat_names[0])
+
+PY_NCCL_METHOD(memory_stats)
+{
+    PY_NCCL_BEGIN(group, self)
+    dd_nccl_comm *comm = PyArg_ParseTupleAndKeywords(args, kwargs, ":memory_stats", (char *[]){NULL})
+                             ? find(group, "memory_stats")
+                             : NULL;
+    if (comm == NULL) {
+        return NULL;
+    }
+    uint64_t values[NMEMORY_STATS];
+    dd_error err;
+    dd_status status = DD_OK;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; status == DD_OK && i < NMEMORY_STATS; i++) {
+        status = dd_nccl_comm_mem_stat(comm, (int)i, &values[i], &err);
+    }
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    PyObject *stats = status == DD_OK ? PyDict_New() : py_nccl_comm_finish(group, status, &err);
+    for (size_t i = 0; stats != NULL && i < NMEMORY_STATS; i++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
+        if (value == NULL || PyDict_SetItemString(stats, memory_stat_names[i], value) < 0) {
+            Py_CLEAR(stats);
+        }
+        Py_XDECREF(value);
+    }
+    return stats;
+}
+
+/* ---- buffers */
+
+/* An address and a number of bytes, or a tensor, which the caller keeps. */
+static bool
+read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
+{
+    if (PyLong_Check(memory)) {
+        *data = PyLong_AsVoidPtr(memory);
+        *nbytes = nbytes_object != NULL && PyErr_Occurred() == NULL ? PyLong_AsSize_t(nbytes_object) : 0;
+        if (nbytes_object == NULL) {
+            PyErr_SetString(PyExc_TypeError, "register(): argument 'nbytes' is needed with an address");
+        }
+        return PyErr_Occurred() == NULL;
+    }
+    py_device_scope scope;
+    py_device_scope_init(&scope, self->state);
+    py_tensor tensor = {.scope = &scope};
+    if (!py_tensor_init(&tensor, self->state, memory, PY_TENSOR_IN, "register", "memory")) {
+        return false;
+    }
+    py_argument argument = {.state = self->state, .function = "register", .name = "memory", .value = memory};
+    bool is_ok = py_device_take(&scope, &tensor, &argument);
+    if (is_ok && !tensor.view.is_contiguous) {
+        py_argument_raise(&argument, PY_FAULT_VALUE, "is not contiguous");
+        is_ok = false;
+    }
+    *data = tensor.view.data;
+    *nbytes = dd_view_nbytes(&tensor.view);
+    py_tensor_fini(&tensor);
+    return is_ok;
+}
+
+PY_NCCL_METHOD(register)
+{
+    static char *keywords[] = {"memory", "nbytes", "is_window", NULL};
+    PyObject *memory;
+    PyObject *nbytes_object = NULL;
+    int is_window = 0;
+    void *data;
+    size_t nbytes;
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$p:register", keywords, &memory, &nbytes_object,
+                                     &is_window) ||
+        !read_memory(group, memory, nbytes_object == Py_None ? NULL : nbytes_object, &data, &nbytes)) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = find(group, "register");
+    if (comm == NULL) {
+        return NULL;
+    }
+    void *registration = NULL;
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, group->state, dd_nccl_group_get_timeout_ns(group->nccl->group), true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_register(comm, data, nbytes, is_window != 0, &registration, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    bool is_ok = py_group_finish_wait(&wait, status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    if (!is_ok && status == DD_OK) { /* done all the same, while a signal's handler raised */
+        (void)!dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL);
+    }
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    return is_ok ? PyLong_FromVoidPtr(registration) : NULL;
+}
+
+PY_NCCL_METHOD(deregister)
+{
+    static char *keywords[] = {"registration", "is_window", NULL};
+    PyObject *number;
+    int is_window = 0;
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$p:deregister", keywords, &PyLong_Type, &number,
+                                     &is_window)) {
+        return NULL;
+    }
+    void *registration = PyLong_AsVoidPtr(number);
+    dd_nccl_comm *comm = registration != NULL ? find(group, "deregister") : NULL;
+    if (comm == NULL) {
+        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL knows windows that are nothing */
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_deregister(comm, registration, is_window != 0, &err);
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    return py_nccl_comm_finish(group, status, &err);
+}
+
+/* ---- what others want to know */
+
+PY_NCCL_METHOD(comm_pointer)
+{
+    static char *keywords[] = {"device", NULL};
+    PyObject *device_object = NULL;
+    int device;
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:comm_pointer", keywords, &device_object)) {
+        return NULL;
+    }
+    if (group->nccl->device == PY_NO_DEVICE && (device_object == NULL || device_object == Py_None)) {
+        return PyLong_FromLong(0);
+    }
+    if (!py_nccl_comm_read_device(group, device_object, &device, "comm_pointer")) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = dd_nccl_group_find_comm(group->nccl->group, device);
+    dd_nccl_comm_handle handle = NULL;
+    if (comm != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        if (dd_nccl_comm_enter(comm, &handle, NULL) == DD_OK) {
+            dd_nccl_comm_leave(comm);
+        }
+        dd_nccl_comm_release(comm);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromVoidPtr(handle);
+}
+
+PY_NCCL_METHOD(split_count)
+{
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":split_count", (char *[]){NULL})) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = group->nccl->device != PY_NO_DEVICE
+                             ? dd_nccl_group_find_comm(group->nccl->group, group->nccl->device)
+                             : NULL;
+    uint64_t count = comm != NULL ? dd_nccl_comm_nsplits(comm) : 0;
+    py_nccl_comm_release(comm);
+    return PyLong_FromUnsignedLongLong(count);
+}

@@ -1,0 +1,452 @@
+/* NcclGroups made from another: by splitting, shrinking and growing its communicator. */
+#include "core/mem.h"
+#include "python/nccl/group_comm.h"
+#include "python/store/store.h"
+
+#include <string.h>
+
+/* What they have in common. */
+typedef struct offspring {
+    const char *function;
+    int *ranks; /* PyMem */
+    int nranks;
+    dd_nccl_group_options options;
+    PyObject *name; /* owned: options.name borrows from it */
+    int device;
+    PyObject *store; /* borrowed: in which it meets again; NULL: the parent's */
+} offspring;
+
+static void
+fini_offspring(offspring *child)
+{
+    PyMem_Free(child->ranks);
+    Py_XDECREF(child->name);
+}
+
+static bool
+read_ranks(const py_group *self, PyObject *object, offspring *child, const char *name)
+{
+    PyObject *tuple = PyList_Check(object) || PyTuple_Check(object) ? PySequence_Tuple(object) : NULL;
+    if (tuple == NULL) {
+        if (PyErr_Occurred() == NULL) {
+            py_raise_wrong_type(child->function, name, "a list or tuple of int", object);
+        }
+        return false;
+    }
+    child->nranks = (int)PyTuple_Size(tuple);
+    child->ranks = PyMem_Calloc((size_t)child->nranks + 1, sizeof *child->ranks);
+    bool is_ok = child->ranks != NULL;
+    if (!is_ok) {
+        PyErr_NoMemory();
+    }
+    for (int i = 0; is_ok && i < child->nranks; i++) {
+        is_ok =
+            py_params_int(self->state, PyTuple_GetItem(tuple, i), &child->ranks[i], child->function, name);
+        if (is_ok && (child->ranks[i] < 0 || child->ranks[i] >= self->size)) {
+            PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': rank %d is not in 0 to %d", child->function, name,
+                         child->ranks[i], self->size - 1);
+            is_ok = false;
+        }
+    }
+    Py_DECREF(tuple);
+    return is_ok;
+}
+
+static int
+place_of(const offspring *child, int rank)
+{
+    for (int i = 0; i < child->nranks; i++) {
+        if (child->ranks[i] == rank) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* "dp/0,2,5" */
+static PyObject *
+make_name(const py_group *self, const offspring *child)
+{
+    dd_bytes name = dd_nccl_group_name(self->nccl->group);
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
+    for (int i = 0; text != NULL && i < child->nranks; i++) {
+        PyObject *longer = PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, child->ranks[i]);
+        Py_DECREF(text);
+        text = longer;
+    }
+    return text;
+}
+
+/* Options of the parent, with what the caller wants otherwise. */
+static bool
+read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout, PyObject *config)
+{
+    int64_t timeout_ns;
+    child->options = self->nccl->options;
+    child->options.timeout_ns = dd_nccl_group_get_timeout_ns(self->nccl->group);
+    if (!py_group_read_timeout(self, timeout, &timeout_ns, child->function) ||
+        (config != NULL && config != Py_None &&
+         !py_nccl_read_config(self->state, config, &child->options.config, child->function))) {
+        return false;
+    }
+    child->options.timeout_ns = timeout_ns >= 0 ? timeout_ns : child->options.timeout_ns;
+    child->name = name != NULL && name != Py_None ? Py_NewRef(name) : make_name(self, child);
+    Py_ssize_t len;
+    const char *text = child->name != NULL ? PyUnicode_AsUTF8AndSize(child->name, &len) : NULL;
+    if (text == NULL) {
+        return false;
+    }
+    child->options.name = dd_bytes_of(text, (size_t)len);
+    return true;
+}
+
+/* Without the GIL: a group of `size` ranks around a communicator, which is taken. */
+static dd_status
+open_around(const py_group *self, dd_store *store, const offspring *child, int rank,
+            dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
+{
+    const py_nccl *nccl = self->state->nccl;
+    dd_status status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
+                                          child->nranks, &child->options, recorded, group, err);
+    if (status != DD_OK) {
+        dd_nccl_comm_release(comm);
+        return status;
+    }
+    status = dd_nccl_group_adopt(*group, child->device, comm, err);
+    if (status != DD_OK) {
+        dd_nccl_group_release(*group);
+    }
+    return status;
+}
+
+/* The object for a communicator that has been made; takes it. */
+static PyObject *
+wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
+{
+    dd_store *store = NULL;
+    PyObject *store_object = child->store != NULL ? child->store : self->store;
+    if (store_object != NULL && store_object != Py_None) {
+        store = py_store_acquire(self->state, store_object, child->function, "store");
+        if (store == NULL) {
+            py_nccl_comm_release(comm);
+            return NULL;
+        }
+    }
+    dd_recorder_group *recorded = py_nccl_group_record(self->state, child->options.name, rank, child->nranks);
+    dd_nccl_group *group = NULL;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = open_around(self, store, child, rank, recorded, comm, &group, &err);
+    Py_END_ALLOW_THREADS
+    py_store_drop(store);
+    if (status != DD_OK) {
+        return py_nccl_comm_finish(self, status, &err);
+    }
+    PyObject *made = py_nccl_group_wrap(self, group, &child->options, recorded, child->device);
+    if (made != NULL && child->store != NULL) {
+        Py_XDECREF(((py_group *)made)->store);
+        ((py_group *)made)->store = Py_NewRef(child->store);
+    }
+    return made;
+}
+
+/* c10d's: non-negative, and the same on all ranks that give the same list. */
+static int
+color_of(const offspring *child)
+{
+    uint32_t hash = 2166136261u;
+    for (int i = 0; i < child->nranks; i++) {
+        hash = (hash ^ (uint32_t)child->ranks[i]) * 16777619u;
+    }
+    return (int)(hash & 0x7fffffffu);
+}
+
+static int64_t
+init_timeout_of(const offspring *child)
+{
+    return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
+}
+
+/* The end of making a communicator. False with an exception; a communicator that was made all the same, while a signal's handler raised,
+ * is released then. */
+static bool
+finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm *comm)
+{
+    if (py_group_finish_wait(wait, status, err)) {
+        return true;
+    }
+    py_nccl_comm_release(comm);
+    return false;
+}
+
+/* False with an exception; *part is NULL for a rank that is in no part. */
+static bool
+split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
+{
+    dd_nccl_comm *comm = py_nccl_comm_connect(self, child->device);
+    if (comm == NULL) {
+        return false;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, init_timeout_of(child), true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err);
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    return finish_making(&wait, status, &err, *part);
+}
+
+static PyObject *
+split(py_group *self, offspring *child, PyObject *color_object)
+{
+    int key = place_of(child, self->rank);
+    int color = color_of(child);
+    if (key < 0) {
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                     "split(): argument 'ranks': this rank, %d, is not among them: it calls skip_split()",
+                     self->rank);
+        return NULL;
+    }
+    if (color_object != NULL && color_object != Py_None &&
+        !py_params_int(self->state, color_object, &color, "split", "color")) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = NULL;
+    return split_comm(self, child, color, key, &comm) ? wrap(self, child, key, comm) : NULL;
+}
+
+PY_NCCL_METHOD(split)
+{
+    static char *keywords[] = {"ranks", "name", "timeout", "color", "config", "device", NULL};
+    PyObject *ranks;
+    PyObject *name = NULL;
+    PyObject *timeout = NULL;
+    PyObject *color = NULL;
+    PyObject *config = NULL;
+    PyObject *device = NULL;
+    offspring child = {.function = "split"};
+    PY_NCCL_BEGIN(group, self)
+    bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$OOO:split", keywords, &ranks, &name,
+                                               &timeout, &color, &config, &device) &&
+                   read_ranks(group, ranks, &child, "ranks") &&
+                   read_options(group, &child, name, timeout, config) &&
+                   py_nccl_comm_read_device(group, device, &child.device, "split");
+    PyObject *part = is_read ? split(group, &child, color) : NULL;
+    fini_offspring(&child);
+    return part;
+}
+
+PY_NCCL_METHOD(skip_split)
+{
+    static char *keywords[] = {"device", NULL};
+    PyObject *device = NULL;
+    offspring child = {.function = "skip_split"};
+    PY_NCCL_BEGIN(group, self)
+    dd_nccl_comm *none = NULL;
+    bool is_ok = PyArg_ParseTupleAndKeywords(args, kwargs, "|O:skip_split", keywords, &device) &&
+                 py_nccl_comm_read_device(group, device, &child.device, "skip_split") &&
+                 read_options(group, &child, NULL, NULL, NULL) &&
+                 split_comm(group, &child, DD_NCCL_NO_COLOR, 0, &none);
+    fini_offspring(&child);
+    return is_ok ? Py_NewRef(Py_None) : NULL;
+}
+
+/* The ranks that stay, in place of the excluded ones. */
+static bool
+turn_into_rest(const py_group *self, offspring *child)
+{
+    int *rest = PyMem_Calloc((size_t)self->size, sizeof *rest);
+    if (rest == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    int count = 0;
+    for (int rank = 0; rank < self->size; rank++) {
+        if (place_of(child, rank) < 0) {
+            rest[count++] = rank;
+        }
+    }
+    PyMem_Free(child->ranks);
+    child->ranks = rest;
+    child->nranks = count;
+    return true;
+}
+
+static PyObject *
+shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
+{
+    int rank = place_of(child, self->rank);
+    if (rank < 0) {
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                     "shrink(): this rank, %d, is excluded: it does not call", self->rank);
+        return NULL;
+    }
+    dd_nccl_comm *parent = dd_nccl_group_find_comm(self->nccl->group, child->device);
+    if (parent == NULL) {
+        PyErr_Format(self->state->errors[PY_ERROR_BACKEND],
+                     "shrink(): there is no communicator on cuda:%d to shrink", child->device);
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    dd_nccl_comm *comm = NULL;
+    py_wait_init(&wait, self->state, child->options.timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    if (excluded->is_abort) {
+        /* First: what is stuck looks to the device as if it had succeeded once NCCL has let it go. */
+        dd_error cause;
+        dd_error_set(&cause, DD_ABORTED, "the group was shrunk without the ranks that have failed");
+        dd_nccl_group_retire(self->nccl->group, &cause);
+    }
+    status = dd_nccl_comm_shrink(parent, excluded, &child->options.config, &comm, NULL, &wait.wait, &err);
+    dd_nccl_comm_release(parent);
+    Py_END_ALLOW_THREADS
+    return finish_making(&wait, status, &err, comm) ? wrap(self, child, rank, comm) : NULL;
+}
+
+PY_NCCL_METHOD(shrink)
+{
+    static char *keywords[] = {"excluded", "name", "timeout", "is_abort", "config", NULL};
+    PyObject *excluded_object;
+    PyObject *name = NULL;
+    PyObject *timeout = NULL;
+    PyObject *config = NULL;
+    int is_abort = 0;
+    offspring child = {.function = "shrink"};
+    PY_NCCL_BEGIN(group, self)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pO:shrink", keywords, &excluded_object, &name,
+                                     &timeout, &is_abort, &config) ||
+        !read_ranks(group, excluded_object, &child, "excluded")) {
+        fini_offspring(&child);
+        return NULL;
+    }
+    dd_nccl_exclusion what = {.nranks = child.nranks, .is_abort = is_abort != 0};
+    int *excluded = PyMem_Calloc((size_t)what.nranks + 1, sizeof *excluded);
+    what.ranks = excluded;
+    PyObject *part = NULL;
+    if (excluded == NULL) {
+        PyErr_NoMemory();
+    } else {
+        memcpy(excluded, child.ranks, (size_t)what.nranks * sizeof *excluded);
+        bool is_read = turn_into_rest(group, &child) && read_options(group, &child, name, timeout, config) &&
+                       py_nccl_group_choose_device(group, &child.device);
+        part = is_read ? shrink(group, &child, &what) : NULL;
+    }
+    PyMem_Free(excluded);
+    fini_offspring(&child);
+    return part;
+}
+
+/* ---- growing */
+
+PY_NCCL_METHOD(grow_id)
+{
+    PY_NCCL_BEGIN(group, self)
+    int device;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":grow_id", (char *[]){NULL}) ||
+        !py_nccl_group_choose_device(group, &device)) {
+        return NULL;
+    }
+    dd_nccl_comm *comm = py_nccl_comm_connect(group, device);
+    if (comm == NULL) {
+        return NULL;
+    }
+    dd_nccl_unique_id id;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_grow_id(comm, &id, &err);
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+    return status == DD_OK ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes)
+                           : py_nccl_comm_finish(group, status, &err);
+}
+
+/* How this rank takes part. */
+typedef struct growth {
+    dd_nccl_unique_id id;
+    bool has_id;
+    bool is_member; /* of what grows; else it joins, as `rank` */
+    int rank;
+} growth;
+
+static bool
+read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
+{
+    how->has_id = id != NULL && id != Py_None;
+    how->is_member = rank == NULL || rank == Py_None;
+    how->rank = self->rank;
+    if (how->has_id && (!PyBytes_Check(id) || PyBytes_Size(id) != (Py_ssize_t)sizeof how->id)) {
+        py_raise_wrong_type("grow", "id", "the bytes of grow_id()", id);
+        return false;
+    }
+    if (how->has_id) {
+        memcpy(&how->id, PyBytes_AsString(id), sizeof how->id);
+    } else if (!how->is_member) {
+        PyErr_SetString(self->state->errors[PY_ERROR_ARGUMENT], "grow(): who joins needs the 'id'");
+        return false;
+    }
+    return how->is_member || py_params_int(self->state, rank, &how->rank, "grow", "rank");
+}
+
+static PyObject *
+grow(py_group *self, const offspring *child, const growth *how)
+{
+    const py_nccl *nccl = self->state->nccl;
+    dd_nccl_comm *parent = how->is_member ? py_nccl_comm_connect(self, child->device) : NULL;
+    if (how->is_member && parent == NULL) {
+        return NULL;
+    }
+    dd_nccl_comm_spec spec = {
+        .lib = nccl->lib,
+        .cuda = nccl->cuda,
+        .device = child->device,
+        .rank = how->rank,
+        .size = child->nranks,
+        .config = &child->options.config,
+    };
+    dd_nccl_comm *comm = NULL;
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, init_timeout_of(child), true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_grow(parent, &spec, how->has_id ? &how->id : NULL, &comm, NULL, &wait.wait, &err);
+    dd_nccl_comm_release(parent);
+    Py_END_ALLOW_THREADS
+    return finish_making(&wait, status, &err, comm) ? wrap(self, child, how->rank, comm) : NULL;
+}
+
+PY_NCCL_METHOD(grow)
+{
+    static char *keywords[] = {"store", "size", "id", "rank", "name", "timeout", "config", NULL};
+    PyObject *store;
+    PyObject *id = NULL;
+    PyObject *rank = NULL;
+    PyObject *name = NULL;
+    PyObject *timeout = NULL;
+    PyObject *config = NULL;
+    growth how;
+    offspring child = {.function = "grow"};
+    PY_NCCL_BEGIN(group, self)
+    bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|OO$OOO:grow", keywords, &store,
+                                               &child.nranks, &id, &rank, &name, &timeout, &config) &&
+                   read_growth(group, id, rank, &how) && read_options(group, &child, name, timeout, config) &&
+                   py_nccl_group_choose_device(group, &child.device);
+    if (is_read &&
+        (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {
+        PyErr_Format(group->state->errors[PY_ERROR_ARGUMENT],
+                     "grow(): rank %d of %d cannot become rank %d of %d", group->rank, group->size, how.rank,
+                     child.nranks);
+        is_read = false;
+    }
+    child.store = store;
+    PyObject *whole = is_read ? grow(group, &child, &how) : NULL;
+    fini_offspring(&child);
+    return whole;
+}

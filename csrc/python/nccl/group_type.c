@@ -1,0 +1,493 @@
+/* The type dldist.NcclGroup: its life, and the table of its methods, which are in files of their own. */
+#include "core/fork.h"
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/base/object.h"
+#include "python/nccl/nccl.h"
+#include "python/observe/recorder.h"
+#include "python/observe/watch.h"
+#include "python/store/store.h"
+
+#define ABORT_TIMEOUT_NS (10 * DD_NS_PER_S)
+
+typedef struct nccl_open_arguments {
+    PyObject *store_object;
+    PyObject *rank_object;
+    PyObject *size_object;
+    PyObject *timeout;
+    PyObject *init_timeout;
+    PyObject *config;
+    PyObject *device;
+    const char *name;
+    Py_ssize_t name_len;
+    int is_high_priority;
+    int has_timing;
+    int is_nan_check;
+    int is_blocking_wait;
+    int has_event_cache;
+    int ranks_per_root;
+} nccl_open_arguments;
+
+static bool
+parse(PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
+{
+    static char *keywords[] = {"store",       "rank",           "size",
+                               "timeout",     "name",           "init_timeout",
+                               "config",      "device",         "is_high_priority",
+                               "has_timing",  "is_nan_check",   "is_blocking_wait",
+                               "event_cache", "ranks_per_root", NULL};
+    *arguments = (nccl_open_arguments){.name = "default", .name_len = 7, .has_event_cache = 1};
+    return PyArg_ParseTupleAndKeywords(
+        args, kwargs, "OOO|$Os#OOOpppppi:NcclGroup", keywords, &arguments->store_object,
+        &arguments->rank_object, &arguments->size_object, &arguments->timeout, &arguments->name,
+        &arguments->name_len, &arguments->init_timeout, &arguments->config, &arguments->device,
+        &arguments->is_high_priority, &arguments->has_timing, &arguments->is_nan_check,
+        &arguments->is_blocking_wait, &arguments->has_event_cache, &arguments->ranks_per_root);
+}
+
+static bool
+read_options(py_state *state, const nccl_open_arguments *arguments, dd_nccl_group_options *options)
+{
+    *options = (dd_nccl_group_options){
+        .name = dd_bytes_of(arguments->name, (size_t)arguments->name_len),
+        .timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS,
+        .is_high_priority = arguments->is_high_priority != 0,
+        .has_event_cache = arguments->has_event_cache != 0,
+        .has_timing = arguments->has_timing != 0,
+        .is_nan_check = arguments->is_nan_check != 0,
+        .ranks_per_root = arguments->ranks_per_root,
+    };
+    PyObject *timeout = arguments->timeout;
+    PyObject *init_timeout = arguments->init_timeout;
+    return (timeout == NULL || timeout == Py_None ||
+            py_to_timeout_ns(state, timeout, &options->timeout_ns, "NcclGroup", "timeout")) &&
+           (init_timeout == NULL || init_timeout == Py_None ||
+            py_to_timeout_ns(state, init_timeout, &options->init_timeout_ns, "NcclGroup", "init_timeout")) &&
+           py_nccl_read_config(state, arguments->config, &options->config, "NcclGroup");
+}
+
+static bool
+read_device(const py_group *self, PyObject *object, int *device)
+{
+    *device = PY_NO_DEVICE;
+    if (object == NULL || object == Py_None) {
+        return true;
+    }
+    dd_error err;
+    if (!py_params_int(self->state, object, device, "NcclGroup", "device")) {
+        return false;
+    }
+    dd_status status = dd_cuda_check_device(self->state->nccl->cuda, *device, &err);
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+    }
+    return status == DD_OK;
+}
+
+static bool
+open_group(py_group *self, const nccl_open_arguments *arguments, dd_store *store)
+{
+    int rank;
+    int size;
+    int device;
+    dd_nccl_group_options options;
+    py_nccl *nccl = py_nccl_get(self->state);
+    if (nccl == NULL || !py_params_int(self->state, arguments->rank_object, &rank, "NcclGroup", "rank") ||
+        !py_params_int(self->state, arguments->size_object, &size, "NcclGroup", "size") ||
+        !read_options(self->state, arguments, &options) || !read_device(self, arguments->device, &device)) {
+        return false;
+    }
+    dd_recorder_group *recorded = py_nccl_group_record(self->state, options.name, rank, size);
+    dd_nccl_group *group;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank, size,
+                                &options, recorded, &group, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+        return false;
+    }
+    if (self->nccl != NULL || !py_nccl_group_take(self, group, &options, recorded)) {
+        py_nccl_group_drop(group);
+        if (PyErr_Occurred() == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
+        }
+        return false;
+    }
+    self->nccl->device = device;
+    self->nccl->is_bound = device != PY_NO_DEVICE;
+    self->nccl->is_blocking_wait = arguments->is_blocking_wait != 0;
+    return true;
+}
+
+static int
+group_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    py_group *self = (py_group *)object;
+    nccl_open_arguments arguments;
+    if (self->nccl != NULL || self->group != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
+        return -1;
+    }
+    if (!parse(args, kwargs, &arguments)) {
+        return -1;
+    }
+    dd_store *store = NULL;
+    if (arguments.store_object != Py_None) {
+        store = py_store_acquire(self->state, arguments.store_object, "NcclGroup", "store");
+        if (store == NULL) {
+            return -1;
+        }
+    }
+    bool is_ok = open_group(self, &arguments, store);
+    py_store_drop(store);
+    if (!is_ok) {
+        return -1;
+    }
+    self->store = Py_NewRef(arguments.store_object);
+    return py_watch_add_nccl(self);
+}
+
+/* Whether another object stands for the same group: _host_view() makes some. */
+static bool
+is_shared(const py_group *self)
+{
+    dd_list *groups = &self->state->nccl_groups;
+    for (dd_list *node = groups->next; node != groups; node = node->next) {
+        if (DD_CONTAINER_OF(node, py_group, link)->nccl->group == self->nccl->group) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+group_dealloc(PyObject *object)
+{
+    py_group *self = (py_group *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    dd_list_remove(&self->link);
+    if (self->nccl != NULL) {
+        py_nccl_batches_destroy(self->nccl);
+        py_watch_remove_nccl(self);
+        if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
+            if (!self->is_closed && !is_shared(self)) {
+                dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
+                py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed",
+                                           &wait);
+            }
+            py_nccl_group_drop(self->nccl->group);
+        }
+        dd_mem_free(self->nccl);
+    }
+    Py_CLEAR(self->store);
+    Py_CLEAR(self->recorders);
+    py_object_free(object, self->module);
+}
+
+/* ---- the end */
+
+/* timeout_ns < 0: as long as operations may take. */
+static PyObject *
+close_group(py_group *self, int64_t timeout_ns)
+{
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    self->is_closed = true;
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_close(self->nccl->group, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    py_watch_remove_nccl(self); /* the others have heard if it has failed */
+    py_completions_drain(self->state);
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns;
+    if (!py_nccl_group_require(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
+        return NULL;
+    }
+    return close_group(self, timeout_ns);
+}
+
+/* Errors are of communicators that do not end in time; they end later, or never. False with what a signal's handler has raised. */
+static bool
+abort_group(py_group *self, const char *reason, int64_t timeout_ns)
+{
+    py_wait wait;
+    py_wait_init(&wait, self->state, timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS(void)
+    !dd_nccl_group_abort(self->nccl->group, reason, &wait.wait, NULL);
+    Py_END_ALLOW_THREADS
+    py_completions_drain(self->state);
+    return py_wait_finish(&wait, DD_OK, NULL);
+}
+
+static PyObject *
+group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"reason", "timeout", NULL};
+    py_group *self = (py_group *)object;
+    const char *reason = "abort() was called";
+    PyObject *timeout = NULL;
+    int64_t timeout_ns;
+    if (!py_nccl_group_require(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|sO:abort", keywords, &reason, &timeout) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "abort")) {
+        return NULL;
+    }
+    return abort_group(self, reason, timeout_ns >= 0 ? timeout_ns : ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None)
+                                                                                      : NULL;
+}
+
+/* The watchdog's way, for errors that others have told of: nothing is waited for. */
+static PyObject *
+group_fail(PyObject *object, PyObject *args)
+{
+    py_group *self = (py_group *)object;
+    const char *text;
+    if (!py_nccl_group_require(self) || !PyArg_ParseTuple(args, "s:_fail", &text)) {
+        return NULL;
+    }
+    dd_error cause;
+    dd_error_set(&cause, DD_BACKEND, "%s", text);
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_group_fail(self->nccl->group, &cause);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+group_describe(PyObject *object, PyObject *args)
+{
+    const py_group *self = (py_group *)object;
+    if (!py_nccl_group_require(self)) {
+        return NULL;
+    }
+    dd_recorder_group_info info = {.kind = "nccl", .rank = self->rank, .size = self->size};
+    return py_recorder_describe(self->state, self->nccl->recorded, &info, args);
+}
+
+static PyObject *
+group_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return py_nccl_group_require((py_group *)object) ? Py_NewRef(object) : NULL;
+}
+
+static PyObject *
+group_exit(PyObject *object, PyObject *args)
+{
+    py_group *self = (py_group *)object;
+    PyObject *exception[3];
+    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2]) ||
+        !py_nccl_group_require(self)) {
+        return NULL;
+    }
+    if (exception[0] == Py_None) {
+        return close_group(self, -1);
+    }
+    self->is_closed = true;
+    return abort_group(self, "left by an exception", ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- small switches */
+
+static PyObject *
+group_host_view(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const py_group *self = (py_group *)object;
+    int device;
+    if (!py_nccl_group_require(self) || !py_nccl_group_choose_device((py_group *)object, &device)) {
+        return NULL;
+    }
+    dd_nccl_group *group = dd_nccl_group_acquire(self->nccl->group);
+    PyObject *view = py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device);
+    if (view != NULL) {
+        py_nccl_core_of(view)->is_host_taken = true;
+    }
+    return view;
+}
+
+static PyObject *
+group_set_nan_check(PyObject *object, PyObject *value)
+{
+    const py_group *self = (py_group *)object;
+    int is_on = PyObject_IsTrue(value);
+    if (is_on < 0 || !py_nccl_group_require(self)) {
+        return NULL;
+    }
+    dd_nccl_group_set_nan_check(self->nccl->group, is_on > 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+group_add_ephemeral_timeout(PyObject *object, PyObject *value)
+{
+    const py_group *self = (py_group *)object;
+    int64_t extra_ns;
+    if (!py_nccl_group_require(self) ||
+        !py_to_timeout_ns(self->state, value, &extra_ns, "add_ephemeral_timeout", "timeout")) {
+        return NULL;
+    }
+    dd_nccl_group_add_ephemeral_timeout_ns(self->nccl->group, extra_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+group_wait_for_works(PyObject *object, PyObject *args)
+{
+    const py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns;
+    if (!py_nccl_group_require(self) || !PyArg_ParseTuple(args, "|O:_wait_for_works", &timeout) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "_wait_for_works")) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    (void)object;
+    (void)args;
+    (void)kwargs;
+    PyErr_SetString(PyExc_NotImplementedError, "monitored_barrier(): NCCL has none; use a group of the CPU");
+    return NULL;
+}
+
+/* ---- the type */
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef group_methods[] = {
+    {"barrier", KEYWORDS(py_nccl_group_barrier),
+     "barrier($self, *, timeout=None, async_op=False, device_ids=None)\n--\n\n"
+     "Waits on the host until all ranks are here, by way of the first of device_ids or the group's device."},
+    {"start_coalescing", py_nccl_group_start_coalescing, METH_NOARGS,
+     "start_coalescing($self, /)\n--\n\nFrom now on the calls of this thread wait for end_coalescing(), and return None."},
+    {"end_coalescing", KEYWORDS(py_nccl_group_end_coalescing),
+     "end_coalescing($self, *, timeout=None, async_op=True)\n--\n\n"
+     "Makes one operation of them, and gives its Work; None when there were no calls."},
+    {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
+     "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() without calling anything."},
+    {"monitored_barrier", KEYWORDS(group_monitored_barrier),
+     "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\nNCCL has none."},
+    {"connect", KEYWORDS(py_nccl_group_connect),
+     "connect($self, device=None)\n--\n\n"
+     "Makes the communicator for a device now instead of at the first operation; all ranks call it."},
+    {"split", KEYWORDS(py_nccl_group_split),
+     "split($self, ranks, name=None, timeout=None, *, color=None, config=None, device=None)\n--\n\n"
+     "A group of these ranks, in this order. All ranks of this group take part: those that are in no part by\n"
+     "skip_split(). Ranks that are in one part give the same ranks (and the same color, which is made of them\n"
+     "unless it is given)."},
+    {"skip_split", KEYWORDS(py_nccl_group_skip_split),
+     "skip_split($self, device=None)\n--\n\nTakes part in the others' split()."},
+    {"shrink", KEYWORDS(py_nccl_group_shrink),
+     "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
+     "A group without some ranks, which do not call it; is_abort: this one has failed, and is ended first."},
+    {"grow_id", KEYWORDS(py_nccl_group_grow_id),
+     "grow_id($self)\n--\n\nThe bytes by which ranks join what this group grows to: for one rank, which then calls grow(id=)."},
+    {"grow", KEYWORDS(py_nccl_group_grow),
+     "grow($self, store, size, id=None, rank=None, *, name=None, timeout=None, config=None)\n--\n\n"
+     "A group of more ranks, whose first ones are this group's: all call it, the one that has made the id with it.\n\n"
+     "Ranks of other groups join with the id and their new rank. This group is ended by the caller."},
+    {"revoke", KEYWORDS(py_nccl_group_revoke),
+     "revoke($self)\n--\n\nEnds what is under way; splitting goes on to work."},
+    {"suspend", KEYWORDS(py_nccl_group_suspend),
+     "suspend($self)\n--\n\nGives memory of NCCL's back until resume()."},
+    {"resume", KEYWORDS(py_nccl_group_resume), "resume($self)\n--\n\nEnds suspend()."},
+    {"memory_stats", KEYWORDS(py_nccl_group_memory_stats),
+     "memory_stats($self)\n--\n\nBytes that NCCL uses, by name."},
+    {"register", KEYWORDS(py_nccl_group_register),
+     "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
+     "Tells NCCL of memory that is used often: a tensor, or an address and its bytes. Gives a number for deregister()."},
+    {"deregister", KEYWORDS(py_nccl_group_deregister),
+     "deregister($self, registration, *, is_window=False)\n--\n\nEnds register()."},
+    {"comm_pointer", KEYWORDS(py_nccl_group_comm_pointer),
+     "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for others' use; 0 when there is none."},
+    {"split_count", KEYWORDS(py_nccl_group_split_count),
+     "split_count($self)\n--\n\nHow many groups have been split off."},
+    {"empty", KEYWORDS(py_nccl_group_empty),
+     "empty($self, shape, dtype='float32', device=None)\n--\n\n"
+     "An NcclArray: memory of ncclMemAlloc, which collectives can work on without copies once it is registered."},
+    {"_host_view", group_host_view, METH_NOARGS,
+     "_host_view($self, /)\n--\n\nThe same group, which takes tensors of the CPU, too: they are copied to the device and back."},
+    {"set_nan_check", group_set_nan_check, METH_O,
+     "set_nan_check($self, is_on, /)\n--\n\nWhether floats that go in are looked through for NaN, which takes time."},
+    {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
+     "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
+     "Gives the operations called from now on so much more time, until one of them has ended."},
+    {"_wait_for_works", group_wait_for_works, METH_VARARGS,
+     "_wait_for_works($self, timeout=None, /)\n--\n\n"
+     "Waits on the host until nothing is under way on this rank, and raises if the group has failed."},
+    {"abort", KEYWORDS(group_abort),
+     "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
+     "Ends all operations here at once, with DistAbortedError; waits for the communicators' end (10 s). From any thread."},
+    {"_describe", group_describe, METH_VARARGS,
+     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the flight recorder calls it."},
+    {"_fail", group_fail, METH_VARARGS,
+     "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, and waits for nothing."},
+    {"close", KEYWORDS(group_close),
+     "close($self, timeout=None)\n--\n\n"
+     "Waits for operations under way and ends the communicators. From any thread.\n\n"
+     "Without a timeout operations have the time that they were given, and communicators 10 s then. Raises when\n"
+     "operations have failed and nobody has been told, or when the time is over: then they are aborted."},
+    {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", group_exit, METH_VARARGS,
+     "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot group_slots[] = {
+    {Py_tp_doc,
+     "NcclGroup(store, rank, size, *, timeout=600.0, name='default', init_timeout=None, config=None, device=None, "
+     "is_high_priority=False, has_timing=False, is_nan_check=False, is_blocking_wait=False, event_cache=True, "
+     "ranks_per_root=0)\n--\n\n"
+     "A Group whose bytes NCCL moves, for tensors on CUDA devices.\n\n"
+     "The ranks meet in the store when they first use a device. Calls put their operation into a stream: the\n"
+     "streams that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of\n"
+     "NCCL's configuration."},
+    {Py_tp_init, (void *)group_init},
+    {Py_tp_dealloc, (void *)group_dealloc},
+    {Py_tp_repr, (void *)py_nccl_group_repr},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, py_nccl_group_getset},
+    {0, NULL},
+};
+
+static PyType_Spec group_spec = {
+    .name = "dldist.NcclGroup",
+    .basicsize = sizeof(py_group),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE, /* the rest is the base's */
+    .slots = group_slots,
+};
+
+PyObject *
+py_nccl_group_make_type(PyObject *module, PyObject *base)
+{
+    return PyType_FromModuleAndSpec(module, &group_spec, base);
+}

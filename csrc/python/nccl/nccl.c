@@ -1,0 +1,325 @@
+#include "python/nccl/nccl.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/observe/watch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What the end of the interpreter waits for all groups' aborts together. */
+#define EXIT_NS DD_NS_PER_S
+
+static bool
+raise(py_state *state, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        py_error_raise_of_group(state, status, err);
+    }
+    return status == DD_OK;
+}
+
+/* ---- loading */
+
+static void
+destroy(py_nccl *nccl)
+{
+    if (nccl != NULL) {
+        dd_nccl_watchdog_destroy(nccl->watchdog);
+        dd_nccl_lib_close(nccl->lib);
+        dd_cuda_close(nccl->cuda);
+        dd_mem_free(nccl);
+    }
+}
+
+/* What Python knows of where the libraries are, and of how the watchdog is to be. */
+typedef struct load_arguments {
+    dd_nccl_search search;
+    const char *cuda_path;
+    dd_nccl_watchdog_options watchdog;
+} load_arguments;
+
+static dd_status
+load(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
+{
+    dd_status status = dd_cuda_open(arguments->cuda_path, &nccl->cuda, err);
+    if (status == DD_OK) {
+        status = dd_nccl_lib_open(&arguments->search, &nccl->lib, err);
+    }
+    if (status == DD_OK) {
+        status = dd_nccl_watchdog_create(nccl->cuda, &arguments->watchdog, &nccl->watchdog, err);
+    }
+    nccl->generation = dd_fork_generation();
+    return status;
+}
+
+/* Paths from a list of str, which has to stay; PyMem, NULL with an exception. */
+static const char **
+read_paths(PyObject *list, size_t *count)
+{
+    Py_ssize_t n = PyList_Size(list);
+    const char **paths = n >= 0 ? PyMem_Calloc((size_t)n + 1, sizeof *paths) : NULL;
+    if (paths == NULL && PyErr_Occurred() == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; paths != NULL && i < n; i++) {
+        paths[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL);
+        if (paths[i] == NULL) {
+            PyMem_Free(paths);
+            return NULL;
+        }
+    }
+    *count = (size_t)n;
+    return paths;
+}
+
+static PyObject *
+load_and_keep(py_state *state, const load_arguments *arguments)
+{
+    py_nccl *nccl = dd_mem_zalloc(sizeof *nccl);
+    if (nccl == NULL) {
+        return PyErr_NoMemory();
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = load(arguments, nccl, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK || state->nccl != NULL) {
+        /* Another thread may have been here meanwhile. */
+        destroy(nccl);
+        return raise(state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    }
+    state->nccl = nccl;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_nccl_find_obstacle(PyObject *module, PyObject *args)
+{
+    (void)module;
+    dd_nccl_search search = {.explicit_path = NULL};
+    PyObject *candidates;
+    if (!PyArg_ParseTuple(args, "zO!:_find_nccl_obstacle", &search.explicit_path, &PyList_Type,
+                          &candidates)) {
+        return NULL;
+    }
+    const char **paths = read_paths(candidates, &search.ncandidates);
+    if (paths == NULL) {
+        return NULL;
+    }
+    search.candidates = paths;
+    dd_nccl_lib *lib = NULL;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_lib_open(&search, &lib, &err);
+    dd_nccl_lib_close(lib);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(paths);
+    return status == DD_OK ? Py_NewRef(Py_None) : PyUnicode_FromString(err.message);
+}
+
+PyObject *
+py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"nccl",          "candidates",   "cuda", "interval",
+                               "abort_timeout", "is_abort_off", NULL};
+    py_state *state = PyModule_GetState(module);
+    load_arguments arguments = {.cuda_path = NULL};
+    PyObject *candidates;
+    double interval_s = 0;
+    double abort_timeout_s = 0;
+    int is_abort_off = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zO!z|ddp:_load_nccl", keywords,
+                                     &arguments.search.explicit_path, &PyList_Type, &candidates,
+                                     &arguments.cuda_path, &interval_s, &abort_timeout_s, &is_abort_off)) {
+        return NULL;
+    }
+    if (state->nccl != NULL) {
+        Py_RETURN_NONE;
+    }
+    const char **paths = read_paths(candidates, &arguments.search.ncandidates);
+    if (paths == NULL) {
+        return NULL;
+    }
+    arguments.search.candidates = paths;
+    arguments.watchdog = (dd_nccl_watchdog_options){
+        .interval_ns = (int64_t)(interval_s * (double)DD_NS_PER_S),
+        .abort_timeout_ns = (int64_t)(abort_timeout_s * (double)DD_NS_PER_S),
+        .is_abort_off = is_abort_off != 0,
+    };
+    PyObject *result = load_and_keep(state, &arguments);
+    PyMem_Free(paths);
+    return result;
+}
+
+static py_nccl *
+check_fork(py_state *state)
+{
+    if (state->nccl->generation != dd_fork_generation()) {
+        dd_error err;
+        raise(state,
+              dd_error_set(&err, DD_FORKED,
+                           "NCCL and CUDA were loaded before the fork, and do not work in the child"),
+              &err);
+        return NULL;
+    }
+    return state->nccl;
+}
+
+py_nccl *
+py_nccl_get(py_state *state)
+{
+    if (state->nccl == NULL) {
+        PyObject *library = PyImport_ImportModule("dldist._nccl_library");
+        PyObject *loaded = library != NULL ? PyObject_CallMethod(library, "load", NULL) : NULL;
+        Py_XDECREF(library);
+        Py_XDECREF(loaded);
+        if (loaded == NULL) {
+            return NULL;
+        }
+    }
+    return check_fork(state);
+}
+
+PyObject *
+py_nccl_info(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    const py_state *state = PyModule_GetState(module);
+    const py_nccl *nccl = state->nccl;
+    if (nccl == NULL) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("{ss si ss ss si si sK ss}", "path", nccl->lib->path, "version", nccl->lib->version,
+                         "version_text", nccl->lib->version_text, "cuda_path", nccl->cuda->path,
+                         "driver_version", nccl->cuda->driver_version, "ndevices", nccl->cuda->ndevices,
+                         "heartbeat", (unsigned long long)dd_nccl_watchdog_heartbeat(nccl->watchdog),
+                         "activity", dd_nccl_watchdog_activity(nccl->watchdog));
+}
+
+PyObject *
+py_nccl_config_fields(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    size_t count;
+    const dd_nccl_config_field *fields = dd_nccl_config_fields(&count);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *field = Py_BuildValue("(siO)", fields[i].alias, fields[i].since,
+                                        fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
+        if (field == NULL || PyList_Append(list, field) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(field);
+    }
+    return list;
+}
+
+void
+py_nccl_hurry(py_state *state)
+{
+    if (state->nccl != NULL) {
+        dd_nccl_watchdog_hurry(state->nccl->watchdog);
+    }
+}
+
+/* ---- the end */
+
+void
+py_nccl_destroy(py_state *state)
+{
+    /* A child after a fork has none of the threads that would be waited for. */
+    if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
+        py_watch_heartbeat(state, NULL);
+        destroy(state->nccl);
+    }
+    state->nccl = NULL;
+}
+
+void
+py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
+{
+    bool is_idle;
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    Py_BEGIN_ALLOW_THREADS
+    is_idle = dd_nccl_group_is_idle(group, wait);
+    Py_END_ALLOW_THREADS
+    dd_bytes name = dd_nccl_group_name(group);
+    char text[64];
+    (void)snprintf(text, sizeof text, "%.*s", (int)name.len, (const char *)name.data);
+    if (!is_idle &&
+        PyErr_WarnFormat(
+            PyExc_RuntimeWarning, 1,
+            "%s: operations of the NCCL group \"%s\" (rank %d of %d) have not ended, or have failed, and what "
+            "they were to fill is undefined; close() or destroy_process_group() waits for them",
+            what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+static void
+abort_groups(dd_nccl_group **groups, size_t count)
+{
+    dd_wait wait = dd_wait_after(EXIT_NS);
+    for (size_t i = 0; i < count; i++) {
+        dd_status ignored =
+            dd_nccl_group_abort(groups[i], "the process ends", &wait, NULL); /* nobody is there to be told */
+        (void)ignored;
+        dd_nccl_group_release(groups[i]);
+    }
+}
+
+/* Quietly: the others are not told of what ends with the process. */
+static void
+unwatch_groups(py_state *state)
+{
+    dd_list *node = state->nccl_groups.next;
+    while (node != &state->nccl_groups) {
+        py_group *group = DD_CONTAINER_OF(node, py_group, link);
+        bool is_watched = group->nccl->watch_id != 0;
+        node = node->next;
+        if (is_watched) {
+            py_watch_remove_nccl(group);
+            node = state->nccl_groups.next; /* the list may have changed: the GIL was let go */
+        }
+    }
+}
+
+/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. A warning says which operations that ends. */
+PyObject *
+py_nccl_shut_down(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_state *state = PyModule_GetState(module);
+    unwatch_groups(state);
+    size_t count = 0;
+    for (dd_list *node = state->nccl_groups.next; node != &state->nccl_groups; node = node->next) {
+        count++;
+    }
+    dd_nccl_group **groups = PyMem_Calloc(count + 1, sizeof(dd_nccl_group *));
+    if (groups == NULL) {
+        return PyErr_NoMemory();
+    }
+    size_t i = 0;
+    for (dd_list *node = state->nccl_groups.next; node != &state->nccl_groups; node = node->next) {
+        py_group *group = DD_CONTAINER_OF(node, py_group, link);
+        if (!group->is_closed && state->nccl->generation == dd_fork_generation()) {
+            groups[i++] = dd_nccl_group_acquire(group->nccl->group);
+        }
+    }
+    dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
+    for (size_t k = 0; k < i; k++) {
+        py_nccl_group_warn_if_busy(groups[k], "the process ends", &wait);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    abort_groups(groups, i);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(groups);
+    Py_RETURN_NONE;
+}

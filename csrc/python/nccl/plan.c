@@ -1,0 +1,318 @@
+#include "python/nccl/plan.h"
+
+#include "core/mem.h"
+#include "python/base/error.h"
+
+#include <string.h>
+
+/* What the items come to. */
+typedef struct totals {
+    size_t nops;
+    size_t nbefore;
+    size_t nafter;
+    size_t nstaged; /* items that need scratch memory */
+} totals;
+
+static bool
+raise(const py_group *group, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        py_error_raise_of_group(group->state, status, err);
+    }
+    return status == DD_OK;
+}
+
+/* ---- devices and streams */
+
+static bool
+take_device(py_nccl_plan *plan, const py_group *group, const py_device_scope *scope)
+{
+    if (scope->device == PY_NO_DEVICE) {
+        return true;
+    }
+    if (plan->call.device != PY_NO_DEVICE && plan->call.device != scope->device) {
+        PyErr_Format(group->state->errors[PY_ERROR_ARGUMENT],
+                     "tensors on cuda:%d and on cuda:%d cannot be in one operation", plan->call.device,
+                     scope->device);
+        return false;
+    }
+    plan->call.device = scope->device;
+    return true;
+}
+
+static bool
+has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
+{
+    for (size_t i = 0; i < plan->call.nstreams; i++) {
+        if (plan->streams[i] == stream) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* False with an exception. */
+static bool
+reserve_stream(py_nccl_plan *plan)
+{
+    if (plan->call.nstreams < plan->max_streams) {
+        return true;
+    }
+    size_t count = 2 * plan->max_streams;
+    bool is_first = plan->streams == plan->first_streams;
+    dd_cuda_stream *streams = dd_mem_realloc(is_first ? NULL : plan->streams, count * sizeof(dd_cuda_stream));
+    if (streams == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    if (is_first) {
+        memcpy(streams, plan->first_streams, sizeof plan->first_streams);
+    }
+    plan->streams = streams;
+    plan->max_streams = count;
+    return true;
+}
+
+/* False with an exception. */
+static bool
+add_stream(py_nccl_plan *plan, void *handle)
+{
+    if (has_stream(plan, handle)) {
+        return true;
+    }
+    if (!reserve_stream(plan)) {
+        return false;
+    }
+    plan->streams[plan->call.nstreams++] = handle;
+    return true;
+}
+
+static bool
+take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *scope)
+{
+    if (!take_device(plan, group, scope)) {
+        return false;
+    }
+    for (size_t i = 0; i < scope->nstreams; i++) {
+        if (!add_stream(plan, scope->streams[i].handle)) {
+            return false;
+        }
+    }
+    plan->is_blocking = plan->is_blocking || scope->is_blocking || scope->has_host;
+    plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
+    void *own;
+    if (scope->is_blocking) {
+        /* Where producers that know no better have put their work. */
+        if (!scope->find_stream(scope->ctx, scope->device, &own) || !add_stream(plan, own)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- sizes */
+
+static void
+count_pieces(const py_operands *operands, totals *sum)
+{
+    bool is_any = false;
+    for (size_t i = 0; i < operands->npieces; i++) {
+        const py_piece *piece = &operands->pieces[i];
+        sum->nbefore += piece->is_staged && piece->is_input ? 1 : 0;
+        sum->nafter += piece->is_staged && piece->is_output ? 1 : 0;
+        is_any = is_any || piece->is_staged;
+    }
+    sum->nstaged += is_any ? 1 : 0;
+}
+
+static bool
+count_items(const py_group *group, const py_nccl_item *items, size_t nitems, totals *sum)
+{
+    for (size_t i = 0; i < nitems; i++) {
+        py_operands *operands = &items[i].flight->operands;
+        bool is_coll = items[i].op.kind == DD_NCCL_OP_COLL;
+        if (is_coll && !py_operands_reserve_parts(operands, items[i].op.args.coll, group->rank)) {
+            return false;
+        }
+        sum->nops += is_coll ? py_operands_nparts(operands) : 1;
+        count_pieces(operands, sum);
+    }
+    return true;
+}
+
+static bool
+allocate(py_nccl_plan *plan, const totals *sum)
+{
+    size_t ncopies = sum->nbefore + sum->nafter;
+    plan->ops = sum->nops <= 1 ? &plan->first_op : dd_mem_alloc_array(sum->nops, sizeof *plan->ops);
+    plan->copies = ncopies > 0 ? dd_mem_alloc_array(ncopies, sizeof *plan->copies) : NULL;
+    plan->scratch = sum->nstaged > 0 ? dd_mem_alloc_array(sum->nstaged, sizeof *plan->scratch) : NULL;
+    if (plan->ops == NULL || (ncopies > 0 && plan->copies == NULL) ||
+        (sum->nstaged > 0 && plan->scratch == NULL)) {
+        PyErr_NoMemory();
+        return false;
+    }
+    return true;
+}
+
+/* ---- staging */
+
+static bool
+allocate_scratch(py_nccl_plan *plan, py_group *group, py_operands *operands)
+{
+    size_t nbytes = py_operands_place_parts(operands, NULL);
+    if (nbytes == 0) {
+        return true;
+    }
+    dd_nccl_group *core = group->nccl->group;
+    void *data = NULL;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_alloc_scratch(core, plan->call.device, nbytes, &data, &err);
+    Py_END_ALLOW_THREADS
+    if (!raise(group, status, &err)) {
+        return false;
+    }
+    plan->scratch[plan->call.nscratch++] = data;
+    py_operands_place_parts(operands, data);
+    return true;
+}
+
+static bool
+stage(py_nccl_plan *plan, py_group *group, const py_nccl_item *items, size_t nitems)
+{
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status =
+        dd_nccl_group_order(group->nccl->group, plan->call.device, plan->streams, plan->call.nstreams, &err);
+    Py_END_ALLOW_THREADS
+    bool is_ok = raise(group, status, &err);
+    for (size_t i = 0; is_ok && i < nitems; i++) {
+        is_ok = allocate_scratch(plan, group, &items[i].flight->operands);
+    }
+    return is_ok;
+}
+
+static dd_view
+flat_view(const py_piece *piece)
+{
+    dd_view view = piece->tensor.view;
+    view.data = piece->flat;
+    view.is_readonly = false;
+    view.is_contiguous = true;
+    py_tensor_set_row_major(&view); /* the tensor's own strides have fitted */
+    return view;
+}
+
+static void
+add_copies(py_nccl_plan *plan, const py_operands *operands, dd_nccl_copy *after)
+{
+    for (size_t i = 0; i < operands->npieces; i++) {
+        const py_piece *piece = &operands->pieces[i];
+        if (piece->is_staged && piece->is_input) {
+            plan->copies[plan->call.nbefore++] =
+                (dd_nccl_copy){.src = piece->tensor.view, .dst = flat_view(piece)};
+        }
+        if (piece->is_staged && piece->is_output) {
+            after[plan->call.nafter++] = (dd_nccl_copy){.src = flat_view(piece), .dst = piece->tensor.view};
+        }
+    }
+}
+
+/* ---- operations */
+
+static void
+add_ops(py_nccl_plan *plan, const py_nccl_item *item)
+{
+    py_operands *operands = &item->flight->operands;
+    if (item->op.kind != DD_NCCL_OP_COLL) {
+        dd_nccl_op *op = &plan->ops[plan->call.nops++];
+        *op = item->op;
+        op->dtype = py_operands_dtype(operands);
+        op->block = (dd_block){.data = operands->pieces[0].flat, .nbytes = operands->pieces[0].nbytes};
+        return;
+    }
+    size_t nparts = py_operands_nparts(operands);
+    for (size_t part = 0; part < nparts; part++) {
+        dd_nccl_op *op = &plan->ops[plan->call.nops++];
+        *op = item->op;
+        op->dtype = py_operands_dtype(operands);
+        py_operands_fill_part(operands, part, &op->args);
+    }
+}
+
+static void
+fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals *sum)
+{
+    dd_nccl_copy *after = plan->copies != NULL ? plan->copies + sum->nbefore : NULL;
+    for (size_t i = 0; i < nitems; i++) {
+        if (after != NULL) {
+            add_copies(plan, &items[i].flight->operands, after);
+        }
+        add_ops(plan, &items[i]);
+    }
+    plan->call.ops = plan->ops;
+    plan->call.before = plan->copies;
+    plan->call.after = after;
+    plan->call.scratch = plan->scratch;
+    plan->call.streams = plan->streams;
+}
+
+static void
+give_up(py_nccl_plan *plan, py_group *group)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < plan->call.nscratch; i++) {
+        dd_nccl_group_free_scratch(group->nccl->group, plan->call.device, plan->scratch[i]);
+    }
+    Py_END_ALLOW_THREADS
+    py_nccl_plan_fini(plan);
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+bool
+py_nccl_plan_make(py_nccl_plan *plan, py_group *group, const py_nccl_item *items, size_t nitems)
+{
+    totals sum = {0};
+    memset(plan, 0, offsetof(py_nccl_plan, first_op));
+    plan->call.device = PY_NO_DEVICE;
+    plan->is_blocking = group->nccl->is_blocking_wait;
+    plan->is_stream_ordered = true;
+    plan->streams = plan->first_streams;
+    plan->max_streams = sizeof plan->first_streams / sizeof plan->first_streams[0];
+    bool is_ok = true;
+    for (size_t i = 0; is_ok && i < nitems; i++) {
+        is_ok = take_scope(plan, group, &items[i].flight->operands.device);
+    }
+    if (is_ok && plan->call.device == PY_NO_DEVICE) {
+        is_ok = py_nccl_group_choose_device(group, &plan->call.device);
+    }
+    is_ok = is_ok && count_items(group, items, nitems, &sum) && allocate(plan, &sum);
+    is_ok = is_ok && (sum.nstaged == 0 || stage(plan, group, items, nitems));
+    if (!is_ok) {
+        give_up(plan, group);
+        return false;
+    }
+    if (group->nccl->device == PY_NO_DEVICE) {
+        group->nccl->device = plan->call.device;
+    }
+    fill(plan, items, nitems, &sum);
+    return true;
+}
+
+void
+py_nccl_plan_fini(py_nccl_plan *plan)
+{
+    if (plan->ops != &plan->first_op) {
+        dd_mem_free(plan->ops);
+    }
+    if (plan->streams != plan->first_streams) {
+        dd_mem_free(plan->streams);
+    }
+    dd_mem_free(plan->copies);
+    dd_mem_free(plan->scratch);
+}

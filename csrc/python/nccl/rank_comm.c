@@ -1,0 +1,259 @@
+/* dldist.nccl.NcclRankComm: the communicator of one rank. */
+#include "python/nccl/team.h"
+
+#include "core/fork.h"
+
+typedef struct py_nccl_rank_comm {
+    PY_NCCL_OBJECT;
+    dd_nccl_comm *comm; /* counted; guarded by the GIL; NULL once it is closed */
+    int rank;           /* const */
+    int size;           /* const */
+    int device;         /* const */
+} py_nccl_rank_comm;
+
+/* Takes the communicator. */
+PyObject *
+py_nccl_rank_comm_create(py_state *state, PyObject *module, dd_nccl_comm *comm)
+{
+    py_nccl_rank_comm *self = py_nccl_object_create(state, state->nccl_rank_comm_type, module);
+    if (self == NULL) {
+        py_nccl_object_drop_comm(comm);
+        return NULL;
+    }
+    self->comm = comm;
+    self->rank = dd_nccl_comm_rank(comm);
+    self->size = dd_nccl_comm_size(comm);
+    self->device = dd_nccl_comm_device(comm);
+    return (PyObject *)self;
+}
+
+static dd_nccl_comm *
+require_comm(const py_nccl_rank_comm *self)
+{
+    if (self->comm == NULL) {
+        PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "this communicator is closed");
+    }
+    return self->comm;
+}
+
+static bool
+check_rank(py_state *state, int rank, int size)
+{
+    if (rank >= 0 && rank < size) {
+        return true;
+    }
+    PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "init_rank(): rank %d is not in 0 to %d", rank, size - 1);
+    return false;
+}
+
+/* The device that is given, or the current one, or the rank's number. */
+static bool
+choose_device(py_state *state, PyObject *object, int rank, int *device)
+{
+    if (object != Py_None) {
+        py_argument argument = {.state = state, .function = "init_rank", .name = "device", .value = object};
+        return py_nccl_team_read_device(&argument, device);
+    }
+    dd_error err;
+    int current = DD_CUDA_NO_CURRENT;
+    if (!py_nccl_team_raise(state, dd_cuda_current_device(state->nccl->cuda, &current, &err), &err)) {
+        return false;
+    }
+    *device = current != DD_CUDA_NO_CURRENT ? current : rank % state->nccl->cuda->ndevices;
+    return true;
+}
+
+static PyObject *
+rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"rank", "world_size", "uid", "device", "timeout", NULL};
+    PyObject *module;
+    py_state *state = py_state_of_type((PyTypeObject *)type, &module);
+    PyObject *uid;
+    PyObject *device_object = Py_None;
+    PyObject *timeout = Py_None;
+    int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
+    dd_nccl_config config;
+    dd_nccl_comm_spec spec = {.config = &config};
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!|OO:init_rank", keywords, &spec.rank, &spec.size,
+                                     state->nccl_unique_id_type, &uid, &device_object, &timeout) ||
+        !check_rank(state, spec.rank, spec.size) ||
+        (timeout != Py_None && !py_to_timeout_ns(state, timeout, &timeout_ns, "init_rank", "timeout"))) {
+        return NULL;
+    }
+    const py_nccl *nccl = py_nccl_get(state);
+    if (nccl == NULL || !choose_device(state, device_object, spec.rank, &spec.device)) {
+        return NULL;
+    }
+    spec.lib = nccl->lib;
+    spec.cuda = nccl->cuda;
+    dd_nccl_config_init(&config);
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    dd_nccl_comm *comm = NULL;
+    py_wait_init(&wait, state, timeout_ns, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        py_nccl_object_drop_comm(comm); /* made all the same, while a signal's handler raised */
+        return NULL;
+    }
+    return py_nccl_rank_comm_create(state, module, comm);
+}
+
+#define RANK_STREAMS 1
+
+static PyObject *
+rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
+{
+    py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
+    py_nccl_team_arguments given;
+    dd_nccl_comm *comm = require_comm(self);
+    if (comm == NULL || !py_nccl_team_parse(coll, args, kwargs, "stream", &given)) {
+        return NULL;
+    }
+    py_nccl_team_call call;
+    dd_cuda_stream stream = NULL;
+    py_nccl_team_places places = {
+        .lib = self->state->nccl->lib, .size = self->size, .count = -1, .device = self->device};
+    py_nccl_team_call_init(&call, self->state, coll->function);
+    call.has_streams = given.streams != NULL && given.streams != Py_None;
+    call.is_one_stream = true;
+    bool is_ok = (!call.has_streams || (py_nccl_team_reserve_streams(&call, RANK_STREAMS) &&
+                                        py_nccl_team_read_stream(&call, given.streams, &call.streams[0]))) &&
+                 py_nccl_team_prepare(&call, coll, &given, &places);
+    if (is_ok) {
+        stream = call.streams[0];
+        py_wait wait;
+        dd_error err;
+        dd_status status;
+        dd_nccl_comm_acquire(comm);
+        py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
+        Py_BEGIN_ALLOW_THREADS
+        status =
+            dd_nccl_comm_run(comm, coll->function, call.items, (int)call.nitems, stream, &wait.wait, &err);
+        dd_nccl_comm_release(comm);
+        Py_END_ALLOW_THREADS
+        is_ok = py_group_finish_wait(&wait, status, &err);
+    }
+    py_nccl_team_call_fini(&call);
+    return is_ok ? Py_NewRef(Py_None) : NULL;
+}
+
+PY_NCCL_RUN_METHOD(rank_comm, all_reduce, DD_NCCL_ITEM_ALL_REDUCE)
+PY_NCCL_RUN_METHOD(rank_comm, broadcast, DD_NCCL_ITEM_BROADCAST)
+PY_NCCL_RUN_METHOD(rank_comm, reduce, DD_NCCL_ITEM_REDUCE)
+PY_NCCL_RUN_METHOD(rank_comm, all_gather, DD_NCCL_ITEM_ALL_GATHER)
+PY_NCCL_RUN_METHOD(rank_comm, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
+
+static PyObject *
+rank_comm_abort_handle(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
+    dd_nccl_comm *comm = require_comm(self);
+    if (comm == NULL) {
+        return NULL;
+    }
+    py_nccl_abort_handle *handle =
+        py_nccl_object_create(self->state, self->state->nccl_abort_handle_type, self->module);
+    if (handle != NULL) {
+        handle->comm = dd_nccl_comm_acquire(comm);
+    }
+    return (PyObject *)handle;
+}
+
+/* In good order, even if an abort handle is left: it can abort nothing any more. */
+static void
+close_rank_comm(py_nccl_rank_comm *self)
+{
+    dd_nccl_comm *comm = self->comm;
+    self->comm = NULL;
+    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
+    (void)ignored;
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *
+rank_comm_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    close_rank_comm((py_nccl_rank_comm *)object);
+    Py_RETURN_NONE;
+}
+
+static void
+rank_comm_dealloc(PyObject *object)
+{
+    close_rank_comm((py_nccl_rank_comm *)object);
+    py_nccl_object_free(object);
+}
+
+static PyObject *
+rank_comm_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return require_comm((py_nccl_rank_comm *)object) != NULL ? Py_NewRef(object) : NULL;
+}
+
+static PyObject *
+rank_comm_exit(PyObject *object, PyObject *args)
+{
+    (void)args;
+    return rank_comm_close(object, NULL);
+}
+
+static PyMethodDef rank_comm_methods[] = {
+    {"init_rank", (PyCFunction)(void (*)(void))rank_comm_init_rank, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "init_rank($type, rank, world_size, uid, device=None, timeout=None)\n--\n\n"
+     "One rank of `world_size`, which all call it with the same NcclUniqueId; on the current device unless another is given."},
+    {"all_reduce", PY_NCCL_KEYWORDS(rank_comm_all_reduce),
+     "all_reduce($self, tensors, op='sum', stream=None)\n--\n\n"
+     "Reduces each of the tensors with those of the other ranks, in place, all at once; into `stream`, and nothing waits."},
+    {"broadcast", PY_NCCL_KEYWORDS(rank_comm_broadcast),
+     "broadcast($self, tensors, root=0, stream=None)\n--\n\nGives the tensors what those of the root have."},
+    {"reduce", PY_NCCL_KEYWORDS(rank_comm_reduce),
+     "reduce($self, tensors, root=0, op='sum', stream=None)\n--\n\nReduces the tensors into those of the root."},
+    {"all_gather", PY_NCCL_KEYWORDS(rank_comm_all_gather),
+     "all_gather($self, outputs, inputs, stream=None)\n--\n\nGives each output the inputs of all ranks."},
+    {"reduce_scatter", PY_NCCL_KEYWORDS(rank_comm_reduce_scatter),
+     "reduce_scatter($self, outputs, inputs, op='sum', stream=None)\n--\n\n"
+     "Reduces the inputs, and gives each output this rank's part."},
+    {"abort_handle", rank_comm_abort_handle, METH_NOARGS,
+     "abort_handle($self, /)\n--\n\nAn NcclAbortHandle, for other threads."},
+    {"close", rank_comm_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicator."},
+    {"__enter__", rank_comm_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", rank_comm_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef rank_comm_members[] = {
+    {"rank", T_INT, offsetof(py_nccl_rank_comm, rank), READONLY, "This rank."},
+    {"world_size", T_INT, offsetof(py_nccl_rank_comm, size), READONLY, "How many ranks there are."},
+    {"device", T_INT, offsetof(py_nccl_rank_comm, device), READONLY, "The number of its device."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot rank_comm_slots[] = {
+    {Py_tp_doc, "The communicator of one rank: of NcclComms.split(), or made with init_rank().\n\n"
+                "All ranks make the same calls at the same time, from threads or processes of their own."},
+    {Py_tp_dealloc, (void *)rank_comm_dealloc},
+    {Py_tp_methods, rank_comm_methods},
+    {Py_tp_members, rank_comm_members},
+    {0, NULL},
+};
+
+PyType_Spec py_nccl_rank_comm_spec = {
+    .name = "dldist.nccl.NcclRankComm",
+    .basicsize = sizeof(py_nccl_rank_comm),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = rank_comm_slots,
+};

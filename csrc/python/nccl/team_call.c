@@ -1,0 +1,319 @@
+/* The tensors and streams of a call on communicators without a group, as items of NCCL's. */
+#include "core/mem.h"
+#include "python/call/reduce_op.h"
+#include "python/nccl/team.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A stream that the caller has given: producers that do not say on which they work order themselves before it. */
+static bool
+give_stream(void *ctx, int device, void **stream)
+{
+    (void)device;
+    *stream = *(dd_cuda_stream *)ctx;
+    if (*stream == NULL) {
+        *stream = (void *)1; /* DLPack's name for the legacy default stream */
+    }
+    return true;
+}
+
+void
+py_nccl_team_call_init(py_nccl_team_call *call, py_state *state, const char *function)
+{
+    call->state = state;
+    call->function = function;
+    call->items = NULL;
+    call->streams = NULL;
+    call->has_streams = false;
+    call->is_one_stream = false;
+    call->nitems = 0;
+    call->redop = DD_NCCL_SUM;
+    call->root = 0;
+    py_operands_init(&call->operands, state, function);
+    py_device_scope_init(&call->operands.device, state);
+}
+
+void
+py_nccl_team_call_fini(py_nccl_team_call *call)
+{
+    py_operands_fini(&call->operands);
+    dd_mem_free(call->items);
+    dd_mem_free(call->streams);
+}
+
+static bool
+read_redop(py_nccl_team_call *call, PyObject *op)
+{
+    static const struct {
+        dd_redop ours;
+        dd_nccl_redop theirs;
+    } table[] = {
+        {DD_REDOP_SUM, DD_NCCL_SUM}, {DD_REDOP_PRODUCT, DD_NCCL_PROD}, {DD_REDOP_MAX, DD_NCCL_MAX},
+        {DD_REDOP_MIN, DD_NCCL_MIN}, {DD_REDOP_AVG, DD_NCCL_AVG},
+    };
+    dd_reduction reduction;
+    if (!py_reduce_op_read(call->state, op, &reduction, call->function)) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (table[i].ours == reduction.op) {
+            call->redop = table[i].theirs;
+            return true;
+        }
+    }
+    PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument 'op': NCCL's are SUM, PRODUCT, MIN, MAX and AVG, not %s", call->function,
+                 dd_redop_name(reduction.op));
+    return false;
+}
+
+static bool
+read_root(py_nccl_team_call *call, PyObject *root, int size)
+{
+    if (root == NULL) {
+        return true;
+    }
+    if (!py_params_int(call->state, root, &call->root, call->function, "root")) {
+        return false;
+    }
+    if (call->root < 0 || call->root >= size) {
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'root': %d is not in 0 to %d",
+                     call->function, call->root, size - 1);
+        return false;
+    }
+    return true;
+}
+
+bool
+py_nccl_team_reserve_streams(py_nccl_team_call *call, size_t count)
+{
+    if (call->streams == NULL) {
+        call->streams = dd_mem_alloc_array(count + 1, sizeof(dd_cuda_stream));
+        if (call->streams == NULL) {
+            PyErr_NoMemory();
+        }
+    }
+    return call->streams != NULL;
+}
+
+/* One tensor, contiguous, on the device; its library's stream is that of item i. */
+static bool
+add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *name, size_t i, int device)
+{
+    char item_name[64];
+    py_device_scope *scope = &call->operands.device;
+    scope->device = device;
+    scope->nstreams = 0;
+    if (call->has_streams) {
+        scope->find_stream = give_stream;
+        scope->ctx = &call->streams[call->is_one_stream ? 0 : i];
+    }
+    snprintf(item_name, sizeof item_name, "%.40s[%zu]", name, i);
+    if (!py_operands_add(&call->operands, object, use, item_name)) {
+        return false;
+    }
+    if (call->operands.pieces[call->operands.npieces - 1].is_staged) {
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is not contiguous",
+                     call->function, item_name);
+        return false;
+    }
+    if (!call->has_streams) {
+        call->streams[i] = scope->nstreams > 0 ? scope->streams[0].handle : NULL;
+    }
+    return true;
+}
+
+/* Adds a list of tensors. */
+static bool
+add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
+            const py_nccl_team_places *places)
+{
+    if (!PyList_Check(list) && !PyTuple_Check(list)) {
+        py_raise_wrong_type(call->function, name, "a list or tuple of tensors, one for each device", list);
+        return false;
+    }
+    PyObject *objects = PySequence_Tuple(list);
+    Py_ssize_t given = objects != NULL ? PyTuple_Size(objects) : 0;
+    bool is_ok = objects != NULL && py_nccl_team_reserve_streams(call, (size_t)given);
+    if (is_ok && ((count >= 0 && given != count) || given == 0)) {
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' has %zd tensors, and %zd are needed", call->function, name, given,
+                     count >= 0 ? count : 1);
+        is_ok = false;
+    }
+    for (Py_ssize_t i = 0; is_ok && i < given; i++) {
+        is_ok = add_tensor(call, PyTuple_GetItem(objects, i), use, name, (size_t)i,
+                           places->devices != NULL ? places->devices[i] : places->device);
+    }
+    Py_XDECREF(objects);
+    return is_ok;
+}
+
+static bool
+allocate_items(py_nccl_team_call *call, size_t count)
+{
+    call->items = dd_mem_alloc_array(count, sizeof *call->items);
+    call->nitems = count;
+    if (call->items == NULL) {
+        PyErr_NoMemory();
+    }
+    return call->items != NULL;
+}
+
+/* One item of one or two pieces (the same for calls in place). nblocks: how many ranks' blocks the larger one has. */
+static bool
+set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
+         const py_piece *recv)
+{
+    dd_error err;
+    dd_nccl_dtype dtype;
+    dd_dtype ours = send->tensor.view.dtype;
+    if (!py_nccl_team_raise(call->state, dd_nccl_dtype_of(lib, ours, &dtype, &err), &err)) {
+        return false;
+    }
+    item->send = send->flat;
+    item->recv = recv->flat;
+    item->dtype = dtype;
+    item->redop = call->redop;
+    item->root = call->root;
+    item->count = send->tensor.view.count;
+    return true;
+}
+
+const py_nccl_team_coll py_nccl_team_colls[] = {
+    [DD_NCCL_ITEM_ALL_REDUCE] = {"all_reduce", DD_NCCL_ITEM_ALL_REDUCE, .has_op = true},
+    [DD_NCCL_ITEM_BROADCAST] = {"broadcast", DD_NCCL_ITEM_BROADCAST, .has_root = true},
+    [DD_NCCL_ITEM_REDUCE] = {"reduce", DD_NCCL_ITEM_REDUCE, .has_op = true, .has_root = true},
+    [DD_NCCL_ITEM_ALL_GATHER] = {"all_gather", DD_NCCL_ITEM_ALL_GATHER, .has_outputs = true},
+    [DD_NCCL_ITEM_REDUCE_SCATTER] = {"reduce_scatter", DD_NCCL_ITEM_REDUCE_SCATTER, .has_op = true,
+                                     .has_outputs = true, .is_input_wide = true},
+};
+
+static bool
+check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const py_piece *send,
+             const py_piece *recv, int size)
+{
+    size_t input = send->tensor.view.count;
+    size_t output = recv->tensor.view.count;
+    size_t one = coll->is_input_wide ? output : input;
+    size_t all = coll->is_input_wide ? input : output;
+    if (!coll->has_outputs || all == one * (size_t)size) {
+        return true;
+    }
+    PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): %zu elements in and %zu out do not fit together among %d ranks", call->function,
+                 input, output, size);
+    return false;
+}
+
+/* Items of n pairs: the pieces are n outputs and then n inputs, or n that are both. */
+static bool
+make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
+{
+    size_t n = coll->has_outputs ? call->operands.npieces / 2 : call->operands.npieces;
+    bool is_ok = allocate_items(call, n);
+    for (size_t i = 0; is_ok && i < n; i++) {
+        const py_piece *recv = &call->operands.pieces[i];
+        const py_piece *send = coll->has_outputs ? &call->operands.pieces[n + i] : recv;
+        dd_nccl_item *item = &call->items[i];
+        is_ok = check_counts(call, coll, send, recv, size) && set_item(call, lib, item, send, recv);
+        item->kind = coll->kind;
+        if (coll->is_input_wide) {
+            item->count = recv->tensor.view.count;
+        }
+    }
+    return is_ok;
+}
+
+/* ---- streams that are given */
+
+bool
+py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
+{
+    void *handle = NULL;
+    py_argument argument = {
+        .state = call->state, .function = call->function, .name = "stream", .value = object};
+    bool is_ok = object == Py_None || py_device_read_stream(&argument, &handle);
+    *stream = handle;
+    return is_ok;
+}
+
+/* One for each item; NULL or None: those of the tensors' libraries. */
+bool
+py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count)
+{
+    if (list == NULL || list == Py_None) {
+        return true;
+    }
+    PyObject *tuple = PySequence_Tuple(list);
+    bool is_ok =
+        tuple != NULL && PyTuple_Size(tuple) == count && py_nccl_team_reserve_streams(call, (size_t)count);
+    if (tuple != NULL && !is_ok && PyErr_Occurred() == NULL) {
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'streams' has %zd streams for %d devices", call->function,
+                     PyTuple_Size(tuple), count);
+    }
+    call->has_streams = is_ok;
+    for (int i = 0; is_ok && i < count; i++) {
+        is_ok = py_nccl_team_read_stream(call, PyTuple_GetItem(tuple, i), &call->streams[i]);
+    }
+    Py_XDECREF(tuple);
+    return is_ok;
+}
+
+/* ---- arguments */
+
+bool
+py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
+                   py_nccl_team_arguments *given)
+{
+    char *names[6];
+    char format[32] = "";
+    PyObject **places[5];
+    size_t count = 0;
+    *given = (py_nccl_team_arguments){NULL};
+    if (coll->has_outputs) {
+        names[count] = "outputs";
+        places[count++] = &given->outputs;
+    }
+    names[count] = coll->has_outputs ? "inputs" : "tensors";
+    places[count++] = &given->inputs;
+    size_t nrequired = count;
+    if (coll->has_root) {
+        names[count] = "root";
+        places[count++] = &given->root;
+    }
+    if (coll->has_op) {
+        names[count] = "op";
+        places[count++] = &given->op;
+    }
+    names[count] = (char *)(uintptr_t)streams_name;
+    places[count++] = &given->streams;
+    names[count] = NULL;
+    PyObject *ignored = NULL;
+    snprintf(format, sizeof format, "%.*s|%.*s:%s", (int)nrequired, "OO", (int)(count - nrequired), "OOO",
+             coll->function);
+    for (size_t i = count; i < 5; i++) {
+        places[i] = &ignored;
+    }
+    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, places[0], places[1], places[2],
+                                       places[3], places[4]) != 0;
+}
+
+bool
+py_nccl_team_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll,
+                     const py_nccl_team_arguments *given, const py_nccl_team_places *places)
+{
+    py_use use = coll->has_outputs ? PY_USE_IN : PY_USE_IN_PLACE;
+    if ((given->op != NULL && !read_redop(call, given->op)) || !read_root(call, given->root, places->size)) {
+        return false;
+    }
+    if (coll->has_outputs &&
+        !add_tensors(call, given->outputs, PY_USE_OUT, "outputs", places->count, places)) {
+        return false;
+    }
+    Py_ssize_t ninputs = coll->has_outputs ? (Py_ssize_t)call->operands.npieces : places->count;
+    return add_tensors(call, given->inputs, use, coll->has_outputs ? "inputs" : "tensors", ninputs, places) &&
+           make_items(call, coll, places->lib, places->size);
+}

@@ -1,0 +1,143 @@
+/* dldist.nccl.NcclAbortHandle and NcclUniqueId. */
+#include "python/nccl/team.h"
+
+#include "core/fork.h"
+
+#include <string.h>
+
+#define UNIQUE_ID_NBYTES ((Py_ssize_t)sizeof(dd_nccl_unique_id))
+
+/* ---- NcclAbortHandle */
+
+static PyObject *
+abort_handle_abort(PyObject *object, PyObject *args)
+{
+    py_nccl_abort_handle *self = (py_nccl_abort_handle *)object;
+    const char *reason = "abort() was called";
+    if (!PyArg_ParseTuple(args, "|s:abort", &reason)) {
+        return NULL;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_comm_abort(self->comm, reason, &err);
+    Py_END_ALLOW_THREADS
+    return py_nccl_team_raise(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+abort_handle_is_aborted(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(dd_nccl_comm_is_over(((py_nccl_abort_handle *)object)->comm));
+}
+
+static void
+abort_handle_dealloc(PyObject *object)
+{
+    py_nccl_abort_handle *self = (py_nccl_abort_handle *)object;
+    if (self->comm != NULL && self->state->nccl->generation == dd_fork_generation()) {
+        py_nccl_object_drop_comm(self->comm);
+    }
+    py_nccl_object_free(object);
+}
+
+static PyMethodDef abort_handle_methods[] = {
+    {"abort", abort_handle_abort, METH_VARARGS,
+     "abort($self, reason='abort() was called', /)\n--\n\n"
+     "Ends what is under way on the communicator, and the communicator. From any thread, any number of times."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef abort_handle_getset[] = {
+    {"is_aborted", abort_handle_is_aborted, NULL, "Whether the communicator has been aborted, or has ended.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot abort_handle_slots[] = {
+    {Py_tp_doc, "Aborts an NcclRankComm from any thread; made by its abort_handle()."},
+    {Py_tp_dealloc, (void *)abort_handle_dealloc},
+    {Py_tp_methods, abort_handle_methods},
+    {Py_tp_getset, abort_handle_getset},
+    {0, NULL},
+};
+
+PyType_Spec py_nccl_abort_handle_spec = {
+    .name = "dldist.nccl.NcclAbortHandle",
+    .basicsize = sizeof(py_nccl_abort_handle),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = abort_handle_slots,
+};
+
+/* ---- NcclUniqueId */
+
+static int
+unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"data", NULL};
+    py_nccl_unique_id *self = (py_nccl_unique_id *)object;
+    const char *bytes = NULL;
+    Py_ssize_t len = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|y#:NcclUniqueId", keywords, &bytes, &len)) {
+        return -1;
+    }
+    if (bytes != NULL && len != UNIQUE_ID_NBYTES) {
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "NcclUniqueId(): %zd bytes are needed, not %zd",
+                     UNIQUE_ID_NBYTES, len);
+        return -1;
+    }
+    if (bytes != NULL) {
+        memcpy(&self->id, bytes, sizeof self->id);
+        return 0;
+    }
+    const py_nccl *nccl = py_nccl_get(self->state);
+    if (nccl == NULL) {
+        return -1;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_make_unique_id(nccl->lib, &self->id, &err);
+    Py_END_ALLOW_THREADS
+    return py_nccl_team_raise(self->state, status, &err) ? 0 : -1;
+}
+
+static PyObject *
+unique_id_as_bytes(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyBytes_FromStringAndSize(((py_nccl_unique_id *)object)->id.bytes, UNIQUE_ID_NBYTES);
+}
+
+static PyObject *
+unique_id_reduce(PyObject *object, PyObject *unused)
+{
+    PyObject *bytes = unique_id_as_bytes(object, unused);
+    return bytes != NULL ? Py_BuildValue("O(N)", (PyObject *)Py_TYPE(object), bytes) : NULL;
+}
+
+static PyMethodDef unique_id_methods[] = {
+    {"as_bytes", unique_id_as_bytes, METH_NOARGS, "as_bytes($self, /)\n--\n\nIts 128 bytes."},
+    {"__bytes__", unique_id_as_bytes, METH_NOARGS, "__bytes__($self, /)\n--\n\nIts 128 bytes."},
+    {"__reduce__", unique_id_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot unique_id_slots[] = {
+    {Py_tp_doc,
+     "NcclUniqueId(data=None)\n--\n\n"
+     "By which the ranks of one communicator find each other: a new one, or one of these 128 bytes."},
+    {Py_tp_new, (void *)py_nccl_object_new},
+    {Py_tp_init, (void *)unique_id_init},
+    {Py_tp_dealloc, (void *)py_nccl_object_free},
+    {Py_tp_methods, unique_id_methods},
+    {0, NULL},
+};
+
+PyType_Spec py_nccl_unique_id_spec = {
+    .name = "dldist.nccl.NcclUniqueId",
+    .basicsize = sizeof(py_nccl_unique_id),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = unique_id_slots,
+};

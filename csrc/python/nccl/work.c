@@ -1,0 +1,237 @@
+/* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors' libraries wait, not the host; where it has to be the
+ * host, a Work's own wait() is what it is. */
+#include "python/base/error.h"
+#include "python/nccl/nccl.h"
+#include "python/work/flight.h"
+
+/* Streams that are to wait: as many as there is room for, and then the next. */
+typedef struct waiting_streams {
+    void *handles[PY_MAX_STREAMS];
+    size_t count;
+} waiting_streams;
+
+/* Makes them wait, and forgets them; false with an exception. */
+static bool
+order(const py_work *self, waiting_streams *streams)
+{
+    dd_error err;
+    dd_status status = DD_OK;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; status == DD_OK && i < streams->count; i++) {
+        status = dd_nccl_work_wait_stream(py_flight_nccl_work(self->flight), streams->handles[i], &err);
+    }
+    Py_END_ALLOW_THREADS
+    streams->count = 0;
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+    }
+    return status == DD_OK;
+}
+
+static bool
+is_among(const waiting_streams *streams, const void *handle)
+{
+    for (size_t i = 0; i < streams->count; i++) {
+        if (streams->handles[i] == handle) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Those on which the tensors' libraries work now. One that is asked to wait twice waits no longer. */
+static bool
+order_streams(py_work *self)
+{
+    waiting_streams streams = {.count = 0};
+    for (const py_flight *each = self->flight; each != NULL; each = each->others) {
+        const py_device_scope *scope = &each->operands.device;
+        void *asked[PY_MAX_STREAMS];
+        if (scope->state == NULL) {
+            continue; /* a barrier has no tensors */
+        }
+        if (!py_device_ask_streams(scope, asked)) {
+            return false;
+        }
+        for (size_t i = 0; i < scope->nstreams; i++) {
+            if (is_among(&streams, asked[i])) {
+                continue;
+            }
+            if (streams.count == PY_MAX_STREAMS && !order(self, &streams)) {
+                return false;
+            }
+            streams.handles[streams.count++] = asked[i];
+        }
+    }
+    return order(self, &streams);
+}
+
+static bool
+raise_if_failed(const py_work *self)
+{
+    dd_error err;
+    dd_status status = dd_nccl_work_result(py_flight_nccl_work(self->flight), &err);
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+    }
+    return status != DD_OK;
+}
+
+static PyObject *
+work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_work *self = (py_work *)object;
+    int64_t timeout_ns;
+    if (!py_work_require_flight(self, "wait() not implemented.") ||
+        !py_work_read_timeout(self, args, nargs, kwnames, &timeout_ns)) {
+        return NULL;
+    }
+    if (raise_if_failed(self)) {
+        return NULL;
+    }
+    bool is_host = timeout_ns > 0 || self->flight->is_blocking;
+    /* The streams even then: what the host knows to have ended costs them nothing, and a graph that is being captured wants to hear of it. */
+    bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
+                 (self->flight->is_settled || order_streams(self));
+    return is_ok ? Py_NewRef(Py_True) : NULL;
+}
+
+static PyObject *
+work_synchronize(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    if (self->flight == NULL) {
+        Py_RETURN_NONE;
+    }
+    if (raise_if_failed(self) || (!self->flight->is_settled && !order_streams(self))) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+work_block_current_stream(PyObject *object, PyObject *unused)
+{
+    return work_synchronize(object, unused);
+}
+
+/* What it fills is known from the start; when it is filled the streams know. */
+static PyObject *
+work_result(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    if (!py_work_require_flight(self, "result() not implemented.") || raise_if_failed(self)) {
+        return NULL;
+    }
+    return self->flight->is_settled ? Py_NewRef(self->flight->results) : py_flight_make_results(self->flight);
+}
+
+static PyObject *
+work_get_future_result(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (!py_work_require_flight((py_work *)object, "Work::getFutureResult not implemented.")) {
+        return NULL;
+    }
+    PyObject *module = PyImport_ImportModule("dldist._nccl_future");
+    PyObject *result = module != NULL ? PyObject_CallMethod(module, "result_future_of", "O", object) : NULL;
+    Py_XDECREF(module);
+    return result;
+}
+
+/* False with an exception. */
+static bool
+read_duration(const py_work *self, float *ms)
+{
+    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.")) {
+        return false;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_work_duration(py_flight_nccl_work(self->flight), ms, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK) {
+        PyErr_SetString(PyExc_RuntimeError, err.message);
+    }
+    return status == DD_OK;
+}
+
+static PyObject *
+work_get_duration(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    float ms;
+    return read_duration((py_work *)object, &ms) ? PyFloat_FromDouble((double)ms) : NULL;
+}
+
+static PyObject *
+get_duration(PyObject *object, void *closure)
+{
+    (void)closure;
+    float ms;
+    return read_duration((py_work *)object, &ms) ? PyFloat_FromDouble((double)ms * 1e-3) : NULL;
+}
+
+static PyObject *
+work_is_started(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const py_work *self = (py_work *)object;
+    if (!py_work_require_flight(self, "this Work has no operation behind it")) {
+        return NULL;
+    }
+    bool is_started;
+    Py_BEGIN_ALLOW_THREADS
+    is_started = dd_nccl_work_is_started(py_flight_nccl_work(self->flight));
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(is_started);
+}
+
+static PyMethodDef work_methods[] = {
+    {"wait", PY_FAST_METHOD(work_wait),
+     "wait($self, timeout=None)\n--\n\n"
+     "Makes the current streams of the tensors' libraries wait for the end, and raises what has gone wrong so far.\n"
+     "The host waits with a timeout, for a barrier, for tensors of libraries whose stream is not known, and in blocking-wait mode."},
+    {"synchronize", work_synchronize, METH_NOARGS,
+     "synchronize($self, /)\n--\n\nMakes the current streams wait."},
+    {"block_current_stream", work_block_current_stream, METH_NOARGS,
+     "block_current_stream($self, /)\n--\n\nMakes the current streams wait."},
+    {"result", work_result, METH_NOARGS,
+     "result($self, /)\n--\n\nThe tensors that it fills, as they were given; read them after wait()."},
+    {"get_future_result", work_get_future_result, METH_NOARGS,
+     "get_future_result($self, /)\n--\n\nA dldist.Future of the WorkResult: how it ended."},
+    {"_get_duration", work_get_duration, METH_NOARGS,
+     "_get_duration($self, /)\n--\n\nMilliseconds on the device, where the group measures them."},
+    {"_is_started", work_is_started, METH_NOARGS,
+     "_is_started($self, /)\n--\n\nWhether the device has begun, where the group measures times; else whether it has ended."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef work_getset[] = {
+    {"duration", get_duration, NULL, "Seconds on the device, where the group measures them.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot work_slots[] = {
+    {Py_tp_doc, "An operation on a device.\n\n"
+                "Its tensors are kept until the device is through with them, also when it is dropped."},
+    {Py_tp_methods, work_methods},
+    {Py_tp_getset, work_getset},
+    {0, NULL},
+};
+
+static PyType_Spec work_spec = {
+    .name = "dldist.NcclWork",
+    .basicsize = sizeof(py_work),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = work_slots,
+};
+
+PyObject *
+py_nccl_work_make_type(PyObject *module, PyObject *base)
+{
+    return PyType_FromModuleAndSpec(module, &work_spec, base);
+}

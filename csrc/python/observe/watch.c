@@ -1,0 +1,407 @@
+#include "python/observe/watch.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+#include "python/base/convert.h"
+#include "python/base/error.h"
+#include "python/base/gate.h"
+#include "python/base/signals.h"
+#include "python/group/group.h"
+#include "python/observe/recorder.h"
+#include "python/store/store.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
+
+/* Never freed: groups may be let go until the process ends. */
+typedef struct py_watch {
+    uint64_t generation;        /* const */
+    dd_monitor *monitor;        /* const */
+    int64_t beat_timeout_ns;    /* const */
+    bool is_beat_fatal;         /* const */
+    bool is_failure_fatal;      /* const; of groups that are told of failures */
+    bool has_heartbeat;         /* guarded by the GIL */
+    struct heard_signal *heard; /* owned; guarded by the GIL */
+} py_watch;
+
+/* A signal that asks for dumps, and what it did before. */
+typedef struct heard_signal {
+    struct heard_signal *next;
+    int number;
+    struct sigaction before;
+} heard_signal;
+
+/* What a signal's handler needs, of this process: the monitor, and whose it is. */
+static _Atomic(dd_monitor *) signalled_monitor;
+static atomic_int signalled_pid;
+
+/* ---- what the monitor asks of us */
+
+/* Takes the GIL and gives it back. An interpreter that is ending counts as one that answers. */
+static void
+await_gil(void)
+{
+    py_gate_pass pass;
+    if (py_gate_enter(&pass)) {
+        py_gate_leave(&pass);
+    }
+}
+
+/* Only where the environment wants this: a process that hangs in its device is of no use to a launcher. */
+static void
+die(void *ctx, const char *reason)
+{
+    (void)ctx;
+    dprintf(STDERR_FILENO, "dldist[%d]: the process is ended, as the environment asks for: %s\n",
+            (int)getpid(), reason);
+    abort();
+}
+
+/* ---- the monitor of this process */
+
+static py_watch *
+find_watch(const py_state *state)
+{
+    /* The parent's is left to the parent. */
+    return state->watch != NULL && state->watch->generation == dd_fork_generation() ? state->watch : NULL;
+}
+
+/* Started if need be, in the name of a group's rank; NULL with an exception. */
+static py_watch *
+require_watch(py_state *state, int rank)
+{
+    if (find_watch(state) != NULL) {
+        return state->watch;
+    }
+    PyObject *module = PyImport_ImportModule("dldist._watch");
+    PyObject *done = module != NULL ? PyObject_CallMethod(module, "start", "i", rank) : NULL;
+    Py_XDECREF(module);
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    if (find_watch(state) == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "dldist._watch has started no monitor");
+    }
+    return find_watch(state);
+}
+
+static bool
+read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
+{
+    long long check_ms;
+    long long dump_ms;
+    long long beat_s;
+    int dumping;
+    struct {
+        int propagate, desync, aborted, json, stacks, active, beat_fatal, failure_fatal;
+    } is;
+    if (!PyArg_ParseTuple(args, "LLLippppppsspp:_monitor_open", &check_ms, &dump_ms, &beat_s, &dumping,
+                          &is.propagate, &is.desync, &is.aborted, &is.json, &is.stacks, &is.active,
+                          &options->dump_path, &options->pipe_path, &is.beat_fatal, &is.failure_fatal)) {
+        return false;
+    }
+    options->check_interval_ns = check_ms * DD_NS_PER_MS;
+    options->dump_timeout_ns = dump_ms * DD_NS_PER_MS;
+    options->dumping = (dd_dumping)dumping;
+    options->is_propagating = is.propagate != 0;
+    options->is_desync = is.desync != 0;
+    options->is_dumping_aborted = is.aborted != 0;
+    options->dump = (dd_dump_options){
+        .format = is.json != 0 ? DD_DUMP_JSON : DD_DUMP_PICKLE,
+        .has_entries = true,
+        .has_stacks = is.stacks != 0,
+        .is_active_only = is.active != 0,
+    };
+    watch->beat_timeout_ns = beat_s * DD_NS_PER_S;
+    watch->is_beat_fatal = is.beat_fatal != 0;
+    watch->is_failure_fatal = is.failure_fatal != 0;
+    return true;
+}
+
+/* Makes the monitor; it runs when a thread calls _monitor_run. */
+PyObject *
+py_watch_open(PyObject *module, PyObject *args)
+{
+    py_state *state = PyModule_GetState(module);
+    py_watch *watch = dd_mem_zalloc(sizeof *watch);
+    if (watch == NULL) {
+        return PyErr_NoMemory();
+    }
+    dd_monitor_host host = {.await_interpreter = await_gil, .die = die, .ctx = watch};
+    dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
+    dd_error err;
+    dd_status status = DD_INTERNAL;
+    if (options.recorder != NULL && read_options(args, &options, watch)) {
+        status = dd_monitor_create(&options, &watch->monitor, &err);
+        if (status != DD_OK) {
+            py_error_raise(state, status, &err);
+        }
+    }
+    if (status != DD_OK) {
+        dd_mem_free(watch);
+        return NULL;
+    }
+    watch->generation = dd_fork_generation();
+    state->watch = watch;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_watch_run(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (watch != NULL) {
+        sigset_t before;
+        Py_BEGIN_ALLOW_THREADS
+        py_signals_hold(&before);
+        dd_monitor_run(watch->monitor);
+        py_signals_release(&before);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static void
+on_signal(int signum)
+{
+    (void)signum;
+    dd_monitor *monitor = atomic_load(&signalled_monitor);
+    /* A child of a fork has closed what it would write to. */
+    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
+        dd_monitor_request_dump(monitor);
+    }
+}
+
+/* False with an exception. */
+static bool
+hear_signal(py_watch *watch, long number)
+{
+    heard_signal *heard = dd_mem_zalloc(sizeof *heard);
+    if (heard == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &heard->before) != 0) {
+        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+        dd_mem_free(heard);
+        return false;
+    }
+    if (heard->before.sa_handler == on_signal) {
+        dd_mem_free(heard); /* it did already */
+        return true;
+    }
+    heard->number = (int)number;
+    heard->next = watch->heard;
+    watch->heard = heard;
+    return true;
+}
+
+/* Signals do again what they did before, unless another handler has been set meanwhile. */
+static void
+give_signals_back(py_watch *watch)
+{
+    while (watch->heard != NULL) {
+        heard_signal *heard = watch->heard;
+        struct sigaction now;
+        if (sigaction(heard->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
+            (void)sigaction(heard->number, &heard->before, NULL);
+        }
+        watch->heard = heard->next;
+        dd_mem_free(heard);
+    }
+}
+
+PyObject *
+py_watch_stop(PyObject *module, PyObject *grace)
+{
+    py_state *state = PyModule_GetState(module);
+    int64_t grace_ns;
+    if (!py_to_timeout_ns(state, grace, &grace_ns, "_monitor_stop", "grace")) {
+        return NULL;
+    }
+    py_watch *watch = find_watch(state);
+    if (watch != NULL) {
+        give_signals_back(watch);
+        atomic_store(&signalled_monitor, NULL);
+        Py_BEGIN_ALLOW_THREADS
+        dd_monitor_stop(watch->monitor, grace_ns);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- groups */
+
+static void
+let_go(const dd_monitor_member *member)
+{
+    if (member->release != NULL) {
+        member->release(member->ctx);
+    }
+}
+
+int
+py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
+{
+    py_watch *watch = require_watch(state, member->rank);
+    if (watch == NULL) {
+        let_go(member);
+        return -1;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    dd_monitor_member whole = *member;
+    whole.is_fatal = member->fail != NULL && watch->is_failure_fatal;
+    py_wait_init(&wait, state, STORE_TIMEOUT_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (py_wait_finish(&wait, status, &err)) {
+        return 0;
+    }
+    if (status == DD_OK) { /* done all the same, while a signal's handler raised */
+        py_watch_remove(state, *id);
+        *id = 0;
+    } else {
+        let_go(member);
+    }
+    return -1;
+}
+
+void
+py_watch_remove(py_state *state, uint64_t id)
+{
+    py_watch *watch = find_watch(state);
+    if (watch != NULL && id != 0) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_monitor_remove(watch->monitor, id);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+void
+py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
+{
+    py_watch *watch = find_watch(state);
+    if (watch == NULL || watch->has_heartbeat == (heartbeat != NULL)) {
+        return;
+    }
+    dd_monitor_heartbeat whole = {0};
+    if (heartbeat != NULL) {
+        whole = *heartbeat;
+        whole.timeout_ns = watch->beat_timeout_ns;
+        whole.is_fatal = watch->is_beat_fatal;
+    }
+    watch->has_heartbeat = heartbeat != NULL;
+    dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
+}
+
+/* A group of the CPU: its ranks tell each other by themselves what has failed. */
+PyObject *
+py_watch_add_group(PyObject *module, PyObject *object)
+{
+    py_state *state = PyModule_GetState(module);
+    if (!PyObject_TypeCheck(object, state->group_type)) {
+        py_raise_wrong_type("_monitor_add_group", "group", "a Group", object);
+        return NULL;
+    }
+    py_group *group = (py_group *)object;
+    if (!py_group_require_usable(group)) {
+        return NULL;
+    }
+    dd_monitor_member member = {
+        .name = dd_group_name(group->group),
+        .rank = group->rank,
+        .size = group->size,
+        .record = dd_group_recorder_group(group->group),
+    };
+    if (group->store != NULL && group->store != Py_None) {
+        member.store = py_store_acquire(state, group->store, "_monitor_add_group", "store");
+        if (member.store == NULL) {
+            return NULL;
+        }
+    }
+    uint64_t id = 0;
+    int rc = py_watch_add(state, &member, &id);
+    py_store_drop(member.store);
+    return rc == 0 ? PyLong_FromUnsignedLongLong(id) : NULL;
+}
+
+PyObject *
+py_watch_remove_group(PyObject *module, PyObject *id)
+{
+    unsigned long long number = PyLong_AsUnsignedLongLong(id);
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    py_watch_remove(PyModule_GetState(module), number);
+    Py_RETURN_NONE;
+}
+
+/* ---- dumps that are asked for */
+
+PyObject *
+py_watch_request_dump(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (watch != NULL) {
+        dd_monitor_request_dump(watch->monitor);
+    }
+    return PyBool_FromLong(watch != NULL);
+}
+
+/* The handler is in C, so that it runs while Python stands still. False: the signal has another use, and has_to_be_unused was
+ * asked for; it is left alone. */
+PyObject *
+py_watch_on_signal(PyObject *module, PyObject *args)
+{
+    int number;
+    int has_to_be_unused;
+    if (!PyArg_ParseTuple(args, "ip:_monitor_on_signal", &number, &has_to_be_unused)) {
+        return NULL;
+    }
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (watch == NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "no group of several ranks has been made yet: nothing is monitored");
+        return NULL;
+    }
+    struct sigaction now;
+    if (has_to_be_unused != 0 && sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_DFL) {
+        Py_RETURN_FALSE;
+    }
+    atomic_store(&signalled_pid, (int)getpid());
+    atomic_store(&signalled_monitor, watch->monitor);
+    return hear_signal(watch, number) ? Py_NewRef(Py_True) : NULL;
+}
+
+PyObject *
+py_watch_report(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_state *state = PyModule_GetState(module);
+    py_watch *watch = find_watch(state);
+    dd_blob report = {0};
+    dd_error err;
+    dd_status status = watch != NULL ? dd_monitor_get_report(watch->monitor, &report, &err) : DD_OK;
+    if (status != DD_OK) {
+        py_error_raise(state, status, &err);
+        return NULL;
+    }
+    const char *text = report.len > 0 ? (const char *)report.data : "";
+    PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)report.len, "backslashreplace");
+    dd_blob_fini(&report);
+    return result;
+}

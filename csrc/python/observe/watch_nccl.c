@@ -1,0 +1,101 @@
+/* What the monitor does for groups of NCCL's: their failures reach the other ranks, and theirs come here. */
+#include "core/mem.h"
+#include "core/thread.h"
+#include "python/nccl/nccl.h"
+#include "python/observe/watch.h"
+#include "python/store/store.h"
+
+typedef struct failure {
+    dd_nccl_group *group; /* acquired */
+    dd_error cause;
+} failure;
+
+static void *
+run_failure(void *arg)
+{
+    failure *told = arg;
+    dd_nccl_group_fail(told->group, &told->cause);
+    dd_nccl_group_release(told->group);
+    dd_mem_free(told);
+    return NULL;
+}
+
+/* On a thread of its own: works that end here may have events to give back, and the driver may be what hangs. */
+static void
+fail(void *ctx, const dd_error *cause)
+{
+    pthread_t thread;
+    failure *told = dd_mem_alloc(sizeof *told);
+    if (told == NULL) {
+        dd_nccl_group_fail(ctx, cause);
+        return;
+    }
+    *told = (failure){.group = dd_nccl_group_acquire(ctx), .cause = *cause};
+    if (dd_thread_start(&thread, "dldist-fail", run_failure, told, NULL) == DD_OK) {
+        pthread_detach(thread);
+    } else {
+        run_failure(told);
+    }
+}
+
+static void
+release(void *ctx)
+{
+    dd_nccl_group_release(ctx);
+}
+
+static uint64_t
+count_beats(void *ctx)
+{
+    return dd_nccl_watchdog_heartbeat(ctx);
+}
+
+static const char *
+name_activity(void *ctx)
+{
+    return dd_nccl_watchdog_activity(ctx);
+}
+
+int
+py_watch_add_nccl(py_group *self)
+{
+    py_state *state = self->state;
+    py_nccl_core *core = self->nccl;
+    if (self->size < 2) {
+        return 0;
+    }
+    dd_monitor_member member = {
+        .name = dd_nccl_group_name(core->group),
+        .rank = self->rank,
+        .size = self->size,
+        .is_device = true,
+        .record = core->recorded,
+        .fail = fail,
+        .release = release,
+        .ctx = core->group,
+    };
+    if (self->store != NULL && self->store != Py_None) {
+        member.store = py_store_acquire(state, self->store, "NcclGroup", "store");
+        if (member.store == NULL) {
+            return -1;
+        }
+    }
+    dd_nccl_group_acquire(core->group);
+    int rc = py_watch_add(state, &member, &core->watch_id);
+    py_store_drop(member.store);
+    if (rc < 0) {
+        return -1;
+    }
+    dd_monitor_heartbeat heartbeat = {
+        .count = count_beats, .activity = name_activity, .ctx = state->nccl->watchdog};
+    py_watch_heartbeat(state, &heartbeat);
+    return 0;
+}
+
+void
+py_watch_remove_nccl(py_group *self)
+{
+    uint64_t id = self->nccl->watch_id;
+    self->nccl->watch_id = 0;
+    py_watch_remove(self->state, id);
+}

@@ -1,0 +1,43 @@
+#include "python/store/store.h"
+
+static int
+hash_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", NULL};
+    py_store *self = (py_store *)object;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:HashStore", keywords, &timeout) ||
+        (timeout != NULL && !py_to_timeout_ns(self->state, timeout, &timeout_ns, "HashStore", "timeout")) ||
+        !py_store_begin_init(self)) {
+        return -1;
+    }
+    py_wait wait;
+    py_wait_init(&wait, self->state, timeout_ns, true);
+    dd_store *store = NULL;
+    dd_error err;
+    dd_status status = dd_hash_store_open(&store, timeout_ns, &err);
+    return py_store_finish_init(self, store, &wait, status, &err);
+}
+
+static PyObject *
+hash_store_repr(PyObject *self)
+{
+    (void)self;
+    return PyUnicode_FromString("HashStore()");
+}
+
+static const char hash_store_doc[] = "HashStore(*, timeout=300.0)\n--\n\n"
+                                     "A store in the memory of this process, shared by its clones.";
+
+PyObject *
+py_hash_store_make_type(PyObject *module, PyObject *base)
+{
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)hash_store_doc},         {Py_tp_init, (void *)hash_store_init},
+        {Py_tp_repr, (void *)hash_store_repr},       {Py_tp_dealloc, (void *)py_store_dealloc},
+        {Py_tp_traverse, (void *)py_store_traverse}, {0, NULL},
+    };
+    PyType_Spec spec = {"dldist.HashStore", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
+    return PyType_FromModuleAndSpec(module, &spec, base);
+}

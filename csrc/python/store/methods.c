@@ -1,0 +1,305 @@
+/* The methods of dldist.Store. Those that are operations of a store are rows of one table, and the same steps for
+ * each: the arguments become a request, py_call_begin, the request without the GIL, py_call_end, the result. */
+
+#include "python/store/store.h"
+
+const py_store_op py_store_ops[] = {
+    [DD_STORE_SET] = {{"set", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_GET] = {{"get", {"key", "timeout"}, 1, 2}, "kt", 'v', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_TRY_GET] = {{"try_get", {"key"}, 1, 1}, "k", 'o', PY_UNBOUND_GENERIC},
+    [DD_STORE_ADD] = {{"add", {"key", "amount"}, 2, 2}, "kn", 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_COMPARE_SET] = {{"compare_set", {"key", "expected_value", "desired_value"}, 3, 3},
+                              "kvv",
+                              'v',
+                              PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_WAIT] = {{"wait", {"keys", "timeout"}, 1, 2}, "Kt", '-', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_CHECK] = {{"check", {"keys"}, 1, 1}, "K", 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_DELETE_KEY] = {{"delete_key", {"key"}, 1, 1}, "k", 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_NUM_KEYS] = {{"num_keys", {0}, 0, 0}, "", 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_APPEND] = {{"append", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_GET] = {{"multi_get", {"keys"}, 1, 1}, "K", 'V', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_SET] = {{"multi_set", {"keys", "values"}, 2, 2}, "KV", '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_QUEUE_PUSH] = {{"queue_push", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_POP] = {{"queue_pop", {"key", "block", "timeout"}, 1, 3},
+                            "kbt",
+                            'v',
+                            PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_LEN] = {{"queue_len", {"key"}, 1, 1}, "k", 'n', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_LIST_KEYS] = {{"list_keys", {0}, 0, 0}, "", 'K', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_BARRIER] = {{"barrier", {"key", "world_size", "timeout"}, 2, 3},
+                          "kst",
+                          '-',
+                          PY_UNBOUND_GENERIC},
+};
+
+/* The request of a call, and what it borrows. Zeroed at first; all of it may be freed at any time. */
+typedef struct arguments {
+    dd_store_request request;
+    py_bytes bytes[PY_MAX_ARGS];
+    size_t nbytes;
+    py_bytes_list keys;
+    py_bytes_list values;
+    dd_bytes value_views[PY_MAX_ARGS];
+    size_t nvalues;
+    PyObject *timeout; /* borrowed, or NULL */
+} arguments;
+
+static void
+arguments_fini(arguments *taken)
+{
+    for (size_t i = 0; i < taken->nbytes; i++) {
+        py_bytes_fini(&taken->bytes[i]);
+    }
+    if (taken->keys.items != NULL) {
+        py_bytes_list_fini(&taken->keys);
+        py_bytes_list_fini(&taken->values);
+    }
+}
+
+static bool
+take_keys(arguments *taken, PyObject *object, const char *function, const char *name)
+{
+    if (!py_bytes_list_init(&taken->keys, object, function, name)) {
+        return false;
+    }
+    taken->request.keys = taken->keys.views;
+    taken->request.nkeys = taken->keys.count;
+    return true;
+}
+
+/* The keys have been taken. */
+static bool
+take_values(arguments *taken, PyObject *object, const char *function, const char *name)
+{
+    if (!py_bytes_list_init(&taken->values, object, function, name)) {
+        return false;
+    }
+    if (taken->keys.count != taken->values.count) {
+        PyErr_Format(PyExc_ValueError, "%s(): 'keys' and 'values' must be of one length, not %zu and %zu",
+                     function, taken->keys.count, taken->values.count);
+        return false;
+    }
+    taken->request.values = taken->values.views;
+    return true;
+}
+
+static bool
+take_bytes(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
+{
+    py_bytes *bytes = &taken->bytes[taken->nbytes++];
+    if (!py_bytes_init(bytes, object, function, name)) {
+        return false;
+    }
+    if (kind == 'k') {
+        taken->request.keys = &bytes->view;
+        taken->request.nkeys = 1;
+    } else {
+        taken->value_views[taken->nvalues++] = bytes->view;
+        taken->request.values = taken->value_views;
+    }
+    return true;
+}
+
+static bool
+take_size(arguments *taken, PyObject *object, const char *function, const char *name)
+{
+    if (!py_to_int64(object, &taken->request.number, function, name)) {
+        return false;
+    }
+    if (taken->request.number < 1) {
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' must be 1 or more, not %lld", function, name,
+                     (long long)taken->request.number);
+        return false;
+    }
+    return true;
+}
+
+static bool
+take_argument(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
+{
+    switch (kind) {
+    case 'K':
+        return take_keys(taken, object, function, name);
+    case 'V':
+        return take_values(taken, object, function, name);
+    case 'n':
+        return py_to_int64(object, &taken->request.number, function, name);
+    case 's':
+        return take_size(taken, object, function, name);
+    case 'b':
+        taken->request.number = object != NULL ? PyObject_IsTrue(object) : 1;
+        return taken->request.number >= 0;
+    case 't':
+        taken->timeout = object;
+        return true;
+    default:
+        return take_bytes(taken, kind, object, function, name);
+    }
+}
+
+static bool
+take_arguments(arguments *taken, const py_store_op *op, PyObject *const *objects)
+{
+    bool is_ok = true;
+    for (int i = 0; is_ok && i < op->signature.nnames; i++) {
+        is_ok =
+            take_argument(taken, op->takes[i], objects[i], op->signature.function, op->signature.names[i]);
+    }
+    return is_ok;
+}
+
+static PyObject *
+give(char kind, const dd_store_result *result)
+{
+    switch (kind) {
+    case 'v':
+        return py_from_value(dd_blob_view(&result->value));
+    case 'o':
+        return result->flag ? py_from_value(dd_blob_view(&result->value)) : Py_NewRef(Py_None);
+    case 'V':
+        return py_from_blob_list(&result->list, py_from_value);
+    case 'K':
+        return py_from_blob_list(&result->list, py_from_key);
+    case 'n':
+        return PyLong_FromLongLong(result->number);
+    case 'b':
+        return PyBool_FromLong(result->flag);
+    default:
+        return Py_NewRef(Py_None);
+    }
+}
+
+static PyObject *
+call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    const py_store_op *op = &py_store_ops[which];
+    PyObject *objects[PY_MAX_ARGS];
+    arguments taken = {.request = {.op = which}};
+    PyObject *given = NULL;
+    py_call call;
+    if (py_args_parse(&op->signature, args, nargs, kwnames, objects) && take_arguments(&taken, op, objects) &&
+        py_call_begin(&call, (py_store *)self, op->signature.function, op->unbound, taken.timeout)) {
+        dd_store_result result = {0};
+        Py_BEGIN_ALLOW_THREADS
+        call.status = dd_store_run(call.store, &taken.request, &result, &call.wait.wait, &call.err);
+        Py_END_ALLOW_THREADS
+        given = py_call_end(&call) ? give(op->gives, &result) : NULL;
+        dd_store_result_fini(&result);
+    }
+    arguments_fini(&taken);
+    return given;
+}
+
+#define STORE_METHOD(NAME, name)                                                           \
+    static PyObject *store_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, \
+                                  PyObject *kwnames)                                       \
+    {                                                                                      \
+        return call_method(DD_STORE_##NAME, self, args, nargs, kwnames);                   \
+    }
+DD_STORE_OP_LIST(STORE_METHOD)
+
+PyObject *
+py_store_clone(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_store *self = (py_store *)object;
+    dd_store *other = NULL;
+    py_call call;
+    if (!py_call_begin(&call, self, "clone", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    call.status = call.store->ops->clone(call.store, &other, &call.wait.wait, &call.err);
+    Py_END_ALLOW_THREADS
+    if (!py_call_end(&call)) {
+        py_store_drop(other);
+        return NULL;
+    }
+    const char *kind;
+    return py_store_wrap(py_store_own_type(self->state, Py_TYPE(object), &kind), other);
+}
+
+static PyObject *
+store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const py_signature signature = {"set_timeout", {"timeout"}, 1, 1};
+    py_store *self = (py_store *)object;
+    PyObject *values[PY_MAX_ARGS];
+    int64_t timeout_ns;
+    if (!py_args_parse(&signature, args, nargs, kwnames, values) ||
+        !py_to_timeout_ns(self->state, values[0], &timeout_ns, "set_timeout", "timeout") ||
+        (self->kind != NULL && py_store_opened(self) == NULL)) {
+        return NULL;
+    }
+    if (self->store == NULL) {
+        self->timeout_ns = timeout_ns;
+        Py_RETURN_NONE;
+    }
+    self->store->ops->set_timeout_ns(self->store, timeout_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+store_has_extended_api(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_store *self = (py_store *)object;
+    if (self->kind != NULL && py_store_opened(self) == NULL) {
+        return NULL;
+    }
+    return PyBool_FromLong(self->store != NULL && self->store->ops->has_extended_api(self->store));
+}
+
+PyMethodDef py_store_methods[] = {
+    {"set", PY_FAST_METHOD(store_set),
+     "set($self, key, value)\n--\n\nStores the value at the key, over one that is there."},
+    {"get", PY_FAST_METHOD(store_get),
+     "get($self, key, timeout=None)\n--\n\n"
+     "The value at the key, as bytes; waits until there is one.\n\n"
+     "timeout: a timedelta or seconds; None is the store's, 0 looks once. When it is over:\n"
+     "DistStoreTimeoutError."},
+    {"try_get", PY_FAST_METHOD(store_try_get),
+     "try_get($self, key)\n--\n\nThe value at the key, or None when there is none now."},
+    {"add", PY_FAST_METHOD(store_add),
+     "add($self, key, amount)\n--\n\n"
+     "Adds to the decimal number at the key (a missing one is 0) and returns the sum."},
+    {"compare_set", PY_FAST_METHOD(store_compare_set),
+     "compare_set($self, key, expected_value, desired_value)\n--\n\n"
+     "Stores desired_value if the key holds expected_value, or is missing and expected_value is\n"
+     "empty. Returns what the key holds afterwards; for a missing key that was not set,\n"
+     "expected_value."},
+    {"wait", PY_FAST_METHOD(store_wait),
+     "wait($self, keys, timeout=None)\n--\n\n"
+     "Waits until every key has a value or a queue that is not empty."},
+    {"check", PY_FAST_METHOD(store_check),
+     "check($self, keys)\n--\n\nWhether every key has a value or a queue that is not empty."},
+    {"delete_key", PY_FAST_METHOD(store_delete_key),
+     "delete_key($self, key)\n--\n\nDeletes the value at the key; tells whether there was one."},
+    {"num_keys", PY_FAST_METHOD(store_num_keys), "num_keys($self)\n--\n\nHow many keys have a value."},
+    {"append", PY_FAST_METHOD(store_append),
+     "append($self, key, value)\n--\n\nAppends to the value at the key; a missing one is empty."},
+    {"multi_get", PY_FAST_METHOD(store_multi_get),
+     "multi_get($self, keys)\n--\n\nThe values of all keys, in order; waits until there are."},
+    {"multi_set", PY_FAST_METHOD(store_multi_set),
+     "multi_set($self, keys, values)\n--\n\nStores each value at the key in the same place."},
+    {"queue_push", PY_FAST_METHOD(store_queue_push),
+     "queue_push($self, key, value)\n--\n\nPuts the value at the end of the queue at the key."},
+    {"queue_pop", PY_FAST_METHOD(store_queue_pop),
+     "queue_pop($self, key, block=True, timeout=None)\n--\n\n"
+     "Takes the first value of the queue at the key.\n\n"
+     "When it is empty, waits for one, or raises DistQueueEmptyError if block is false."},
+    {"queue_len", PY_FAST_METHOD(store_queue_len),
+     "queue_len($self, key)\n--\n\nHow many values are in the queue at the key."},
+    {"list_keys", PY_FAST_METHOD(store_list_keys),
+     "list_keys($self)\n--\n\n"
+     "All keys with a value, as str. What is not UTF-8 comes by surrogateescape, and back by it."},
+    {"barrier", PY_FAST_METHOD(store_barrier),
+     "barrier($self, key, world_size, timeout=None)\n--\n\n"
+     "Returns when world_size callers have come to the key, which is good for one time."},
+    {"clone", py_store_clone, METH_NOARGS, "clone($self)\n--\n\nAnother store on the same data."},
+    {"set_timeout", PY_FAST_METHOD(store_set_timeout),
+     "set_timeout($self, timeout)\n--\n\nHow long calls wait that are given no time-out."},
+    {"has_extended_api", store_has_extended_api, METH_NOARGS,
+     "has_extended_api($self)\n--\n\nWhether append, multi_get and multi_set are one operation each."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,223 @@
+#include "python/store/bridge.h"
+#include "python/store/store.h"
+
+typedef struct py_prefix_store {
+    py_store base;
+    PyObject *prefix;     /* const after init: what __init__ was given */
+    PyObject *underlying; /* const after init: the object itself, for underlying_store */
+} py_prefix_store;
+
+/* Opens the view. The object's own fields are set by the caller. */
+static int
+open_view(py_store *self, PyObject *prefix, PyObject *underlying)
+{
+    py_bytes bytes = {0};
+    if (!py_bytes_init(&bytes, prefix, "PrefixStore", "prefix")) {
+        return -1;
+    }
+    int rc = -1;
+    dd_store *below = py_store_acquire(self->state, underlying, "PrefixStore", "store");
+    if (below != NULL) {
+        py_wait wait;
+        py_wait_init(&wait, self->state, 0, true);
+        dd_store *store = NULL;
+        dd_error err;
+        dd_status status = dd_prefix_store_open(&store, bytes.view, below, &err);
+        rc = py_store_finish_init(self, store, &wait, status, &err);
+        py_store_drop(below);
+    }
+    py_bytes_fini(&bytes);
+    return rc;
+}
+
+static int
+prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"prefix", "store", NULL};
+    py_prefix_store *self = (py_prefix_store *)object;
+    PyObject *prefix;
+    PyObject *underlying;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:PrefixStore", keywords, &prefix, &underlying) ||
+        !py_store_begin_init(&self->base)) {
+        return -1;
+    }
+    if (underlying == Py_None) {
+        PyErr_SetString(PyExc_ValueError, "store argument cannot be None");
+        return -1;
+    }
+    if (open_view(&self->base, prefix, underlying) < 0) {
+        return -1;
+    }
+    self->prefix = Py_NewRef(prefix);
+    self->underlying = Py_NewRef(underlying);
+    return 0;
+}
+
+/* A bridge below us that nobody else holds keeps its object alive for us alone: the collector may count it as
+ * ours. Without that, a Python store that keeps a PrefixStore of itself would never be freed. */
+static PyObject *
+object_of_own_bridge(const py_prefix_store *self)
+{
+    dd_store *view = self->base.store;
+    if (view == NULL || atomic_load(&view->refs) != 1) {
+        return NULL;
+    }
+    const dd_store *below = dd_prefix_store_underlying(view);
+    return atomic_load(&below->refs) == 1 ? py_bridge_object(below) : NULL;
+}
+
+static int
+prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_prefix_store *self = (py_prefix_store *)object;
+    Py_VISIT(self->prefix);
+    Py_VISIT(self->underlying);
+    Py_VISIT(object_of_own_bridge(self));
+    return py_store_traverse(object, visit, arg);
+}
+
+static int
+prefix_store_clear(PyObject *object)
+{
+    py_prefix_store *self = (py_prefix_store *)object;
+    dd_store *store = self->base.store;
+    self->base.store = NULL;
+    py_store_drop(store);
+    Py_CLEAR(self->prefix);
+    Py_CLEAR(self->underlying);
+    return 0;
+}
+
+static void
+prefix_store_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    (void)prefix_store_clear(object);
+    py_store_dealloc(object);
+}
+
+static PyObject *
+underlying_of(PyObject *object)
+{
+    py_prefix_store *self = (py_prefix_store *)object;
+    return py_store_opened(&self->base) != NULL ? self->underlying : NULL;
+}
+
+static PyObject *
+prefix_store_get_underlying(PyObject *object, void *closure)
+{
+    (void)closure;
+    return Py_XNewRef(underlying_of(object));
+}
+
+static PyObject *
+prefix_store_get_non_prefix(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyTypeObject *type = ((py_store *)object)->state->prefix_store_type;
+    while (object != NULL && PyObject_TypeCheck(object, type)) {
+        object = underlying_of(object);
+    }
+    return Py_XNewRef(object);
+}
+
+/* Time-outs and abilities are those of the store below, whatever class it is of. */
+
+static PyObject *
+prefix_store_get_timeout(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *underlying = underlying_of(object);
+    return underlying != NULL ? PyObject_GetAttrString(underlying, "timeout") : NULL;
+}
+
+static PyObject *
+call_underlying(PyObject *object, const char *name, PyObject *argument)
+{
+    PyObject *underlying = underlying_of(object);
+    PyObject *method = underlying != NULL ? PyObject_GetAttrString(underlying, name) : NULL;
+    PyObject *result = method != NULL ? PyObject_CallFunctionObjArgs(method, argument, NULL) : NULL;
+    Py_XDECREF(method);
+    return result;
+}
+
+static PyObject *
+prefix_store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const py_signature signature = {"set_timeout", {"timeout"}, 1, 1};
+    PyObject *values[PY_MAX_ARGS];
+    return py_args_parse(&signature, args, nargs, kwnames, values)
+               ? call_underlying(object, "set_timeout", values[0])
+               : NULL;
+}
+
+static PyObject *
+prefix_store_has_extended_api(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return call_underlying(object, "has_extended_api", NULL);
+}
+
+static PyObject *
+prefix_store_clone(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_prefix_store *self = (py_prefix_store *)object;
+    PyObject *underlying = call_underlying(object, "clone", NULL);
+    if (underlying == NULL) {
+        return NULL;
+    }
+    PyObject *type = (PyObject *)self->base.state->prefix_store_type;
+    PyObject *other = PyObject_CallFunctionObjArgs(type, self->prefix, underlying, NULL);
+    Py_DECREF(underlying);
+    return other;
+}
+
+static PyObject *
+prefix_store_repr(PyObject *object)
+{
+    py_prefix_store *self = (py_prefix_store *)object;
+    PyObject *underlying = underlying_of(object);
+    return underlying != NULL
+               ? PyUnicode_FromFormat("PrefixStore(prefix=%R, store=%R)", self->prefix, underlying)
+               : NULL;
+}
+
+static PyMethodDef prefix_store_methods[] = {
+    {"clone", prefix_store_clone, METH_NOARGS,
+     "clone($self)\n--\n\nThe same prefix on a clone of the store below."},
+    {"set_timeout", PY_FAST_METHOD(prefix_store_set_timeout),
+     "set_timeout($self, timeout)\n--\n\nSets the time-out of the store below."},
+    {"has_extended_api", prefix_store_has_extended_api, METH_NOARGS,
+     "has_extended_api($self)\n--\n\nWhether the store below has it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef prefix_store_getset[] = {
+    {"underlying_store", prefix_store_get_underlying, NULL, "The store below: the very object.", NULL},
+    {"_underlying_non_prefix_store", prefix_store_get_non_prefix, NULL,
+     "The first store below that has no prefix.", NULL},
+    {"timeout", prefix_store_get_timeout, NULL, "The time-out of the store below.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static const char prefix_store_doc[] = "PrefixStore(prefix, store)\n--\n\n"
+                                       "A view of a store in which every key has \"<prefix>/\" before it.";
+
+PyObject *
+py_prefix_store_make_type(PyObject *module, PyObject *base)
+{
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)prefix_store_doc},
+        {Py_tp_init, (void *)prefix_store_init},
+        {Py_tp_repr, (void *)prefix_store_repr},
+        {Py_tp_dealloc, (void *)prefix_store_dealloc},
+        {Py_tp_traverse, (void *)prefix_store_traverse},
+        {Py_tp_clear, (void *)prefix_store_clear},
+        {Py_tp_methods, prefix_store_methods},
+        {Py_tp_getset, prefix_store_getset},
+        {0, NULL},
+    };
+    PyType_Spec spec = {"dldist.PrefixStore", sizeof(py_prefix_store), 0, PY_STORE_TYPE_FLAGS, slots};
+    return PyType_FromModuleAndSpec(module, &spec, base);
+}

@@ -1,0 +1,272 @@
+#include "python/store/store.h"
+
+#include "python/base/object.h"
+#include "python/store/bridge.h"
+
+#include <stddef.h>
+
+PyTypeObject *
+py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind)
+{
+    const struct {
+        PyTypeObject *type;
+        const char *kind;
+    } own[] = {
+        {state->tcp_store_type, "TCPStore"},
+        {state->file_store_type, "FileStore"},
+        {state->hash_store_type, "HashStore"},
+        {state->prefix_store_type, "PrefixStore"},
+        {state->store_type, NULL},
+    };
+    size_t i = 0;
+    while (own[i].kind != NULL && !PyType_IsSubtype(type, own[i].type)) {
+        i++;
+    }
+    *kind = own[i].kind;
+    return own[i].type;
+}
+
+static PyObject *
+store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args;
+    (void)kwargs;
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    if (state == NULL) {
+        return NULL;
+    }
+    py_store *self = (py_store *)py_object_alloc(type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+        (void)py_store_own_type(state, type, &self->kind);
+        self->timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
+    }
+    return (PyObject *)self;
+}
+
+static int
+store_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {NULL};
+    (void)self;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":Store", keywords) ? 0 : -1;
+}
+
+int
+py_store_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_store *self = (py_store *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->module);
+    return 0;
+}
+
+void
+py_store_drop(dd_store *store)
+{
+    if (store != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_store_release(store);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+void
+py_store_dealloc(PyObject *object)
+{
+    py_store *self = (py_store *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    dd_store *store = self->store;
+    self->store = NULL;
+    py_store_drop(store);
+    py_object_free(object, self->module);
+}
+
+bool
+py_store_begin_init(py_store *self)
+{
+    if (self->store != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was called before on this object", self->kind);
+        return false;
+    }
+    return true;
+}
+
+int
+py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status status, const dd_error *err)
+{
+    if (!py_wait_finish(wait, status, err)) {
+        if (status == DD_OK) {
+            py_store_drop(store);
+        }
+        return -1;
+    }
+    /* Another thread may have been through __init__ meanwhile. */
+    if (!py_store_begin_init(self)) {
+        py_store_drop(store);
+        return -1;
+    }
+    self->store = store;
+    return 0;
+}
+
+PyObject *
+py_store_wrap(PyTypeObject *type, dd_store *store)
+{
+    PyObject *object = store_new(type, NULL, NULL);
+    if (object == NULL) {
+        py_store_drop(store);
+        return NULL;
+    }
+    ((py_store *)object)->store = store;
+    return object;
+}
+
+dd_store *
+py_store_opened(py_store *self)
+{
+    if (self->store == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was not called on this object",
+                     self->kind != NULL ? self->kind : "Store");
+    }
+    return self->store;
+}
+
+dd_store *
+py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name)
+{
+    if (!PyObject_TypeCheck(object, state->store_type)) {
+        py_raise_wrong_type(function, name, "a Store", object);
+        return NULL;
+    }
+    const char *kind;
+    PyTypeObject *type = Py_TYPE(object);
+    if (py_store_own_type(state, type, &kind) != type || kind == NULL) {
+        return py_bridge_open(state, object);
+    }
+    dd_store *store = py_store_opened((py_store *)object);
+    return store != NULL ? dd_store_acquire(store) : NULL;
+}
+
+static void
+raise_unbound(py_store *self, const char *function, py_unbound unbound)
+{
+    PyObject *name = PyType_GetName(Py_TYPE((PyObject *)self));
+    if (name == NULL) {
+        return;
+    }
+    if (unbound == PY_UNBOUND_NOT_IMPLEMENTED) {
+        PyErr_Format(PyExc_NotImplementedError, "%U.%s(): Not implemented.", name, function);
+    } else if (unbound == PY_UNBOUND_PURE_VIRTUAL) {
+        PyErr_Format(PyExc_NotImplementedError,
+                     "Tried to call pure virtual function \"Store::%s\" of class %U", function, name);
+    } else {
+        PyErr_Format(PyExc_NotImplementedError, "%U.%s() is not supported by this store", name, function);
+    }
+    Py_DECREF(name);
+}
+
+/* The store that stands in for a method that a Python class does not have; NULL with an exception. */
+static dd_store *
+open_fallback(py_store *self, const char *function, py_unbound unbound)
+{
+    if (unbound == PY_UNBOUND_GENERIC) {
+        return py_bridge_open_generic(self->state, (PyObject *)self);
+    }
+    raise_unbound(self, function, unbound);
+    return NULL;
+}
+
+bool
+py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound, PyObject *timeout)
+{
+    int64_t timeout_ns = 0;
+    bool has_timeout = timeout != NULL && timeout != Py_None;
+    if (has_timeout && !py_to_timeout_ns(self->state, timeout, &timeout_ns, function, "timeout")) {
+        return false;
+    }
+    call->fallback = NULL;
+    call->store = self->store;
+    if (call->store == NULL) {
+        if (self->kind != NULL) {
+            return py_store_opened(self) != NULL;
+        }
+        call->fallback = open_fallback(self, function, unbound);
+        call->store = call->fallback;
+        if (call->store == NULL) {
+            return false;
+        }
+    }
+    if (!has_timeout) {
+        timeout_ns = call->store->ops->get_timeout_ns(call->store);
+    }
+    py_wait_init(&call->wait, self->state, timeout_ns, has_timeout);
+    call->err.message[0] = '\0';
+    call->status = dd_store_check_fork(call->store, &call->err);
+    return call->status == DD_OK || py_call_end(call);
+}
+
+bool
+py_call_end(py_call *call)
+{
+    bool is_done = py_wait_finish(&call->wait, call->status, &call->err);
+    if (call->fallback != NULL) {
+        dd_store_release(call->fallback);
+    }
+    return is_done;
+}
+
+static PyObject *
+store_get_timeout(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_store *self = (py_store *)object;
+    if (self->kind != NULL && py_store_opened(self) == NULL) {
+        return NULL;
+    }
+    int64_t timeout_ns =
+        self->store != NULL ? self->store->ops->get_timeout_ns(self->store) : self->timeout_ns;
+    return py_from_timeout_ns(self->state, timeout_ns);
+}
+
+static PyGetSetDef store_getset[] = {
+    {"timeout", store_get_timeout, NULL,
+     "How long calls wait that are given no time-out, a datetime.timedelta.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef store_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_store, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static const char store_doc[] =
+    "Store()\n--\n\n"
+    "A key-value store that processes meet in.\n\n"
+    "Keys are str or bytes-like, values come back as bytes. A class derived from Store that overrides set,\n"
+    "get, add, compare_set, wait, check, delete_key, num_keys and clone can be handed to whatever takes a\n"
+    "store; what it does not override of append, multi_get, multi_set, try_get and barrier is made of\n"
+    "those. Any object is good for many threads at once.";
+
+PyObject *
+py_store_make_type(PyObject *module)
+{
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)store_doc},
+        {Py_tp_new, (void *)store_new},
+        {Py_tp_init, (void *)store_init},
+        {Py_tp_dealloc, (void *)py_store_dealloc},
+        {Py_tp_traverse, (void *)py_store_traverse},
+        {Py_tp_methods, py_store_methods},
+        {Py_tp_getset, store_getset},
+        {Py_tp_members, store_members},
+        {0, NULL},
+    };
+    PyType_Spec spec = {"dldist.Store", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
+    return PyType_FromModuleAndSpec(module, &spec, NULL);
+}

@@ -1,0 +1,100 @@
+/* dldist.Store: the base type of all stores in Python, and how a Python object becomes a dd_store. */
+#ifndef DD_PYTHON_STORE_STORE_H
+#define DD_PYTHON_STORE_STORE_H
+
+#include "python/base/convert.h"
+#include "python/base/wait.h"
+#include "store/store.h"
+
+/* The head of every store object; the types of the kinds embed it first. */
+typedef struct py_store {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyObject *module; /* const after new: keeps `state` alive */
+    py_state *state;  /* const after new */
+    const char *kind; /* const after new: "TCPStore", or NULL for a class written in Python */
+    PyObject *weakrefs;
+    dd_store *store;    /* const after init; NULL for a class written in Python */
+    int64_t timeout_ns; /* guarded by the GIL; of a class written in Python */
+} py_store;
+
+/* The reference a user of stores takes, owned: the store itself of exactly our types, a bridge (store/bridge.h)
+ * for instances of classes derived in Python, so that what they override is called. NULL with an exception
+ * for what is no store: `function` and `name` are for its text. */
+dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
+
+/* The type of ours that a class is or derives from, and the name of its kind; of a class written in Python: Store and
+ * NULL. */
+PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
+
+/* The pieces of a kind's __init__. begin: false with an exception when the object is open already. finish
+ * takes the store when status is DD_OK; returns what __init__ returns. */
+bool py_store_begin_init(py_store *self);
+int py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status status,
+                         const dd_error *err);
+
+/* A new object of exactly this type around a store, which is taken in any case. */
+PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
+
+/* The store of an object that must be open; NULL with an exception. */
+dd_store *py_store_opened(py_store *self);
+
+/* One call of a method: everything around the call into the core. */
+typedef struct py_call {
+    py_wait wait;
+    dd_store *store;    /* borrowed from the object, or the fallback */
+    dd_store *fallback; /* owned, or NULL */
+    dd_status status;   /* what the core returned */
+    dd_error err;
+} py_call;
+
+/* What a method does on a class written in Python that does not override it. The texts are c10d's; the
+ * exception is NotImplementedError, which is a RuntimeError as c10d's is. */
+typedef enum py_unbound {
+    PY_UNBOUND_NOT_IMPLEMENTED, /* "Not implemented." */
+    PY_UNBOUND_PURE_VIRTUAL,    /* "Tried to call pure virtual function" */
+    PY_UNBOUND_NOT_SUPPORTED,
+    PY_UNBOUND_GENERIC, /* the form in terms of other methods */
+} py_unbound;
+
+/* An operation of stores as a method of a Python object: the binding makes a request of its arguments, the bridge
+ * makes arguments of a request. */
+typedef struct py_store_op {
+    py_signature signature;
+    /* What each parameter is: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values, 'n' the number, 's' the
+     * same as a size (1 or more), 'b' the same as a truth (True if it is not given), 't' a time-out (comes last) */
+    char takes[PY_MAX_ARGS + 1];
+    /* What comes of it: '-' None, 'v' the value, 'o' the value or None, 'V' a list of values, 'K' a list of keys,
+     * 'n' the number, 'b' a bool */
+    char gives;
+    py_unbound unbound;
+} py_store_op;
+
+extern const py_store_op py_store_ops[]; /* by dd_store_op */
+
+/* False with an exception; then there is nothing to end. `timeout` may be NULL or None: the store's. */
+bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound,
+                   PyObject *timeout);
+/* True when the call succeeded, else an exception is set. */
+bool py_call_end(py_call *call);
+
+int py_store_traverse(PyObject *self, visitproc visit, void *arg);
+void py_store_dealloc(PyObject *self);
+/* Lets the store go, without the GIL. */
+void py_store_drop(dd_store *store);
+
+/* Store.clone, for kinds that have more to copy. */
+PyObject *py_store_clone(PyObject *self, PyObject *unused);
+
+/* Makes the type; NULL with an exception. */
+PyObject *py_store_make_type(PyObject *module);
+extern PyMethodDef py_store_methods[];
+
+PyObject *py_tcp_store_make_type(PyObject *module, PyObject *base);
+PyObject *py_file_store_make_type(PyObject *module, PyObject *base);
+PyObject *py_hash_store_make_type(PyObject *module, PyObject *base);
+PyObject *py_prefix_store_make_type(PyObject *module, PyObject *base);
+
+#define PY_STORE_TYPE_FLAGS \
+    (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
+
+#endif

@@ -1,0 +1,254 @@
+/* Elements from one tensor into another: copied, converted, added. */
+#include "core/mem.h"
+#include "kernels/convert.h"
+#include "kernels/reduce.h"
+#include "python/tensor/tensor.h"
+
+/* What is smaller is done before the GIL would have been got back. */
+#define GIL_RELEASE_MIN_BYTES ((size_t)32768)
+
+/* `src` has as many elements as `dst`, in row-major order. False when there is no memory. */
+typedef bool transfer_fn(const dd_view *dst, const void *src, dd_dtype src_dtype);
+
+/* One of the functions of the module. */
+typedef struct tensor_transfer {
+    const char *function;
+    transfer_fn *run;
+    bool (*is_supported)(dd_dtype dst, dd_dtype src);
+} tensor_transfer;
+
+/* ---- what is done */
+
+static bool
+is_same_dtype(dd_dtype dst, dd_dtype src)
+{
+    return dst == src;
+}
+
+static bool
+run_copy(const dd_view *dst, const void *src, dd_dtype src_dtype)
+{
+    (void)src_dtype;
+    dd_view_unpack(dst, src);
+    return true;
+}
+
+static bool
+is_convertible(dd_dtype dst, dd_dtype src)
+{
+    return dst == src || dd_convert_is_supported(dst, src);
+}
+
+static bool
+run_convert(const dd_view *dst, const void *src, dd_dtype src_dtype)
+{
+    if (dst->is_contiguous) {
+        dd_convert(dst->dtype, dst->data, src_dtype, src, dst->count);
+        return true;
+    }
+    void *converted = dd_mem_alloc(dd_view_nbytes(dst));
+    if (converted == NULL) {
+        return false;
+    }
+    dd_convert(dst->dtype, converted, src_dtype, src, dst->count);
+    dd_view_unpack(dst, converted);
+    dd_mem_free(converted);
+    return true;
+}
+
+static bool
+is_addable(dd_dtype dst, dd_dtype src)
+{
+    return dst == src && dd_reduce_is_supported(dst, DD_REDOP_SUM);
+}
+
+static void
+add(dd_dtype dtype, void *sum, const void *src, size_t count)
+{
+    dd_reduction reduction = {.dtype = dtype, .op = DD_REDOP_SUM};
+    const void *sources[] = {sum, src};
+    dd_reduce(&reduction, DD_STAGE_WHOLE, sum, sources, 2, count);
+}
+
+static bool
+run_add(const dd_view *dst, const void *src, dd_dtype src_dtype)
+{
+    (void)src_dtype;
+    if (dst->is_contiguous) {
+        add(dst->dtype, dst->data, src, dst->count);
+        return true;
+    }
+    void *sum = dd_mem_alloc(dd_view_nbytes(dst));
+    if (sum == NULL) {
+        return false;
+    }
+    dd_view_pack(dst, sum);
+    add(dst->dtype, sum, src, dst->count);
+    dd_view_unpack(dst, sum);
+    dd_mem_free(sum);
+    return true;
+}
+
+/* ---- between two tensors */
+
+/* The bytes from the first element in memory to the end of the last one. */
+static void
+find_extent(const dd_view *view, uintptr_t *begin, uintptr_t *end)
+{
+    *begin = (uintptr_t)view->data;
+    *end = *begin + dd_dtype_size(view->dtype);
+    for (int d = 0; d < view->ndim; d++) {
+        int64_t span = view->strides[d] * (view->shape[d] - 1);
+        *(span < 0 ? begin : end) += (uintptr_t)span;
+    }
+    if (view->is_contiguous) {
+        *begin = (uintptr_t)view->data;
+        *end = *begin + dd_view_nbytes(view);
+    }
+}
+
+static bool
+is_sharing_memory(const dd_view *a, const dd_view *b)
+{
+    uintptr_t a_begin, a_end, b_begin, b_end;
+    find_extent(a, &a_begin, &a_end);
+    find_extent(b, &b_begin, &b_end);
+    return a_begin < b_end && b_begin < a_end;
+}
+
+static bool
+is_same_memory(const dd_view *a, const dd_view *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && a->is_contiguous && b->is_contiguous;
+}
+
+/* False when there is no memory. Without the GIL, maybe. */
+static bool
+transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
+{
+    if (t->run != run_add && is_same_memory(dst, src)) {
+        return true;
+    }
+    bool is_shared = is_sharing_memory(dst, src);
+    if (src->is_contiguous && !is_shared) {
+        return t->run(dst, src->data, src->dtype);
+    }
+    if (t->run == run_copy && dst->is_contiguous && !is_shared) {
+        dd_view_pack(src, dst->data);
+        return true;
+    }
+    void *packed = dd_mem_alloc(dd_view_nbytes(src));
+    if (packed == NULL) {
+        return false;
+    }
+    dd_view_pack(src, packed);
+    bool is_done = t->run(dst, packed, src->dtype);
+    dd_mem_free(packed);
+    return is_done;
+}
+
+static bool
+check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
+{
+    if (!py_tensor_require_cpu(dst, state, t->function, "dst") ||
+        !py_tensor_require_cpu(src, state, t->function, "src")) {
+        return false;
+    }
+    if (dst->view.count != src->view.count || !t->is_supported(dst->view.dtype, src->view.dtype)) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): %zu elements of %s do not go into %zu of %s",
+                     t->function, src->view.count, dd_dtype_name(src->view.dtype), dst->view.count,
+                     dd_dtype_name(dst->view.dtype));
+        return false;
+    }
+    return true;
+}
+
+/* False with an exception. */
+static bool
+transfer_tensors(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
+{
+    if (!check_pair(t, state, dst, src)) {
+        return false;
+    }
+    if (src->view.count == 0) {
+        return true;
+    }
+    bool is_done;
+    if (dd_view_nbytes(&src->view) < GIL_RELEASE_MIN_BYTES) {
+        is_done = transfer_views(t, &dst->view, &src->view);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        is_done = transfer_views(t, &dst->view, &src->view);
+        Py_END_ALLOW_THREADS
+    }
+    if (!is_done) {
+        PyErr_NoMemory();
+    }
+    return is_done;
+}
+
+/* ---- the functions of the module */
+
+static PyObject *
+call(const tensor_transfer *t, PyObject *module, PyObject *args)
+{
+    PyObject *dst_object;
+    PyObject *src_object;
+    py_state *state = PyModule_GetState(module);
+    py_tensor dst = {0};
+    py_tensor src = {0};
+    bool is_done = PyArg_UnpackTuple(args, t->function, 2, 2, &dst_object, &src_object) &&
+                   py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, "dst") &&
+                   py_tensor_init(&src, state, src_object, PY_TENSOR_IN, t->function, "src") &&
+                   transfer_tensors(t, state, &dst, &src);
+    py_tensor_fini(&src);
+    py_tensor_fini(&dst);
+    if (!is_done) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_tensor_copy(PyObject *module, PyObject *args)
+{
+    static const tensor_transfer copy = {"_copy_tensor", run_copy, is_same_dtype};
+    return call(&copy, module, args);
+}
+
+PyObject *
+py_tensor_convert(PyObject *module, PyObject *args)
+{
+    static const tensor_transfer convert = {"_convert_tensor", run_convert, is_convertible};
+    return call(&convert, module, args);
+}
+
+PyObject *
+py_tensor_add(PyObject *module, PyObject *args)
+{
+    static const tensor_transfer addition = {"_add_tensor", run_add, is_addable};
+    return call(&addition, module, args);
+}
+
+PyObject *
+py_tensor_copy_list(PyObject *module, PyObject *args)
+{
+    static const tensor_transfer copy = {"_copy_tensors", run_copy, is_same_dtype};
+    PyObject *dst_objects;
+    PyObject *src_objects;
+    py_state *state = PyModule_GetState(module);
+    py_tensor_list dsts = {0};
+    py_tensor_list srcs = {0};
+    bool is_done = PyArg_UnpackTuple(args, copy.function, 2, 2, &dst_objects, &src_objects) &&
+                   py_tensor_list_init(&dsts, state, dst_objects, PY_TENSOR_OUT, copy.function, "dsts") &&
+                   py_tensor_list_init(&srcs, state, src_objects, PY_TENSOR_IN, copy.function, "srcs");
+    for (Py_ssize_t i = 0; is_done && i < dsts.count && i < srcs.count; i++) {
+        is_done = transfer_tensors(&copy, state, &dsts.items[i], &srcs.items[i]);
+    }
+    py_tensor_list_fini(&srcs);
+    py_tensor_list_fini(&dsts);
+    if (!is_done) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

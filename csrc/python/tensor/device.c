@@ -1,0 +1,474 @@
+#include "python/tensor/device.h"
+
+#include "core/mem.h"
+#include "python/tensor/dtype.h"
+
+#include <string.h>
+
+/* DLPack's name for the legacy default stream. */
+#define DEFAULT_STREAM ((void *)1)
+
+/* What this module has found out about others; guarded by the GIL. */
+struct py_devices {
+    PyObject *torch_stream;     /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
+    PyObject *cupy_stream;      /* cupy.cuda.get_current_stream */
+    PyObject *explicit_streams; /* dict: thread to stream, of those that have one; NULL: nobody has */
+};
+
+static struct py_devices *
+devices_of(py_state *state)
+{
+    if (state->devices == NULL) {
+        state->devices = dd_mem_zalloc(sizeof *state->devices);
+        if (state->devices == NULL) {
+            PyErr_NoMemory();
+        }
+    }
+    return state->devices;
+}
+
+void
+py_device_state_destroy(py_state *state)
+{
+    if (state->devices != NULL) {
+        Py_XDECREF(state->devices->torch_stream);
+        Py_XDECREF(state->devices->cupy_stream);
+        Py_XDECREF(state->devices->explicit_streams);
+        dd_mem_free(state->devices);
+        state->devices = NULL;
+    }
+}
+
+void
+py_device_scope_init(py_device_scope *scope, py_state *state)
+{
+    scope->state = state;
+    scope->find_stream = NULL;
+    scope->ctx = NULL;
+    scope->device = PY_NO_DEVICE;
+    scope->is_host_taken = false;
+    scope->has_host = false;
+    scope->is_blocking = false;
+    scope->is_stream_ordered = true;
+    scope->nstreams = 0;
+}
+
+bool
+py_device_is_cuda(int device_type)
+{
+    return device_type == PY_DEVICE_CUDA || device_type == PY_DEVICE_CUDA_MANAGED;
+}
+
+/* ---- which stream a library works on */
+
+/* A handle from an int; PyLong_AsVoidPtr knows -1 as a failure only with an exception. */
+static bool
+to_handle(PyObject *number, void **handle)
+{
+    if (number == NULL) {
+        return false;
+    }
+    *handle = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return *handle != NULL || PyErr_Occurred() == NULL;
+}
+
+/* 1: this thread has said which. 0: it has not. -1 with an exception. */
+static int
+ask_explicit(const py_state *state, void **handle)
+{
+    PyObject *streams = state->devices != NULL ? state->devices->explicit_streams : NULL;
+    if (streams == NULL) {
+        return 0;
+    }
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *stream = thread != NULL ? PyDict_GetItemWithError(streams, thread) : NULL;
+    Py_XDECREF(thread);
+    if (stream == NULL) {
+        return PyErr_Occurred() != NULL ? -1 : 0;
+    }
+    return to_handle(Py_NewRef(stream), handle) ? 1 : -1;
+}
+
+/* A function of a module that is imported already, by a dotted path; NULL without an exception when there is none. */
+static PyObject *
+find_imported(const char *module_name, const char *const *attributes)
+{
+    PyObject *modules = PySys_GetObject("modules"); /* borrowed */
+    PyObject *found = modules != NULL ? PyMapping_GetItemString(modules, module_name) : NULL;
+    for (size_t i = 0; found != NULL && attributes[i] != NULL; i++) {
+        PyObject *next = PyObject_GetAttrString(found, attributes[i]);
+        Py_DECREF(found);
+        found = next;
+    }
+    PyErr_Clear();
+    return found;
+}
+
+static PyObject *
+torch_function(struct py_devices *devices)
+{
+    static const char *const path[] = {"_C", "_cuda_getCurrentRawStream", NULL};
+    if (devices->torch_stream == NULL) {
+        devices->torch_stream = find_imported("torch", path);
+    }
+    return devices->torch_stream;
+}
+
+static PyObject *
+cupy_function(struct py_devices *devices)
+{
+    static const char *const path[] = {"cuda", "get_current_stream", NULL};
+    if (devices->cupy_stream == NULL) {
+        devices->cupy_stream = find_imported("cupy", path);
+    }
+    return devices->cupy_stream;
+}
+
+static bool
+ask_torch(py_state *state, int device, void **handle)
+{
+    PyObject *function = torch_function(state->devices);
+    PyObject *index = function != NULL ? PyLong_FromLong(device) : NULL;
+    PyObject *stream = index != NULL ? PyObject_CallFunctionObjArgs(function, index, NULL) : NULL;
+    Py_XDECREF(index);
+    return to_handle(stream, handle);
+}
+
+static bool
+ask_cupy(py_state *state, void **handle)
+{
+    PyObject *function = cupy_function(state->devices);
+    PyObject *stream = function != NULL ? PyObject_CallNoArgs(function) : NULL;
+    PyObject *pointer = stream != NULL ? PyObject_GetAttrString(stream, "ptr") : NULL;
+    Py_XDECREF(stream);
+    return to_handle(pointer, handle);
+}
+
+static bool
+ask_exchange(dl_current_stream ask, int device, void **handle)
+{
+    *handle = NULL;
+    if (ask(PY_DEVICE_CUDA, device, handle) == 0) {
+        return true;
+    }
+    if (PyErr_Occurred() == NULL) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the library of a tensor does not know its current stream on cuda:%d", device);
+    }
+    return false;
+}
+
+static bool
+ask(const py_stream *stream, py_state *state, int device, void **handle)
+{
+    int is_explicit = ask_explicit(state, handle);
+    if (is_explicit != 0) {
+        return is_explicit > 0;
+    }
+    switch (stream->kind) {
+    case PY_STREAM_EXPLICIT: /* no longer said: the work is for the stream of its call */
+        *handle = stream->handle;
+        return true;
+    case PY_STREAM_DEFAULT:
+        *handle = NULL;
+        return true;
+    case PY_STREAM_EXCHANGE:
+        return ask_exchange(stream->ask, device, handle);
+    case PY_STREAM_TORCH:
+        return ask_torch(state, device, handle);
+    case PY_STREAM_CUPY:
+        return ask_cupy(state, handle);
+    }
+    return false;
+}
+
+bool
+py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS])
+{
+    for (size_t i = 0; i < scope->nstreams; i++) {
+        if (!ask(&scope->streams[i], scope->state, scope->device, &handles[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+is_same(const py_stream *a, const py_stream *b)
+{
+    return a->kind == b->kind && a->ask == b->ask && a->handle == b->handle;
+}
+
+/* Adds the stream; `stream` has all but its handle. False with an exception. */
+static bool
+note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
+{
+    int is_explicit = ask_explicit(scope->state, &stream.handle);
+    if (is_explicit > 0) {
+        stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
+        scope->is_stream_ordered = false; /* the library's own stream waits for nothing */
+    } else if (is_explicit < 0 || !ask(&stream, scope->state, device, &stream.handle)) {
+        return false;
+    }
+    for (size_t i = 0; i < scope->nstreams; i++) {
+        if (is_same(&scope->streams[i], &stream)) {
+            return true;
+        }
+    }
+    if (scope->nstreams == PY_MAX_STREAMS) {
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is on a stream of its own, and so are %d others: pass tensors of fewer libraries",
+                          PY_MAX_STREAMS);
+        return false;
+    }
+    scope->streams[scope->nstreams++] = stream;
+    return true;
+}
+
+bool
+py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
+                        const py_argument *argument)
+{
+    if (devices_of(scope->state) == NULL) {
+        return false;
+    }
+    if (facts->library != PY_LIBRARY_TORCH) {
+        scope->is_stream_ordered = false;
+    }
+    py_stream stream = {.kind = PY_STREAM_EXCHANGE, .ask = facts->api->current_stream};
+    return note_stream(scope, stream, device, argument);
+}
+
+bool
+py_device_note_own(py_device_scope *scope, int device, const py_argument *argument)
+{
+    if (devices_of(scope->state) == NULL) {
+        return false;
+    }
+    scope->is_stream_ordered = false;
+    py_stream stream = {.kind = PY_STREAM_DEFAULT};
+    return note_stream(scope, stream, device, argument);
+}
+
+/* ---- what comes by capsules */
+
+/* An enum of Python is no int. */
+static bool
+read_number(PyObject *pair, Py_ssize_t i, int *number)
+{
+    PyObject *item = PyTuple_GetItem(pair, i);
+    if (PyLong_Check(item)) {
+        *number = (int)PyLong_AsLong(item);
+    } else {
+        PyObject *converted = PyNumber_Long(item);
+        *number = converted != NULL ? (int)PyLong_AsLong(converted) : -1;
+        Py_XDECREF(converted);
+    }
+    return PyErr_Occurred() == NULL;
+}
+
+/* 1, and the device; 0 for memory that is not a CUDA device's; -1 with an exception. */
+static int
+ask_device(const py_argument *argument, int *device)
+{
+    PyObject *answer =
+        PyObject_CallMethodObjArgs(argument->value, argument->state->names[PY_NAME_DLPACK_DEVICE], NULL);
+    if (answer == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* only NumPy and its like forget it */
+        return 0;
+    }
+    PyObject *pair = PySequence_Tuple(answer); /* itself, where it is one */
+    Py_DECREF(answer);
+    if (pair == NULL || PyTuple_Size(pair) != 2) {
+        Py_XDECREF(pair);
+        PyErr_Clear();
+        return 0;
+    }
+    int type;
+    bool is_ok = read_number(pair, 0, &type) && read_number(pair, 1, device);
+    Py_DECREF(pair);
+    return is_ok ? py_device_is_cuda(type) : -1;
+}
+
+/* The kind of the library whose stream is known; false when it is not. */
+static bool
+find_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
+{
+    if (facts->library == PY_LIBRARY_TORCH && torch_function(devices) != NULL) {
+        *kind = PY_STREAM_TORCH;
+        return true;
+    }
+    if (facts->library == PY_LIBRARY_CUPY && cupy_function(devices) != NULL) {
+        *kind = PY_STREAM_CUPY;
+        return true;
+    }
+    return false;
+}
+
+bool
+py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, const py_argument *argument,
+                        PyObject **stream)
+{
+    int device;
+    *stream = NULL;
+    int is_cuda = ask_device(argument, &device);
+    if (is_cuda < 0) {
+        py_argument_raise_from_current(argument, "does not say its device");
+    }
+    if (is_cuda <= 0) {
+        return is_cuda == 0;
+    }
+    struct py_devices *devices = devices_of(scope->state);
+    void *handle;
+    int is_explicit = devices != NULL ? ask_explicit(scope->state, &handle) : -1;
+    if (is_explicit < 0) {
+        return false;
+    }
+    py_stream known = {.kind = PY_STREAM_EXPLICIT};
+    bool is_known = find_kind(devices, facts, &known.kind);
+    scope->is_stream_ordered = scope->is_stream_ordered && is_known;
+    if (is_known || is_explicit > 0) {
+        *stream = note_stream(scope, known, device, argument) ? PyLong_FromLong(-1) : NULL;
+        return *stream != NULL;
+    }
+    scope->is_blocking = true;
+    handle = DEFAULT_STREAM;
+    if (scope->find_stream != NULL && !scope->find_stream(scope->ctx, device, &handle)) {
+        return false;
+    }
+    *stream = PyLong_FromVoidPtr(handle);
+    return *stream != NULL;
+}
+
+/* ---- which device it is */
+
+static bool
+take_host(py_device_scope *scope, const py_argument *argument)
+{
+    if (!scope->is_host_taken) {
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is on cpu, and the group has no backend for that device (it has: cuda)");
+        return false;
+    }
+    scope->has_host = true;
+    return true;
+}
+
+bool
+py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argument *argument)
+{
+    if (py_device_is_cpu(tensor->device_type)) {
+        return take_host(scope, argument);
+    }
+    if (!py_device_is_cuda(tensor->device_type)) {
+        const char *name = py_device_name(tensor->device_type);
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is on %s:%d, and the group has no backend for that device (it has: cuda)",
+                          name != NULL ? name : "another device", tensor->device_id);
+        return false;
+    }
+    if (scope->device != PY_NO_DEVICE && scope->device != tensor->device_id) {
+        py_argument_raise(
+            argument, PY_FAULT_VALUE,
+            "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call are on "
+            "the same device",
+            tensor->device_id, scope->device);
+        return false;
+    }
+    scope->device = tensor->device_id;
+    return true;
+}
+
+/* ---- streams that callers name */
+
+/* Item 1 of what __cuda_stream__() returns, (version, handle); NULL, with or without an exception. */
+static PyObject *
+call_protocol(PyObject *object)
+{
+    PyObject *method = PyObject_GetAttrString(object, "__cuda_stream__");
+    if (method == NULL) {
+        return NULL;
+    }
+    PyObject *answer = PyObject_CallNoArgs(method);
+    Py_DECREF(method);
+    PyObject *handle = answer != NULL ? PySequence_GetItem(answer, 1) : NULL;
+    Py_XDECREF(answer);
+    return handle;
+}
+
+static PyObject *
+find_handle(PyObject *object)
+{
+    static const char *const attributes[] = {"cuda_stream", "ptr"}; /* torch's, CuPy's */
+    PyObject *handle = PyLong_Check(object) ? Py_NewRef(object) : call_protocol(object);
+    for (size_t i = 0; handle == NULL && i < sizeof attributes / sizeof attributes[0]; i++) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return NULL;
+        }
+        PyErr_Clear();
+        handle = PyObject_GetAttrString(object, attributes[i]);
+    }
+    return handle;
+}
+
+bool
+py_device_read_stream(const py_argument *argument, void **stream)
+{
+    PyObject *handle = find_handle(argument->value);
+    if (handle != NULL && PyLong_Check(handle)) {
+        return to_handle(handle, stream);
+    }
+    Py_XDECREF(handle);
+    if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        py_argument_raise(
+            argument, PY_FAULT_TYPE,
+            "must be a CUDA stream: its address, or an object with __cuda_stream__, cuda_stream or ptr");
+    }
+    return false;
+}
+
+PyObject *
+py_device_swap_stream(PyObject *module, PyObject *stream)
+{
+    py_state *state = PyModule_GetState(module);
+    struct py_devices *devices = devices_of(state);
+    if (devices == NULL) {
+        return NULL;
+    }
+    void *handle = NULL;
+    py_argument argument = {.state = state, .function = "stream", .name = "stream", .value = stream};
+    if (stream != Py_None && !py_device_read_stream(&argument, &handle)) {
+        return NULL;
+    }
+    if (devices->explicit_streams == NULL) {
+        devices->explicit_streams = PyDict_New();
+    }
+    PyObject *thread =
+        devices->explicit_streams != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
+    if (thread == NULL) {
+        return NULL;
+    }
+    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(devices->explicit_streams, thread));
+    PyObject *number = stream != Py_None ? PyLong_FromVoidPtr(handle) : NULL;
+    int rc = PyErr_Occurred() != NULL ? -1 : 0;
+    if (rc == 0 && number != NULL) {
+        rc = PyDict_SetItem(devices->explicit_streams, thread, number);
+    } else if (rc == 0 && before != NULL) {
+        rc = PyDict_DelItem(devices->explicit_streams, thread);
+    }
+    if (rc == 0 && PyDict_Size(devices->explicit_streams) == 0) {
+        Py_CLEAR(devices->explicit_streams);
+    }
+    Py_XDECREF(number);
+    Py_DECREF(thread);
+    if (rc < 0) {
+        Py_XDECREF(before);
+        return NULL;
+    }
+    return before != NULL ? before : Py_NewRef(Py_None);
+}

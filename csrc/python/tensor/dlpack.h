@@ -1,0 +1,74 @@
+/* DLPack: tensors of others by its C exchange API and by its capsules. */
+#ifndef DD_PYTHON_TENSOR_DLPACK_H
+#define DD_PYTHON_TENSOR_DLPACK_H
+
+#include "python/tensor/tensor.h"
+
+#include <stdint.h>
+
+/* The only major version whose layout is known. */
+#define PY_DLPACK_MAJOR 1
+
+/* DLTensor. Strides are in elements, NULL for row-major order before DLPack 1.2. */
+typedef struct dl_tensor {
+    void *data;
+    int32_t device_type;
+    int32_t device_id;
+    int32_t ndim;
+    uint8_t code;
+    uint8_t nbits;
+    uint16_t nlanes;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+/* DLManagedTensor, of DLPack 0. */
+typedef struct dl_managed {
+    dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *self);
+} dl_managed;
+
+typedef struct dl_version {
+    uint32_t major;
+    uint32_t minor;
+} dl_version;
+
+#define DL_FLAG_READ_ONLY 1u
+#define DL_FLAG_IS_COPIED 2u
+
+/* DLManagedTensorVersioned. Of another major version, only the deleter may be touched. */
+typedef struct dl_managed_versioned {
+    dl_version version;
+    void *context;
+    void (*deleter)(struct dl_managed_versioned *self);
+    uint64_t flags;
+    dl_tensor tensor;
+} dl_managed_versioned;
+
+/* Which stream the library works on; 0 or -1 with an exception. */
+typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
+
+/* DLPackExchangeAPI; the functions that are not called here stand as void pointers. */
+typedef struct dl_exchange_api {
+    dl_version version;
+    const struct dl_exchange_api *previous; /* of an older major version, or NULL */
+    void *allocate;
+    int (*export_object)(void *object, dl_managed_versioned **managed);
+    void *import_object;
+    void *view_object;
+    dl_current_stream current_stream;
+} dl_exchange_api;
+
+/* Fill route, managed, device and view, except for what dd_view_finish computes. 1: done. 0: the object does
+ * not offer it. -1 with an exception; the tensor then wants fini all the same. */
+int py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use use,
+                           const py_argument *argument);
+int py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use use,
+                          const py_argument *argument);
+
+/* Gives tensor->managed back to its producer. */
+void py_dlpack_release(py_tensor *tensor);
+
+#endif

@@ -1,0 +1,329 @@
+#include "python/tensor/memory.h"
+
+#include "core/mem.h"
+#include "python/base/convert.h"
+#include "python/base/object.h"
+#include "python/tensor/dtype.h"
+
+#include <string.h>
+
+/* What the dtypes are called outside: format of a buffer (NULL: none), DLDataTypeCode. */
+static const struct {
+    const char *format;
+    uint8_t code;
+} outside[DD_DTYPE_COUNT] = {
+    [DD_DTYPE_BOOL] = {"?", 6},          [DD_DTYPE_INT8] = {"b", 0},
+    [DD_DTYPE_UINT8] = {"B", 1},         [DD_DTYPE_INT16] = {"h", 0},
+    [DD_DTYPE_UINT16] = {"H", 1},        [DD_DTYPE_INT32] = {"i", 0},
+    [DD_DTYPE_UINT32] = {"I", 1},        [DD_DTYPE_INT64] = {"q", 0},
+    [DD_DTYPE_UINT64] = {"Q", 1},        [DD_DTYPE_FLOAT16] = {"e", 2},
+    [DD_DTYPE_BFLOAT16] = {NULL, 4},     [DD_DTYPE_FLOAT8_E4M3FN] = {NULL, 10},
+    [DD_DTYPE_FLOAT8_E5M2] = {NULL, 12}, [DD_DTYPE_FLOAT32] = {"f", 2},
+    [DD_DTYPE_FLOAT64] = {"d", 2},       [DD_DTYPE_COMPLEX64] = {"Zf", 5},
+    [DD_DTYPE_COMPLEX128] = {"Zd", 5},
+};
+
+void
+py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory))
+{
+    atomic_init(&memory->refs, 1);
+    memory->view = *view;
+    memory->device_type = PY_DEVICE_CPU;
+    memory->device_id = 0;
+    memory->destroy = destroy;
+    for (int i = 0; i < view->ndim; i++) {
+        memory->strides_in_elements[i] = view->strides[i] / (int64_t)dd_dtype_size(view->dtype);
+    }
+}
+
+void
+py_memory_acquire(py_memory *memory)
+{
+    atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+}
+
+void
+py_memory_release(py_memory *memory)
+{
+    if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1) {
+        memory->destroy(memory);
+    }
+}
+
+const char *
+py_memory_format(dd_dtype dtype)
+{
+    return outside[dtype].format;
+}
+
+/* ---- arguments */
+
+static bool
+read_length(const py_argument *argument, PyObject *value, int64_t *length)
+{
+    if (!py_to_int64(value, length, argument->function, argument->name)) {
+        return false;
+    }
+    if (*length < 0) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has a length of %lld", (long long)*length);
+        return false;
+    }
+    return true;
+}
+
+/* An int, or a list or tuple of them. */
+static bool
+read_shape(const py_argument *argument, dd_view *view)
+{
+    PyObject *shape = argument->value;
+    if (!PyList_Check(shape) && !PyTuple_Check(shape)) {
+        view->ndim = 1;
+        return read_length(argument, shape, &view->shape[0]);
+    }
+    PyObject *tuple = PySequence_Tuple(shape);
+    if (tuple == NULL) {
+        return false;
+    }
+    bool is_ok = PyTuple_Size(tuple) <= DD_VIEW_MAX_DIMS;
+    if (!is_ok) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %zd dimensions; dldist takes up to %d",
+                          PyTuple_Size(tuple), DD_VIEW_MAX_DIMS);
+    }
+    view->ndim = is_ok ? (int)PyTuple_Size(tuple) : 0;
+    for (int i = 0; is_ok && i < view->ndim; i++) {
+        is_ok = read_length(argument, PyTuple_GetItem(tuple, i), &view->shape[i]);
+    }
+    Py_DECREF(tuple);
+    return is_ok;
+}
+
+/* A str: the name of a dtype (NumPy), of a scalar type (numpy.float32), or what it prints as
+ * (torch.float32). NULL with an exception. */
+static PyObject *
+find_dtype_name(PyObject *value)
+{
+    static const char *const attributes[] = {"name", "__name__"};
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
+        PyObject *name = PyObject_GetAttrString(value, attributes[i]);
+        if (name != NULL && PyUnicode_Check(name)) {
+            return name;
+        }
+        Py_XDECREF(name);
+        if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+            return NULL;
+        }
+        PyErr_Clear();
+    }
+    return PyObject_Str(value);
+}
+
+bool
+py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
+{
+    PyObject *value = argument->value;
+    PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : find_dtype_name(value);
+    const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    const char *dot = utf8 != NULL ? strrchr(utf8, '.') : NULL;
+    bool is_found = false;
+    for (int i = 0; utf8 != NULL && i < DD_DTYPE_COUNT && !is_found; i++) {
+        is_found = strcmp(dot != NULL ? dot + 1 : utf8, dd_dtype_name((dd_dtype)i)) == 0;
+        *dtype = (dd_dtype)i;
+    }
+    if (utf8 != NULL && !is_found) {
+        py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: there is no dtype of that name", value);
+    }
+    Py_XDECREF(text);
+    return is_found;
+}
+
+bool
+py_memory_read_shape(const py_argument *shape, dd_view *view)
+{
+    if (!read_shape(shape, view)) {
+        return false;
+    }
+    if (!py_tensor_set_row_major(view) || !dd_view_finish(view)) {
+        py_argument_raise(shape, PY_FAULT_VALUE, "has more elements than fit into memory");
+        return false;
+    }
+    return true;
+}
+
+bool
+py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view)
+{
+    py_argument of_dtype = *shape;
+    of_dtype.name = "dtype";
+    of_dtype.value = dtype;
+    *view = (dd_view){.dtype = DD_DTYPE_FLOAT32};
+    return (dtype == NULL || py_memory_read_dtype(&of_dtype, &view->dtype)) &&
+           py_memory_read_shape(shape, view);
+}
+
+/* ---- by DLPack */
+
+static void
+fill_dl_tensor(dl_tensor *tensor, py_memory *memory)
+{
+    *tensor = (dl_tensor){
+        .data = memory->view.data,
+        .device_type = memory->device_type,
+        .device_id = memory->device_id,
+        .ndim = memory->view.ndim,
+        .code = outside[memory->view.dtype].code,
+        .nbits = (uint8_t)(8 * dd_dtype_size(memory->view.dtype)),
+        .nlanes = 1,
+        .shape = memory->view.shape,
+        .strides = memory->strides_in_elements,
+    };
+}
+
+static void
+delete_legacy(dl_managed *managed)
+{
+    py_memory_release(managed->context);
+    dd_mem_free(managed);
+}
+
+static void
+delete_versioned(dl_managed_versioned *managed)
+{
+    py_memory_release(managed->context);
+    dd_mem_free(managed);
+}
+
+/* A capsule that nobody has taken. */
+static void
+destroy_legacy_capsule(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, "dltensor")) {
+        delete_legacy(PyCapsule_GetPointer(capsule, "dltensor"));
+    }
+}
+
+static void
+destroy_versioned_capsule(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        delete_versioned(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    }
+}
+
+static PyObject *
+export_legacy(py_memory *memory)
+{
+    dl_managed *managed = dd_mem_zalloc(sizeof *managed);
+    if (managed == NULL) {
+        return PyErr_NoMemory();
+    }
+    fill_dl_tensor(&managed->tensor, memory);
+    managed->context = memory;
+    managed->deleter = delete_legacy;
+    PyObject *capsule = PyCapsule_New(managed, "dltensor", destroy_legacy_capsule);
+    if (capsule == NULL) {
+        dd_mem_free(managed);
+        return NULL;
+    }
+    py_memory_acquire(memory);
+    return capsule;
+}
+
+static PyObject *
+export_versioned(py_memory *memory)
+{
+    dl_managed_versioned *managed = dd_mem_zalloc(sizeof *managed);
+    if (managed == NULL) {
+        return PyErr_NoMemory();
+    }
+    fill_dl_tensor(&managed->tensor, memory);
+    managed->version = (dl_version){.major = 1, .minor = 0};
+    managed->context = memory;
+    managed->deleter = delete_versioned;
+    PyObject *capsule = PyCapsule_New(managed, "dltensor_versioned", destroy_versioned_capsule);
+    if (capsule == NULL) {
+        dd_mem_free(managed);
+        return NULL;
+    }
+    py_memory_acquire(memory);
+    return capsule;
+}
+
+PyObject *
+py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy, const char *text)
+{
+    int major = 0;
+    int minor = 0;
+    int device_type = memory->device_type;
+    int device_id = memory->device_id;
+    if ((version != Py_None && !PyArg_Parse(version, "(ii)", &major, &minor)) ||
+        (device != Py_None && !PyArg_Parse(device, "(ii)", &device_type, &device_id))) {
+        return NULL;
+    }
+    int is_copy = copy != Py_None ? PyObject_IsTrue(copy) : 0;
+    if (is_copy != 0 || device_type != memory->device_type || device_id != memory->device_id) {
+        if (is_copy >= 0) {
+            PyErr_SetString(PyExc_BufferError, text);
+        }
+        return NULL;
+    }
+    return major >= 1 ? export_versioned(memory) : export_legacy(memory);
+}
+
+/* ---- the arrays */
+
+PyObject *
+py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory)
+{
+    py_memory_array *self = (py_memory_array *)py_object_alloc(type);
+    if (self == NULL) {
+        py_memory_release(memory);
+        return NULL;
+    }
+    self->module = Py_NewRef(module);
+    self->memory = memory;
+    return (PyObject *)self;
+}
+
+void
+py_memory_array_dealloc(PyObject *object)
+{
+    py_memory_array *self = (py_memory_array *)object;
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    if (self->memory != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        py_memory_release(self->memory);
+        Py_END_ALLOW_THREADS
+    }
+    py_object_free(object, self->module);
+}
+
+PyObject *
+py_memory_array_get_shape(PyObject *object, void *closure)
+{
+    (void)closure;
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
+    PyObject *shape = PyTuple_New(view->ndim);
+    for (int i = 0; shape != NULL && i < view->ndim; i++) {
+        PyObject *length = PyLong_FromLongLong(view->shape[i]);
+        if (length == NULL || PyTuple_SetItem(shape, i, length) < 0) {
+            Py_CLEAR(shape);
+        }
+    }
+    return shape;
+}
+
+PyObject *
+py_memory_array_get_dtype(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(dd_dtype_name(((py_memory_array *)object)->memory->view.dtype));
+}
+
+PyObject *
+py_memory_array_get_nbytes(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromSize_t(dd_view_nbytes(&((py_memory_array *)object)->memory->view));
+}

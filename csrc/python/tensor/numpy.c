@@ -1,0 +1,118 @@
+/* NumPy's own macros read an array as is done here: the layout of these fields is part of its ABI, and has been the same since its
+ * version 1.7. It is compared with a buffer once, all the same. */
+#include "python/tensor/numpy.h"
+
+#include <string.h>
+
+#define ARRAY_IS_WRITEABLE 0x0400
+#define ARRAY_WARNS_ON_WRITE ((int)(1u << 31))
+
+/* The beginning of an ndarray. */
+typedef struct numpy_array {
+    PyObject ob_base; /* PyObject_HEAD */
+    char *data;
+    int ndim;
+    Py_ssize_t *shape;
+    Py_ssize_t *strides;
+    PyObject *base;
+    const struct numpy_descr *descr;
+    int flags;
+} numpy_array;
+
+/* The beginning of a dtype. */
+typedef struct numpy_descr {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyTypeObject *type;
+    char kind;
+    char letter;
+    char byte_order;
+    char flags;
+    int number;
+} numpy_descr;
+
+/* By NumPy's numbers; 0 is none of ours. */
+#define PLUS_ONE(dtype) ((unsigned char)((dtype) + 1))
+#define SIZED(type, narrow, wide) PLUS_ONE(sizeof(type) == 4 ? (narrow) : (wide))
+static const unsigned char dtypes_plus_one[] = {
+    [0] = PLUS_ONE(DD_DTYPE_BOOL),
+    [1] = PLUS_ONE(DD_DTYPE_INT8),
+    [2] = PLUS_ONE(DD_DTYPE_UINT8),
+    [3] = PLUS_ONE(DD_DTYPE_INT16),
+    [4] = PLUS_ONE(DD_DTYPE_UINT16),
+    [5] = PLUS_ONE(DD_DTYPE_INT32),
+    [6] = PLUS_ONE(DD_DTYPE_UINT32),
+    [7] = SIZED(long, DD_DTYPE_INT32, DD_DTYPE_INT64),
+    [8] = SIZED(long, DD_DTYPE_UINT32, DD_DTYPE_UINT64),
+    [9] = PLUS_ONE(DD_DTYPE_INT64),
+    [10] = PLUS_ONE(DD_DTYPE_UINT64),
+    [11] = PLUS_ONE(DD_DTYPE_FLOAT32),
+    [12] = PLUS_ONE(DD_DTYPE_FLOAT64),
+    [14] = PLUS_ONE(DD_DTYPE_COMPLEX64),
+    [15] = PLUS_ONE(DD_DTYPE_COMPLEX128),
+    [23] = PLUS_ONE(DD_DTYPE_FLOAT16),
+};
+
+/* False: it has to be read in another way. */
+static bool
+read_array(const numpy_array *array, dd_view *view)
+{
+    const numpy_descr *descr = array->descr;
+    unsigned number = (unsigned)descr->number;
+    if (number >= sizeof dtypes_plus_one || dtypes_plus_one[number] == 0 || array->ndim < 0 ||
+        array->ndim > DD_VIEW_MAX_DIMS || (descr->byte_order != '=' && descr->byte_order != '|') ||
+        (array->flags & ARRAY_WARNS_ON_WRITE) != 0) {
+        return false;
+    }
+    view->data = array->data;
+    view->dtype = (dd_dtype)(dtypes_plus_one[number] - 1);
+    view->is_readonly = (array->flags & ARRAY_IS_WRITEABLE) == 0;
+    view->ndim = array->ndim;
+    for (int i = 0; i < array->ndim; i++) {
+        view->shape[i] = array->shape[i];
+        view->strides[i] = array->strides[i];
+    }
+    return true;
+}
+
+bool
+py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
+{
+    return (PyObject *)Py_TYPE(object) == state->ndarray_type && read_array((numpy_array *)object, view);
+}
+
+/* numpy.ndarray, where NumPy has been imported: a new reference; NULL without an exception. */
+static PyObject *
+find_ndarray(void)
+{
+    PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
+    PyObject *numpy = PyDict_GetItemString(modules, "numpy");
+    PyObject *type = numpy != NULL ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
+    PyErr_Clear();
+    return type;
+}
+
+static bool
+is_same(const dd_view *a, const dd_view *b)
+{
+    size_t nbytes = (size_t)b->ndim * sizeof b->shape[0];
+    return a->data == b->data && a->dtype == b->dtype && a->is_readonly == b->is_readonly &&
+           a->ndim == b->ndim && memcmp(a->shape, b->shape, nbytes) == 0 &&
+           memcmp(a->strides, b->strides, nbytes) == 0;
+}
+
+void
+py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
+{
+    if (state->has_seen_ndarray) {
+        return;
+    }
+    PyObject *type = find_ndarray();
+    dd_view direct;
+    if (type == (PyObject *)Py_TYPE(object)) {
+        state->has_seen_ndarray = true; /* and if it is not as expected, buffers it is */
+        if (read_array((numpy_array *)object, &direct) && is_same(&direct, view)) {
+            state->ndarray_type = Py_NewRef(type);
+        }
+    }
+    Py_XDECREF(type);
+}

@@ -1,0 +1,527 @@
+#include "python/tensor/tensor.h"
+
+#include "python/tensor/device.h"
+#include "python/tensor/dtype.h"
+#include "python/tensor/memory.h"
+#include "python/tensor/numpy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool
+py_tensor_set_row_major(dd_view *view)
+{
+    int64_t stride = (int64_t)dd_dtype_size(view->dtype);
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        view->strides[i] = stride;
+        /* An empty tensor may have dimensions that do not multiply to anything sensible. */
+        if (view->shape[i] != 0 && __builtin_mul_overflow(stride, view->shape[i], &stride)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
+{
+    const Py_buffer *buffer = &tensor->buffer;
+    const char *format = buffer->format != NULL ? buffer->format : "B";
+    switch (py_dtype_of_format(format, (size_t)buffer->itemsize, &tensor->view.dtype)) {
+    case PY_FORMAT_NUMBER:
+        return true;
+    case PY_FORMAT_FOREIGN:
+        py_argument_raise(argument, PY_FAULT_DTYPE,
+                          "has elements in the byte order of other machines (format '%s'): convert it first",
+                          format);
+        return false;
+    case PY_FORMAT_UNKNOWN:
+        break;
+    }
+    py_argument_raise(argument, PY_FAULT_DTYPE,
+                      "has elements of %zd bytes of format '%s', which is no dtype of dldist",
+                      buffer->itemsize, format);
+    return false;
+}
+
+static bool
+read_buffer(py_tensor *tensor, const py_argument *argument)
+{
+    const Py_buffer *buffer = &tensor->buffer;
+    dd_view *view = &tensor->view;
+    if (!read_buffer_dtype(tensor, argument)) {
+        return false;
+    }
+    if (buffer->ndim > DD_VIEW_MAX_DIMS) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions; dldist takes up to %d", buffer->ndim,
+                          DD_VIEW_MAX_DIMS);
+        return false;
+    }
+    view->data = buffer->buf;
+    view->is_readonly = buffer->readonly != 0;
+    view->ndim = buffer->ndim;
+    for (int i = 0; i < view->ndim; i++) {
+        view->shape[i] = buffer->shape[i];
+        view->strides[i] = buffer->strides != NULL ? buffer->strides[i] : 0;
+    }
+    /* ctypes gives no strides although it is asked for them. */
+    if (buffer->strides == NULL && !py_tensor_set_row_major(view)) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has strides that do not fit into 64 bits");
+        return false;
+    }
+    return true;
+}
+
+/* Keeps the exception that is set. */
+static bool
+has_attribute(PyObject *object, const char *name)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    bool has = PyObject_HasAttrString(object, name) != 0;
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    return has;
+}
+
+/* 1: done. 0: there may be another way. -1 with an exception. */
+static int
+try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
+{
+    if (py_numpy_try_read(state, argument->value, &tensor->view)) {
+        tensor->route = PY_ROUTE_BUFFER;
+        tensor->device_type = PY_DEVICE_CPU;
+        return 1;
+    }
+    if (!PyObject_CheckBuffer(argument->value)) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(argument->value, &tensor->buffer, PyBUF_RECORDS_RO) == 0) {
+        tensor->route = PY_ROUTE_BUFFER;
+        tensor->device_type = PY_DEVICE_CPU;
+        if (!read_buffer(tensor, argument)) {
+            return -1;
+        }
+        py_numpy_learn(state, argument->value, &tensor->view);
+        return 1;
+    }
+    tensor->buffer.obj = NULL;
+    if (PyErr_ExceptionMatches(PyExc_Exception) && has_attribute(argument->value, "__dlpack__")) {
+        PyErr_Clear();
+        return 0;
+    }
+    py_argument_raise_from_current(argument, "cannot be exported as a buffer");
+    return -1;
+}
+
+/* The dtype that ml_dtypes gave an array; false without an exception when it is another. */
+static bool
+find_extension_dtype(PyObject *array, dd_dtype *dtype)
+{
+    PyObject *descriptor = PyObject_GetAttrString(array, "dtype");
+    PyObject *name = descriptor != NULL ? PyObject_GetAttrString(descriptor, "name") : NULL;
+    const char *text = name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    bool is_found = text != NULL && py_dtype_of_extension(text, dtype);
+    Py_XDECREF(name);
+    Py_XDECREF(descriptor);
+    PyErr_Clear();
+    return is_found;
+}
+
+/* A tuple of `count` integers into `numbers`. */
+static bool
+read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
+{
+    if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (numbers[i] == -1 && PyErr_Occurred() != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+read_interface_layout(dd_view *view, PyObject *interface)
+{
+    PyObject *shape = PyDict_GetItemString(interface, "shape");
+    PyObject *strides = PyDict_GetItemString(interface, "strides");
+    Py_ssize_t ndim = shape != NULL && PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
+    if (ndim < 0 || ndim > DD_VIEW_MAX_DIMS || !read_integers(shape, ndim, view->shape)) {
+        return false;
+    }
+    view->ndim = (int)ndim;
+    if (strides != NULL && strides != Py_None) {
+        return read_integers(strides, ndim, view->strides);
+    }
+    return py_tensor_set_row_major(view);
+}
+
+static bool
+read_interface_data(dd_view *view, PyObject *interface)
+{
+    PyObject *type = PyDict_GetItemString(interface, "typestr");
+    PyObject *data = PyDict_GetItemString(interface, "data");
+    const char *text = type != NULL && PyUnicode_Check(type) ? PyUnicode_AsUTF8AndSize(type, NULL) : NULL;
+    if (text == NULL || py_dtype_is_foreign(text) || data == NULL || !PyTuple_Check(data) ||
+        PyTuple_Size(data) != 2) {
+        return false;
+    }
+    view->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
+    view->is_readonly = PyObject_IsTrue(PyTuple_GetItem(data, 1)) != 0;
+    return PyErr_Occurred() == NULL;
+}
+
+/* NumPy exports arrays of dtypes from elsewhere neither as buffers nor by DLPack. Returns as try_buffer. */
+static int
+try_array_interface(py_tensor *tensor, const py_argument *argument)
+{
+    if (!PyObject_CheckBuffer(argument->value) ||
+        !find_extension_dtype(argument->value, &tensor->view.dtype)) {
+        return 0;
+    }
+    PyObject *interface = PyObject_GetAttrString(argument->value, "__array_interface__");
+    bool is_read = interface != NULL && PyDict_Check(interface) &&
+                   read_interface_layout(&tensor->view, interface) &&
+                   read_interface_data(&tensor->view, interface);
+    Py_XDECREF(interface);
+    if (!is_read) {
+        PyErr_Clear();
+        return 0;
+    }
+    tensor->route = PY_ROUTE_ARRAY_INTERFACE;
+    tensor->device_type = PY_DEVICE_CPU;
+    return 1;
+}
+
+/* Returns as try_buffer. */
+static int
+try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
+{
+    PyTypeObject *type = Py_TYPE(argument->value);
+    if (type != state->shared_array_type && type != state->nccl_array_type) {
+        return 0;
+    }
+    const py_memory *memory = ((const py_memory_array *)argument->value)->memory;
+    tensor->view = memory->view;
+    tensor->device_type = memory->device_type;
+    tensor->device_id = memory->device_id;
+    if (type == state->nccl_array_type && tensor->scope != NULL &&
+        !py_device_note_own(tensor->scope, memory->device_id, argument)) {
+        return -1;
+    }
+    tensor->route = PY_ROUTE_OWN;
+    return 1;
+}
+
+static bool
+import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_argument *argument)
+{
+    int rc = try_own(tensor, state, argument);
+    if (rc == 0) {
+        rc = try_buffer(tensor, state, argument);
+    }
+    if (rc == 0) {
+        rc = try_array_interface(tensor, argument);
+    }
+    if (rc == 0) {
+        rc = py_dlpack_try_exchange(tensor, state, use, argument);
+    }
+    if (rc == 0) {
+        rc = py_dlpack_try_capsule(tensor, state, use, argument);
+    }
+    if (rc == 0) {
+        PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
+        if (type_name != NULL) {
+            py_argument_raise(
+                argument, PY_FAULT_TYPE,
+                "must be a tensor (an object with __dlpack__ or the buffer protocol: an array of "
+                "NumPy, PyTorch, JAX or CuPy, a bytearray, a memoryview), not %U",
+                type_name);
+            Py_DECREF(type_name);
+        }
+    }
+    return rc > 0;
+}
+
+/* Elements that are not aligned cannot be computed with where they are. */
+static bool
+is_aligned(const dd_view *view)
+{
+    size_t size = dd_dtype_size(view->dtype);
+    size_t alignment = dd_dtype_kind_of(view->dtype) == DD_KIND_COMPLEX ? size / 2 : size;
+    return (uintptr_t)view->data % alignment == 0;
+}
+
+static bool
+finish_view(dd_view *view, const py_argument *argument)
+{
+    if (!dd_view_finish(view)) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has a shape that is not possible");
+        return false;
+    }
+    if (view->data == NULL && view->count > 0) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %zu elements and no memory", view->count);
+        return false;
+    }
+    view->is_contiguous = view->is_contiguous && (view->count == 0 || is_aligned(view));
+    return true;
+}
+
+static void
+raise_readonly(const py_argument *argument)
+{
+    PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
+    if (type_name == NULL) {
+        return;
+    }
+    bool is_jax = py_argument_is_from(argument, "jaxlib") || py_argument_is_from(argument, "jax");
+    const char *package = is_jax ? "jax" : py_argument_is_from(argument, "tensorflow") ? "tensorflow" : NULL;
+    if (package != NULL) {
+        py_argument_raise(
+            argument, PY_FAULT_VALUE,
+            "is written to, and arrays of %s (%U) never change: a writable array is needed, such "
+            "as the copy that numpy.array() makes",
+            package, type_name);
+    } else {
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is written to, and this %U is read-only: a writable array is needed", type_name);
+    }
+    Py_DECREF(type_name);
+}
+
+static bool
+check_writable(const dd_view *view, const py_argument *argument)
+{
+    if (view->is_readonly) {
+        raise_readonly(argument);
+        return false;
+    }
+    for (int i = 0; i < view->ndim && view->count > 0; i++) {
+        if (view->strides[i] == 0 && view->shape[i] > 1) {
+            py_argument_raise(argument, PY_FAULT_VALUE,
+                              "is written to, and its elements along dimension %d are all the same memory "
+                              "(stride 0): pass a copy",
+                              i);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use, const char *function,
+               const char *name)
+{
+    py_argument argument = {.state = state, .function = function, .name = name, .value = object};
+    if (!import_tensor(tensor, state, use, &argument) || !finish_view(&tensor->view, &argument) ||
+        (use == PY_TENSOR_OUT && !check_writable(&tensor->view, &argument))) {
+        py_tensor_fini(tensor);
+        return false;
+    }
+    tensor->object = Py_NewRef(object);
+    return true;
+}
+
+/* Whose memory it is: a view of NumPy's, or a memoryview, looks at another's. A new reference; NULL with an exception. */
+static PyObject *
+find_owner(const py_state *state, PyObject *object)
+{
+    PyObject *name = state->names[PyMemoryView_Check(object) ? PY_NAME_OBJ : PY_NAME_BASE];
+    PyObject *owner = PyObject_GetAttr(object, name);
+    if (owner == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyErr_Clear();
+    if (owner == NULL || owner == Py_None) {
+        Py_XDECREF(owner);
+        return Py_NewRef(object);
+    }
+    return owner;
+}
+
+/* resize(refcheck=False) does not look whether a buffer is exported, but whether there are weak references. */
+bool
+py_tensor_pin(py_tensor *tensor, const py_state *state)
+{
+    bool is_numpys = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
+    if (!is_numpys || PyByteArray_Check(tensor->object)) {
+        return true;
+    }
+    PyObject *owner = find_owner(state, tensor->object);
+    if (owner == NULL) {
+        return false;
+    }
+    tensor->pin = PyWeakref_NewRef(owner, NULL);
+    Py_DECREF(owner);
+    if (tensor->pin == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return false;
+    }
+    PyErr_Clear(); /* it has none: it is not NumPy's */
+    return true;
+}
+
+void
+py_tensor_fini(py_tensor *tensor)
+{
+    bool is_only_seen = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
+                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
+    if (tensor->route != PY_ROUTE_NONE && is_only_seen) { /* as mostly: nothing is run, and nothing raised */
+        tensor->route = PY_ROUTE_NONE;
+        Py_CLEAR(tensor->object);
+    } else if (tensor->route != PY_ROUTE_NONE) {
+        PyObject *exception[3];
+        PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+        Py_CLEAR(tensor->pin);
+        PyBuffer_Release(&tensor->buffer); /* nothing, where none is held */
+        py_dlpack_release(tensor);
+        tensor->route = PY_ROUTE_NONE;
+        Py_CLEAR(tensor->object);
+        PyErr_Restore(exception[0], exception[1], exception[2]);
+    }
+}
+
+int
+py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg)
+{
+    Py_VISIT(tensor->object);
+    Py_VISIT(tensor->buffer.obj); /* most often the same, held twice */
+    return 0;
+}
+
+#define DEVICE_TEXT 48
+
+static void
+write_device(const py_tensor *tensor, char text[DEVICE_TEXT])
+{
+    const char *name = py_device_name(tensor->device_type);
+    if (tensor->device_type == PY_DEVICE_CPU) {
+        snprintf(text, DEVICE_TEXT, "%s", name);
+    } else if (name != NULL) {
+        snprintf(text, DEVICE_TEXT, "%s:%d", name, tensor->device_id);
+    } else {
+        snprintf(text, DEVICE_TEXT, "device type %d:%d", tensor->device_type, tensor->device_id);
+    }
+}
+
+bool
+py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char *function, const char *name)
+{
+    if (py_device_is_cpu(tensor->device_type)) {
+        return true;
+    }
+    char device[DEVICE_TEXT];
+    write_device(tensor, device);
+    PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument '%s' is on %s, and the group has no backend for that device (it has: cpu)",
+                 function, name, device);
+    return false;
+}
+
+bool
+py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
+                    const char *function, const char *name)
+{
+    py_argument argument = {.state = state, .function = function, .name = name, .value = object};
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        PyObject *type_name = PyType_GetName(Py_TYPE(object));
+        if (type_name != NULL) {
+            py_argument_raise(&argument, PY_FAULT_TYPE, "must be a list or tuple of tensors, not %U",
+                              type_name);
+            Py_DECREF(type_name);
+        }
+        return false;
+    }
+    /* A tuple of our own: producers run Python code, which may change a list. */
+    PyObject *objects = PySequence_Tuple(object);
+    if (objects == NULL) {
+        return false;
+    }
+    Py_ssize_t count = PyTuple_Size(objects);
+    list->items = PyMem_Calloc((size_t)count, sizeof *list->items);
+    if (list->items == NULL) {
+        PyErr_NoMemory();
+    }
+    bool is_done = list->items != NULL;
+    for (Py_ssize_t i = 0; is_done && i < count; i++) {
+        char item_name[64];
+        snprintf(item_name, sizeof item_name, "%.40s[%zd]", name, i);
+        is_done =
+            py_tensor_init(&list->items[i], state, PyTuple_GetItem(objects, i), use, function, item_name);
+        list->count += is_done ? 1 : 0;
+    }
+    Py_DECREF(objects);
+    if (!is_done) {
+        py_tensor_list_fini(list);
+    }
+    return is_done;
+}
+
+void
+py_tensor_list_fini(py_tensor_list *list)
+{
+    for (Py_ssize_t i = 0; i < list->count; i++) {
+        py_tensor_fini(&list->items[i]);
+    }
+    PyMem_Free(list->items);
+    *list = (py_tensor_list){0};
+}
+
+static PyObject *
+make_tuple(const int64_t *numbers, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL || PyTuple_SetItem(tuple, i, number) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+static PyObject *
+describe(const py_tensor *tensor)
+{
+    static const char *const routes[] = {
+        [PY_ROUTE_NONE] = "none",         [PY_ROUTE_BUFFER] = "buffer",
+        [PY_ROUTE_DLPACK] = "dlpack",     [PY_ROUTE_ARRAY_INTERFACE] = "array_interface",
+        [PY_ROUTE_EXCHANGE] = "exchange", [PY_ROUTE_DLPACK_LEGACY] = "dlpack_legacy",
+        [PY_ROUTE_OWN] = "own",
+    };
+    const dd_view *view = &tensor->view;
+    char device[DEVICE_TEXT];
+    write_device(tensor, device);
+    PyObject *shape = make_tuple(view->shape, view->ndim);
+    PyObject *strides = make_tuple(view->strides, view->ndim);
+    if (shape == NULL || strides == NULL) {
+        Py_XDECREF(shape);
+        Py_XDECREF(strides);
+        return NULL;
+    }
+    return Py_BuildValue("{ss ss si sN sN sK sn sO sO ss si si}", "route", routes[tensor->route], "dtype",
+                         dd_dtype_name(view->dtype), "itemsize", (int)dd_dtype_size(view->dtype), "shape",
+                         shape, "strides", strides, "data", (unsigned long long)(uintptr_t)view->data,
+                         "count", (Py_ssize_t)view->count, "is_readonly",
+                         view->is_readonly ? Py_True : Py_False, "is_contiguous",
+                         view->is_contiguous ? Py_True : Py_False, "device", device, "device_type",
+                         tensor->device_type, "device_id", tensor->device_id);
+}
+
+PyObject *
+py_tensor_describe(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    int is_written;
+    py_tensor tensor = {0};
+    if (!PyArg_ParseTuple(args, "Op:_describe_tensor", &object, &is_written) ||
+        !py_tensor_init(&tensor, PyModule_GetState(module), object, is_written ? PY_TENSOR_OUT : PY_TENSOR_IN,
+                        "_describe_tensor", "object")) {
+        return NULL;
+    }
+    PyObject *description = describe(&tensor);
+    py_tensor_fini(&tensor);
+    return description;
+}

@@ -1,0 +1,134 @@
+#include "python/tensor/type.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+#define MAX_TYPES 16u /* a power of two */
+#define CAPSULE_EXCHANGE_API "dlpack_exchange_api"
+
+typedef struct known_type {
+    const PyObject *type; /* to be compared only; NULL: nothing here */
+    PyObject *ref;        /* owned: a weak reference to it */
+    py_tensor_facts facts;
+} known_type;
+
+/* Each class has one place that it may be in, and takes it from the one before. */
+struct py_tensor_types {
+    known_type known[MAX_TYPES];
+};
+
+py_tensor_types *
+py_tensor_types_create(void)
+{
+    py_tensor_types *types = dd_mem_zalloc(sizeof *types);
+    if (types == NULL) {
+        PyErr_NoMemory();
+    }
+    return types;
+}
+
+void
+py_tensor_types_destroy(py_tensor_types *types)
+{
+    for (size_t i = 0; types != NULL && i < MAX_TYPES; i++) {
+        Py_XDECREF(types->known[i].ref);
+    }
+    dd_mem_free(types);
+}
+
+static const dl_exchange_api *
+find_exchange_api(const py_state *state, PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttr(type, state->names[PY_NAME_EXCHANGE_API]);
+    const dl_exchange_api *api = capsule != NULL ? PyCapsule_GetPointer(capsule, CAPSULE_EXCHANGE_API) : NULL;
+    Py_XDECREF(capsule);
+    if (api == NULL) {
+        PyErr_Clear();
+    }
+    return api;
+}
+
+/* The table may still be filled in. */
+static void
+choose_version(py_tensor_facts *facts)
+{
+    while (facts->api != NULL && facts->api->version.major != PY_DLPACK_MAJOR) {
+        facts->api = facts->api->previous;
+    }
+}
+
+static py_tensor_library
+find_library(const py_argument *argument)
+{
+    static const struct {
+        const char *package;
+        py_tensor_library library;
+    } packages[] = {
+        {"torch", PY_LIBRARY_TORCH},
+        {"cupy", PY_LIBRARY_CUPY},
+        {"jaxlib", PY_LIBRARY_JAX},
+        {"jax", PY_LIBRARY_JAX},
+        {"tensorflow", PY_LIBRARY_TENSORFLOW},
+    };
+    for (size_t i = 0; i < sizeof packages / sizeof packages[0]; i++) {
+        if (py_argument_is_from(argument, packages[i].package)) {
+            return packages[i].library;
+        }
+    }
+    return PY_LIBRARY_OTHER;
+}
+
+static void
+find_out(const py_state *state, PyObject *object, py_tensor_facts *facts)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    py_argument argument = {.state = state, .value = object};
+    facts->api = find_exchange_api(state, type);
+    facts->library = find_library(&argument);
+    facts->has_is_neg = PyObject_HasAttr(type, state->names[PY_NAME_IS_NEG]) != 0;
+    facts->has_is_conj = PyObject_HasAttr(type, state->names[PY_NAME_IS_CONJ]) != 0;
+}
+
+static known_type *
+place_of(const py_state *state, const PyObject *type)
+{
+    uintptr_t number = (uintptr_t)type / 64; /* types are larger than that */
+    return &state->tensor_types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
+}
+
+/* What the reference gives is borrowed, and compared alone: the class at hand is alive, and is that one or is not. */
+static bool
+is_alive(const known_type *known)
+{
+    return PyWeakref_GetObject(known->ref) == known->type;
+}
+
+/* Without memory for it the next object's class is looked at again. */
+static void
+remember(const py_state *state, PyObject *type, const py_tensor_facts *facts)
+{
+    PyObject *ref = PyWeakref_NewRef(type, NULL);
+    if (ref == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    known_type *place = place_of(state, type);
+    PyObject *before = place->ref;
+    *place = (known_type){.type = type, .ref = ref, .facts = *facts};
+    Py_XDECREF(before);
+}
+
+void
+py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *facts)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    const known_type *known = place_of(state, type);
+    if (known->type == type && is_alive(known)) {
+        *facts = known->facts;
+    } else {
+        find_out(state, object, facts); /* may run Python, and come here again */
+        remember(state, type, facts);
+    }
+    choose_version(facts);
+}

@@ -1,0 +1,726 @@
+#include "python/window/window.h"
+
+#include "core/mem.h"
+#include "python/base/error.h"
+#include "python/base/gate.h"
+#include "python/base/object.h"
+#include "python/tensor/dtype.h"
+#include "python/tensor/memory.h"
+
+#include <string.h>
+
+bool
+py_window_require_open(const py_window *self)
+{
+    if (self->window == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the window has been let go");
+        return false;
+    }
+    return true;
+}
+
+bool
+py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function, const char *name)
+{
+    return py_params_rank(self->state, value, self->group->size, rank, function, name);
+}
+
+/* ---- making */
+
+static py_window *
+allocate(PyTypeObject *type)
+{
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    if (state == NULL) {
+        return NULL;
+    }
+    py_window *self = (py_window *)py_object_alloc(type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+    }
+    return self;
+}
+
+static bool
+take_group(py_window *self, PyObject *object)
+{
+    py_group *group = (py_group *)object;
+    if (!py_group_require_either(group)) {
+        return false;
+    }
+    if (group->nccl != NULL) {
+        PyErr_SetString(PyExc_NotImplementedError,
+                        "Window(): windows are of groups of the CPU, not of an NcclGroup");
+        return false;
+    }
+    Py_INCREF(object);
+    self->group = group;
+    return py_group_require_usable(group);
+}
+
+static bool
+take_memory(py_window *self, PyObject *object)
+{
+    py_argument argument = {.state = self->state, .function = "Window", .name = "memory", .value = object};
+    if (!py_tensor_init(&self->memory, self->state, object, PY_TENSOR_OUT, argument.function,
+                        argument.name) ||
+        !py_tensor_require_cpu(&self->memory, self->state, argument.function, argument.name)) {
+        return false;
+    }
+    if (!self->memory.view.is_contiguous) {
+        py_argument_raise(&argument, PY_FAULT_VALUE,
+                          "must be contiguous: the others see its memory as one row of elements");
+        return false;
+    }
+    if (!py_tensor_pin(&self->memory, self->state)) {
+        return false;
+    }
+    self->data = self->memory.view.data;
+    self->nbytes = dd_view_nbytes(&self->memory.view);
+    return true;
+}
+
+/* The region that the memory lies in, which is what the others see if they are to see all of it. */
+static dd_region *
+find_region(py_window *self, bool is_whole)
+{
+    dd_group *group = self->group->group;
+    dd_region *region;
+    Py_BEGIN_ALLOW_THREADS
+    region = dd_group_find_region(group, self->data, self->nbytes);
+    Py_END_ALLOW_THREADS
+    if (region != NULL && is_whole) {
+        uint8_t *start = dd_region_data(region);
+        self->offset = (size_t)(self->data - start);
+        self->data = start;
+        self->nbytes = dd_region_nbytes(region);
+    }
+    return region;
+}
+
+static bool
+open_window(py_window *self, const dd_window_options *options, int64_t timeout_ns)
+{
+    dd_group *group = self->group->group;
+    py_wait wait;
+    dd_error err;
+    dd_window *window = NULL;
+    dd_status status;
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group), true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_window_open(group, options, &window, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    self->window = window;
+    return py_group_finish_wait(&wait, status, &err);
+}
+
+/* The others open theirs with this rank: they hear that it cannot. Leaves the exception that says why as it is. */
+static void
+tell_obstacle(py_window *self, int64_t timeout_ns)
+{
+    bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
+    dd_window_options options = {.obstacle = is_memory ? DD_OUT_OF_MEMORY : DD_INVALID_ARGUMENT};
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    (void)open_window(self, &options, timeout_ns);
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+static bool
+read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
+{
+    if (!py_to_int64(value, pad_nbytes, "Window", "pad_size")) {
+        return false;
+    }
+    if (*pad_nbytes < 0) {
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "Window(): argument 'pad_size' is %lld",
+                     (long long)*pad_nbytes);
+    }
+    return *pad_nbytes >= 0;
+}
+
+/* Of Window(), but for the group; NULL: not given. */
+typedef struct window_arguments {
+    PyObject *memory;
+    PyObject *pad_size;
+    PyObject *timeout;
+    int is_whole;
+} window_arguments;
+
+static bool
+take_and_open(py_window *self, const window_arguments *arguments)
+{
+    int64_t timeout_ns = -1;
+    int64_t pad_nbytes = 0;
+    if (!py_group_read_timeout(self->group, arguments->timeout, &timeout_ns, "Window") ||
+        (arguments->pad_size != NULL && !read_pad_size(self, arguments->pad_size, &pad_nbytes)) ||
+        (arguments->memory != Py_None && !take_memory(self, arguments->memory))) {
+        tell_obstacle(self, timeout_ns);
+        return false;
+    }
+    bool is_whole = arguments->is_whole != 0;
+    dd_region *region = self->data != NULL ? find_region(self, is_whole) : NULL; /* may change what is seen */
+    dd_window_options options = {
+        .region = region,
+        .data = self->data,
+        .nbytes = self->nbytes,
+        .pad_nbytes = (size_t)pad_nbytes,
+    };
+    return open_window(self, &options, timeout_ns);
+}
+
+static PyObject *
+window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"group", "memory", "is_whole", "pad_size", "timeout", NULL};
+    py_window *self = allocate(type);
+    if (self == NULL) {
+        return NULL;
+    }
+    PyObject *group;
+    window_arguments arguments = {.memory = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O$pOO:Window", keywords, self->state->group_type,
+                                     &group, &arguments.memory, &arguments.is_whole, &arguments.pad_size,
+                                     &arguments.timeout) ||
+        !take_group(self, group) || !take_and_open(self, &arguments)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int
+window_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_window *self = (py_window *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->module);
+    Py_VISIT((PyObject *)self->group);
+    return py_tensor_traverse(&self->memory, visit, arg);
+}
+
+static int
+window_clear(PyObject *object)
+{
+    py_window *self = (py_window *)object;
+    dd_window *window = self->window;
+    py_group *group = self->group;
+    self->window = NULL;
+    self->group = NULL;
+    if (window != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_window_close(window); /* views may hold it: what is sent here is refused from now on */
+        dd_window_release(window);
+        Py_END_ALLOW_THREADS
+    }
+    py_tensor_fini(&self->memory);
+    Py_XDECREF((PyObject *)group);
+    return 0;
+}
+
+static void
+window_dealloc(PyObject *object)
+{
+    py_window *self = (py_window *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    window_clear(object);
+    py_object_free(object, self->module);
+}
+
+static PyObject *
+window_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_window *self = (py_window *)object;
+    if (!py_window_require_open(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_window_close(self->window);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- views */
+
+/* Memory of a rank as an array. It keeps the window, or the tensor where that is this rank's own memory. */
+typedef struct window_view {
+    py_memory memory;  /* first */
+    dd_window *window; /* owned, or NULL */
+    py_tensor tensor;
+} window_view;
+
+/* Consumers of DLPack let go on threads of theirs, and after the end of Python, when nobody can give back what is Python's. */
+static void
+destroy_view(py_memory *memory)
+{
+    window_view *view = (window_view *)memory;
+    dd_window_release(view->window);
+    py_gate_pass pass;
+    if (view->tensor.route != PY_ROUTE_NONE && py_gate_enter(&pass)) {
+        py_tensor_fini(&view->tensor);
+        py_gate_leave(&pass);
+    }
+    dd_mem_free(view);
+}
+
+/* What is looked at: memory or pad of a rank. */
+typedef struct window_sight {
+    const char *function;
+    const char *what;
+    int rank;
+    uint8_t *data; /* NULL: it is not seen here */
+    size_t nbytes;
+    bool is_own; /* memory that this rank has given */
+} window_sight;
+
+static PyObject *
+make_view(py_window *self, const window_sight *sight, dd_view *view)
+{
+    window_view *made = dd_mem_zalloc(sizeof *made);
+    if (made == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (!sight->is_own) {
+        made->window = dd_window_acquire(self->window);
+    } else if (!py_tensor_init(&made->tensor, self->state, self->memory.object, PY_TENSOR_OUT,
+                               sight->function, "memory") ||
+               !py_tensor_pin(&made->tensor, self->state)) {
+        py_tensor_fini(&made->tensor);
+        dd_mem_free(made);
+        return NULL;
+    }
+    py_memory_init(&made->memory, view, destroy_view);
+    return py_memory_array_make(self->state->shared_array_type, self->module, &made->memory);
+}
+
+static void
+raise_unseen(py_window *self, const window_sight *sight)
+{
+    dd_member_info info;
+    Py_BEGIN_ALLOW_THREADS
+    dd_group_get_member(self->group->group, sight->rank, &info);
+    Py_END_ALLOW_THREADS
+    PyObject *error = self->state->errors[PY_ERROR_ARGUMENT];
+    if (!info.is_same_host) {
+        PyErr_Format(error, "%s(): the %s of rank %d is on another host (%s): use put() and get()",
+                     sight->function, sight->what, sight->rank, info.host);
+    } else {
+        PyErr_Format(
+            error,
+            "%s(): the %s of rank %d is not shared: it was not made by empty() of this group. Use put() "
+            "and get()",
+            sight->function, sight->what, sight->rank);
+    }
+}
+
+/* Whether `view`, from an element of its dtype on, is in what is looked at; sets its data. */
+static bool
+place_view(py_window *self, const window_sight *sight, PyObject *offset_object, dd_view *view)
+{
+    int64_t offset = 0;
+    if (offset_object != Py_None && !py_to_int64(offset_object, &offset, sight->function, "storage_offset")) {
+        return false;
+    }
+    size_t nbytes = dd_view_nbytes(view);
+    size_t start;
+    if (offset < 0 || __builtin_mul_overflow((size_t)offset, dd_dtype_size(view->dtype), &start) ||
+        start > sight->nbytes || nbytes > sight->nbytes - start) {
+        PyErr_Format(
+            self->state->errors[PY_ERROR_ARGUMENT],
+            "%s(): %zu elements of %s from element %lld on are not in the %zu bytes of the %s of rank %d",
+            sight->function, view->count, dd_dtype_name(view->dtype), (long long)offset, sight->nbytes,
+            sight->what, sight->rank);
+        return false;
+    }
+    if (sight->data == NULL && nbytes > 0) {
+        raise_unseen(self, sight);
+        return false;
+    }
+    view->data = sight->data != NULL ? sight->data + start : NULL;
+    return true;
+}
+
+/* The memory of a rank, from `skipped` bytes on. */
+static PyObject *
+view_memory(py_window *self, window_sight *sight, size_t skipped, PyObject *offset, dd_view *view)
+{
+    sight->is_own = sight->rank == self->group->rank && self->data != NULL;
+    sight->data = sight->is_own ? self->data : dd_window_data(self->window, sight->rank);
+    sight->nbytes = dd_window_nbytes(self->window, sight->rank);
+    skipped = skipped < sight->nbytes ? skipped : sight->nbytes;
+    sight->data = sight->data != NULL ? sight->data + skipped : NULL;
+    sight->nbytes -= skipped;
+    return place_view(self, sight, offset, view) ? make_view(self, sight, view) : NULL;
+}
+
+static PyObject *
+window_get_buffer(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"rank", "sizes", "dtype", "storage_offset", NULL};
+    py_window *self = (py_window *)object;
+    py_argument sizes = {.state = self->state, .function = "get_buffer", .name = "sizes"};
+    window_sight sight = {.function = "get_buffer", .what = "memory"};
+    PyObject *rank;
+    PyObject *dtype;
+    PyObject *offset = Py_None;
+    dd_view view;
+    return py_window_require_open(self) &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O:get_buffer", keywords, &rank,
+                                               &sizes.value, &dtype, &offset) &&
+                   py_window_read_rank(self, rank, &sight.rank, "get_buffer", "rank") &&
+                   py_memory_read_view(&sizes, dtype, &view)
+               ? view_memory(self, &sight, 0, offset, &view)
+               : NULL;
+}
+
+static PyObject *
+window_get_remote_tensor(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"peer", "sizes", "dtype", NULL};
+    py_window *self = (py_window *)object;
+    py_argument sizes = {.state = self->state, .function = "get_remote_tensor", .name = "sizes"};
+    window_sight sight = {.function = "get_remote_tensor", .what = "memory"};
+    PyObject *rank;
+    PyObject *dtype;
+    dd_view view;
+    return py_window_require_open(self) &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:get_remote_tensor", keywords, &rank,
+                                               &sizes.value, &dtype) &&
+                   py_window_read_rank(self, rank, &sight.rank, "get_remote_tensor", "peer") &&
+                   py_memory_read_view(&sizes, dtype, &view)
+               ? view_memory(self, &sight, self->offset, Py_None, &view)
+               : NULL;
+}
+
+/* All of it from the offset on: what no sizes, or an empty list of them, stand for. */
+static bool
+read_rest_of_pad(const py_window *self, PyObject *offset_object, dd_view *view)
+{
+    py_argument count = {.state = self->state, .function = "get_signal_pad", .name = "storage_offset"};
+    int64_t most = (int64_t)(dd_window_pad_nbytes(self->window) / dd_dtype_size(view->dtype));
+    int64_t offset = 0;
+    if (offset_object != Py_None && !py_to_int64(offset_object, &offset, count.function, count.name)) {
+        return false;
+    }
+    count.value = PyLong_FromLongLong(offset >= 0 && offset < most ? most - offset : 0);
+    bool is_read = count.value != NULL && py_memory_read_shape(&count, view);
+    Py_XDECREF(count.value);
+    return is_read;
+}
+
+static bool
+is_nothing(PyObject *sizes)
+{
+    return sizes == NULL || (PyList_Check(sizes) && PyList_Size(sizes) == 0) ||
+           (PyTuple_Check(sizes) && PyTuple_Size(sizes) == 0);
+}
+
+static PyObject *
+window_get_signal_pad(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"rank", "sizes", "dtype", "storage_offset", NULL};
+    py_window *self = (py_window *)object;
+    py_argument sizes = {.state = self->state, .function = "get_signal_pad", .name = "sizes"};
+    py_argument dtype = {
+        .state = self->state, .function = "get_signal_pad", .name = "dtype", .value = Py_None};
+    window_sight sight = {.function = "get_signal_pad", .what = "pad"};
+    dd_view view = {.dtype = DD_DTYPE_UINT32};
+    PyObject *rank;
+    PyObject *offset = Py_None;
+    if (!py_window_require_open(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:get_signal_pad", keywords, &rank, &sizes.value,
+                                     &dtype.value, &offset) ||
+        !py_window_read_rank(self, rank, &sight.rank, "get_signal_pad", "rank") ||
+        (dtype.value != Py_None && !py_memory_read_dtype(&dtype, &view.dtype)) ||
+        !(is_nothing(sizes.value) ? read_rest_of_pad(self, offset, &view)
+                                  : py_memory_read_shape(&sizes, &view))) {
+        return NULL;
+    }
+    sight.data = (uint8_t *)(uintptr_t)dd_window_pad(self->window, sight.rank);
+    sight.nbytes = dd_window_pad_nbytes(self->window);
+    return place_view(self, &sight, offset, &view) ? make_view(self, &sight, &view) : NULL;
+}
+
+/* ---- questions */
+
+/* Which one is in the closure of a getter. */
+typedef enum window_question {
+    ASK_RANK,
+    ASK_WORLD_SIZE,
+    ASK_BUFFER_SIZE,
+    ASK_OFFSET,
+    ASK_PAD_SIZE,
+    ASK_CHANNELS,
+    ASK_BUFFER_SIZES, /* those that follow: of each rank */
+    ASK_BUFFER_PTRS,
+    ASK_PAD_PTRS,
+} window_question;
+
+static size_t
+answer(const py_window *self, window_question question, int rank)
+{
+    switch (question) {
+    case ASK_RANK:
+        return (size_t)self->group->rank;
+    case ASK_WORLD_SIZE:
+        return (size_t)self->group->size;
+    case ASK_BUFFER_SIZE:
+        return self->nbytes;
+    case ASK_OFFSET:
+        return self->offset;
+    case ASK_PAD_SIZE:
+        return dd_window_pad_nbytes(self->window);
+    case ASK_CHANNELS:
+        return (size_t)dd_window_nchannels(self->window);
+    case ASK_BUFFER_SIZES:
+        return dd_window_nbytes(self->window, rank);
+    case ASK_BUFFER_PTRS:
+        return (uintptr_t)(rank == self->group->rank ? self->data : dd_window_data(self->window, rank));
+    case ASK_PAD_PTRS:
+        return (uintptr_t)dd_window_pad(self->window, rank);
+    }
+    return 0;
+}
+
+static PyObject *
+get_answer(PyObject *object, void *closure)
+{
+    py_window *self = (py_window *)object;
+    window_question question = (window_question)(uintptr_t)closure;
+    if (!py_window_require_open(self)) {
+        return NULL;
+    }
+    if (question < ASK_BUFFER_SIZES) {
+        return PyLong_FromSize_t(answer(self, question, 0));
+    }
+    PyObject *list = PyList_New(self->group->size);
+    for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
+        PyObject *number = PyLong_FromSize_t(answer(self, question, rank));
+        if (number == NULL || PyList_SetItem(list, rank, number) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *
+get_group(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_window *self = (py_window *)object;
+    return py_window_require_open(self) ? Py_NewRef((PyObject *)self->group) : NULL;
+}
+
+static PyObject *
+window_repr(PyObject *object)
+{
+    py_window *self = (py_window *)object;
+    PyObject *name = PyType_GetName(Py_TYPE(object));
+    if (name == NULL || self->window == NULL) {
+        return name;
+    }
+    PyObject *text =
+        PyUnicode_FromFormat("<dldist.%U: rank %d of %d, %zu bytes, %d channels>", name, self->group->rank,
+                             self->group->size, self->nbytes, dd_window_nchannels(self->window));
+    Py_DECREF(name);
+    return text;
+}
+
+/* ---- functions of the module */
+
+static bool
+is_in_region_of(dd_group *group, const dd_view *view)
+{
+    bool is_found;
+    Py_BEGIN_ALLOW_THREADS
+    is_found = dd_group_find_region(group, view->data, dd_view_nbytes(view)) != NULL;
+    Py_END_ALLOW_THREADS
+    return is_found;
+}
+
+/* 1, 0, or -1 with an exception. */
+static int
+is_in_any_region(const py_state *state, const dd_view *view)
+{
+    PyObject *groups = PyList_New(0); /* that stay while nobody has the GIL */
+    for (dd_list *node = state->groups.next; groups != NULL && node != &state->groups; node = node->next) {
+        if (PyList_Append(groups, (PyObject *)DD_CONTAINER_OF(node, py_group, link)) < 0) {
+            Py_CLEAR(groups);
+        }
+    }
+    if (groups == NULL) {
+        return -1;
+    }
+    bool is_found = false;
+    for (Py_ssize_t i = 0; !is_found && i < PyList_Size(groups); i++) {
+        is_found = is_in_region_of(py_group_core(PyList_GetItem(groups, i)), view);
+    }
+    Py_DECREF(groups);
+    return is_found ? 1 : 0;
+}
+
+PyObject *
+py_window_is_shared(PyObject *module, PyObject *object)
+{
+    py_state *state = PyModule_GetState(module);
+    if (Py_TYPE(object) == state->shared_array_type) {
+        Py_RETURN_TRUE;
+    }
+    py_tensor tensor = {0};
+    if (!py_tensor_init(&tensor, state, object, PY_TENSOR_IN, "is_symm_mem_tensor", "tensor")) {
+        return NULL;
+    }
+    int is_shared = py_device_is_cpu(tensor.device_type) ? is_in_any_region(state, &tensor.view) : 0;
+    py_tensor_fini(&tensor);
+    return is_shared >= 0 ? PyBool_FromLong(is_shared) : NULL;
+}
+
+/* The words of a tensor; NULL with an exception. */
+static _Atomic uint32_t *
+words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, int64_t count)
+{
+    const dd_view *view = &tensor->view;
+    if (!py_tensor_require_cpu(tensor, argument->state, argument->function, argument->name)) {
+        return NULL;
+    }
+    if (dd_dtype_size(view->dtype) != sizeof(uint32_t) || !view->is_contiguous) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "must be contiguous and have elements of 32 bits");
+        return NULL;
+    }
+    if (offset < 0 || count < 0 || (uint64_t)offset > view->count ||
+        (uint64_t)count > view->count - (uint64_t)offset) {
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %zu elements, and %lld from %lld on are not in it",
+                          view->count, (long long)count, (long long)offset);
+        return NULL;
+    }
+    return (_Atomic uint32_t *)view->data + offset;
+}
+
+PyObject *
+py_window_write32(PyObject *module, PyObject *args)
+{
+    py_argument argument = {.state = PyModule_GetState(module), .name = "input"};
+    long long offset;
+    long long value;
+    long long count;
+    py_tensor tensor = {0};
+    if (!PyArg_ParseTuple(args, "sOLLL:_write32", &argument.function, &argument.value, &offset, &value,
+                          &count)) {
+        return NULL;
+    }
+    if (value < 0 || value > UINT32_MAX) {
+        PyErr_Format(argument.state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'val' is %lld, not of 32 bits", argument.function, value);
+        return NULL;
+    }
+    if (!py_tensor_init(&tensor, PyModule_GetState(module), argument.value, PY_TENSOR_OUT, argument.function,
+                        argument.name)) {
+        return NULL;
+    }
+    _Atomic uint32_t *words = words_of(&tensor, &argument, offset, count);
+    for (long long i = 0; words != NULL && i < count; i++) {
+        atomic_store_explicit(&words[i], (uint32_t)value, memory_order_release);
+    }
+    py_tensor_fini(&tensor);
+    return words != NULL ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- the type */
+
+#define METHOD(name, signature, doc)                                            \
+    {                                                                           \
+#name, PY_FAST_METHOD(py_window_##name), #name signature "\n--\n\n" doc \
+    }
+
+static PyMethodDef window_methods[] = {
+    METHOD(
+        put, "($self, tensor, rank, offset=0, channel=None, *, timeout=None, async_op=False)",
+        "Writes the tensor into the memory of a rank, from element `offset` (of the tensor's dtype) on.\n\n"
+        "With a channel a signal follows the data. When it returns the tensor may be used again."),
+    METHOD(get, "($self, tensor, rank, offset=0, *, timeout=None, async_op=False)",
+           "Fills the tensor from the memory of a rank, from element `offset` (of the tensor's dtype) on."),
+    METHOD(flush, "($self, *, timeout=None)",
+           "Returns when all that was put before is in place, on all ranks."),
+    METHOD(signal, "($self, dst_rank, channel=0, timeout_ms=0)",
+           "One more signal to a rank, whether or not it has taken the ones before."),
+    METHOD(put_signal, "($self, dst_rank, channel=0, timeout_ms=0)",
+           "A signal to a rank; waits until the one before on this channel has been taken."),
+    METHOD(wait_signal, "($self, src_rank, channel=0, timeout_ms=0)",
+           "Takes a signal of a rank; waits for it. A time-out of 0 is the group's."),
+    METHOD(take_signal, "($self, src_rank, channel=0)",
+           "Takes a signal of a rank if there is one; tells whether there was."),
+    METHOD(barrier, "($self, channel=0, timeout_ms=0)",
+           "Waits until all ranks are here; what they have put before is in place then."),
+    {"get_buffer", (PyCFunction)(void (*)(void))window_get_buffer, METH_VARARGS | METH_KEYWORDS,
+     "get_buffer($self, rank, sizes, dtype, storage_offset=0)\n--\n\n"
+     "The memory of a rank of this host as a SharedArray, from element `storage_offset` on."},
+    {"get_remote_tensor", (PyCFunction)(void (*)(void))window_get_remote_tensor, METH_VARARGS | METH_KEYWORDS,
+     "get_remote_tensor($self, peer, sizes, dtype)\n--\n\n"
+     "The same from where this rank's own memory begins in what the others see of it."},
+    {"get_signal_pad", (PyCFunction)(void (*)(void))window_get_signal_pad, METH_VARARGS | METH_KEYWORDS,
+     "get_signal_pad($self, rank, sizes=[], dtype=None, storage_offset=0)\n--\n\n"
+     "The signals of a rank of this host as a SharedArray, uint32 and all of them unless told otherwise."},
+    {"close", window_close, METH_NOARGS,
+     "close($self, /)\n--\n\nFrom now on nobody can put or signal by it; views stay. Not collective."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define ANSWER(name, question, doc)                                \
+    {                                                              \
+        name, get_answer, NULL, doc, (void *)(uintptr_t)(question) \
+    }
+
+static PyGetSetDef window_getset[] = {
+    ANSWER("rank", ASK_RANK, "This process's rank."),
+    ANSWER("world_size", ASK_WORLD_SIZE, "How many ranks there are."),
+    {"group", get_group, NULL, "The group.", NULL},
+    ANSWER("buffer_size", ASK_BUFFER_SIZE, "Bytes that the others see of this rank."),
+    ANSWER("buffer_sizes", ASK_BUFFER_SIZES, "The same of each rank."),
+    ANSWER("buffer_ptrs", ASK_BUFFER_PTRS, "Where the memory of each rank is seen here; 0: it is not."),
+    ANSWER("offset", ASK_OFFSET, "Byte at which the memory that was given begins in what the others see."),
+    ANSWER("signal_pad_size", ASK_PAD_SIZE, "Bytes of each rank's pad."),
+    ANSWER("signal_pad_ptrs", ASK_PAD_PTRS, "Where the pad of each rank is seen here; 0: it is not."),
+    ANSWER("channels", ASK_CHANNELS, "How many channels there are."),
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef window_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_window, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot window_slots[] = {
+    {Py_tp_doc,
+     "Window(group, memory=None, *, is_whole=False, pad_size=0, timeout=None)\n--\n\n"
+     "Memory of all ranks of a group that the others write, read and signal. All ranks call it.\n\n"
+     "Memory that empty() of the group has made the ranks of the host reach directly, all others by messages;\n"
+     "with is_whole they see all of the array that it is a part of. The window keeps the memory."},
+    {Py_tp_new, (void *)window_new},
+    {Py_tp_dealloc, (void *)window_dealloc},
+    {Py_tp_traverse, (void *)window_traverse},
+    {Py_tp_clear, (void *)window_clear},
+    {Py_tp_repr, (void *)window_repr},
+    {Py_tp_methods, window_methods},
+    {Py_tp_getset, window_getset},
+    {Py_tp_members, window_members},
+    {0, NULL},
+};
+
+static PyType_Spec window_spec = {
+    .name = "dldist._core.Window",
+    .basicsize = sizeof(py_window),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = window_slots,
+};
+
+PyObject *
+py_window_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &window_spec, NULL);
+}

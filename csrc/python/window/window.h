@@ -1,0 +1,51 @@
+/* dldist.Window: memory of all ranks of a group that the others write, read and signal. */
+#ifndef DD_PYTHON_WINDOW_WINDOW_H
+#define DD_PYTHON_WINDOW_WINDOW_H
+
+#include "python/group/group.h"
+#include "window/window.h"
+
+typedef struct py_window {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyObject *module; /* const after new: keeps `state` alive */
+    py_state *state;  /* const after new */
+    PyObject *weakrefs;
+    /* const after new, until the collector clears it: then all are zero */
+    py_group *group;   /* owned */
+    dd_window *window; /* owned */
+    py_tensor memory;  /* what this rank gives */
+    uint8_t *data;     /* of which the others see this: the memory, or all of its region */
+    size_t nbytes;
+    size_t offset; /* of the memory in what the others see */
+} py_window;
+
+/* False with an exception: the collector has been here. */
+bool py_window_require_open(const py_window *self);
+
+/* A rank of the window; else an exception that names the argument. */
+bool py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function,
+                         const char *name);
+
+/* Functions of the module. _is_shared(tensor): whether it lies in a region of a group that is still there. _write32(function, tensor,
+ * offset, value, count): elements of 32 bits, each seen after all that was written before it. */
+PyObject *py_window_is_shared(PyObject *module, PyObject *tensor);
+PyObject *py_window_write32(PyObject *module, PyObject *args);
+
+/* Makes the type; NULL with an exception. */
+PyObject *py_window_make_type(PyObject *module);
+
+/* ---- methods, in a file of their own */
+
+#define PY_WINDOW_METHOD(name) \
+    PyObject *py_window_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+
+PY_WINDOW_METHOD(put);
+PY_WINDOW_METHOD(get);
+PY_WINDOW_METHOD(flush);
+PY_WINDOW_METHOD(signal);
+PY_WINDOW_METHOD(put_signal);
+PY_WINDOW_METHOD(wait_signal);
+PY_WINDOW_METHOD(take_signal);
+PY_WINDOW_METHOD(barrier);
+
+#endif

@@ -1,0 +1,581 @@
+#include "python/work/flight.h"
+#include "core/fork.h"
+#include "core/lock.h"
+#include "core/log.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "nccl/nccl_watchdog.h"
+#include "python/base/signals.h"
+#include "python/group/group.h"
+#include "python/nccl/nccl.h"
+
+#include <string.h>
+
+#define MAX_SPARE 32u
+
+struct py_completions {
+    uint64_t generation; /* const */
+    py_state *state;     /* const */
+    bool has_thread;     /* guarded by the GIL */
+    dd_list spare;       /* guarded by the GIL; py_flight: no longer used, to be used again */
+    size_t nspare;       /* the same */
+    dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
+    dd_lock mu;
+    pthread_cond_t cond;
+    /* guarded by mu */
+    dd_list watched; /* py_flight: done, with somebody to be told */
+    dd_list orphans; /* py_flight: done, with nobody to look at it */
+    bool is_stopped;
+    bool is_drain_scheduled;
+    atomic_bool has_orphans; /* relaxed: a hint */
+};
+
+/* ---- flights */
+
+/* Memory for one, and its lock; NULL without an exception. */
+static py_flight *
+take_spare(py_completions *queue)
+{
+    if (queue->nspare > 0) {
+        py_flight *flight = DD_CONTAINER_OF(queue->spare.prev, py_flight, link);
+        dd_list_remove(&flight->link);
+        queue->nspare--;
+        return flight;
+    }
+    py_flight *flight = dd_mem_alloc(sizeof *flight);
+    if (flight != NULL) {
+        dd_lock_init(&flight->unpacking_mu, DD_LOCK_UNPACKING);
+    }
+    return flight;
+}
+
+static void
+give_spare(py_flight *flight)
+{
+    py_completions *queue = flight->queue;
+    if (queue->nspare < MAX_SPARE) {
+        dd_list_push_back(&queue->spare, &flight->link);
+        queue->nspare++;
+        return;
+    }
+    dd_lock_fini(&flight->unpacking_mu);
+    dd_mem_free(flight);
+}
+
+py_flight *
+py_flight_create(py_state *state, PyObject *group, const char *function)
+{
+    py_completions *queue = py_completions_get(state);
+    py_flight *flight = queue != NULL ? take_spare(queue) : NULL;
+    if (flight == NULL) {
+        if (queue != NULL) {
+            PyErr_NoMemory();
+        }
+        return NULL;
+    }
+    memset((char *)flight + offsetof(py_flight, queue), 0,
+           offsetof(py_flight, unpacking_mu) - offsetof(py_flight, queue));
+    flight->is_unpacked = false;
+    flight->is_done = false;
+    flight->is_watched = false;
+    flight->is_orphan = false;
+    py_operands_init(&flight->operands, state, function);
+    flight->operands.is_pinned = true;
+    flight->queue = queue;
+    flight->generation = queue->generation;
+    flight->group = Py_NewRef(group);
+    flight->nowners = 1;
+    dd_list_init(&flight->link);
+    return flight;
+}
+
+static void
+let_operands_go(py_flight *flight)
+{
+    for (py_flight *each = flight; each != NULL; each = each->others) {
+        py_operands_fini(&each->operands);
+    }
+}
+
+/* Whether nobody reads or writes the tensors any more. */
+static bool
+is_memory_free(const py_flight *flight)
+{
+    return !flight->is_nccl || flight->work == NULL || flight->is_stream_ordered ||
+           dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
+}
+
+/* Keeps what a device may still use, also when nobody waits for it: the next thread that comes by when it is through lets it go. */
+static void
+hold(py_flight *flight)
+{
+    py_completions *queue = flight->queue;
+    DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them",
+           flight->work->what);
+    dd_list_push_back(&queue->held, &flight->link);
+    atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+    PyObject *group = flight->group;
+    flight->group = NULL;
+    Py_DECREF(group);
+}
+
+void
+py_flight_destroy(py_flight *flight)
+{
+    if (!is_memory_free(flight)) {
+        hold(flight);
+        return;
+    }
+    let_operands_go(flight);
+    py_flight *others = flight->others;
+    if (others != NULL) {
+        py_flight_destroy(others);
+    }
+    Py_XDECREF(flight->results);
+    Py_XDECREF(flight->watchers);
+    dd_work_release(flight->work);
+    PyObject *group = flight->group;
+    give_spare(flight);
+    Py_XDECREF(group); /* may close it */
+}
+
+static void
+release_owner(py_flight *flight)
+{
+    if (--flight->nowners == 0) {
+        py_flight_destroy(flight);
+    }
+}
+
+void
+py_flight_on_done(dd_work *work, void *ctx)
+{
+    py_flight *flight = ctx;
+    py_completions *queue = flight->queue;
+    (void)work;
+    dd_lock_take(&queue->mu);
+    flight->is_done = true;
+    if (!queue->is_stopped) {
+        if (flight->is_watched) {
+            dd_list_push_back(&queue->watched, &flight->link);
+            pthread_cond_signal(&queue->cond);
+        } else if (flight->is_orphan) {
+            dd_list_push_back(&queue->orphans, &flight->link);
+            atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+            py_completions_schedule_drain_locked(queue);
+        }
+    }
+    dd_lock_release(&queue->mu);
+}
+
+dd_nccl_work *
+py_flight_nccl_work(const py_flight *flight)
+{
+    return (dd_nccl_work *)flight->work;
+}
+
+dd_status
+py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err)
+{
+    return flight->is_nccl ? dd_nccl_work_wait(py_flight_nccl_work(flight), wait, err)
+                           : dd_group_wait(py_group_core(flight->group), flight->work, wait, err);
+}
+
+bool
+py_flight_is_done(py_flight *flight)
+{
+    if (flight->is_settled || dd_work_is_done(flight->work)) {
+        return true;
+    }
+    if (!flight->is_nccl) {
+        return false;
+    }
+    bool is_done;
+    Py_BEGIN_ALLOW_THREADS
+    is_done = dd_nccl_work_poll(py_flight_nccl_work(flight));
+    Py_END_ALLOW_THREADS
+    return is_done;
+}
+
+PyObject *
+py_flight_make_results(const py_flight *flight)
+{
+    PyObject *results = py_operands_results(&flight->operands);
+    for (const py_flight *each = flight->others; results != NULL && each != NULL; each = each->others) {
+        PyObject *more = py_operands_results(&each->operands);
+        PyObject *all = more != NULL ? PySequence_InPlaceConcat(results, more) : NULL;
+        Py_XDECREF(more);
+        Py_DECREF(results);
+        results = all;
+    }
+    return results;
+}
+
+static void
+unpack_once(py_flight *flight)
+{
+    dd_lock_take(&flight->unpacking_mu);
+    if (!flight->is_unpacked) {
+        py_operands_unpack(&flight->operands);
+        flight->is_unpacked = true;
+    }
+    dd_lock_release(&flight->unpacking_mu);
+}
+
+bool
+py_flight_settle(py_flight *flight)
+{
+    if (flight->is_settled) {
+        return true;
+    }
+    bool is_ok = flight->work->error.code == DD_OK;
+    if (is_ok && flight->operands.is_staged) {
+        Py_BEGIN_ALLOW_THREADS
+        unpack_once(flight);
+        Py_END_ALLOW_THREADS
+        if (flight->is_settled) {
+            return true;
+        }
+    }
+    PyObject *results = is_ok ? py_flight_make_results(flight) : PyList_New(0);
+    if (results == NULL) {
+        return false;
+    }
+    flight->results = results;
+    flight->is_settled = true;
+    if (is_memory_free(flight)) {
+        let_operands_go(flight); /* may run Python */
+    }
+    return true;
+}
+
+/* Of one that is done and that nobody has asked: its outputs are filled all the same. */
+static void
+settle_unasked(py_flight *flight)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    if (!py_flight_settle(flight)) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+void
+py_flight_abandon(py_flight *flight)
+{
+    if (flight->generation != dd_fork_generation()) {
+        return; /* the parent's: its locks may be held for ever here */
+    }
+    dd_lock_take(&flight->queue->mu);
+    flight->is_orphan = !flight->is_done;
+    bool is_left = flight->is_orphan;
+    dd_lock_release(&flight->queue->mu);
+    if (!is_left) {
+        settle_unasked(flight);
+        release_owner(flight);
+    }
+}
+
+/* ---- watchers */
+
+static int
+start_thread(py_completions *queue)
+{
+    if (queue->has_thread) {
+        return 0;
+    }
+    queue->has_thread = true; /* at once: others come by while the import lets them */
+    PyObject *runtime = PyImport_ImportModule("dldist._runtime");
+    PyObject *started =
+        runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
+    Py_XDECREF(runtime);
+    Py_XDECREF(started);
+    queue->has_thread = started != NULL;
+    return started != NULL ? 0 : -1;
+}
+
+/* Takes what a callback has returned. An Exception that it has raised goes to sys.unraisablehook, as nobody waits for it. False with anything
+ * else that it has raised, such as SystemExit. */
+static bool
+end_callback(PyObject *callback, PyObject *result)
+{
+    if (result == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return false;
+        }
+        PyErr_WriteUnraisable(callback);
+    }
+    Py_XDECREF(result);
+    return true;
+}
+
+/* The same on a thread of ours, which no callback may end. */
+static void
+call_watcher(PyObject *watcher)
+{
+    if (!end_callback(watcher, PyObject_CallNoArgs(watcher))) {
+        PyErr_WriteUnraisable(watcher);
+    }
+}
+
+int
+py_flight_watch(py_flight *flight, PyObject *watcher)
+{
+    py_completions *queue = flight->queue;
+    if (py_flight_is_done(flight) && flight->watchers == NULL) {
+        if (!py_flight_settle(flight)) {
+            return -1;
+        }
+        return end_callback(watcher, PyObject_CallNoArgs(watcher)) ? 0 : -1;
+    }
+    if (!py_group_require_alive((py_group *)flight->group) || start_thread(queue) < 0) {
+        return -1;
+    }
+    if (flight->watchers == NULL) {
+        flight->watchers = PyList_New(0);
+    }
+    if (flight->watchers == NULL || PyList_Append(flight->watchers, watcher) < 0) {
+        return -1;
+    }
+    dd_lock_take(&queue->mu);
+    if (!flight->is_watched) {
+        flight->is_watched = true;
+        flight->nowners++;
+        if (flight->is_done && !queue->is_stopped) {
+            dd_list_push_back(&queue->watched, &flight->link);
+            pthread_cond_signal(&queue->cond);
+        }
+    }
+    dd_lock_release(&queue->mu);
+    if (flight->is_nccl) {
+        py_nccl_hurry(queue->state);
+    }
+    return 0;
+}
+
+PyObject *
+py_completions_call_aloud(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *callback;
+    PyObject *argument;
+    if (!PyArg_ParseTuple(args, "OO:_call_aloud", &callback, &argument)) {
+        return NULL;
+    }
+    if (!end_callback(callback, PyObject_CallFunctionObjArgs(callback, argument, NULL))) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Runs the callbacks, those that come meanwhile included; from then on the flight takes no more. */
+static void
+notify(py_flight *flight)
+{
+    settle_unasked(flight);
+    for (Py_ssize_t i = 0; i < PyList_Size(flight->watchers); i++) {
+        PyObject *watcher = Py_NewRef(PyList_GetItem(flight->watchers, i));
+        call_watcher(watcher);
+        Py_DECREF(watcher);
+    }
+    Py_CLEAR(flight->watchers);
+}
+
+/* ---- the queue */
+
+static py_completions *
+create_queue(py_state *state)
+{
+    /* Never freed: threads of the core may end works until the process does. */
+    py_completions *queue = dd_mem_zalloc(sizeof *queue);
+    if (queue == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    queue->generation = dd_fork_generation();
+    queue->state = state;
+    dd_lock_init(&queue->mu, DD_LOCK_COMPLETIONS);
+    dd_cond_init(&queue->cond);
+    dd_list_init(&queue->spare);
+    dd_list_init(&queue->held);
+    dd_list_init(&queue->watched);
+    dd_list_init(&queue->orphans);
+    return queue;
+}
+
+py_completions *
+py_completions_get(py_state *state)
+{
+    if (state->completions == NULL || state->completions->generation != dd_fork_generation()) {
+        py_completions *queue = create_queue(state);
+        if (queue == NULL) {
+            return NULL;
+        }
+        state->completions = queue;
+    }
+    return state->completions;
+}
+
+static py_flight *
+take_orphan(py_completions *queue)
+{
+    py_flight *flight = NULL;
+    dd_lock_take(&queue->mu);
+    if (!dd_list_is_empty(&queue->orphans)) {
+        flight = DD_CONTAINER_OF(queue->orphans.next, py_flight, link);
+        dd_list_remove(&flight->link);
+    } else {
+        atomic_store_explicit(&queue->has_orphans, false, memory_order_relaxed);
+    }
+    dd_lock_release(&queue->mu);
+    return flight;
+}
+
+/* Lets go what devices are through with. */
+static void
+look_at_held(py_completions *queue)
+{
+    dd_list *node = queue->held.next;
+    while (node != &queue->held) {
+        py_flight *flight = DD_CONTAINER_OF(node, py_flight, link);
+        node = node->next;
+        if (is_memory_free(flight)) {
+            dd_list_remove(&flight->link);
+            py_flight_destroy(flight); /* may run Python, which may come here */
+            node = queue->held.next;
+        }
+    }
+    if (!dd_list_is_empty(&queue->held)) {
+        atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+    }
+}
+
+static void
+drain(py_completions *queue)
+{
+    py_flight *flight;
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    while ((flight = take_orphan(queue)) != NULL) {
+        if (flight->operands.is_staged) {
+            settle_unasked(flight);
+        }
+        release_owner(flight);
+    }
+    look_at_held(queue);
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+void
+py_completions_drain(py_state *state)
+{
+    py_completions *queue = state->completions;
+    if (queue != NULL && atomic_load_explicit(&queue->has_orphans, memory_order_relaxed) &&
+        queue->generation == dd_fork_generation()) {
+        drain(queue);
+    }
+}
+
+/* A pending call: the interpreter makes it on the main thread, when that comes by. */
+static int
+drain_later(void *arg)
+{
+    py_completions *queue = arg;
+    if (queue->generation != dd_fork_generation()) {
+        return 0;
+    }
+    dd_lock_take(&queue->mu);
+    queue->is_drain_scheduled = false;
+    bool is_stopped = queue->is_stopped;
+    dd_lock_release(&queue->mu);
+    if (!is_stopped) {
+        drain(queue);
+    }
+    return 0;
+}
+
+/* Under the lock, so that it is over, or does not begin, once the queue has been stopped: then there may be no interpreter. It does not wait
+ * for the GIL, and runs nothing itself. */
+void
+py_completions_schedule_drain_locked(py_completions *queue)
+{
+    if (!queue->is_drain_scheduled) {
+        queue->is_drain_scheduled = Py_AddPendingCall(drain_later, queue) == 0; /* else with the next one */
+    }
+}
+
+/* ---- the completion thread */
+
+/* The next watched flight; waits for it unless `is_last_look`. NULL: stop. */
+static py_flight *
+take_watched(py_completions *queue, bool is_last_look)
+{
+    py_flight *flight = NULL;
+    dd_lock_take(&queue->mu);
+    while (dd_list_is_empty(&queue->watched) && !queue->is_stopped && !is_last_look) {
+        dd_cond_wait(&queue->cond, &queue->mu);
+    }
+    if (!dd_list_is_empty(&queue->watched) && (is_last_look || !queue->is_stopped)) {
+        flight = DD_CONTAINER_OF(queue->watched.next, py_flight, link);
+        dd_list_remove(&flight->link);
+    }
+    dd_lock_release(&queue->mu);
+    return flight;
+}
+
+static void
+finish_watched(py_flight *flight)
+{
+    notify(flight);
+    /* A Work that was dropped before the end has left its share, too. */
+    if (flight->is_orphan) {
+        flight->is_orphan = false;
+        flight->nowners--;
+    }
+    release_owner(flight);
+}
+
+PyObject *
+py_completions_take(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_completions *queue = py_completions_get(PyModule_GetState(module));
+    if (queue == NULL) {
+        return NULL;
+    }
+    py_flight *flight;
+    sigset_t before;
+    Py_BEGIN_ALLOW_THREADS
+    py_signals_hold(&before);
+    flight = take_watched(queue, false);
+    py_signals_release(&before);
+    Py_END_ALLOW_THREADS
+    if (flight == NULL) {
+        Py_RETURN_FALSE;
+    }
+    finish_watched(flight);
+    py_completions_drain(queue->state);
+    Py_RETURN_TRUE;
+}
+
+PyObject *
+py_completions_stop(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_state *state = PyModule_GetState(module);
+    py_completions *queue = state->completions;
+    if (queue == NULL || queue->generation != dd_fork_generation()) {
+        Py_RETURN_NONE;
+    }
+    dd_lock_take(&queue->mu);
+    queue->is_stopped = true;
+    pthread_cond_broadcast(&queue->cond);
+    dd_lock_release(&queue->mu);
+    py_flight *flight;
+    while ((flight = take_watched(queue, true)) != NULL) {
+        finish_watched(flight);
+    }
+    drain(queue);
+    Py_RETURN_NONE;
+}

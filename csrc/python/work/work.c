@@ -1,0 +1,560 @@
+#include "python/work/work.h"
+
+#include "core/clock.h"
+#include "python/base/convert.h"
+#include "python/base/error.h"
+#include "python/base/object.h"
+#include "python/base/params.h"
+#include "python/group/group.h"
+#include "python/work/flight.h"
+
+#include <string.h>
+
+static PyObject *
+work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args; /* a derived class's, or __init__ sees to them */
+    (void)kwargs;
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    if (state == NULL) {
+        return NULL;
+    }
+    py_work *self = (py_work *)py_object_alloc(type);
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+    }
+    return (PyObject *)self;
+}
+
+static int
+work_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {NULL};
+    (void)object;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":Work", keywords) ? 0 : -1;
+}
+
+PyObject *
+py_work_create(py_state *state)
+{
+    return work_new(state->work_type, NULL, NULL);
+}
+
+PyObject *
+py_nccl_work_create(py_state *state)
+{
+    return work_new(state->nccl_work_type, NULL, NULL);
+}
+
+void
+py_work_adopt(PyObject *work, py_flight *flight)
+{
+    ((py_work *)work)->flight = flight;
+}
+
+static void
+work_dealloc(PyObject *object)
+{
+    py_work *self = (py_work *)object;
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    if (self->flight != NULL) {
+        py_flight_abandon(self->flight);
+    }
+    py_object_free(object, self->module);
+}
+
+/* What the flight refers to is visited only when nobody else can need it any more: an operation under way may
+ * outlive the cycle. */
+static int
+work_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const py_flight *flight = ((py_work *)object)->flight;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((py_work *)object)->module);
+    if (flight != NULL && flight->is_settled && flight->nowners == 1) {
+        Py_VISIT(flight->results);
+        Py_VISIT(flight->group);
+    }
+    return 0;
+}
+
+/* ---- questions */
+
+bool
+py_work_require_flight(const py_work *self, const char *text)
+{
+    if (self->flight == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, text);
+    }
+    return self->flight != NULL;
+}
+
+int
+py_work_look(py_work *self)
+{
+    if (self->flight == NULL || !py_flight_is_done(self->flight)) {
+        return 0;
+    }
+    return py_flight_settle(self->flight) ? 1 : -1;
+}
+
+static PyObject *
+work_is_completed(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int done = py_work_look((py_work *)object);
+    return done >= 0 ? PyBool_FromLong(done) : NULL;
+}
+
+static PyObject *
+work_is_success(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    if (self->flight == NULL) {
+        Py_RETURN_TRUE; /* as in c10d: nothing has failed */
+    }
+    int done = py_work_look(self);
+    return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
+}
+
+static PyObject *
+work_exception(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    int done = py_work_look(self);
+    if (done < 0) {
+        return NULL;
+    }
+    const dd_error *error = done > 0 ? &self->flight->work->error : NULL;
+    if (error == NULL || error->code == DD_OK) {
+        Py_RETURN_NONE;
+    }
+    if (self->flight->is_nccl) {
+        dd_nccl_work_on_told(py_flight_nccl_work(self->flight));
+    }
+    return py_error_of_group(self->state, error->code, error);
+}
+
+/* False with an exception that says that `what` has to wait for the end. */
+static bool
+require_done(py_work *self, const char *what)
+{
+    int done = py_work_look(self);
+    if (done == 0) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "Work needs to be completed before calling %s(). Should call wait() before %s().", what,
+                     what);
+    }
+    return done > 0;
+}
+
+static PyObject *
+work_result(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    if (!py_work_require_flight(self, "result() not implemented.") || !require_done(self, "result")) {
+        return NULL;
+    }
+    const dd_error *error = &self->flight->work->error;
+    if (error->code != DD_OK) {
+        py_error_raise_of_group(self->state, error->code, error);
+        return NULL;
+    }
+    return Py_NewRef(self->flight->results);
+}
+
+#define NO_SOURCE_RANK \
+    "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+
+static PyObject *
+work_source_rank(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_work *self = (py_work *)object;
+    if (!py_work_require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
+        return NULL;
+    }
+    if (self->flight->work->source_rank < 0) {
+        PyErr_SetString(PyExc_RuntimeError, NO_SOURCE_RANK);
+        return NULL;
+    }
+    return PyLong_FromLong(self->flight->work->source_rank);
+}
+
+/* False with an exception. */
+static bool
+read_duration(py_work *self, int64_t *duration_ns, const char *what)
+{
+    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.") ||
+        !require_done(self, what)) {
+        return false;
+    }
+    *duration_ns = self->flight->work->end_ns - self->flight->work->start_ns;
+    return true;
+}
+
+static PyObject *
+get_duration(PyObject *object, void *closure)
+{
+    (void)closure;
+    int64_t duration_ns;
+    return read_duration((py_work *)object, &duration_ns, "duration")
+               ? PyFloat_FromDouble((double)duration_ns * 1e-9)
+               : NULL;
+}
+
+static PyObject *
+work_get_duration(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int64_t duration_ns;
+    return read_duration((py_work *)object, &duration_ns, "_get_duration")
+               ? PyFloat_FromDouble((double)duration_ns * 1e-6)
+               : NULL;
+}
+
+static PyObject *
+get_sequence(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_work *self = (py_work *)object;
+    return py_work_require_flight(self, "This Backend doesn't support getSequencenumber.")
+               ? PyLong_FromUnsignedLongLong(self->flight->work->sequence)
+               : NULL;
+}
+
+static PyObject *
+work_get_sequence_number(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return get_sequence(object, NULL);
+}
+
+static PyObject *
+get_op(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_work *self = (py_work *)object;
+    return py_work_require_flight(self, "this Work has no operation behind it")
+               ? PyUnicode_FromString(self->flight->work->what)
+               : NULL;
+}
+
+/* As long as the operation may take; 0, which is no limit, without one. */
+static PyObject *
+get_timeout(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_work *self = (py_work *)object;
+    return py_from_timeout_ns(self->state, self->flight != NULL ? self->flight->timeout_ns : 0);
+}
+
+/* Numbers of c10d's OpType. */
+#define OP_TYPE_RECV_ANY_SOURCE 14
+#define OP_TYPE_UNKNOWN 100
+
+static int
+op_type_of(const py_flight *flight)
+{
+    static const struct {
+        const char *function;
+        int op_type;
+    } types[] = {
+        {"broadcast", 0},
+        {"all_reduce", 1},
+        {"all_reduce_coalesced", 2},
+        {"reduce", 3},
+        {"all_gather", 4},
+        {"all_gather_single", 5},
+        {"all_gather_coalesced", 6},
+        {"gather", 7},
+        {"gather_single", 7},
+        {"scatter", 8},
+        {"scatter_single", 8},
+        {"reduce_scatter", 9},
+        {"all_to_all_single", 10},
+        {"all_to_all", 11},
+        {"isend", 12},
+        {"irecv", 13},
+        {"barrier", 15},
+        {"reduce_scatter_single", 16},
+        {"reduce_scatter_coalesced", 19},
+        {"all_gather_single_coalesced", 20},
+        {"send", 12},
+        {"recv", 13},
+        {"coalesced", 17},
+    };
+    if (flight->is_any_source) {
+        return OP_TYPE_RECV_ANY_SOURCE;
+    }
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(flight->operands.function, types[i].function) == 0) {
+            return types[i].op_type;
+        }
+    }
+    return OP_TYPE_UNKNOWN;
+}
+
+static PyObject *
+work_get_op_type(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const py_flight *flight = ((py_work *)object)->flight;
+    return PyLong_FromLong(flight != NULL ? op_type_of(flight) : OP_TYPE_UNKNOWN);
+}
+
+static PyObject *
+work_repr(PyObject *object)
+{
+    py_flight *flight = ((py_work *)object)->flight;
+    if (flight == NULL) {
+        PyObject *name = PyType_GetName(Py_TYPE(object));
+        PyObject *text =
+            name != NULL ? PyUnicode_FromFormat("<%U without an operation of dldist>", name) : NULL;
+        Py_XDECREF(name);
+        return text;
+    }
+    const dd_work *work = flight->work;
+    const char *type = flight->is_nccl ? "NcclWork" : "Work";
+    const char *how = !py_flight_is_done(flight)  ? "under way"
+                      : work->error.code == DD_OK ? "done"
+                                                  : "failed";
+    if (work->sequence == 0) {
+        return PyUnicode_FromFormat("<dldist.%s: %s, %s>", type, work->what, how);
+    }
+    return PyUnicode_FromFormat("<dldist.%s: %s #%llu, %s>", type, work->what,
+                                (unsigned long long)work->sequence, how);
+}
+
+/* ---- waiting */
+
+bool
+py_work_wait_for_end(py_work *self, int64_t timeout_ns)
+{
+    py_flight *flight = self->flight;
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = py_flight_wait(flight, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    if (dd_work_is_done(flight->work) && !py_flight_settle(flight)) {
+        return false;
+    }
+    return py_group_finish_wait(&wait, status, &err);
+}
+
+bool
+py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                     int64_t *timeout_ns)
+{
+    static const py_params params = {
+        .function = "wait", .npositional = 1, .count = 1, .names = {PY_NAME_TIMEOUT}};
+    PyObject *values[PY_PARAMS_MAX];
+    *timeout_ns = 0;
+    return py_params_parse(&params, self->state, args, nargs, kwnames, values) &&
+           (values[0] == NULL || py_to_timeout_ns(self->state, values[0], timeout_ns, "wait", "timeout"));
+}
+
+static PyObject *
+work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_work *self = (py_work *)object;
+    int64_t timeout_ns;
+    if (!py_work_require_flight(self, "wait() not implemented.") ||
+        !py_work_read_timeout(self, args, nargs, kwnames, &timeout_ns)) {
+        return NULL;
+    }
+    int done = py_work_look(self);
+    if (done < 0) {
+        return NULL;
+    }
+    if (done == 0) {
+        if (!py_work_wait_for_end(self, timeout_ns)) {
+            return NULL;
+        }
+    } else if (self->flight->work->error.code != DD_OK) {
+        py_error_raise_of_group(self->state, self->flight->work->error.code, &self->flight->work->error);
+        return NULL;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+work_synchronize(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (((py_work *)object)->flight == NULL) {
+        Py_RETURN_NONE;
+    }
+    PyObject *result = work_wait(object, NULL, 0, NULL);
+    Py_XDECREF(result);
+    return result != NULL ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- what is written in Python */
+
+static PyObject *
+call_future_module(PyObject *object, const char *function)
+{
+    PyObject *module = PyImport_ImportModule("dldist._future");
+    PyObject *result = module != NULL ? PyObject_CallMethod(module, function, "O", object) : NULL;
+    Py_XDECREF(module);
+    return result;
+}
+
+static PyObject *
+work_get_future(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
+               ? call_future_module(object, "future_of")
+               : NULL;
+}
+
+static PyObject *
+work_await(PyObject *object)
+{
+    return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
+               ? call_future_module(object, "await_work")
+               : NULL;
+}
+
+static PyObject *
+work_watch(PyObject *object, PyObject *watcher)
+{
+    if (!PyCallable_Check(watcher)) {
+        py_raise_wrong_type("_watch", "callback", "callable", watcher);
+        return NULL;
+    }
+    const py_work *self = (py_work *)object;
+    if (!py_work_require_flight(self, "Work::getFuture not implemented.") ||
+        py_flight_watch(self->flight, watcher) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- what only backends of other devices do */
+
+static PyObject *
+work_get_future_result(PyObject *object, PyObject *unused)
+{
+    (void)object;
+    (void)unused;
+    PyErr_SetString(PyExc_RuntimeError, "Work::getFutureResult not implemented.");
+    return NULL;
+}
+
+static PyObject *
+work_block_current_stream(PyObject *object, PyObject *unused)
+{
+    (void)object;
+    (void)unused;
+    PyErr_SetString(PyExc_RuntimeError, "Failed to create StreamBlock: the CPU has no streams; call wait()");
+    return NULL;
+}
+
+/* c10d's way through TorchScript and back; here nothing has to be wrapped. */
+static PyObject *
+work_boxed(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return Py_NewRef(object);
+}
+
+static PyObject *
+work_unbox(PyObject *type, PyObject *boxed)
+{
+    int is_work = PyObject_IsInstance(boxed, type);
+    if (is_work == 0) {
+        py_raise_wrong_type("unbox", "boxed", "a Work", boxed);
+    }
+    return is_work > 0 ? Py_NewRef(boxed) : NULL;
+}
+
+static PyMethodDef work_methods[] = {
+    {"is_completed", work_is_completed, METH_NOARGS,
+     "is_completed($self, /)\n--\n\nWhether it has ended, well or not; its outputs can be read then."},
+    {"is_success", work_is_success, METH_NOARGS, "is_success($self, /)\n--\n\nWhether it has ended well."},
+    {"exception", work_exception, METH_NOARGS,
+     "exception($self, /)\n--\n\nWhy it failed; None when it has not, or not ended."},
+    {"result", work_result, METH_NOARGS,
+     "result($self, /)\n--\n\nThe tensors it has filled, as they were given, in a list."},
+    {"source_rank", work_source_rank, METH_NOARGS,
+     "source_rank($self, /)\n--\n\nThe rank that sent what was received."},
+    {"_source_rank", work_source_rank, METH_NOARGS,
+     "_source_rank($self, /)\n--\n\nThe same as source_rank()."},
+    {"wait", PY_FAST_METHOD(work_wait),
+     "wait($self, timeout=None)\n--\n\nWaits for the end and raises what went wrong. When the time is up it raises "
+     "DistTimeoutError,\nand the operation goes on; 0 is no limit, as in c10d."},
+    {"synchronize", work_synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nThe same as wait()."},
+    {"get_future", work_get_future, METH_NOARGS,
+     "get_future($self, /)\n--\n\nA dldist.Future whose value is result()."},
+    {"get_future_result", work_get_future_result, METH_NOARGS,
+     "get_future_result($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+    {"block_current_stream", work_block_current_stream, METH_NOARGS,
+     "block_current_stream($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+    {"boxed", work_boxed, METH_NOARGS, "boxed($self, /)\n--\n\nThe work itself."},
+    {"unbox", work_unbox, METH_O | METH_CLASS, "unbox($type, boxed, /)\n--\n\nThe work that boxed() gave."},
+    {"_get_duration", work_get_duration, METH_NOARGS,
+     "_get_duration($self, /)\n--\n\nMilliseconds from its start to its end."},
+    {"_get_sequence_number", work_get_sequence_number, METH_NOARGS,
+     "_get_sequence_number($self, /)\n--\n\nThe same as sequence."},
+    {"_get_op_type", work_get_op_type, METH_NOARGS,
+     "_get_op_type($self, /)\n--\n\nIts number in c10d's OpType."},
+    {"_watch", work_watch, METH_O,
+     "_watch($self, callback, /)\n--\n\nCalls back without arguments once it has ended."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef work_getset[] = {
+    {"duration", get_duration, NULL, "Seconds from its start to its end.", NULL},
+    {"sequence", get_sequence, NULL, "Its number among the collectives of its group; 0 for messages.", NULL},
+    {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
+    {"timeout", get_timeout, NULL, "How long the operation may take; 0 is no limit.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef work_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_work, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot work_slots[] = {
+    {Py_tp_doc,
+     "Work()\n--\n\nAn operation under way.\n\nIt keeps its tensors alive until it has ended, also when it is dropped. "
+     "It can be awaited;\nthat gives result(). One that Python makes is a base to derive from: it has no operation."},
+    {Py_tp_new, (void *)work_new},
+    {Py_tp_init, (void *)work_init},
+    {Py_tp_dealloc, (void *)work_dealloc},
+    {Py_tp_traverse, (void *)work_traverse},
+    {Py_tp_repr, (void *)work_repr},
+    {Py_tp_methods, work_methods},
+    {Py_tp_getset, work_getset},
+    {Py_tp_members, work_members},
+    {Py_am_await, (void *)work_await},
+    {0, NULL},
+};
+
+static PyType_Spec work_spec = {
+    .name = "dldist.Work",
+    .basicsize = sizeof(py_work),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = work_slots,
+};
+
+PyObject *
+py_work_make_type(PyObject *module)
+{
+    return PyType_FromModuleAndSpec(module, &work_spec, NULL);
+}
