@@ -37,14 +37,14 @@ class Ours:
         self.serializer = serializer
 
     def call(self, name, obj):
-        from dldist import _objects
+        from dldist.objects import calls
 
         rank, how = self.group.rank, {"serializer": self.serializer}
         if name == "broadcast":
-            return _objects.broadcast_object(self.group, obj, **how)
+            return calls.broadcast_object(self.group, obj, **how)
         if name == "all_gather":
-            return _objects.all_gather_object(self.group, obj, **how)[0]
-        return _objects.send_object(self.group, obj, 1, **how) if rank == 0 else _objects.recv_object(self.group, 0, **how)
+            return calls.all_gather_object(self.group, obj, **how)[0]
+        return calls.send_object(self.group, obj, 1, **how) if rank == 0 else calls.recv_object(self.group, 0, **how)
 
     def barrier(self):
         self.group.barrier()

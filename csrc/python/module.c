@@ -287,7 +287,7 @@ static PyMethodDef core_methods[] = {
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, for the end of the process."},
     {"_monitor_open", py_watch_open, METH_VARARGS,
-     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist._watch."},
+     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
      "_monitor_run($module, /)\n--\n\nThe life of the monitor's thread; returns after _monitor_stop."},
     {"_monitor_stop", py_watch_stop, METH_O,

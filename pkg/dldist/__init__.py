@@ -5,7 +5,7 @@ from __future__ import annotations
 import os as _os
 
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
-from dldist import _core, _runtime, _settings, _watch, rendezvous  # noqa: F401
+from dldist import _core, rendezvous  # noqa: F401
 from dldist._core import (
     DistAbortedError,
     DistArgumentError,
@@ -36,7 +36,8 @@ from dldist._core import (
     start_all,
     wait_all,
 )
-from dldist._future import Future
+from dldist.base import completions, settings, watch  # noqa: F401
+from dldist.base.future import Future
 from dldist.distributed_c10d import *  # noqa: F403
 from dldist.distributed_c10d import (
     _DEFAULT_FIRST_BUCKET_BYTES,
@@ -67,13 +68,13 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
-    from dldist._spawn import spawn
     from dldist.c10d.breakpoint import breakpoint
     from dldist.c10d.fake import FakeProcessGroup, FakeStore
     from dldist.c10d.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType
     from dldist.c10d.store_collectives import _StoreCollectives
     from dldist.c10d.window import Window, WindowAttr, empty
     from dldist.c10d.wrapper import _ProcessGroupWrapper
+    from dldist.launch.spawn import spawn
     from dldist.reducer import (
         GradBucket,
         Logger,
@@ -145,9 +146,9 @@ def set_log_level(level: str) -> None:
     """Send what dldist does to the logger "dldist": level is "off", "info" or "debug"."""
     if _core._set_log_level(level):
         # Imports logging and starts a thread: only for those who want the log.
-        from dldist import _log
+        from dldist.base import log
 
-        _log.start(level)
+        log.start(level)
 
 
 def _set_log_level_from_environment() -> None:

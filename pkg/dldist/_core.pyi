@@ -20,8 +20,8 @@ from typing import (
 
 from typing_extensions import Buffer, disjoint_base
 
-from dldist._future import Future
-from dldist._group import Coalescing
+from dldist.base.future import Future
+from dldist.base.group import Coalescing
 from dldist.c10d.p2p import P2POp
 
 _Bytes: TypeAlias = str | Buffer

@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 
 from dldist import _core
-from dldist._functional_form import operations_of
+from dldist.functional.form import operations_of
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from dldist._future import Future
-    from dldist._reducer_comm import GradBucket
+    from dldist.base.future import Future
+    from dldist.reducer.comm import GradBucket
 
     Hook = Callable[[Any, GradBucket], Any]
 

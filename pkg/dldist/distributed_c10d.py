@@ -384,9 +384,9 @@ def _new_window(tensor: Any = None, group: Any = None) -> Any:
 
 def _watchdog_report() -> str:
     """What the monitor of this process has found out last (docs/watchdog.md); "" when there was no reason to look."""
-    from dldist import _watch
+    from dldist.base import watch
 
-    return _watch.report()
+    return watch.report()
 
 
 # ---- what takes a while to import and few look for
@@ -419,7 +419,7 @@ _ELSEWHERE = {
     "empty": "dldist.c10d.window",
     "register_rendezvous_handler": "dldist.rendezvous",
     "rendezvous": "dldist.rendezvous",
-    "spawn": "dldist._spawn",
+    "spawn": "dldist.launch.spawn",
     "_dump_fr_trace": "dldist.flight_recorder",
     "_dump_fr_trace_json": "dldist.flight_recorder",
     "_dump_nccl_trace": "dldist.flight_recorder",

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 
-from dldist import _core, _settings
+from dldist import _core
+from dldist.base import settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ def request_dump() -> bool:
 
     False: there is no monitor, since the process has made no group of several ranks.
     """
-    from dldist import _watch
+    from dldist.base import watch
 
-    return _watch.request_dump()
+    return watch.request_dump()
 
 
 def dump_on_signal(signum: int) -> None:
@@ -90,9 +91,9 @@ def dump_on_signal(signum: int) -> None:
     SIGUSR2 does so by default where the program has no other use for it, or the signal that DLDIST_DUMP_SIGNAL names. RuntimeError:
     the process has made no group of several ranks. ValueError: this signal cannot be handled.
     """
-    from dldist import _watch
+    from dldist.base import watch
 
-    _watch.dump_on_signal(signum)
+    watch.dump_on_signal(signum)
 
 
 def default_path(rank: int | None = None) -> str:
@@ -100,7 +101,7 @@ def default_path(rank: int | None = None) -> str:
     if rank is None:
         text = os.environ.get("RANK", "")
         rank = int(text) if text.isdecimal() else 0
-    return f"{_settings.dump_prefix()}{rank}"
+    return f"{settings.dump_prefix()}{rank}"
 
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:

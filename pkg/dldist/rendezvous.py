@@ -14,8 +14,9 @@ import sys
 import time
 from types import ModuleType
 
-from dldist import _core, _places
-from dldist._future import seconds_of
+from dldist import _core
+from dldist.base.future import seconds_of
+from dldist.launch import places
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _find_handler(
     url: str, rank: int, world_size: int, kwargs: dict[str, Any], is_size_open: bool = False
 ) -> Iterator[tuple[_core.Store, int, int]]:
     scheme = _scheme(url)
-    url = _places.with_ranks(url, rank, world_size, is_size_open)
+    url = places.with_ranks(url, rank, world_size, is_size_open)
     if scheme not in _handlers:
         raise RuntimeError(f"No rendezvous handler for {scheme}://")
     return _handlers[scheme](url, **kwargs)
@@ -92,7 +93,7 @@ def _scheme(url: str) -> str:
 
 
 def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    place = _places.file_place(url)
+    place = places.file_place(url)
     yield place.connect(300.0, True), place.rank, place.world_size
     raise RuntimeError("Unable to perform rerendezvous using file:// method")
 
@@ -105,7 +106,7 @@ def _tcp_handler(
     listen_fd: int | None = None,
     **_: Any,
 ) -> Iterator[tuple[_core.Store, int, int]]:
-    place = _places.tcp_place(url, listen_fd)
+    place = places.tcp_place(url, listen_fd)
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous using tcp:// method")
 
@@ -118,7 +119,7 @@ def _env_handler(
     listen_fd: int | None = None,
     **_: Any,
 ) -> Iterator[tuple[_core.Store, int, int]]:
-    place = _places.env_place(url, listen_fd)
+    place = places.env_place(url, listen_fd)
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 
@@ -135,7 +136,7 @@ def auto(
     rank: int = -1, world_size: int = -1, timeout: Any = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
     """The rendezvous of this process's launcher, whichever it is; with nothing set, that of a world of one."""
-    place = _places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
+    place = places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
 
@@ -152,7 +153,7 @@ class Meeting:
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
 
-    def __init__(self, raw: _core.Store, place: _places.Place, name: str, generation: int) -> None:
+    def __init__(self, raw: _core.Store, place: places.Place, name: str, generation: int) -> None:
         self._raw: _core.Store | None = raw
         self._base = _base_of(name)
         self._generation = generation
@@ -312,20 +313,20 @@ def meet(
             pause = min(2 * pause, 0.1)
 
 
-def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Any, store: _core.Store | None) -> _places.Place:
+def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Any, store: _core.Store | None) -> places.Place:
     if store is not None:
-        return _places.InStore(store, rank, world_size)
+        return places.InStore(store, rank, world_size)
     rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)
     if init_method is None:
-        return _places.auto_place(rank, world_size)
+        return places.auto_place(rank, world_size)
     url = _as_text(init_method)
-    builtin = {"tcp": _places.tcp_place, "env": _places.env_place, "file": _places.file_place}.get(_scheme(url))
+    builtin = {"tcp": places.tcp_place, "env": places.env_place, "file": places.file_place}.get(_scheme(url))
     if builtin is not None:
-        place = builtin(_places.with_ranks(url, rank, world_size))
-        if place.world_size > 1 and isinstance(place, _places.AtServer) and place.port == 0:
-            raise _places.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
+        place = builtin(places.with_ranks(url, rank, world_size))
+        if place.world_size > 1 and isinstance(place, places.AtServer) and place.port == 0:
+            raise places.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
         return place
-    return _places.InStore(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+    return places.InStore(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
 
 def _base_of(name: str) -> str:
@@ -337,7 +338,7 @@ def _rank_key(base: str, rank: int) -> str:
     return f"{base}/rank/{rank}"
 
 
-def _enter(store: _core.Store, place: _places.Place, name: str, deadline: float) -> int:
+def _enter(store: _core.Store, place: places.Place, name: str, deadline: float) -> int:
     """The number of this meeting at this place. Rank 0 counts when it opens one and when it leaves: the odd ones are open. No
     rank takes one twice."""
     base = _base_of(name)
@@ -355,7 +356,7 @@ def _enter(store: _core.Store, place: _places.Place, name: str, deadline: float)
     return generation
 
 
-def _await_rank_0(store: _core.Store, place: _places.Place, name: str, generation: int, deadline: float) -> None:
+def _await_rank_0(store: _core.Store, place: places.Place, name: str, generation: int, deadline: float) -> None:
     mine = f"{_base_of(name)}/here/{place.rank}"
     store.set(mine, f"{os.uname().nodename}, pid {os.getpid()}")
     began = time.monotonic()
@@ -370,7 +371,7 @@ def _await_rank_0(store: _core.Store, place: _places.Place, name: str, generatio
     store.set(mine, "")
 
 
-def _look_around(store: _core.Store, place: _places.Place, name: str) -> tuple[list[str], list[str]]:
+def _look_around(store: _core.Store, place: places.Place, name: str) -> tuple[list[str], list[str]]:
     present, absent = [], ["0"]
     for rank in range(1, place.world_size):
         who = store.try_get(f"{_base_of(name)}/here/{rank}")

@@ -8,7 +8,10 @@ import secrets
 import sys
 import tempfile
 
-from dldist import _core, _run_attempt, _run_dumps, _run_nodes, _run_options, _run_output, _run_report
+from dldist import _core
+from dldist.launch import attempt as launch_attempt
+from dldist.launch import dumps, nodes, output, report
+from dldist.launch import options as launch_options
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
 _PATIENCE_S = 5.0
@@ -17,14 +20,14 @@ _PATIENCE_AFTER_SIGNAL_S = 0.3
 
 def main(argv: list[str] | None = None) -> int:
     """Runs dlrun; gives its exit code: 0, that of the rank that failed first, or 128 and the number of a signal."""
-    _run_output.open_missing_streams()
-    options = _run_options.parse(argv)
+    output.open_missing_streams()
+    options = launch_options.parse(argv)
     try:
-        with _run_attempt.Signals(_run_dumps.signal_number()) as signals:
+        with launch_attempt.Signals(dumps.signal_number()) as signals:
             return _launch(_with_folder(options), signals)
-    except _run_attempt.Interrupted as error:
+    except launch_attempt.Interrupted as error:
         return 128 + error.number
-    except (_run_nodes.LaunchError, _core.DistError, OSError) as error:
+    except (nodes.LaunchError, _core.DistError, OSError) as error:
         _say(str(error))
         return 1
 
@@ -33,7 +36,7 @@ def _say(text: str) -> None:
     print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
-def _secret(options: _run_options.Options) -> str:
+def _secret(options: launch_options.Options) -> str:
     """What every connection of the job has to prove that it knows; empty: nothing."""
     if not options.has_secret:
         return ""
@@ -47,19 +50,19 @@ def _secret(options: _run_options.Options) -> str:
     return ""
 
 
-def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int:
+def _launch(options: launch_options.Options, signals: launch_attempt.Signals) -> int:
     with signals.raising():
-        meeting = _run_nodes.meet(options, _secret(options))
+        meeting = nodes.meet(options, _secret(options))
     failure = None
     for number in range(options.max_restarts + 1):
         with signals.raising():
             attempt = meeting.attempt(number)
-        supervisor = _run_attempt.Supervisor(options, meeting, attempt, signals)
+        supervisor = launch_attempt.Supervisor(options, meeting, attempt, signals)
         failure = supervisor.run()
         if failure is None:
             break
         sys.stderr.buffer.write(supervisor.about_dumps(failure))
-        sys.stderr.buffer.write(_run_report.describe(failure, supervisor.is_in_sight(failure)))
+        sys.stderr.buffer.write(report.describe(failure, supervisor.is_in_sight(failure)))
         sys.stderr.flush()
         if failure.is_final:
             break
@@ -69,7 +72,7 @@ def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int
     return failure.exit_code if failure is not None else 0
 
 
-def _leave(meeting: _run_nodes.Alone | _run_nodes.Meeting, signals: _run_attempt.Signals) -> None:
+def _leave(meeting: nodes.Alone | nodes.Meeting, signals: launch_attempt.Signals) -> None:
     try:
         if signals.first is not None:
             meeting.leave(_PATIENCE_AFTER_SIGNAL_S)
@@ -80,7 +83,7 @@ def _leave(meeting: _run_nodes.Alone | _run_nodes.Meeting, signals: _run_attempt
         pass  # the one that serves the store has gone first
 
 
-def _with_folder(options: _run_options.Options) -> _run_options.Options:
+def _with_folder(options: launch_options.Options) -> launch_options.Options:
     """The options, with a place for files where some are asked for and none is given."""
     if options.log_dir or not any(any(options.kept(rank)) for rank in range(options.nproc)):
         return options

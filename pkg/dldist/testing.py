@@ -30,7 +30,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any, NoReturn
 
-from dldist import _by_value, _core, _run_report, _spawn, _testing_child
+from dldist import _core
+from dldist.launch import by_value, report, spawn, testing_child
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
@@ -58,7 +59,7 @@ class _Rank:
         self.is_late = False
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         self.channel, theirs = connection.Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist import _testing_child as c; c.main({theirs.fileno()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist import testing_child as c; c.main({theirs.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -97,7 +98,7 @@ class _Rank:
             (self.skip,) = rest
         else:
             self.end, data = rest
-            self.error = _spawn.revive(data)
+            self.error = spawn.revive(data)
 
     @property
     def has_failed(self) -> bool:
@@ -105,7 +106,7 @@ class _Rank:
 
     def _how(self) -> str:
         try:
-            return _run_report.how_it_ended(self.process.wait(_DUMP_S))
+            return report.how_it_ended(self.process.wait(_DUMP_S))
         except subprocess.TimeoutExpired:
             return "it has closed its pipe"
 
@@ -194,14 +195,14 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
     """How another interpreter finds a function."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
-    is_function = isinstance(fn, types.FunctionType) and _by_value.is_importable(fn)
+    is_function = isinstance(fn, types.FunctionType) and by_value.is_importable(fn)
     if is_method and not is_function:
         raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not is_function or module is None:
         main = file if module is sys.modules["__main__"] else None
-        return {"by_value": _by_value.dumps(fn), "main": os.path.abspath(main) if main else None}
+        return {"by_value": by_value.dumps(fn), "main": os.path.abspath(main) if main else None}
     return {
         "module": fn.__module__,
         "file": os.path.abspath(file) if file else None,
@@ -234,14 +235,14 @@ def _run(
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
-    store, place = _spawn.serve_store()
+    store, place = spawn.serve_store()
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
     )
     ranks: list[_Rank] = []
     try:
         for number in range(nranks):
-            numbers = _spawn.rank_environment(number, nranks)
+            numbers = spawn.rank_environment(number, nranks)
             ranks.append(_Rank(number, {**os.environ, **place, **numbers, **(env or {})}, job))
         _wait(ranks, timeout)
     finally:
@@ -250,7 +251,7 @@ def _run(
         del store
     failed = [rank for rank in ranks if rank.has_failed]
     reasons = [rank.skip for rank in ranks if rank.skip is not None]
-    if reasons and all(rank.is_late or _spawn.is_consequence(rank.error) for rank in failed):
+    if reasons and all(rank.is_late or spawn.is_consequence(rank.error) for rank in failed):
         raise unittest.SkipTest(reasons[0])
     if failed:
         _raise(failed, nranks)
@@ -279,7 +280,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     """One exception for all that has happened; that which began it first."""
-    failed.sort(key=lambda rank: _spawn.is_consequence(rank.error))
+    failed.sort(key=lambda rank: spawn.is_consequence(rank.error))
     first = failed[0].error
     texts = [f"---- rank {rank.rank} ----\n{rank.end.rstrip()}" for rank in failed]
     summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.rank for r in failed))}"
@@ -342,7 +343,7 @@ def _run_threads(
     def run(rank: int) -> None:
         try:
             with _core.Group(store, rank, nranks, timeout=timeout) as group:
-                results[rank] = _testing_child.run_body(body, (*before, group, *after), kwargs)
+                results[rank] = testing_child.run_body(body, (*before, group, *after), kwargs)
         except BaseException as error:
             errors[rank] = error
 
@@ -359,7 +360,7 @@ def _run_threads(
 
 
 def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threading.Thread], nranks: int) -> NoReturn:
-    order = sorted(errors, key=lambda rank: (_spawn.is_consequence(errors[rank]), rank))
+    order = sorted(errors, key=lambda rank: (spawn.is_consequence(errors[rank]), rank))
     if order and not late and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
         raise errors[order[0]]
     texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
@@ -372,4 +373,4 @@ def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threadin
 
 def _is_primary(error: BaseException, first: BaseException) -> bool:
     """Whether an exception tells something that the first one does not."""
-    return not _spawn.is_consequence(error) and type(error) is not type(first)
+    return not spawn.is_consequence(error) and type(error) is not type(first)

@@ -137,16 +137,16 @@ class World(_core.Group):
     def _watch(self) -> None:
         """Let the monitor look after this group, if others are in it."""
         if self.size > 1:
-            from dldist import _watch
+            from dldist.base import watch
 
-            _watch.add(self)
+            watch.add(self)
             self._is_watched = True
 
     def _unwatch(self) -> None:
         if self._is_watched:
-            from dldist import _watch
+            from dldist.base import watch
 
-            _watch.remove(self)
+            watch.remove(self)
 
     def _leave_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None
@@ -171,65 +171,65 @@ class World(_core.Group):
 
     def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Any = None) -> list[Any]:
         """The objects of all ranks."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
+        return exchange.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
 
     def gather_object(
         self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> list[Any] | None:
         """The objects of all ranks, on rank `root`; None on the others."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
+        return exchange.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> Any:
         """The object of rank `root`."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
+        return exchange.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
 
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> Any:
         """The object that rank `root` has for this rank."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
+        return exchange.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
 
     def all_to_all_objects(
         self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Any = None
     ) -> list[Any]:
         """Give objs[r] to rank r, and get one from each."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
+        return exchange.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> None:
         """Send an object to rank `dst`."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        _objects.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
+        exchange.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
 
     def recv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> Any:
         """An object that rank `src`, or any, has sent."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
+        return exchange.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
 
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
     ) -> tuple[Any, int]:
         """The same, and the rank that has sent it."""
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        return _objects.recv_object_with_source(self, src, tag, serializer=serializer, timeout=timeout)
+        return exchange.recv_object_with_source(self, src, tag, serializer=serializer, timeout=timeout)
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
@@ -263,7 +263,7 @@ def _countdown(timeout: Any) -> Callable[[], float]:
 def _let_compiled_calls_finish() -> None:
     import sys
 
-    form = sys.modules.get("dldist._functional_form")  # without it there is nothing compiled
+    form = sys.modules.get("dldist.functional.form")  # without it there is nothing compiled
     if form is not None:
         form.let_compiled_calls_finish()
 

@@ -492,9 +492,10 @@ def wait_times_out(channel, port, rank, size, version):
     """wait(timeout) gives up and the operation goes on; with blocking waits the group's own time-out ends it."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "wait times out"
-    from dldist import _nccl_library, nccl
+    from dldist import nccl
+    from dldist.nccl import library
 
-    group_blocks = _nccl_library.group_settings()["is_blocking_wait"]
+    group_blocks = library.group_settings()["is_blocking_wait"]
     group = ctx.open(is_blocking_wait=group_blocks)
     group.all_reduce(ctx.array(1))
     ctx.meet()

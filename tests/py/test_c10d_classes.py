@@ -514,7 +514,7 @@ def test_illegal_work(name):
 
 def test_modules_that_come_with_the_package_are_light():
     code = (
-        "import sys; before = set(sys.modules); import dldist._group, dldist._future\n"
+        "import sys; before = set(sys.modules); import dldist.base.group, dldist.base.future\n"
         "import dldist.c10d.backend_base, dldist.c10d.options, dldist.c10d.work\n"
         "print(sorted({'datetime', 'enum', 'typing', 'dataclasses', 'inspect', 'numpy', 'json'} & (set(sys.modules) - before)))"
     )

@@ -16,13 +16,13 @@ from datetime import timedelta
 import pytest
 
 import dldist
-from dldist import _codec
-from dldist._codec_safe import MAX_DEPTH
-from dldist._object_frames import PREFIX_BYTES, Incoming, Outgoing
+from dldist.objects import codec
+from dldist.objects.safe import MAX_DEPTH
+from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing
 
-SAFE, PICKLE = _codec.find("safe"), _codec.find("pickle")
+SAFE, PICKLE = codec.find("safe"), codec.find("pickle")
 both = pytest.mark.parametrize("serializer", [SAFE, PICKLE], ids=["safe", "pickle"])
-LARGE = 2 * _codec.IN_BAND_BYTES
+LARGE = 2 * codec.IN_BAND_BYTES
 
 
 def need(module):
@@ -237,9 +237,9 @@ def test_tensors_are_sent_from_and_received_into_place(serializer):
 def test_small_arrays_travel_in_the_head():
     numpy = pytest.importorskip("numpy")
     for serializer in (SAFE, PICKLE):
-        head, buffers = encode(serializer, numpy.zeros(_codec.IN_BAND_BYTES - 1, "u1"))
-        assert not buffers and len(head) >= _codec.IN_BAND_BYTES
-        assert len(encode(serializer, numpy.zeros(_codec.IN_BAND_BYTES, "u1"))[1]) == 1
+        head, buffers = encode(serializer, numpy.zeros(codec.IN_BAND_BYTES - 1, "u1"))
+        assert not buffers and len(head) >= codec.IN_BAND_BYTES
+        assert len(encode(serializer, numpy.zeros(codec.IN_BAND_BYTES, "u1"))[1]) == 1
 
 
 # ---- what "safe" refuses
@@ -316,7 +316,7 @@ def test_arrays_that_are_refused():
 def test_unknown_serializers():
     for name in ("json", "", None, 2):
         with pytest.raises(ValueError, match="serializer must be 'safe' or 'pickle', not"):
-            _codec.find(name)
+            codec.find(name)
 
 
 # ---- hostile bytes

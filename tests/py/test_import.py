@@ -56,7 +56,7 @@ def test_brings_in_no_heavy_modules():
     heavy = {"asyncio", "multiprocessing", "ctypes", "subprocess", "ssl", "inspect", "typing", "unittest", "logging"}
     heavy |= {"collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "hashlib", "numpy", "pdb", "pickle"}
     heavy |= {"re", "socket", "threading", "torch", "traceback", "urllib", "warnings"}
-    heavy |= {f"dldist.{name}" for name in ("_codec_pickle", "_launch", "_spawn", "functional", "run", "testing")}
+    heavy |= {f"dldist.{name}" for name in ("functional", "launch.environment", "launch.spawn", "objects.pickles", "run", "testing")}
     assert not added & heavy
 
 

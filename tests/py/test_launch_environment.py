@@ -1,4 +1,4 @@
-"""dldist._launch: what launchers say, of tables; and ranks that real ones start."""
+"""dldist.launch.environment: what launchers say, of tables; and ranks that real ones start."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import rendezvous_workers
 from conftest import torch_missing
 
 import dldist
-from dldist import _launch, rendezvous
+from dldist import rendezvous
+from dldist.launch import environment as launch_environment
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = os.path.join(HERE, "rendezvous_workers.py")
@@ -65,7 +66,7 @@ LAUNCHES = {
         ("openmpi", 1, 2, 1, 2, None, "openmpi prterun-vm-7@1 1453785088.0;tcp4://127.0.0.1:33011", None, None),
     ),
     "MPICH": (MPICH, ("pmi", 0, 3, 0, 2, None, None, None, None)),
-    "Slurm": (SLURM, ("slurm", 5, 8, 1, 2, 2, "slurm 77.2 0", "node08", _launch._port_of("slurm 77.2 0"))),
+    "Slurm": (SLURM, ("slurm", 5, 8, 1, 2, 2, "slurm 77.2 0", "node08", launch_environment._port_of("slurm 77.2 0"))),
     "Slurm, one node": (ONE_NODE, ("slurm", 5, 8, 1, 8, 0, "slurm 77.2 0", None, None)),
     "Slurm with PMI": (
         ONE_NODE | {"PMI_RANK": "5", "PMI_SIZE": "8"},
@@ -138,7 +139,7 @@ def environment(monkeypatch):
 @pytest.mark.parametrize("case", LAUNCHES)
 def test_a_launcher_is_recognised(case):
     variables, expected = LAUNCHES[case]
-    launch = _launch.detect(variables)
+    launch = launch_environment.detect(variables)
     names = "kind", "rank", "world_size", "local_rank", "local_size", "node_rank", "job", "master_addr", "master_port"
     assert tuple(getattr(launch, name) for name in names) == expected
     assert f"rank={launch.rank}" in repr(launch)
@@ -146,14 +147,14 @@ def test_a_launcher_is_recognised(case):
 
 @pytest.mark.parametrize("case", NO_LAUNCHES)
 def test_other_environments_are_no_launchers(case):
-    assert _launch.detect(NO_LAUNCHES[case]) is None
+    assert launch_environment.detect(NO_LAUNCHES[case]) is None
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_makes_no_sense_is_named(case):
     variables, text = BAD[case]
     with pytest.raises(ValueError) as caught:
-        _launch.detect(variables)
+        launch_environment.detect(variables)
     assert text in str(caught.value)
 
 
@@ -170,12 +171,12 @@ def test_what_makes_no_sense_is_named(case):
     ],
 )
 def test_the_rank_on_the_host(variables, expected):
-    assert (_launch.local_rank(variables), _launch.local_size(variables)) == expected
+    assert (launch_environment.local_rank(variables), launch_environment.local_size(variables)) == expected
 
 
 def test_a_local_rank_must_be_a_number():
     with pytest.raises(ValueError, match="LOCAL_RANK must be a whole number, not 'x'"):
-        _launch.local_rank({"LOCAL_RANK": "x"})
+        launch_environment.local_rank({"LOCAL_RANK": "x"})
 
 
 @pytest.mark.parametrize(
@@ -190,17 +191,17 @@ def test_a_local_rank_must_be_a_number():
     ],
 )
 def test_lists_of_hosts(text, hosts):
-    assert list(_launch.expand_hosts(text)) == hosts
+    assert list(launch_environment.expand_hosts(text)) == hosts
 
 
 @pytest.mark.parametrize("text", ["", ",", "a,,b", "a[1-2", "a]1", "a[]", "a[1-]", "a[x]", "a[-2]", "a[[1]]", "a[1]]"])
 def test_lists_of_hosts_that_are_none(text):
     with pytest.raises(ValueError):
-        list(_launch.expand_hosts(text))
+        list(launch_environment.expand_hosts(text))
 
 
 def test_the_first_host_does_not_take_the_others():
-    assert next(_launch.expand_hosts("node[1-99999999999]")) == "node1"
+    assert next(launch_environment.expand_hosts("node[1-99999999999]")) == "node1"
 
 
 # ---- where one host meets
@@ -210,18 +211,18 @@ def test_the_launchers_directory_is_used_if_nobody_else_can_enter(tmp_path):
     own = tmp_path / "own"
     own.mkdir(mode=0o700)
     environ = {"TMPDIR": str(tmp_path), "PMIX_SERVER_TMPDIR": str(own)}
-    assert os.path.dirname(_launch.meeting_file("job", environ)) == str(own)
+    assert os.path.dirname(launch_environment.meeting_file("job", environ)) == str(own)
     own.chmod(0o750)
-    at = os.path.dirname(_launch.meeting_file("job", environ))
+    at = os.path.dirname(launch_environment.meeting_file("job", environ))
     assert at == str(tmp_path / f"dldist-{os.geteuid()}")
     assert os.stat(at).st_mode & 0o777 == 0o700
 
 
 def test_jobs_have_files_of_their_own(tmp_path):
     environ = {"TMPDIR": str(tmp_path)}
-    paths = [_launch.meeting_file(job, environ) for job in ("slurm 1.0 0", "slurm 1.1 0", "hydra 3 4")]
+    paths = [launch_environment.meeting_file(job, environ) for job in ("slurm 1.0 0", "slurm 1.1 0", "hydra 3 4")]
     assert len(set(paths)) == 3
-    assert paths[0] == _launch.meeting_file("slurm 1.0 0", environ)
+    assert paths[0] == launch_environment.meeting_file("slurm 1.0 0", environ)
     assert not os.path.exists(paths[0])
 
 
@@ -254,7 +255,7 @@ def test_a_directory_that_others_can_use_is_refused(tmp_path, make):
     path = tmp_path / f"dldist-{os.geteuid()}"
     text = make(path, tmp_path / "elsewhere")
     with pytest.raises(dldist.DistStoreError, match=f"cannot meet in {path}, which {text}"):
-        _launch.meeting_file("job", {"TMPDIR": str(tmp_path)})
+        launch_environment.meeting_file("job", {"TMPDIR": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

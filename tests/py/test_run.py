@@ -12,7 +12,7 @@ import procs as procs_module
 import pytest
 
 import dldist
-from dldist import _run_nodes, _run_options, _run_output, _run_ranks, _run_report
+from dldist.launch import nodes, options as launch_options, output, ranks, report
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs")
 LIMIT_S = 25
@@ -135,7 +135,7 @@ class TestRunning:
         assert code == 0, err
         shown = by_rank(out)
         for rank in (0, 1):
-            assert shown[f"[rank{rank}]"]["cores"] == _run_ranks.cores_of(rank, 2, usable)
+            assert shown[f"[rank{rank}]"]["cores"] == ranks.cores_of(rank, 2, usable)
 
     def test_much_output_is_neither_lost_nor_cut(self):
         code, out, err = dlrun("--nproc-per-node", 2, program("floods.py"))
@@ -276,7 +276,7 @@ class TestEnding:
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         procs_module.poll_until(lambda: process.poll() is not None or not process.send_signal(signal.SIGINT) and False)
-        assert time.monotonic() - began < _run_options.GRACE_S / 2
+        assert time.monotonic() - began < launch_options.GRACE_S / 2
         finish(process)
         procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
 
@@ -312,7 +312,7 @@ class TestEnding:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
-        assert time.monotonic() - began < _run_options.GRACE_S / 2
+        assert time.monotonic() - began < launch_options.GRACE_S / 2
         finish(process)
 
 
@@ -375,13 +375,13 @@ class TestSeveralMachines:
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert finish(process)[0] == 128 + signal.SIGINT
-        assert time.monotonic() - began < _run_nodes.JOIN_TIMEOUT_S / 60
+        assert time.monotonic() - began < nodes.JOIN_TIMEOUT_S / 60
 
     def test_launcher_that_is_silent(self, monkeypatch):
-        monkeypatch.setattr(_run_nodes, "SILENT_S", 0.0)
-        monkeypatch.setattr(_run_nodes, "_BEAT_S", 0.0)
+        monkeypatch.setattr(nodes, "SILENT_S", 0.0)
+        monkeypatch.setattr(nodes, "_BEAT_S", 0.0)
         store = dldist.HashStore()
-        ear = _run_nodes._Ear(store, 2)
+        ear = nodes._Ear(store, 2)
         store.add("beat/0", 1)
         assert ear.silent() == 1
         store.add("beat/1", 1)
@@ -432,36 +432,36 @@ class TestOptions:
     )
     def test_mistakes(self, capsys, args, words):
         with pytest.raises(SystemExit) as caught:
-            _run_options.parse(args)
+            launch_options.parse(args)
         assert caught.value.code == 2
         assert words in capsys.readouterr().err
 
     def test_endpoints(self):
         def where(*args):
-            options = _run_options.parse([*args, "x"])
+            options = launch_options.parse([*args, "x"])
             return options.host, options.port
 
         assert where() == ("127.0.0.1", 0)
         assert where("--nnodes=2", "--rdzv_endpoint", "[::1]:5") == ("::1", 5)
-        assert where("--nnodes=2", "--rdzv-endpoint", "host") == ("host", _run_options.DEFAULT_PORT)
+        assert where("--nnodes=2", "--rdzv-endpoint", "host") == ("host", launch_options.DEFAULT_PORT)
         assert where("--nnodes=2", "--rdzv-endpoint", "host:9", "--standalone") == ("127.0.0.1", 0)
 
     def test_cores(self):
-        assert _run_options.parse(["--nproc-per-node", "cpu", "x"]).nproc == _run_options.usable_cores()
-        assert [_run_ranks.cores_of(rank, 2, [0, 1, 2, 5, 6]) for rank in (0, 1)] == [[0, 1], [2, 5, 6]]
-        assert [_run_ranks.cores_of(rank, 3, [4, 7]) for rank in range(3)] == [[4], [7], [4]]
+        assert launch_options.parse(["--nproc-per-node", "cpu", "x"]).nproc == launch_options.usable_cores()
+        assert [ranks.cores_of(rank, 2, [0, 1, 2, 5, 6]) for rank in (0, 1)] == [[0, 1], [2, 5, 6]]
+        assert [ranks.cores_of(rank, 3, [4, 7]) for rank in range(3)] == [[4], [7], [4]]
 
 
 class TestPieces:
     @pytest.mark.parametrize("size", [1, 2, 3, 1000])
     def test_lines_however_they_come(self, size):
         data = b"one\ntwo\r\n\r 10%\r 20%\n\xff\0\r\n\nlast"
-        lines = _run_output.Lines(b">")
+        lines = output.Lines(b">")
         out = b"".join(lines.feed(data[at : at + size]) for at in range(0, len(data), size)) + lines.flush()
         assert out == b">one\n>two\r\n\r> 10%\r> 20%\n>\xff\0\r\n>\n>last\n"
 
     def test_line_without_end_does_not_grow_forever(self):
-        lines = _run_output.Lines(b">")
+        lines = output.Lines(b">")
         out = b"".join(lines.feed(b"x" * 65536) for _ in range(40)) + lines.flush()
         assert out.count(b"x") == 40 * 65536
         assert max(map(len, out.split(b"\n"))) < 2 << 20
@@ -470,27 +470,27 @@ class TestPieces:
         first = b'Traceback (most recent call last):\n  File "a"\nValueError: 1\n'
         second = b'Traceback (most recent call last):\n  File "b"\nTypeError: 2\n'
         chain = first + b"\nDuring handling of the above exception, another exception occurred:\n\n" + second
-        assert _run_report.last_traceback(b"noise\n" + first + b"noise\n" + second) == second
-        assert _run_report.last_traceback(second + b"noise\n" + chain) == chain
+        assert report.last_traceback(b"noise\n" + first + b"noise\n" + second) == second
+        assert report.last_traceback(second + b"noise\n" + chain) == chain
         many = b"".join(b"%d\n" % index for index in range(50))
-        assert _run_report.last_traceback(many) == many[-60:]
+        assert report.last_traceback(many) == many[-60:]
 
     def test_consequence(self):
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\nmore\n"
-        assert _run_report.is_consequence(1, lost)
-        assert not _run_report.is_consequence(-9, lost)
-        assert not _run_report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
+        assert report.is_consequence(1, lost)
+        assert not report.is_consequence(-9, lost)
+        assert not report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
 
     def test_consequence_of_a_rank_that_names_itself(self):
         """As those do that are in a default world: else whoever is lost is not looked for."""
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\n"
         named = b"".join(b"[rank12]: " + line for line in lost.splitlines(keepends=True))
-        assert _run_report.without_prefix(named, 12) == lost
-        assert _run_report.without_prefix(named, 1) == named
+        assert report.without_prefix(named, 12) == lost
+        assert report.without_prefix(named, 1) == named
 
     def test_bad_report_of_another_launcher(self):
         with pytest.raises(ValueError, match="no report of a failure"):
-            _run_report.Failure.from_json(b"[1]")
+            report.Failure.from_json(b"[1]")
 
     def test_run_names_stay_in_their_folder(self):
-        assert "/" not in _run_nodes._run_names("../../x")[1]
+        assert "/" not in nodes._run_names("../../x")[1]

@@ -11,13 +11,13 @@ import procs as procs_module
 import pytest
 
 import dldist
-from dldist._spawn import spawn
+from dldist.launch.spawn import spawn
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs", "spawns.py")
 
 PROMPT = """
 import math
-from dldist._spawn import spawn
+from dldist.launch.spawn import spawn
 
 BASE = 5
 
@@ -33,7 +33,7 @@ print(spawn(work, 2, (100,)))
 CLASSES = """
 import array
 from dldist import init_process_group, all_gather_object, World
-from dldist._spawn import spawn
+from dldist.launch.spawn import spawn
 
 class Own:
     def __init__(self, i):
@@ -189,6 +189,6 @@ def test_mistakes(call, kind, words):
 
 
 def test_failures_are_dist_errors():
-    from dldist import _spawn
+    from dldist.launch import spawn as launch_spawn
 
-    assert issubclass(_spawn.ProcessException, dldist.DistError)
+    assert issubclass(launch_spawn.ProcessException, dldist.DistError)

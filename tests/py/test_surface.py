@@ -277,15 +277,15 @@ def test_exceptions_can_be_pickled():
     """Every one is found by its name, and keeps its type, text, arguments and attributes."""
     import pickle
 
-    from dldist import _spawn
+    from dldist.launch import spawn
 
     arguments = {
-        _spawn.ProcessException: ("text", 1, 2),
-        _spawn.ProcessRaisedException: ("text", 1, 2),
-        _spawn.ProcessExitedException: ("text", 1, 2, -9, "SIGKILL"),
+        spawn.ProcessException: ("text", 1, 2),
+        spawn.ProcessRaisedException: ("text", 1, 2),
+        spawn.ProcessExitedException: ("text", 1, 2, -9, "SIGKILL"),
     }
     ours = [kind for kind in _kinds_of(dldist.DistError) if kind.__module__.startswith("dldist")]
-    assert {dldist.DistArgumentError, dldist.DistTypeError, _spawn.ProcessExitedException} < set(ours)
+    assert {dldist.DistArgumentError, dldist.DistTypeError, spawn.ProcessExitedException} < set(ours)
     assert all(getattr(dldist, kind.__name__) is kind for kind in ours if kind.__module__ == "dldist")
     for kind in ours:
         for given in (arguments[kind],) if kind in arguments else (("text",), ("text", 3), ()):

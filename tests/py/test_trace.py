@@ -12,7 +12,8 @@ import sys
 import dldist
 import pytest
 import trace_dumps
-from dldist import _trace_read, trace
+from dldist import trace
+from dldist.trace import read
 from trace_dumps import SECOND, START, Group, dump, entry
 
 WORLD = Group("0", "default_pg", [0, 1, 2])
@@ -419,7 +420,7 @@ def test_members_that_make_no_sense(ranks):
 
 
 def test_a_small_file_of_many_values_is_refused(monkeypatch):
-    monkeypatch.setattr(_trace_read, "MAX_ITEMS", 10_000)
+    monkeypatch.setattr(read, "MAX_ITEMS", 10_000)
     shape = [1] * 100
     bad = dump([WORLD], [entry(0, WORLD, "all_reduce", 1, sizes=([shape] * 200, []))])
     with pytest.raises(trace.DumpError, match="more than 10000 values"):

@@ -133,7 +133,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
         assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
     world.barrier()
     world.close()
-    dldist._watch._stop()
+    dldist.base.watch._stop()
     return [meanwhile, find_out()]
 
 
@@ -175,10 +175,10 @@ def forks(channel, port, rank, size):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            from dldist import _watch
+            from dldist.base import watch
 
             os.kill(os.getpid(), signal.SIGUSR2)  # has a handler of the parent's
-            os.write(writer, repr((_watch.request_dump(), _watch.report())).encode())
+            os.write(writer, repr((watch.request_dump(), watch.report())).encode())
             os._exit(0)
         os.close(writer)
         told = os.read(reader, 100).decode()
@@ -193,7 +193,7 @@ def forks(channel, port, rank, size):
 def alone(channel):
     with dldist.World(dldist.HashStore(), 0, 1) as world:
         world.barrier()
-    channel.send(dldist._watch.request_dump())
+    channel.send(dldist.base.watch.request_dump())
     return None
 
 
@@ -230,14 +230,15 @@ def leaves(channel, port, rank, size):
 
 def signal_after_the_end(channel):
     """A signal that has asked for dumps does again what it did before, unless somebody has taken it meanwhile."""
-    from dldist import _core, _watch
+    from dldist import _core
+    from dldist.base import watch
 
     heard = []
     signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    _watch.start(0)
+    watch.start(0)
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
-        _watch.dump_on_signal(number)
+        watch.dump_on_signal(number)
     signal.raise_signal(signal.SIGUSR1)
     before = list(heard)
     signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))

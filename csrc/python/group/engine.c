@@ -13,7 +13,7 @@
 static PyObject *
 read_settings(const char *function)
 {
-    PyObject *settings = PyImport_ImportModule("dldist._settings");
+    PyObject *settings = PyImport_ImportModule("dldist.base.settings");
     PyObject *values = settings != NULL ? PyObject_CallMethod(settings, function, NULL) : NULL;
     Py_XDECREF(settings);
     return values;
@@ -47,7 +47,7 @@ static dd_engine *
 open_engine(py_state *state)
 {
     /* Also sees to it that groups are closed at exit. */
-    PyObject *runtime = PyImport_ImportModule("dldist._runtime");
+    PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
     PyObject *values = runtime != NULL ? read_settings("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;

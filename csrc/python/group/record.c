@@ -1,14 +1,14 @@
-/* Coalescing and batches, whose outer halves are written in Python (dldist._group). */
+/* Coalescing and batches, whose outer halves are written in Python (dldist.base.group). */
 #include "python/group/call.h"
 
-/* dldist._group.<function>(self, ...) */
+/* dldist.base.group.<function>(self, ...) */
 static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
     if (!py_group_require_either((py_group *)self)) {
         return NULL;
     }
-    PyObject *module = PyImport_ImportModule("dldist._group");
+    PyObject *module = PyImport_ImportModule("dldist.base.group");
     PyObject *callable = module != NULL ? PyObject_GetAttrString(module, function) : NULL;
     PyObject *head = callable != NULL ? PyTuple_Pack(1, self) : NULL;
     PyObject *all = head != NULL ? PySequence_Concat(head, args) : NULL;

@@ -173,7 +173,7 @@ py_nccl *
 py_nccl_get(py_state *state)
 {
     if (state->nccl == NULL) {
-        PyObject *library = PyImport_ImportModule("dldist._nccl_library");
+        PyObject *library = PyImport_ImportModule("dldist.nccl.library");
         PyObject *loaded = library != NULL ? PyObject_CallMethod(library, "load", NULL) : NULL;
         Py_XDECREF(library);
         Py_XDECREF(loaded);

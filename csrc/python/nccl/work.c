@@ -135,7 +135,7 @@ work_get_future_result(PyObject *object, PyObject *unused)
     if (!py_work_require_flight((py_work *)object, "Work::getFutureResult not implemented.")) {
         return NULL;
     }
-    PyObject *module = PyImport_ImportModule("dldist._nccl_future");
+    PyObject *module = PyImport_ImportModule("dldist.nccl.future");
     PyObject *result = module != NULL ? PyObject_CallMethod(module, "result_future_of", "O", object) : NULL;
     Py_XDECREF(module);
     return result;

@@ -41,7 +41,7 @@ destroy(py_recorder *self)
 static py_recorder *
 create(py_state *state)
 {
-    PyObject *settings = PyImport_ImportModule("dldist._settings");
+    PyObject *settings = PyImport_ImportModule("dldist.base.settings");
     PyObject *values = settings != NULL ? PyObject_CallMethod(settings, "recorder", NULL) : NULL;
     py_recorder *self = values != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
     Py_ssize_t capacity = 0;

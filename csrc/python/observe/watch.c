@@ -79,7 +79,7 @@ require_watch(py_state *state, int rank)
     if (find_watch(state) != NULL) {
         return state->watch;
     }
-    PyObject *module = PyImport_ImportModule("dldist._watch");
+    PyObject *module = PyImport_ImportModule("dldist.base.watch");
     PyObject *done = module != NULL ? PyObject_CallMethod(module, "start", "i", rank) : NULL;
     Py_XDECREF(module);
     if (done == NULL) {
@@ -87,7 +87,7 @@ require_watch(py_state *state, int rank)
     }
     Py_DECREF(done);
     if (find_watch(state) == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "dldist._watch has started no monitor");
+        PyErr_SetString(PyExc_RuntimeError, "dldist.base.watch has started no monitor");
     }
     return find_watch(state);
 }

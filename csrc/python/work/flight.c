@@ -286,7 +286,7 @@ start_thread(py_completions *queue)
         return 0;
     }
     queue->has_thread = true; /* at once: others come by while the import lets them */
-    PyObject *runtime = PyImport_ImportModule("dldist._runtime");
+    PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
     PyObject *started =
         runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
     Py_XDECREF(runtime);

@@ -406,7 +406,7 @@ work_synchronize(PyObject *object, PyObject *unused)
 static PyObject *
 call_future_module(PyObject *object, const char *function)
 {
-    PyObject *module = PyImport_ImportModule("dldist._future");
+    PyObject *module = PyImport_ImportModule("dldist.base.future");
     PyObject *result = module != NULL ? PyObject_CallMethod(module, function, "O", object) : NULL;
     Py_XDECREF(module);
     return result;

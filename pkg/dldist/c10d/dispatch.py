@@ -53,7 +53,7 @@ class Dispatcher:
         return before
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
-        from dldist._group import Coalescing
+        from dldist.base.group import Coalescing
 
         return Coalescing(self, timeout, async_op)
 
@@ -230,7 +230,7 @@ class Dispatcher:
         return backend if getattr(backend, "supports_coalescing", False) else None
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
-        from dldist._group import batch_isend_irecv
+        from dldist.base.group import batch_isend_irecv
 
         return batch_isend_irecv(self, p2p_op_list)
 

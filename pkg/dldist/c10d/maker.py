@@ -52,10 +52,10 @@ def check_backend(name: str) -> None:
 
 def _refuse_backend(name: str) -> None:
     if name == Backend.NCCL:
-        from dldist import _nccl_library
+        from dldist.nccl import library
 
         raise RuntimeError(
-            f"backend nccl cannot be used here: {_nccl_library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
+            f"backend nccl cannot be used here: {library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
             "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
         )
     if name in (Backend.MPI, Backend.XCCL, Backend.UCC):

@@ -198,9 +198,9 @@ def is_gloo_available() -> bool:
 
 def is_nccl_available() -> bool:
     """Whether NCCL and the CUDA driver can be loaded, and there is a device; dldist.nccl.why_not_available() says more."""
-    from dldist import _nccl_library
+    from dldist.nccl import library
 
-    return _nccl_library.is_available()
+    return library.is_available()
 
 
 def is_mpi_available() -> bool:
@@ -236,9 +236,9 @@ def is_backend_available(backend: str) -> bool:
 
 def is_launched() -> bool:
     """Whether a launcher has started this process: torchrun, dlrun, Slurm, Open MPI or MPICH."""
-    from dldist import _launch
+    from dldist.launch import environment
 
-    return _launch.detect() is not None
+    return environment.detect() is not None
 
 
 def is_torchelastic_launched() -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dldist import _core, _nccl_library
+from dldist import _core
 from dldist.c10d.backend_base import BackendOptions
 from dldist.c10d.options import ErrorType, as_timedelta
 from dldist.c10d.over_group import OverGroup
+from dldist.nccl import library
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _no_field(name: str, fields: dict[str, bool]) -> str:
     since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
     if since is None:
         return f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(fields)}"
-    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, and {_text_of(_nccl_library.info()['version'])} is loaded"
+    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, and {_text_of(library.info()['version'])} is loaded"
 
 
 def _config_of(values: dict[str, Any]) -> NCCLConfig:
@@ -176,7 +177,7 @@ class ProcessGroupNCCL(OverGroup):
 
     def _open(self, store: _core.Store | None, rank: int, size: int) -> None:
         opts = self.options
-        how = _nccl_library.group_settings()
+        how = library.group_settings()
         how["config"] = {**how["config"], **opts.config._given()}
         how["is_high_priority"] = how["is_high_priority"] or opts.is_high_priority_stream
         self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **how))
@@ -234,7 +235,7 @@ class ProcessGroupNCCL(OverGroup):
     @staticmethod
     def get_runtime_nccl_version() -> tuple[int, int, int]:
         """The NCCL that is loaded."""
-        version = _nccl_library.info()["version"]
+        version = library.info()["version"]
         assert isinstance(version, int)
         return _version_of(version)
 

@@ -7,10 +7,10 @@ way to ask for "safe". What a rank does wrong with its objects or lists the othe
 from __future__ import annotations
 
 from dldist._core import DistError
-from dldist._object_frames import Refusal
-from dldist._objects import Exchange
 from dldist.c10d import registry
 from dldist.c10d.ranks import canonical_rank, global_rank_of, group_or_default, is_non_member, warn_not_in_group
+from dldist.objects.exchange import Exchange
+from dldist.objects.frames import Refusal
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

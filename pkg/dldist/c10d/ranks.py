@@ -120,9 +120,9 @@ def get_world_size(group: Any = None) -> int:
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own."""
-    from dldist import _launch
+    from dldist.launch import environment
 
-    local = _launch.local_rank()
+    local = environment.local_rank()
     if local is not None:
         return local
     if fallback_rank is not None:

@@ -74,9 +74,9 @@ class Window:
             raise RuntimeError("tensor_register(): a tensor is registered already; tensor_deregister() comes first")
         memory = _core.Window(self._group, tensor)
         layout = None if tensor is None else _core._describe_tensor(tensor, True)
-        from dldist import _objects
+        from dldist.objects import exchange
 
-        layouts = _objects.all_gather_object(self._group, layout and (layout["dtype"], layout["shape"]))
+        layouts = exchange.all_gather_object(self._group, layout and (layout["dtype"], layout["shape"]))
         if None in layouts:
             raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, and each rank gives one")
         self._layouts = [(dtype, tuple(shape)) for dtype, shape in layouts]
@@ -178,7 +178,7 @@ class _SignalWork(PythonCallbackWork):
 
 
 def _done() -> _core.Work:
-    from dldist._future import Future
+    from dldist.base.future import Future
 
     future = Future()
     future.set_result([])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist._future import Future
+from dldist.base.future import Future
 from dldist.c10d.options import to_timedelta
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.autograd.graph
 
-from dldist._settings import shares_buckets
+from dldist.base.settings import shares_buckets
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work as _Base
 
 import dldist
-from dldist import _runtime
+from dldist.base import completions
 from dldist.c10d.options import OpType
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
@@ -57,7 +57,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = True
 
     def _let_the_profiler_see_the_end(self) -> None:
-        if self._is_profiled and self._has_ended() and not _runtime.is_completion_thread():  # which completes futures
+        if self._is_profiled and self._has_ended() and not completions.is_completion_thread():  # which completes futures
             with contextlib.suppress(RuntimeError):  # which wait() raises
                 self._future.wait()
 
@@ -201,7 +201,7 @@ class Together(Work):
 
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
     future: Any = torch._C.Future([])
-    if work is not None and _runtime.is_completion_thread():
+    if work is not None and completions.is_completion_thread():
         # A callback that waits for this future, as PowerSGD's do, would keep the thread that completes it.
         with contextlib.suppress(dldist.DistError):
             work.wait()

@@ -1,0 +1,428 @@
+"""Collectives that return new arrays: for JAX, whose arrays never change, and for whoever likes it.
+
+    import dldist.functional as F
+
+    total = F.all_reduce(x)                      # of x's library, type and dtype; x stays as it is
+    pending = F.all_gather(x, async_op=True)     # pending.wait(), await pending, numpy.asarray(pending)
+
+Arrays are those of NumPy, PyTorch, JAX, CuPy and every other library with __dlpack__ and from_dlpack, array.array, bytes,
+bytearray and memoryview. `group` is a dldist.Group or World, or a group of new_group; None is the default world. Ranks are
+the group's. `timeout` is for this call; the group's when not given.
+
+With arrays of JAX all but all_gather_any and barrier also work inside of jax.jit. all_reduce and reduce_scatter ("sum" and
+"avg"), all_gather, all_to_all, broadcast and permute have gradients, in JAX and in PyTorch: those of the sum of what all ranks
+differentiate, so that every rank has to take part.
+"""
+
+from __future__ import annotations
+
+import array
+
+from dldist import _core
+from dldist.base import arrays
+from dldist.functional import tree as functional_tree
+from dldist.functional.form import Form, as_index, let_compiled_calls_finish, operations_of
+from dldist.functional.pending import Pending
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+__all__ = [
+    "Pending",
+    "all_gather",
+    "all_gather_any",
+    "all_reduce",
+    "all_reduce_tree",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "permute",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]
+
+_MAX_DIMENSIONS = 32
+
+
+def _only(results: list[Any]) -> Any:
+    return results[0] if results else None
+
+
+def _is_linear(op: Any) -> bool:
+    """Whether a reduction has a gradient, which is then the same reduction."""
+    return op in (_core.ReduceOp.SUM, _core.ReduceOp.AVG) or (isinstance(op, str) and op.lower() in ("sum", "avg"))
+
+
+def _is_average(op: Any) -> bool:
+    return op == _core.ReduceOp.AVG or (isinstance(op, str) and op.lower() == "avg")
+
+
+# ---- reductions
+
+
+def all_reduce(x: Any, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """The reduction of what all ranks give."""
+    form = Form("all_reduce", x, group, timeout)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        return operations.all_reduce(outputs[0], op, **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        return [all_reduce(gradient, op, group, timeout=timeout)]
+
+    gradients = transpose if _is_linear(op) else None
+    return form.run([x], start, [form.shape], fill=True, transpose=gradients, pack=_only, async_op=async_op)
+
+
+def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """The same tree with every array reduced: one operation for all arrays of a dtype. For gradients and the like.
+
+    A tree is a dict, list or tuple of arrays and trees, None, or a container that JAX knows. Dicts are gone through by their
+    sorted keys, so ranks may have filled them in any order.
+    """
+    leaves, rebuild = functional_tree.flatten(tree, "all_reduce_tree")
+    if not leaves:
+        operations_of(group)
+        return Pending([], lambda: rebuild([])) if async_op else rebuild([])
+    form = Form("all_reduce_tree", leaves[0], group, timeout)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        by_dtype: dict[str, list[Any]] = {}
+        for output in outputs:
+            by_dtype.setdefault(_core._describe_tensor(output, False)["dtype"], []).append(output)
+        works = [operations.all_reduce_coalesced(same, op, **how) for same in by_dtype.values()]
+        return works if how["async_op"] else None
+
+    def transpose(*gradients: Any) -> list[Any]:
+        reduced: list[Any] = all_reduce_tree(list(gradients), op, group, timeout=timeout)
+        return reduced
+
+    shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
+    gradients = transpose if _is_linear(op) else None
+    return form.run(leaves, start, shapes, fill=True, transpose=gradients, pack=rebuild, async_op=async_op)
+
+
+def reduce(
+    x: Any, root: int = 0, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """The reduction of what all ranks give on the root, None on the others."""
+    form = Form("reduce", x, group, timeout)
+    root = form.as_rank(root, "root")
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        return operations.reduce(outputs[0], root, op, **how)
+
+    def pack(results: list[Any]) -> Any:
+        return results[0] if form.rank == root else None
+
+    return form.run([x], start, [form.shape], fill=True, pack=pack, async_op=async_op)
+
+
+def reduce_scatter(
+    x: Any, op: Any = "sum", axis: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """This rank's part, along an axis, of the reduction of what all ranks give."""
+    form = Form("reduce_scatter", x, group, timeout)
+    axis = form.axis(axis)
+    share = form.share(axis)
+    size = form.size
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        if axis == 0:
+            return operations.reduce_scatter_single(outputs[0], sources[0], op, **how)
+        return operations.reduce_scatter(outputs[0], arrays.pieces(sources[0], axis, [share] * size), op, **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        if _is_average(op):
+            gradient = gradient / size
+        return [all_gather(gradient, axis, group=group, timeout=timeout)]
+
+    gradients = transpose if _is_linear(op) else None
+    return form.run([x], start, [form.with_extent(axis, share)], transpose=gradients, pack=_only, async_op=async_op)
+
+
+# ---- collections
+
+
+def all_gather(
+    x: Any, axis: int = 0, tiled: bool = True, group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """What all ranks give, concatenated along an axis in the order of the ranks; with tiled=False stacked along a new one.
+
+    All give the same shape; all_gather_any is for others. What has no axis counts as one element.
+    """
+    form = Form("all_gather", x, group, timeout)
+    axis, shape, extent = _gathered(form, axis, tiled)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        if axis == 0:
+            return operations.all_gather_single(outputs[0], sources[0], **how)
+        return operations.all_gather(arrays.pieces(outputs[0], axis, [extent] * form.size), sources[0], **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        return [reduce_scatter(gradient, "sum", axis, group, timeout=timeout).reshape(form.shape)]
+
+    return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
+
+
+def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
+    """The axis along which the result has the parts of ranks, the result's shape, and the extent of a part."""
+    if tiled and form.shape:
+        axis = form.axis(axis)
+        extent = form.shape[axis]
+        return axis, form.with_extent(axis, extent * form.size), extent
+    axis = form.axis(axis, new=1)
+    return axis, (*form.shape[:axis], form.size, *form.shape[axis:]), 1
+
+
+def gather(
+    x: Any,
+    root: int = 0,
+    axis: int = 0,
+    tiled: bool = True,
+    group: Any = None,
+    *,
+    timeout: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """What all_gather gives, on the root; None on the others."""
+    form = Form("gather", x, group, timeout)
+    root = form.as_rank(root, "root")
+    axis, shape, extent = _gathered(form, axis, tiled)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        if axis == 0:
+            return operations.gather_single(sources[0], _only(outputs), root, **how)
+        parts = arrays.pieces(outputs[0], axis, [extent] * form.size) if outputs else None
+        return operations.gather(sources[0], parts, root, **how)
+
+    return form.run([x], start, [shape] if form.rank == root else None, pack=_only, async_op=async_op)
+
+
+def all_gather_any(x: Any, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """A list of what all ranks give, whatever the shapes; these travel along. All give the same dtype.
+
+    With async_op the shapes are waited for, and the content is not.
+    """
+    form = Form("all_gather_any", x, group, timeout)
+    if arrays.is_traced(x):
+        raise TypeError("all_gather_any(): not in jax.jit, where the shapes of results must be known beforehand")
+    shapes = _exchange_shapes(form)
+    family = arrays.family_of(x, form.name)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        parts.extend(family.empty_like(x, shape) for shape in shapes)
+        return operations.all_gather(parts, sources[0], **how)
+
+    def pack(_: list[Any]) -> list[Any]:
+        return [family.finish(part, x) for part in parts]
+
+    parts: list[Any] = []
+    return form.run([x], start, None, pack=pack, async_op=async_op)
+
+
+def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
+    width = 1 + _MAX_DIMENSIONS
+    shape = form.shape
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"{form.name}(): x has {len(shape)} dimensions; dldist takes up to {_MAX_DIMENSIONS}")
+    ours = array.array("q", [len(shape), *shape, *[0] * (_MAX_DIMENSIONS - len(shape))])
+    everybody = array.array("q", bytes(8 * width * form.size))
+    form.operations.all_gather_single(everybody, ours, timeout=form.timeout)
+    shapes = []
+    for rank in range(form.size):
+        count, *extents = everybody[rank * width : (rank + 1) * width]
+        if not 0 <= count <= _MAX_DIMENSIONS or min(extents) < 0:
+            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent what is no shape: {count}, {extents}")
+        shapes.append(tuple(extents[:count]))
+    return shapes
+
+
+# ---- from one rank, and between all
+
+
+def broadcast(x: Any, root: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """What the root gives. The others give an array of the same shape and dtype, whose content does not matter."""
+    form = Form("broadcast", x, group, timeout)
+    root = form.as_rank(root, "root")
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        return operations.broadcast(outputs[0], root, **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        total = reduce(gradient, root, "sum", group, timeout=timeout)
+        return [arrays.zeros_like(gradient) if total is None else total]
+
+    return form.run(
+        [x], start, [form.shape], fill=form.rank == root, transpose=transpose, pack=_only, async_op=async_op
+    )
+
+
+def scatter(
+    x: Any, root: int = 0, axis: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """This rank's part, along an axis, of what the root gives. The others give an array like their part."""
+    form = Form("scatter", x, group, timeout)
+    root = form.as_rank(root, "root")
+    axis = form.axis(axis)
+    is_root = form.rank == root
+    share = form.share(axis) if is_root else form.shape[axis]
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        if axis == 0:
+            return operations.scatter_single(outputs[0], sources[0] if is_root else None, root, **how)
+        parts = arrays.pieces(sources[0], axis, [share] * form.size) if is_root else None
+        return operations.scatter(outputs[0], parts, root, **how)
+
+    return form.run([x], start, [form.with_extent(axis, share)], pack=_only, async_op=async_op)
+
+
+def all_to_all(
+    x: Any,
+    split_axis: int = 0,
+    concat_axis: int = 0,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    *,
+    timeout: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """The r-th part of x goes to rank r; what the ranks have sent is concatenated in their order.
+
+    x is split along one axis, and parts are concatenated along another or the same. Parts are equal; of one axis they may have
+    sizes of their own: input_split_sizes[r] goes to rank r, output_split_sizes[r] comes from it.
+    """
+    form = Form("all_to_all", x, group, timeout)
+    split, concat = form.axis(split_axis, "split_axis"), form.axis(concat_axis, "concat_axis")
+    if split != concat and (output_split_sizes is not None or input_split_sizes is not None):
+        raise ValueError("all_to_all(): split sizes are for equal split_axis and concat_axis")
+    sent = _split_sizes(form, "input_split_sizes", input_split_sizes, split)
+    if split == concat:
+        received = _split_sizes(form, "output_split_sizes", output_split_sizes, split)
+        shape = form.with_extent(split, sum(received))
+    else:
+        received = [form.shape[concat]] * form.size
+        extents = list(form.with_extent(split, sent[0]))
+        extents[concat] *= form.size
+        shape = tuple(extents)
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        if split == concat == 0:
+            return operations.all_to_all_single(outputs[0], sources[0], received, sent, **how)
+        parts = arrays.pieces(sources[0], split, sent)
+        return operations.all_to_all(arrays.pieces(outputs[0], concat, received), parts, **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        if split == concat:
+            return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
+        return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
+
+    return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
+
+
+def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
+    if sizes is None:
+        return [form.share(axis)] * form.size
+    sizes = list(sizes)
+    numbers = [number for size in sizes if (number := as_index(size)) is not None and number >= 0]
+    if len(sizes) != form.size or len(numbers) != form.size:
+        raise ValueError(f"{form.name}(): argument '{argument}' must be a size for each of {form.size} ranks, not {sizes}")
+    if argument == "input_split_sizes" and sum(numbers) != form.shape[axis]:
+        raise ValueError(
+            f"{form.name}(): argument '{argument}': {numbers} is {sum(numbers)} together, and axis {axis} has {form.shape[axis]}"
+        )
+    return numbers
+
+
+def permute(
+    x: Any, pairs: Iterable[tuple[int, int]], group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """What another rank gives: for every pair (source, destination) the source's x goes to the destination.
+
+    All ranks give the same pairs, and arrays of the same shape. No rank is twice a source or twice a destination; one that is
+    no destination gets zeros.
+    """
+    form = Form("permute", x, group, timeout)
+    destination_of = _routes(form, pairs)
+    source_of = {destination: source for source, destination in destination_of.items()}
+    goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
+
+    # Not by messages: their tags are the caller's.
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        family = arrays.family_of(sources[0], form.name)
+        sent = [family.empty_like(sources[0], (0,)) for _ in range(form.size)]
+        received = [family.empty_like(sources[0], (0,)) for _ in range(form.size)]
+        if goes_to is not None:
+            sent[goes_to] = sources[0]
+        if comes_from is not None:
+            received[comes_from] = outputs[0]
+        else:
+            family.clear(outputs[0])
+        return operations.all_to_all(received, sent, **how)
+
+    def transpose(gradient: Any) -> list[Any]:
+        return [permute(gradient, source_of.items(), group, timeout=timeout)]
+
+    return form.run([x], start, [form.shape], transpose=transpose, pack=_only, async_op=async_op)
+
+
+def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """The destinations by their sources."""
+    routes: dict[int, int] = {}
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"{form.name}(): argument 'pairs' must have pairs of a source and a destination, not {pair}")
+        source, destination = pair
+        source, destination = form.as_rank(source, "pairs"), form.as_rank(destination, "pairs")
+        if source in routes or destination in routes.values():
+            raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
+        routes[source] = destination
+    return routes
+
+
+# ---- messages
+
+
+def send(x: Any, dst: int, tag: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """Send x to a rank that receives it."""
+    form = Form("send", x, group, timeout)
+    dst = form.as_rank(dst, "dst")
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        call = operations.isend if how["async_op"] else operations.send
+        return call(sources[0], dst, tag, timeout=timeout)
+
+    return form.run([x], start, None, pack=_only, async_op=async_op)
+
+
+def recv(
+    like: Any, src: int | None = None, tag: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
+) -> Any:
+    """An array of the type, shape and dtype of `like` that a rank sends, or any rank when src is None.
+
+    A message that is shorter leaves zeros at the end; one that is longer is an error.
+    """
+    form = Form("recv", like, group, timeout)
+    if src is not None:
+        src = form.as_rank(src, "src")
+
+    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+        arrays.family_of(sources[0], form.name).clear(outputs[0])
+        call = operations.irecv if how["async_op"] else operations.recv
+        return call(outputs[0], src, tag, timeout=timeout)
+
+    return form.run([like], start, [form.shape], pack=_only, async_op=async_op)
+
+
+def barrier(group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+    """Wait until all ranks are here. Compiled functions of JAX that were called before have made their collectives then."""
+    let_compiled_calls_finish()
+    work = operations_of(group).barrier(timeout=timeout, async_op=async_op)
+    return Pending([work], lambda: None) if async_op else None

@@ -1,0 +1,33 @@
+"""Functional forms in PyTorch's autograd: the gradient of a collective is a collective."""
+
+from __future__ import annotations
+
+import torch
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from dldist.functional.form import Form
+
+
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Form, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.form = form
+        return tuple(form.run_now(arrays))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.form.transpose(*gradients))
+
+
+def run(form: Form, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, which know how they came into being."""
+    return list(_Collective.apply(form, *arrays))
+
+
+def wants_gradient(arrays: Sequence[Any]) -> bool:
+    """Whether autograd may ask for the gradient of what is made from these."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays)

@@ -1,0 +1,70 @@
+"""Trees of arrays: dicts, lists, tuples and named tuples, None for nothing, and whatever JAX knows as a tree."""
+
+from __future__ import annotations
+
+import sys
+
+from dldist.base import arrays
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The arrays in a tree, in an order that does not depend on how dicts were filled; and what makes a tree of others."""
+    leaves: list[Any] = []
+    build = _walk(tree, leaves, call)
+
+    def rebuild(others: list[Any]) -> Any:
+        return build(iter(others))
+
+    return leaves, rebuild
+
+
+def _walk(tree: Any, leaves: list[Any], call: str) -> Callable[[Any], Any]:
+    """Adds the leaves of a tree, and gives what takes as many from an iterator and makes the same tree of them."""
+    if tree is None:
+        return lambda others: None
+    if isinstance(tree, dict):
+        return _walk_dict(tree, leaves, call)
+    if isinstance(tree, (list, tuple)):
+        parts = [_walk(part, leaves, call) for part in tree]
+        kind = type(tree)
+        if hasattr(kind, "_fields"):
+            return lambda others: kind(*[part(others) for part in parts])
+        return lambda others: kind([part(others) for part in parts])
+    if arrays.find_family(tree) is None:
+        foreign = _walk_with_jax(tree, leaves)
+        if foreign is not None:
+            return foreign
+    arrays.family_of(tree, call)
+    leaves.append(tree)
+    return next
+
+
+def _walk_dict(tree: dict[Any, Any], leaves: list[Any], call: str) -> Callable[[Any], Any]:
+    try:
+        order = sorted(tree)
+    except TypeError:
+        raise TypeError(
+            f"{call}(): a dict in the tree has keys without an order, which all ranks must share: {list(tree)}"
+        ) from None
+    parts = {key: _walk(tree[key], leaves, call) for key in order}
+
+    def build(others: Any) -> Any:
+        values = {key: part(others) for key, part in parts.items()}
+        return {key: values[key] for key in tree}
+
+    return build
+
+
+def _walk_with_jax(tree: Any, leaves: list[Any]) -> Callable[[Any], Any] | None:
+    """For the containers that are registered with JAX, if there are any."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.tree_util.all_leaves([tree]):
+        return None
+    flat, structure = jax.tree_util.tree_flatten(tree)
+    leaves.extend(flat)
+    return lambda others: jax.tree_util.tree_unflatten(structure, [next(others) for _ in flat])

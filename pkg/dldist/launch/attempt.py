@@ -1,0 +1,415 @@
+"""One start of all ranks of this launcher: runs them, passes on what they print, ends them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from dldist import _core
+from dldist.launch import dumps as launch_dumps
+from dldist.launch import nodes, output, report
+from dldist.launch import options as launch_options
+from dldist.launch import ranks as launch_ranks
+
+_KILL_AGAIN_S = 0.2
+# After how long it is said why the prompt does not come, and how often from then on.
+_FIRST_NOTICE_S = 2.0
+_NOTICE_S = 5.0
+# A reader that does not read what ranks print holds up their end for so long.
+_READER_PATIENCE_S = 1.5
+_NAMED = 8
+# As shells say it.
+_NOT_STARTED, _NOT_FOUND = 126, 127
+# A rank that has lost another may be quicker to end than the one that is lost.
+_CULPRIT_GRACE_S = 0.5
+_TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
+
+
+class Interrupted(BaseException):
+    """A signal to dlrun, where it waits for something else than ranks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """What was sent to dlrun: wakes up a selector, and raises Interrupted where it is asked to."""
+
+    HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+    def __init__(self, asking: int = 0) -> None:
+        """`asking`: the signal that asks for a report; 0: none does."""
+        self.first: int | None = None
+        self.count = 0
+        self.is_report_wanted = False
+        self._asking = asking if asking not in self.HANDLED else 0
+        self._is_raising = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in self.HANDLED:
+            # What is ignored stays ignored: nohup dlrun.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        if self._asking and signal.getsignal(self._asking) is not signal.SIG_IGN:
+            self._before[self._asking] = signal.signal(self._asking, self._note_question)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        self.reader.close()
+        self._writer.close()
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = number
+        if self._is_raising:
+            raise Interrupted(number)
+
+    def _note_question(self, _number: int, _frame: object) -> None:
+        self.is_report_wanted = True
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        self._is_raising = True
+        try:
+            if self.first is not None:
+                raise Interrupted(self.first)
+            yield
+        finally:
+            self._is_raising = False
+
+    def clear(self) -> None:
+        try:
+            while self.reader.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class Supervisor:
+    """Runs one attempt. run() gives None when every rank of the job ended well, and otherwise the failure to show."""
+
+    def __init__(
+        self,
+        options: launch_options.Options,
+        meeting: nodes.Alone | nodes.Meeting,
+        attempt: launch_ranks.Attempt,
+        signals: Signals,
+    ) -> None:
+        self._options = options
+        self._meeting = meeting
+        self._attempt = attempt
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._ranks: list[launch_ranks.Rank] = []
+        self._failures: list[report.Failure] = []
+        self._told: report.Failure | None = None
+        self._end_at: float | None = None
+        """When the ranks are told to end."""
+        self._kill_at: float | None = None
+        """When those that are still there are killed."""
+        self._told_end_at = 0.0
+        self._notice_at: float | None = None
+        """When it is said next whose end is waited for."""
+        self._is_failure_asked = False
+        """Whether ranks were asked for their dumps since one has failed."""
+        self._is_report_due = False
+        self._dumps = launch_dumps.Dumps(options, meeting.place, attempt)
+        self._is_noted_done = False
+        self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
+        self._nlines_at: dict[int, int] = {}
+        """By rank: how many lines the consoles had when it had shown the last of its stderr there."""
+
+    def _may_wait(self) -> bool:
+        is_ending = self._kill_at is not None
+        return self._signals.first is None and (not is_ending or time.monotonic() - self._told_end_at < _READER_PATIENCE_S)
+
+    def run(self) -> report.Failure | None:
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._on_signal)
+        try:
+            self._start()
+            while not self._is_over():
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+                self._look_around()
+        finally:
+            for rank in self._ranks:
+                rank.close()
+            self._selector.close()
+            self._dumps.close(is_of_use=self._told is not None and self._signals.first is None)
+        return self._told
+
+    def about_dumps(self, failure: report.Failure) -> bytes:
+        """What the flight recorders say about a failure, and where they are; b"" where there are none."""
+        if self._signals.first is not None or not self._dumps.has_any():
+            return b""
+        lines = [self._dumps.where()]
+        # Of other machines there are no files here.
+        if report.is_time_out(failure) and self._meeting.place.nnodes == 1:
+            lines.insert(0, self._dumps.verdict())
+        return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
+
+    def _say(self, text: str) -> None:
+        self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
+
+    def is_in_sight(self, failure: report.Failure) -> bool:
+        """Whether what the failed rank has said can still be read on the console."""
+        shown_at = self._nlines_at.get(failure.rank)
+        return shown_at is not None and self._nlines() - shown_at <= report.LINES_IN_SIGHT
+
+    def _nlines(self) -> int:
+        return sum(console.nlines for console in self._consoles)
+
+    # Starting
+
+    def _start(self) -> None:
+        place = self._meeting.place
+        if (why := launch_ranks.why_no_script(self._options)) is not None:
+            self._fail(report.of_launcher(place.node, _NOT_FOUND, why))
+            return
+        for local_rank in range(place.nproc):
+            rank = launch_ranks.Rank(self._options, place, self._attempt, local_rank, self._dumps.environment)
+            # A rank by itself has the console to itself: a terminal stays one.
+            is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
+            has_pipes = place.world_size > 1 or not is_plain
+            try:
+                rank.start(has_pipes)
+                self._ranks.append(rank)
+                self._watch(rank)
+            except OSError as error:
+                if rank not in self._ranks:
+                    rank.close()
+                self._fail(self._not_started(error))
+                return
+
+    def _not_started(self, error: OSError) -> report.Failure:
+        program = launch_ranks.command(self._options)[0]
+        about = "" if error.filename in (None, program) else f": {error.filename}"
+        return report.of_launcher(
+            self._meeting.place.node,
+            _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED,
+            f"cannot start {program}: {error.strerror or error}{about}",
+        )
+
+    def _watch(self, rank: launch_ranks.Rank) -> None:
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_end(rank))
+        rank.pass_on([self._stream(rank, fd, index) for index, fd in enumerate(rank.pipes)])
+        for stream in rank.streams:
+            self._selector.register(stream.fd, selectors.EVENT_READ, lambda stream=stream: self._on_output(rank, stream))
+
+    def _stream(self, rank: launch_ranks.Rank, fd: int, index: int) -> output.Stream:
+        kept, hidden = self._options.kept(rank.local_rank)
+        bit = (launch_options.KEEP_STDOUT, launch_options.KEEP_STDERR)[index]
+        return output.Stream(
+            fd,
+            f"[rank{rank.rank}]: ".encode() if self._meeting.place.world_size > 1 else b"",
+            self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
+            self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
+            _TORCH_CLIENT_REFUSED if index == 1 and self._attempt.secret else b"",
+        )
+
+    def _log_file(self, rank: int, name: str) -> BinaryIO:
+        folder = os.path.join(
+            self._options.log_dir or "",
+            self._attempt.folder,
+            f"attempt_{self._attempt.number}",
+            str(rank),
+        )
+        os.makedirs(folder, exist_ok=True)
+        return open(os.path.join(folder, name), "xb", buffering=0)
+
+    # What happens
+
+    def _on_signal(self) -> None:
+        self._signals.clear()
+
+    def _on_output(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
+        if not stream.read():
+            self._selector.unregister(stream.fd)
+        self._note_shown(rank, stream)
+        if stream.has_marker and not self._failures:
+            self._fail(self._torch_was_refused(rank))
+
+    def _note_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
+        if stream is rank.streams[1] and stream.is_shown:
+            self._nlines_at[rank.rank] = self._nlines()
+
+    def _torch_was_refused(self, rank: launch_ranks.Rank) -> report.Failure:
+        return report.of_launcher(
+            self._meeting.place.node,
+            1,
+            f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
+            "vain for minutes: run it with --no-secret",
+        )
+
+    def _on_end(self, rank: launch_ranks.Rank) -> None:
+        rank.note_end()
+        if rank.code is None:
+            return
+        self._selector.unregister(rank.pidfd)
+        if rank.code != 0 and self._kill_at is None:
+            failure = rank.failure()
+            if rank.streams:
+                self._note_shown(rank, rank.streams[1])
+            self._fail(failure)
+
+    def _fail(self, failure: report.Failure) -> None:
+        self._failures.append(failure)
+        at = time.monotonic() + (_CULPRIT_GRACE_S if failure.is_consequence else 0.0)
+        self._end_at = at if self._end_at is None else min(at, self._end_at)
+
+    def _look_around(self) -> None:
+        if self._signals.first is not None:
+            self._obey(self._signals.first)
+        if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
+            self._fail(report.of_launcher(self._meeting.place.node, -signal.SIGPIPE, "nobody reads the output any more"))
+        self._look_elsewhere()
+        self._answer()
+        now = time.monotonic()
+        if self._end_at is not None and self._kill_at is None and (now >= self._end_at or self._is_alone_and_over()):
+            self._end_after_dumps()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = now + _KILL_AGAIN_S
+            self._notice_at = None
+            for rank in self._ranks:
+                rank.end(signal.SIGKILL)
+        if self._notice_at is not None and now >= self._notice_at and not self._has_ended():
+            self._notice_at = now + _NOTICE_S
+            self._say_who_is_waited_for(now)
+
+    def _end_after_dumps(self) -> None:
+        """A rank has failed: the others write down how far they are before they are told to end."""
+        self._tell_others()
+        if not self._is_failure_asked:
+            self._is_failure_asked = True
+            self._dumps.ask(self._running(), is_wanted=False)
+        if self._dumps.look():
+            self._end_all(signal.SIGTERM)
+
+    def _say_who_is_waited_for(self, now: float) -> None:
+        left = max((self._kill_at or now) - now, 0.0)
+        how = "at once by a second signal" if self._signals.first is not None else "at once by Ctrl-C"
+        self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or {how}")
+
+    # Reports that are asked for
+
+    def _answer(self) -> None:
+        if self._signals.is_report_wanted:
+            self._signals.is_report_wanted = False
+            self._is_report_due = True
+            self._dumps.ask(self._running(), is_wanted=True)
+        if self._is_report_due and self._dumps.look():
+            self._is_report_due = False
+            for line in self._report():
+                self._say(line)
+
+    def _report(self) -> Iterator[str]:
+        running, dumps = self._running(), self._dumps
+        yield f"report at {report.now()}: of {len(self._ranks)} ranks here {len(running)} run: {_names(running) or 'none'}"
+        if dumps.deaf:
+            yield f"{_names(dumps.deaf)}: in no group of several ranks, or not listening to the signal: nothing is known"
+        if dumps.silent:
+            yield f"{_names(dumps.silent)}: asked, and no answer: stopped, perhaps, or the file system hangs"
+        if dumps.has_any():
+            yield dumps.verdict()
+            if self._meeting.place.nnodes > 1:
+                yield "this is about the ranks of this machine alone: the dlrun of each machine can be asked"
+            yield dumps.where()
+
+    def _obey(self, number: int) -> None:
+        if self._kill_at is None:
+            name = signal.Signals(number).name
+            self._failures.insert(0, report.of_launcher(self._meeting.place.node, -number, f"ended by {name}"))
+            self._end_all(number)
+            self._tell_others()
+        elif self._signals.count > 1:
+            self._kill_at = time.monotonic()  # somebody is impatient
+
+    def _end_all(self, number: int) -> None:
+        self._told_end_at = time.monotonic()
+        self._kill_at = self._told_end_at + self._options.grace_s
+        self._notice_at = self._told_end_at + _FIRST_NOTICE_S
+        for rank in self._running():
+            rank.end(number)
+
+    def _running(self) -> list[launch_ranks.Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
+
+    def _look_elsewhere(self) -> None:
+        if self._meeting.poll_interval is None or self._told is not None:
+            return
+        try:
+            self._told = self._meeting.failure_elsewhere(self._attempt.number)
+            if self._told is None and not self._failures and self._has_ended() and not self._is_noted_done:
+                self._meeting.note_done(self._attempt.number)
+                self._is_noted_done = True
+        except _core.DistError as error:
+            self._told = self._out_of_reach(error)
+        if self._told is not None:
+            self._end_at = time.monotonic()
+
+    def _out_of_reach(self, error: Exception) -> report.Failure:
+        return report.of_launcher(self._meeting.place.node, 1, f"the other launchers are out of reach: {error}")
+
+    def _tell_others(self) -> None:
+        if self._told is not None:
+            return
+        mine = report.first(self._failures)
+        try:
+            self._told = self._meeting.report(self._attempt.number, mine)
+        except _core.DistError as error:
+            self._told = dataclasses.replace(mine, is_final=True)
+            print(f"dlrun: the other launchers could not be told: {error}", file=sys.stderr, flush=True)
+
+    # The end
+
+    def _is_alone_and_over(self) -> bool:
+        return self._meeting.poll_interval is None and self._has_ended()
+
+    def _has_ended(self) -> bool:
+        return all(rank.code is not None for rank in self._ranks)
+
+    def _is_over(self) -> bool:
+        if not self._has_ended():
+            return False
+        if self._failures or self._told is not None:
+            return self._told is not None
+        if self._meeting.poll_interval is None:
+            return True
+        try:
+            return self._is_noted_done and self._meeting.is_done(self._attempt.number)
+        except _core.DistError as error:
+            self._told = self._out_of_reach(error)
+            return True
+
+    def _patience(self) -> float | None:
+        end_at = self._end_at if self._kill_at is None else None
+        if end_at is not None and self._is_failure_asked:
+            end_at = self._dumps.next_look()
+        maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_look())
+        moments = [moment for moment in maybe if moment is not None]
+        if self._meeting.poll_interval is not None:
+            moments.append(time.monotonic() + self._meeting.poll_interval)
+        return max(min(moments) - time.monotonic(), 0.0) if moments else None
+
+
+def _names(ranks: list[launch_ranks.Rank]) -> str:
+    shown = [f"rank {rank.rank} (pid {rank.pid})" for rank in ranks[:_NAMED]]
+    return ", ".join([*shown, *([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])])

@@ -1,0 +1,152 @@
+"""The flight recorders of the ranks of a dlrun: where they are written, how ranks are asked for them, and what they show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+
+from dldist.base import settings
+from dldist.launch import options as launch_options
+from dldist.launch import ranks as launch_ranks
+
+# A dump takes milliseconds. A rank that is stopped, or whose file system hangs, holds up the report for no longer than this.
+_PATIENCE_S = 3.0
+_LOOK_AGAIN_S = 0.02
+_PREFIX = "trace_"
+
+Stamp = tuple[int, int] | None
+"""What tells a file from an earlier one under its name."""
+
+
+def signal_number() -> int:
+    """What ranks are asked by, and what asks this dlrun; 0: nothing. Raises DistArgumentError."""
+    from dldist.base import watch
+
+    return watch.dump_signal(os.environ.get("DLDIST_DUMP_SIGNAL", ""))
+
+
+class Dumps:
+    """Of one start of all ranks. Asking is in steps, since what ranks print has to be passed on meanwhile."""
+
+    def __init__(self, options: launch_options.Options, place: launch_ranks.Place, attempt: launch_ranks.Attempt) -> None:
+        self.environment: dict[str, str] = {}
+        """What ranks have in theirs so that they write where this looks."""
+        self.waits_until: float | None = None
+        """Until when ranks that were asked are waited for; None: none was asked, or all have answered."""
+        self.silent: list[launch_ranks.Rank] = []
+        """Those that were asked last, and have not answered."""
+        self.deaf: list[launch_ranks.Rank] = []
+        """Those that could not be asked last."""
+        self._number = signal_number()
+        self._before: dict[int, Stamp] = {}
+        self._is_wanted = False
+        self._made: str | None = None
+        self._prefix = next((os.environ[name] for name in settings.DUMP_FILE_NAMES if os.environ.get(name)), "")
+        if not self._prefix and place.world_size > 1:
+            self._prefix = self._make_place(options, attempt)
+        self._ranks = range(place.first_rank, place.first_rank + place.nproc)
+        self._at_start = {rank: self._stamp(rank) for rank in self._ranks}
+
+    def _make_place(self, options: launch_options.Options, attempt: launch_ranks.Attempt) -> str:
+        if options.log_dir:
+            # Made by the first rank that writes.
+            self._made = os.path.join(options.log_dir, attempt.folder, f"attempt_{attempt.number}", "traces")
+        else:
+            try:
+                self._made = tempfile.mkdtemp(prefix="dlrun_")  # for this user alone
+            except OSError:
+                return ""  # nowhere to write: the job runs all the same
+        prefix = os.path.join(os.path.abspath(self._made), _PREFIX)
+        self.environment = {"DLDIST_FR_DUMP_FILE": prefix}
+        return prefix
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self._prefix) or "."
+
+    # Asking
+
+    def ask(self, ranks: Iterable[launch_ranks.Rank], is_wanted: bool) -> None:
+        """Asks those that run. `is_wanted`: a user asks, so what comes is kept, however the job ends."""
+        self._is_wanted = self._is_wanted or is_wanted
+        self.silent, self.deaf = [], []
+        if not self._prefix:
+            return
+        for rank in ranks:
+            self._before[rank.rank] = self._stamp(rank.rank)
+            # One that does not listen would be ended by it.
+            (self.silent if rank.ask_by(self._number) else self.deaf).append(rank)
+        self.waits_until = time.monotonic() + _PATIENCE_S if self.silent else None
+
+    def look(self) -> bool:
+        """Whether all have answered, or have had the time to."""
+        self.silent = [rank for rank in self.silent if rank.code is None and self._is_unchanged(rank.rank)]
+        if self.waits_until is not None and (not self.silent or time.monotonic() >= self.waits_until):
+            self.waits_until = None
+        return self.waits_until is None
+
+    def next_look(self) -> float | None:
+        return time.monotonic() + _LOOK_AGAIN_S if self.waits_until is not None else None
+
+    def _is_unchanged(self, rank: int) -> bool:
+        return self._stamp(rank) == self._before[rank]
+
+    def _stamp(self, rank: int) -> Stamp:
+        return self._newest(rank)[1]
+
+    def _newest(self, rank: int) -> tuple[str, Stamp]:
+        """The file of a rank that was written last; where the environment says, there may be one of each format."""
+        newest: tuple[str, Stamp] = "", None
+        for ending in ("", ".json") if self._prefix else ():
+            path = f"{self._prefix}{rank}{ending}"
+            try:
+                found = os.stat(path)
+            except OSError:
+                continue
+            if newest[1] is None or newest[1][1] < found.st_mtime_ns:
+                newest = path, (found.st_ino, found.st_mtime_ns)
+        return newest
+
+    # What they show
+
+    def has_any(self) -> bool:
+        """Whether a rank has written one since the start."""
+        return bool(self._written())
+
+    def _written(self) -> dict[int, str]:
+        """The files that ranks have written since the start. Where the environment says, others may lie that are older."""
+        newest = {rank: self._newest(rank) for rank in self._ranks}
+        return {rank: path for rank, (path, stamp) in newest.items() if stamp != self._at_start[rank]}
+
+    def where(self) -> str:
+        """Where they are, and how they are read."""
+        prefix = "" if self._made else f"-p {os.path.basename(self._prefix)} "
+        return f"the flight recorders of the ranks are in {self.folder}; python -m dldist.trace {prefix}{self.folder}"
+
+    def verdict(self) -> str:
+        """Who is stuck where, in a paragraph."""
+        from dldist import trace
+
+        dumps = {}
+        try:
+            for rank, path in self._written().items():
+                with open(path, "rb") as file:
+                    dumps[rank] = file.read()
+            return trace.analyse(dumps).summary
+        except (trace.DumpError, OSError) as error:
+            return f"the flight recorders could not be read: {error}"
+
+    def close(self, is_of_use: bool) -> None:
+        """Keeps what ranks have written if that is of use, or was asked for; nothing else is left."""
+        if self._made is None:
+            return
+        if not (is_of_use or self._is_wanted):
+            shutil.rmtree(self._made, ignore_errors=True)
+        else:
+            try:
+                os.rmdir(self._made)
+            except OSError:
+                pass  # it is not empty, or was never made

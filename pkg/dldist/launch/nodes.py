@@ -1,0 +1,300 @@
+"""How the launchers of a job find each other, and agree on who fails and when to start again.
+
+One of them serves a store, which the ranks of the first attempt use, too; the launchers keep their own keys under a
+prefix. The ranks of a later attempt get a new store, in which nothing is left of those before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dldist import _core
+from dldist.launch import options as launch_options
+from dldist.launch import ranks
+from dldist.launch import report as launch_report
+
+JOIN_TIMEOUT_S = 600.0
+_REPLY_TIMEOUT_S = 10.0
+_RESTART_TIMEOUT_S = 60.0
+# The others, too, have to find out why nothing comes of it.
+_REFUSAL_PATIENCE_S = 2.0
+_POLL_S = 0.05
+NOTICE_S = 5.0
+_BEAT_S = 2.0
+# Long enough for a machine that is very busy.
+SILENT_S = 30.0
+
+
+@contextmanager
+def _saying(text: Callable[[], str]) -> Iterator[None]:
+    """Says every now and then what is waited for."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(NOTICE_S):
+            try:
+                print(f"dlrun: {text()}", file=sys.stderr, flush=True)
+            except (_core.DistError, OSError):
+                return  # who waits finds out by itself
+
+    thread = threading.Thread(target=run, name="dlrun-notice", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(_POLL_S)
+
+
+class LaunchError(Exception):
+    """The job cannot start; says why."""
+
+
+def serve(host: str, port: int, secret: str) -> _core.TCPStore:
+    return _core.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=_REPLY_TIMEOUT_S, secret=secret
+    )
+
+
+def _run_names(given: str | None) -> tuple[str, str]:
+    """The job's id, and the name of the folder of its files: two runs may have the same id."""
+    run_id = given or secrets.token_hex(4)
+    return run_id, f"{run_id}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}".replace("/", "_")
+
+
+class _Hosting:
+    """Gives each attempt its store."""
+
+    def __init__(self, store: _core.TCPStore, host: str, secret: str) -> None:
+        self._store = store
+        self._host = host
+        self._secret = secret
+
+    def port(self, number: int) -> int:
+        if number > 0:
+            self._store = serve(self._host, 0, self._secret)
+        return self._store.port
+
+
+class Alone:
+    """The meeting of a job on one machine."""
+
+    poll_interval: float | None = None
+
+    def __init__(self, options: launch_options.Options, secret: str) -> None:
+        self._host, self._secret = options.host, secret
+        self._hosting = _Hosting(serve(options.host, options.port, secret), options.host, secret)
+        self._run_id, self._folder = _run_names(options.run_id)
+        self.place = ranks.Place(0, 1, 0, options.nproc, options.nproc)
+
+    def attempt(self, number: int) -> ranks.Attempt:
+        port = self._hosting.port(number)
+        return ranks.Attempt(number, self._run_id, self._folder, self._host, port, self._secret)
+
+    def failure_elsewhere(self, _number: int) -> launch_report.Failure | None:
+        return None
+
+    def report(self, _number: int, failure: launch_report.Failure) -> launch_report.Failure:
+        return failure
+
+    def note_done(self, _number: int) -> None:
+        pass
+
+    def is_done(self, _number: int) -> bool:
+        return True
+
+    def leave(self, patience: float) -> None:
+        pass
+
+
+class _Beat(threading.Thread):
+    """Tells the store every now and then that this launcher lives, whatever its main thread is held up by."""
+
+    def __init__(self, store: _core.Store, node: int) -> None:
+        super().__init__(name="dlrun-beat", daemon=True)
+        self._store = store.clone()
+        self._key = f"beat/{node}"
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._is_over.wait(_BEAT_S):
+                self._store.add(self._key, 1)
+        except _core.DistError:
+            pass  # the main thread finds that out by itself
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join(_POLL_S)
+
+
+class _Ear:
+    """Listens to the beats of all launchers."""
+
+    def __init__(self, store: _core.Store, count: int) -> None:
+        self._store = store
+        self._heard = [(0, time.monotonic())] * count
+        self._next = 0.0
+
+    def silent(self) -> int | None:
+        """A machine of which nothing has been heard for too long."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + _BEAT_S
+        for node, (before, when) in enumerate(self._heard):
+            beats = self._store.add(f"beat/{node}", 0)
+            if beats != before:
+                self._heard[node] = beats, now
+            elif now - when > SILENT_S:
+                return node
+        return None
+
+
+class Meeting:
+    """The meeting of a job on several machines. Every call may raise DistError when the others are out of reach."""
+
+    def __init__(self, options: launch_options.Options, secret: str) -> None:
+        self._options = options
+        self.poll_interval: float | None = options.poll_s
+        self._secret = secret
+        self._deadline = time.monotonic() + JOIN_TIMEOUT_S
+        self._beat: _Beat | None = None
+        self._base, is_host = self._open()
+        self._hosting = _Hosting(self._base, options.host, secret) if is_host else None
+        self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", self._base)
+        if is_host:
+            self._store.set("job", json.dumps(_run_names(options.run_id)))
+        try:
+            self.place = self._wait_for_all(self._take_number())
+        except LaunchError:
+            self.leave(_REFUSAL_PATIENCE_S)
+            raise
+        self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._left()))
+        self._beat = _Beat(self._store, self.place.node)
+        self._beat.start()
+        self._ear = _Ear(self._store, options.nnodes) if is_host else None
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.1)
+
+    def _open(self) -> tuple[_core.TCPStore, bool]:
+        """The store of the launchers, and whether it is served here: by machine 0, or by whoever gets the port."""
+        options, why_not = self._options, ""
+        if options.node_rank in (0, None):
+            try:
+                return serve(options.host, options.port, self._secret), True
+            except _core.DistNetworkError as error:
+                if options.node_rank == 0:
+                    raise
+                why_not = f"; it cannot be served here either: {error}"
+        try:
+            with _saying(lambda: f"waiting for the dlrun of {options.host}:{options.port}, {self._left():.0f} s at most"):
+                store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
+        except _core.DistError as error:
+            raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
+        store.set_timeout(_REPLY_TIMEOUT_S)
+        return store, False
+
+    def _take_number(self) -> int:
+        options = self._options
+        node = options.node_rank if options.node_rank is not None else self._store.add("arrived", 1) - 1
+        if node >= options.nnodes:
+            raise LaunchError(f"the job at {options.host}:{options.port} has all of its {options.nnodes} machines already")
+        mine = self._card()
+        there = self._store.compare_set(f"node/{node}", "", json.dumps(mine))
+        if json.loads(there) != mine:
+            other = json.loads(there)
+            raise LaunchError(f"machine {node} is there already: host {other['host']}, pid {other['pid']}")
+        return node
+
+    def _card(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "nproc": options.nproc,
+            "--nnodes": options.nnodes,
+            "--max-restarts": options.max_restarts,
+        }
+
+    def _wait_for_all(self, node: int) -> ranks.Place:
+        count = self._options.nnodes
+        keys = [f"node/{number}" for number in range(count)]
+        try:
+            with _saying(lambda: self._who_has_come(keys)):
+                self._store.wait(keys, timeout=self._left())
+        except _core.DistTimeoutError as error:
+            missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
+            raise LaunchError(
+                f"{len(missing)} of {count} machines did not come within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}"
+            ) from error
+        cards = [json.loads(card) for card in self._store.multi_get(keys)]
+        for number, card in enumerate(cards):
+            for option in ("--nnodes", "--max-restarts"):
+                if card[option] != cards[node][option]:
+                    raise LaunchError(
+                        f"machine {number} (host {card['host']}) was started with {option} {card[option]}, "
+                        f"this one with {cards[node][option]}"
+                    )
+        counts = [card["nproc"] for card in cards]
+        return ranks.Place(node, count, sum(counts[:node]), counts[node], sum(counts))
+
+    def _who_has_come(self, keys: list[str]) -> str:
+        cards = [self._store.try_get(key) for key in keys]
+        hosts = [f"{number} ({json.loads(card)['host']})" for number, card in enumerate(cards) if card is not None]
+        return (
+            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._left():.0f} s at most; "
+            f"here: {', '.join(hosts)}"
+        )
+
+    def attempt(self, number: int) -> ranks.Attempt:
+        key = f"attempt/{number}"
+        if self._hosting is not None:
+            self._store.set(key, str(self._hosting.port(number)))
+        port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
+        return ranks.Attempt(number, self._run_id, self._folder, self._options.host, port, self._secret)
+
+    def failure_elsewhere(self, number: int) -> launch_report.Failure | None:
+        text = self._store.try_get(f"failed/{number}")
+        if text is not None:
+            return launch_report.Failure.from_json(text)
+        node = self._ear.silent() if self._ear is not None else None
+        if node is None:
+            return None
+        host = json.loads(self._store.get(f"node/{node}"))["host"]
+        why = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {SILENT_S:.0f} s"
+        return self.report(number, launch_report.of_launcher(self.place.node, 1, why))
+
+    def report(self, number: int, failure: launch_report.Failure) -> launch_report.Failure:
+        """Tells the others; gives the failure that was told first."""
+        return launch_report.Failure.from_json(self._store.compare_set(f"failed/{number}", "", failure.to_json()))
+
+    def note_done(self, number: int) -> None:
+        self._store.add(f"done/{number}", 1)
+
+    def is_done(self, number: int) -> bool:
+        """Whether all machines are done with an attempt."""
+        return self._store.add(f"done/{number}", 0) == self._options.nnodes
+
+    def leave(self, patience: float) -> None:
+        """The one that serves the store stays until the others have read how it ended."""
+        if self._beat is not None:
+            self._beat.stop()
+        left = self._store.add("left", 1)
+        deadline = time.monotonic() + patience
+        while self._hosting is not None and left < self._options.nnodes and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            left = self._store.add("left", 0)
+
+
+def meet(options: launch_options.Options, secret: str) -> Alone | Meeting:
+    return Alone(options, secret) if options.nnodes == 1 else Meeting(options, secret)

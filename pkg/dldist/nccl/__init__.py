@@ -1,0 +1,81 @@
+"""NCCL without process groups: communicators of one process, streams, and what is known of the library.
+
+>>> from dldist import nccl                                    # doctest: +SKIP
+>>> with nccl.NcclComms([0, 1]) as comms:                      # doctest: +SKIP
+...     comms.all_reduce([on_device_0, on_device_1])
+"""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._core import NcclAbortHandle, NcclComms, NcclGroup, NcclRankComm, NcclUniqueId, NcclWork
+from dldist.nccl import library
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "NcclAbortHandle",
+    "NcclComms",
+    "NcclGroup",
+    "NcclRankComm",
+    "NcclUniqueId",
+    "NcclWork",
+    "device_count",
+    "get_version",
+    "is_available",
+    "library_path",
+    "stream",
+    "why_not_available",
+]
+
+
+def is_available() -> bool:
+    """Whether NCCL and the CUDA driver can be loaded, and there is a device."""
+    return library.is_available()
+
+
+def why_not_available() -> str | None:
+    """Every path that was tried, and why it failed; None when NCCL is available."""
+    return library.why_not()
+
+
+def get_version() -> tuple[int, int, int]:
+    """The version of the NCCL that is loaded: (2, 27, 3)."""
+    text = str(library.info()["version_text"])
+    major, minor, patch = (int(part) for part in text.split("."))
+    return major, minor, patch
+
+
+def library_path() -> str:
+    """The file of the NCCL that is loaded."""
+    return str(library.info()["path"])
+
+
+def device_count() -> int:
+    """How many CUDA devices there are."""
+    count = library.info()["ndevices"]
+    assert isinstance(count, int)
+    return count
+
+
+class stream:
+    """Within the block, tensors that this thread passes count as used on this CUDA stream, whatever library they are from.
+
+    `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. Blocks may be nested.
+
+    >>> with nccl.stream(my_stream):                           # doctest: +SKIP
+    ...     dldist.all_reduce(tensor)
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._before: list[Any] = []
+
+    def __enter__(self) -> stream:
+        self._before.append(_core._swap_stream(self._stream))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _core._swap_stream(self._before.pop())

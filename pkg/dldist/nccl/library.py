@@ -1,0 +1,105 @@
+"""Where NCCL and the CUDA driver are looked for. Nothing here imports a package of others: wheels are found by their files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+_reason: Exception | None = None
+
+
+def candidates() -> list[str]:
+    """NCCL's library in the folders of wheels: nvidia/nccl/lib beside any package that can be imported."""
+    found = []
+    for folder in sys.path:
+        path = os.path.join(folder or ".", "nvidia", "nccl", "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            found.append(path)
+    return found
+
+
+def paths() -> tuple[str | None, str | None]:
+    """The paths of NCCL and of the CUDA driver that the environment insists on."""
+    nccl = os.environ.get("DLDIST_NCCL_LIBRARY") or os.environ.get("VLLM_NCCL_SO_PATH") or None
+    return nccl, os.environ.get("DLDIST_CUDA_LIBRARY") or None
+
+
+def load() -> None:
+    """Load both libraries, once a process. NotImplementedError says what was tried, and why that failed."""
+    try:
+        _load()
+    except NotImplementedError:
+        raise NotImplementedError(why_not()) from None
+
+
+def _load() -> None:
+    """The same; the error is about the first that is missing."""
+    global _reason
+    if _core._nccl_info() is not None:
+        return
+    from dldist.base import completions  # noqa: F401 - sees to the end of the process
+    from dldist.base.watch_settings import read_settings
+
+    nccl, cuda = paths()
+    settings = read_settings()
+    try:
+        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.async_error_handling in (0, 3))
+    except NotImplementedError as error:
+        _reason = error
+        raise
+    _reason = None
+    import atexit
+
+    # Before what the package does at exit: communicators use threads and memory of CUDA's.
+    atexit.register(_core._shutdown_nccl)
+
+
+def is_available() -> bool:
+    """Whether both libraries can be loaded and there is a device. What has failed once is not tried again."""
+    if _reason is None:
+        try:
+            _load()
+        except NotImplementedError:
+            pass
+    return _reason is None
+
+
+def why_not() -> str | None:
+    """Why it is not available, of the driver and of NCCL; None when it is."""
+    if is_available():
+        return None
+    reason = str(_reason)
+    obstacle = _core._find_nccl_obstacle(paths()[0], candidates())
+    return reason if obstacle is None or obstacle in reason else f"{reason}; and {obstacle}"
+
+
+def info() -> dict[str, Any]:
+    """Paths and versions of both libraries, and how many devices there are."""
+    load()
+    found = _core._nccl_info()
+    assert found is not None
+    return found
+
+
+def group_settings() -> dict[str, Any]:
+    """What the environment says about groups, as arguments of NcclGroup."""
+    from dldist.base.watch_settings import read_settings
+
+    settings = read_settings()
+    config = {} if settings.nonblocking is None else {"blocking": 0 if settings.nonblocking else 1}
+    return {
+        "is_high_priority": settings.high_priority,
+        "has_timing": settings.enable_timing or settings.desync_debug,
+        "is_nan_check": settings.nan_check,
+        "is_blocking_wait": settings.blocking_wait,
+        "event_cache": settings.event_cache,
+        "ranks_per_root": settings.ranks_per_root,
+        "init_timeout": settings.nonblocking_timeout_s,
+        "config": config,
+    }

@@ -1,0 +1,185 @@
+"""Arrays of any library as dtype, shape and bytes, and back: for the serializer "safe"."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from pickle import PickleBuffer
+
+from dldist import _core
+from dldist.objects import codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
+
+ITEM_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+_OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_MAX_DIMS = 64
+
+# Of memoryview, for programs without NumPy.
+_FORMATS: dict[str, Any] = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
+
+
+class Array:
+    """What travels of an array; `raw` are its bytes in row-major order."""
+
+    __slots__ = ("dtype", "library", "raw", "shape")
+
+    def __init__(self, library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> None:
+        self.library = library
+        self.dtype = dtype
+        self.shape = shape
+        self.raw = raw
+
+
+def describe(obj: Any) -> Array | None:
+    """The object as an array, or None if it is none; TypeError if it is one that cannot travel."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kind = type(obj)
+    if numpy is not None and kind is numpy.ndarray:
+        return _describe_numpy(obj, NUMPY)
+    if numpy is not None and isinstance(obj, numpy.generic):
+        return _describe_numpy(numpy.asarray(obj), NUMPY_SCALAR)
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        return _describe_torch(obj)
+    if _is_derived(obj, numpy, torch):
+        return None
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__array__"):
+        return _describe_other(obj)
+    return _describe_buffer(obj)
+
+
+def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
+    """Of a class that means more than its numbers, such as a masked array."""
+    array = sys.modules.get("array")
+    if array is not None and isinstance(obj, array.array):
+        return type(obj) is not array.array
+    if isinstance(obj, (bytes, bytearray)):
+        return True  # these themselves are no arrays
+    return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
+
+
+def _describe_numpy(array: Any, library: bytes) -> Array:
+    dtype = array.dtype
+    if dtype.name not in ITEM_BYTES or not dtype.isnative:
+        raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
+    packed = array if array.flags.c_contiguous else array.copy(order="C")
+    # As bytes: NumPy does not export the dtypes of ml_dtypes.
+    return Array(library, dtype.name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
+
+
+def _describe_torch(tensor: Any) -> Array:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"is a tensor on {tensor.device}: move it to the CPU first")
+    if dtype not in ITEM_BYTES or tensor.layout is not sys.modules["torch"].strided:
+        raise TypeError(f"is a tensor of {tensor.dtype}, {tensor.layout}, which serializer='safe' does not take")
+    packed = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    memory = codec.memory_at(packed.data_ptr(), packed.numel() * packed.element_size(), packed)
+    return Array(TORCH, dtype, tuple(tensor.shape), PickleBuffer(memory).raw())
+
+
+def _describe_other(obj: Any) -> Array:
+    """An array of a library that shares its memory with NumPy: of JAX, for example."""
+    try:
+        import numpy
+
+        array = numpy.asarray(obj)
+    except Exception as error:
+        raise TypeError(f"is a {type(obj).__name__} that NumPy cannot read ({error})") from error
+    return _describe_numpy(array, OTHER)
+
+
+def _describe_buffer(obj: Any) -> Array | None:
+    """array.array, memoryview, ctypes, arrays made by Group.empty, and so on."""
+    try:
+        view = memoryview(obj)
+    except (TypeError, BufferError):
+        return None
+    try:
+        said = _core._describe_tensor(obj, False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"is a {type(obj).__name__} that cannot be sent ({error})") from error
+    raw = PickleBuffer(view).raw() if view.c_contiguous else memoryview(view.tobytes())
+    return Array(OTHER, said["dtype"], said["shape"], raw)
+
+
+def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
+    """How many bytes an array has that somebody sends; ValueError if there is no such array."""
+    if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
+        raise ValueError("an array of no known library")
+    if dtype not in ITEM_BYTES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
+        raise ValueError(f"no array is of dtype {dtype!r} and {len(shape)} dimensions")
+    return prod(shape) * ITEM_BYTES[dtype]
+
+
+def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
+    """The array, in the memory of `raw`: of torch if it was torch's and the program uses it, else of NumPy if that is
+    installed, else of what there is."""
+    torch = sys.modules.get("torch")
+    if library == TORCH and hasattr(torch, dtype):
+        return _make_torch(torch, dtype, shape, raw)
+    numpy_dtype = _find_numpy_dtype(dtype)
+    if numpy_dtype is not None:
+        import numpy
+
+        array = numpy.ndarray(shape, numpy_dtype, raw)
+        return array[()] if library == NUMPY_SCALAR else array
+    if hasattr(torch, dtype):
+        return _make_torch(torch, dtype, shape, raw)
+    if dtype not in _FORMATS:
+        raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
+    flat = raw.cast(_FORMATS[dtype])
+    # memoryview knows no empty dimensions.
+    return flat.cast("B").cast(_FORMATS[dtype], shape) if raw.nbytes else flat
+
+
+def _make_torch(torch: Any, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
+    if raw.nbytes == 0:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+def _find_numpy_dtype(name: str) -> Any:
+    try:
+        import numpy
+
+        if name not in _OF_ML_DTYPES:
+            return numpy.dtype(name)
+        import ml_dtypes
+    except ImportError:
+        return None
+    return numpy.dtype(getattr(ml_dtypes, name))

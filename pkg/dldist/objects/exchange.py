@@ -1,0 +1,232 @@
+"""Object collectives: any rank's objects instead of tensors. docs/objects.md says what they promise.
+
+The functions take a group first and are methods of it: it has the operations of dldist.Group, and its ranks are group ranks.
+`serializer` is "safe" or "pickle"; None is the group's own (`group.serializer`), and without one "safe". `timeout` is for
+the whole call.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from dldist.base.future import seconds_of
+from dldist.objects import codec
+from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+    from typing import Any
+
+    Timeout = timedelta | float | None
+
+DEFAULT_SERIALIZER = "safe"
+
+
+def all_gather_object(group: Any, obj: Any, *, serializer: str | None = None, timeout: Timeout = None) -> list[Any]:
+    """The objects of all ranks, on every rank. This rank's own is a copy, too."""
+    return Exchange(group, "all_gather_object", serializer, timeout).all_gather(obj)
+
+
+def gather_object(
+    group: Any, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+) -> list[Any] | None:
+    """The objects of all ranks, on the root; None on the others."""
+    return Exchange(group, "gather_object", serializer, timeout).gather(obj, root)
+
+
+def broadcast_object(
+    group: Any, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+) -> Any:
+    """The object of the root, which gets its own back; what the others give is not looked at."""
+    return Exchange(group, "broadcast_object", serializer, timeout).broadcast(obj, root)
+
+
+def scatter_objects(
+    group: Any,
+    objs: Sequence[Any] | None = None,
+    root: int = 0,
+    *,
+    serializer: str | None = None,
+    timeout: Timeout = None,
+) -> Any:
+    """The object that the root has for this rank: objs[rank]. What the others give is not looked at."""
+    return Exchange(group, "scatter_objects", serializer, timeout).scatter(objs, root)
+
+
+def all_to_all_objects(
+    group: Any, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout = None
+) -> list[Any]:
+    """Gives objs[r] to rank r, and returns what the ranks had for this one."""
+    return Exchange(group, "all_to_all_objects", serializer, timeout).all_to_all(objs)
+
+
+def send_object(
+    group: Any, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+) -> None:
+    """Sends an object to a rank that calls recv_object.
+
+    It is several messages: a thread at a time may send objects to one rank with one tag.
+    """
+    Exchange(group, "send_object", serializer, timeout).send(obj, dst, tag)
+
+
+def recv_object(
+    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+) -> Any:
+    """The next object that rank `src`, or any rank, sends with this tag. recv_object_with_source says from whom it is."""
+    return Exchange(group, "recv_object", serializer, timeout).recv(src, tag)[0]
+
+
+def recv_object_with_source(
+    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+) -> tuple[Any, int]:
+    """As recv_object; the object and the rank that has sent it."""
+    return Exchange(group, "recv_object_with_source", serializer, timeout).recv(src, tag)
+
+
+class Exchange:
+    """One call. `name` is what its errors call it.
+
+    Every rank that takes part goes through the same operations, whatever happens on it: one that cannot write its object
+    says so in its prefix, one that does not want what comes takes it and throws it away. So the group stays usable.
+    """
+
+    def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout) -> None:
+        # Objects are bytes of the host, which groups of devices do not take otherwise.
+        host_view = getattr(group, "_host_view", None)
+        self._group = group if host_view is None else host_view()
+        self._name = name
+        self._serializer = codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
+        self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        outgoing = Outgoing(obj, self._serializer)
+        incoming = self._tell_all(outgoing)
+        for index in cover(incoming):
+            places = [each.place(index) for each in incoming]
+            self._group.all_gather(places, outgoing.piece(index), **self._left())
+        return self._read_all(incoming)
+
+    def gather(self, obj: Any, root: int) -> list[Any] | None:
+        outgoing = Outgoing(obj, self._serializer)
+        incoming = self._tell_all(outgoing)
+        is_root = self._group.rank == root
+        for index in cover(incoming):
+            places = [each.place(index) for each in incoming] if is_root else None
+            self._group.gather(outgoing.piece(index), places, root, **self._left())
+        return self._read_all(incoming) if is_root else None
+
+    def broadcast(self, obj: Any, root: int) -> Any:
+        if self._group.rank == root:
+            outgoing = Outgoing(obj, self._serializer)
+            self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._left())
+            for index in outgoing.rounds:
+                self._group.broadcast(outgoing.piece(index), root, **self._left())
+            if outgoing.error is not None:
+                raise outgoing.error
+            return obj
+        prefix = bytearray(PREFIX_BYTES)
+        self._group.broadcast(prefix, root, **self._left())
+        incoming = Incoming(memoryview(prefix), root, self._name)
+        for index in incoming.rounds:
+            self._group.broadcast(incoming.place(index), root, **self._left())
+        return self._read(incoming)
+
+    def scatter(self, objs: Any, root: int) -> Any:
+        outgoing = self._outgoing(objs) if self._group.rank == root else []
+        prefix = bytearray(PREFIX_BYTES)
+        prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
+        self._group.scatter(prefix, prefixes, root, **self._left())
+        incoming = Incoming(memoryview(prefix), root, self._name)
+        for index in incoming.rounds:
+            pieces = [each.piece(index) for each in outgoing] or None
+            self._group.scatter(incoming.place(index), pieces, root, **self._left())
+        _raise_own(outgoing)
+        return self._read(incoming)
+
+    def all_to_all(self, objs: Any) -> list[Any]:
+        outgoing = self._outgoing(objs)
+        rounds = cover(outgoing)
+        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._left())
+        incoming = self._incoming(prefixes)
+        _raise_own(outgoing)
+        self._check(incoming)
+        for index in cover(incoming):
+            places = [each.place(index) for each in incoming]
+            self._group.all_to_all(places, [each.piece(index) for each in outgoing], **self._left())
+        return self._read_all(incoming)
+
+    def send(self, obj: Any, dst: int, tag: int) -> None:
+        outgoing = Outgoing(obj, self._serializer)
+        self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._left())
+        for index in outgoing.rounds:
+            self._group.send(outgoing.piece(index), dst, tag, **self._left())
+        _raise_own([outgoing])
+
+    def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
+        prefix = bytearray(PREFIX_BYTES)
+        source = self._group.recv(prefix, src, tag, **self._left())
+        incoming = Incoming(memoryview(prefix), source, self._name)
+        for index in incoming.rounds:
+            self._group.recv(incoming.place(index), source, tag, **self._left())
+        return self._read(incoming), source
+
+    def _outgoing(self, objs: Any) -> list[Outgoing]:
+        """An object for each rank. If one cannot be sent none is, and all ranks are told why."""
+        size = self._group.size
+        if isinstance(objs, (list, tuple)) and len(objs) == size:
+            outgoing = [Outgoing(obj, self._serializer) for obj in objs]
+            error = next((each.error for each in outgoing if each.error is not None), None)
+        elif isinstance(objs, Refusal):
+            error = objs.error
+        else:
+            given = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
+            error = ValueError(f"{self._name}(): a list of {size} objects is needed, one for each rank, not {given}")
+        if error is not None:
+            outgoing = [Outgoing(Refusal(error), self._serializer)] * size
+        return outgoing
+
+    def _tell_all(self, outgoing: Outgoing) -> list[Incoming]:
+        """Has the prefixes of all ranks on all ranks: what is wrong with one of them ends the call on all of them, here."""
+        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
+        incoming = self._incoming(prefixes)
+        _raise_own([outgoing])
+        self._check(incoming)
+        return incoming
+
+    def _incoming(self, prefixes: bytearray) -> list[Incoming]:
+        view = memoryview(prefixes)
+        starts = range(0, len(view), PREFIX_BYTES)
+        return [Incoming(view[start : start + PREFIX_BYTES], rank, self._name) for rank, start in enumerate(starts)]
+
+    def _check(self, incoming: list[Incoming]) -> None:
+        for each in incoming:
+            error = each.failure()
+            if error is not None:
+                raise error
+        for each in incoming:
+            error = each.mismatch(self._serializer)
+            if error is not None:
+                raise error
+
+    def _read(self, incoming: Incoming) -> Any:
+        self._check([incoming])
+        return incoming.read(self._serializer)
+
+    def _read_all(self, incoming: list[Incoming]) -> list[Any]:
+        return [each.read(self._serializer) for each in incoming]
+
+    def _left(self) -> dict[str, float]:
+        """The time-out of the next operation: the group's own, or what is left of the call's."""
+        # Nothing left is for the operation to find, which says what it was waiting for.
+        return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
+
+
+def _raise_own(outgoing: list[Outgoing]) -> None:
+    for each in outgoing:
+        if each.error is not None:
+            raise each.error

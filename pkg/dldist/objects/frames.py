@@ -1,0 +1,171 @@
+"""How an object travels: a prefix of fixed size, and then its *pieces*: the head, if the prefix had no room for it, and each
+of its buffers. All ranks go through the same rounds, with one piece each, so nothing is padded or put together.
+
+    prefix   32 bytes (see _PREFIX), and the head if it fits into the rest
+    round 0  the head: what the serializer wrote, and the sizes of the buffers, 8 bytes each
+    round i  buffer i - 1
+
+A rank that cannot write its object sends the reason instead.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from io import BytesIO
+
+from dldist._core import DistError, DistMismatchError
+from dldist.objects import codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+PREFIX_BYTES = 512
+
+# Magic, version, serializer, the first round and the one after the last, buffers, bytes of the head, bytes of all buffers.
+_PREFIX = struct.Struct("<4sBBxBIIQQ")
+_MAGIC = b"dlob"
+_VERSION = 1
+_FAILED = 0  # in the place of a serializer: the head is the reason
+_ROOM = PREFIX_BYTES - _PREFIX.size
+
+
+class Refusal:
+    """In the place of an object: an error of this rank, which the others shall hear of as well."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Outgoing:
+    """An object on its way out."""
+
+    __slots__ = ("_buffers", "_head", "_number", "error", "rounds")
+
+    def __init__(self, obj: Any, serializer: codec.Serializer) -> None:
+        self._buffers: list[memoryview] = []
+        self._number = serializer.number
+        self.error: Exception | None = None
+        """Why there is no object: raised when the others have been told."""
+        head = BytesIO()
+        try:
+            if type(obj) is Refusal:
+                raise obj.error
+            self._buffers = serializer.write(obj, head)
+        except Exception as error:
+            self.error = error
+            self._number = _FAILED
+            head = BytesIO(_describe(error))
+        head.seek(0, os.SEEK_END)
+        head.write(struct.pack(f"<{len(self._buffers)}Q", *(buffer.nbytes for buffer in self._buffers)))
+        self._head = head.getbuffer()
+        self.rounds = _rounds_of(len(self._head), len(self._buffers))
+
+    def prefix(self, rounds: range) -> bytes:
+        """What is sent first; `rounds` are this object's, or more if another one of the same call needs more."""
+        nbytes = sum(buffer.nbytes for buffer in self._buffers)
+        fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
+        inline = bytes(self._head) if len(self._head) <= _ROOM else b""
+        return (_PREFIX.pack(*fields) + inline).ljust(PREFIX_BYTES, b"\0")
+
+    def piece(self, index: int) -> memoryview:
+        """What is sent in a round; nothing in those that only other objects need."""
+        if index not in self.rounds:
+            return memoryview(b"")
+        return self._buffers[index - 1] if index else self._head
+
+
+def _rounds_of(head_bytes: int, buffer_count: int) -> range:
+    return range(1 if head_bytes <= _ROOM else 0, 1 + buffer_count)
+
+
+def cover(frames: Sequence[Outgoing | Incoming]) -> range:
+    """The rounds that objects go through together."""
+    return range(min(frame.rounds.start for frame in frames), max(frame.rounds.stop for frame in frames))
+
+
+def _describe(error: Exception) -> bytes:
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception:  # whatever __str__ of anybody's exception does: the others are waiting to be told
+        text = f"{name}, of which no text can be had"
+    # Whole characters only.
+    return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
+
+
+class Incoming:
+    """An object on its way in, from `rank`. Nothing that the prefix says is believed before it has been checked."""
+
+    __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
+
+    def __init__(self, prefix: memoryview, rank: int, call: str) -> None:
+        self.rank = rank
+        self._call = call
+        fields = _PREFIX.unpack_from(prefix)
+        magic, version, self.number, first, stop, self._count, self._head_bytes, self._buffer_bytes = fields
+        if magic != _MAGIC or version != _VERSION:
+            raise self._error("sent something that is no object, or is of another version of dldist")
+        nbytes = self._head_bytes + self._buffer_bytes
+        if nbytes > _physical_memory():
+            raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
+        self.rounds = range(first, stop)
+        self._own = _rounds_of(self._head_bytes, self._count)
+        if first > self._own.start or stop < self._own.stop or 8 * self._count > self._head_bytes:
+            raise self._error("sent a malformed object: its sizes contradict each other")
+        self._buffers: list[memoryview] = []
+        self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
+
+    def failure(self) -> DistError | None:
+        """What the other rank says has kept it from sending its object."""
+        if self.number != _FAILED:
+            return None
+        reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
+        return self._error(f"could not send its object: {reason}")
+
+    def mismatch(self, serializer: codec.Serializer) -> DistError | None:
+        """What is wrong if this rank has asked for another serializer."""
+        if self.number == serializer.number:
+            return None
+        theirs = repr(codec.NAMES.get(self.number, f"number {self.number}"))
+        return self._error(
+            f"uses serializer={theirs}, and this rank serializer={serializer.name!r}: nothing was decoded", DistMismatchError
+        )
+
+    def place(self, index: int) -> memoryview:
+        """Where the piece of a round goes; nowhere in those that only other objects need. Rounds are gone through in order."""
+        if index not in self._own:
+            return memoryview(bytearray())
+        if index == 0:
+            self._head = codec.new_buffer(self._head_bytes)
+            return self._head
+        if not self._buffers:
+            self._make_buffers()
+        return self._buffers[index - 1]
+
+    def _make_buffers(self) -> None:
+        assert self._head is not None
+        sizes = struct.unpack(f"<{self._count}Q", self._head[self._head_bytes - 8 * self._count :])
+        if sum(sizes) != self._buffer_bytes:
+            raise self._error("sent a malformed object: its sizes contradict each other")
+        self._buffers = [codec.new_buffer(size) for size in sizes]
+
+    def read(self, serializer: codec.Serializer) -> Any:
+        """The object, when all pieces are there."""
+        assert self._head is not None
+        try:
+            return serializer.read(self._head[: self._head_bytes - 8 * self._count], self._buffers)
+        except Exception as error:
+            error.add_note(f"{self._call}(): while the object of rank {self.rank} was read (serializer={serializer.name!r})")
+            raise
+
+    def _error(self, text: str, kind: type[DistError] = DistError) -> DistError:
+        error = kind(f"{self._call}(): rank {self.rank} {text}")
+        error.rank = self.rank
+        return error
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

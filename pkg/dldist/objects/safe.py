@@ -1,0 +1,348 @@
+"""The serializer "safe": plain values and arrays, in a format that can express nothing else. docs/objects.md has its bytes.
+
+Imported when first used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from datetime import timedelta
+from pickle import PickleBuffer
+
+from dldist._core import DistError
+from dldist.objects import arrays, codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from io import BytesIO
+    from typing import Any
+
+MAX_DEPTH = 100
+"""How many containers an object may have inside of each other."""
+
+_COUNT = struct.Struct("<Q")
+_INT = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+_COMPLEX = struct.Struct("<dd")
+_TIMEDELTA = struct.Struct("<qqq")
+_IN_BAND, _OUT_OF_BAND = 0, 1
+
+_SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
+_MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
+
+
+def write(obj: Any, head: BytesIO) -> list[memoryview]:
+    """An object of the types that docs/objects.md lists; TypeError for others, which says where inside `obj` they are."""
+    writer = _Writer(head)
+    try:
+        writer.write(obj)
+    except _Refused as refused:
+        where = "obj" + "".join(reversed(refused.path))
+        if len(where) > 120:
+            where = f"{where[:60]} ... {where[-50:]}"
+        raise refused.kind(f"{where} {refused.reason}") from None
+    return writer.buffers
+
+
+def read(head: memoryview, buffers: list[memoryview]) -> Any:
+    """The object; DistError if these are not the bytes of one."""
+    reader = _Reader(head, buffers)
+    try:
+        obj = reader.read()
+    except DistError:
+        raise
+    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+        # What is no UTF-8, cannot be hashed, or has a shape that its library does not take.
+        raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
+    reader.end()
+    return obj
+
+
+class _Refused(Exception):
+    """What cannot be written; `path` grows from the inside."""
+
+    def __init__(self, kind: type[Exception], reason: str) -> None:
+        self.kind = kind
+        self.reason = reason
+        self.path: list[str] = []
+
+
+class _Writer:
+    def __init__(self, head: BytesIO) -> None:
+        self._put = head.write
+        self.buffers: list[memoryview] = []
+        self._depth = 0
+
+    def write(self, obj: Any) -> None:
+        method = _WRITERS.get(type(obj))
+        if method is not None:
+            method(self, obj)
+        else:
+            self._array(obj)
+
+    def _none(self, _: None) -> None:
+        self._put(b"N")
+
+    def _bool(self, value: bool) -> None:
+        self._put(b"T" if value else b"F")
+
+    def _int(self, value: int) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self._put(b"i" + _INT.pack(value))
+        else:
+            nbytes = value.bit_length() // 8 + 1
+            self._put(b"I" + _COUNT.pack(nbytes) + value.to_bytes(nbytes, "little", signed=True))
+
+    def _float(self, value: float) -> None:
+        self._put(b"f" + _FLOAT.pack(value))
+
+    def _complex(self, value: complex) -> None:
+        self._put(b"c" + _COMPLEX.pack(value.real, value.imag))
+
+    def _timedelta(self, value: timedelta) -> None:
+        self._put(b"D" + _TIMEDELTA.pack(value.days, value.seconds, value.microseconds))
+
+    def _str(self, value: str) -> None:
+        data = value.encode("utf-8", "surrogatepass")
+        self._put(b"s" + _COUNT.pack(len(data)))
+        self._put(data)
+
+    def _bytes(self, value: bytes) -> None:
+        self._put(b"b")
+        self._memory(PickleBuffer(value).raw())
+
+    def _bytearray(self, value: bytearray) -> None:
+        self._put(b"B")
+        self._memory(PickleBuffer(value).raw())
+
+    def _memory(self, raw: memoryview) -> None:
+        is_large = raw.nbytes >= codec.IN_BAND_BYTES
+        self._put(bytes([_OUT_OF_BAND if is_large else _IN_BAND]) + _COUNT.pack(raw.nbytes))
+        if is_large:
+            self.buffers.append(raw)
+        else:
+            self._put(raw)
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _Refused(ValueError, f"is inside of {MAX_DEPTH} containers: serializer='safe' goes no deeper (a cycle?)")
+
+    def _sequence(self, items: Any) -> None:
+        self._enter()
+        self._put(_SEQUENCES[type(items)] + _COUNT.pack(len(items)))
+        index = 0
+        try:
+            for item in items:
+                self.write(item)
+                index += 1
+        except _Refused as refused:
+            refused.path.append(f"[{index}]" if type(items) in (list, tuple) else "{...}")
+            raise
+        self._depth -= 1
+
+    def _mapping(self, items: dict[Any, Any]) -> None:
+        self._enter()
+        self._put(_MAPPINGS[type(items)] + _COUNT.pack(len(items)))
+        where = ""
+        try:
+            for key, value in items.items():
+                where = ".keys()"
+                self.write(key)
+                where = ""
+                self.write(value)
+        except _Refused as refused:
+            refused.path.append(where or f"[{_short(key)}]")
+            raise
+        self._depth -= 1
+
+    def _array(self, obj: Any) -> None:
+        try:
+            array = arrays.describe(obj)
+        except (TypeError, ValueError) as error:
+            raise _Refused(type(error), str(error)) from error
+        if array is None:
+            kind = type(obj)
+            raise _Refused(
+                TypeError,
+                f"is a {kind.__module__}.{kind.__qualname__}, which serializer='safe' does not take; serializer='pickle' takes "
+                "any object that can be pickled, and lets its sender run code on the receiver",
+            )
+        name = array.dtype.encode()
+        self._put(b"a" + array.library + bytes([len(name)]) + name + bytes([len(array.shape)]))
+        for extent in array.shape:
+            self._put(_COUNT.pack(extent))
+        self._memory(array.raw)
+
+
+def _short(key: Any) -> str:
+    text = repr(key) if type(key) in (str, int, bytes, float, bool) else f"<{type(key).__name__}>"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
+    type(None): _Writer._none,
+    bool: _Writer._bool,
+    int: _Writer._int,
+    float: _Writer._float,
+    complex: _Writer._complex,
+    str: _Writer._str,
+    bytes: _Writer._bytes,
+    bytearray: _Writer._bytearray,
+    timedelta: _Writer._timedelta,
+    **dict.fromkeys(_SEQUENCES, _Writer._sequence),
+    **dict.fromkeys(_MAPPINGS, _Writer._mapping),
+}
+
+
+class _Reader:
+    """Trusts nothing: every count is held against the bytes that are left before anything is made of it."""
+
+    def __init__(self, head: memoryview, buffers: list[memoryview]) -> None:
+        self._head = head
+        self._buffers = buffers
+        self._used = 0
+        self._depth = 0
+        self.position = 0
+
+    def read(self) -> Any:
+        method = _READERS.get(self._byte())
+        if method is None:
+            raise ValueError("no type of this number")
+        return method(self)
+
+    def end(self) -> None:
+        if self.position != len(self._head) or self._used != len(self._buffers):
+            raise DistError(
+                f"malformed object: {len(self._head) - self.position} bytes and {len(self._buffers) - self._used} buffers "
+                "are left over"
+            )
+
+    def _take(self, nbytes: int) -> memoryview:
+        end = self.position + nbytes
+        if end > len(self._head):
+            raise ValueError(f"{nbytes} bytes wanted, {len(self._head) - self.position} left")
+        data = self._head[self.position : end]
+        self.position = end
+        return data
+
+    def _byte(self) -> int:
+        return self._take(1)[0]
+
+    def _numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self._take(layout.size))
+
+    def _count(self) -> int:
+        count: int = self._numbers(_COUNT)[0]
+        return count
+
+    def _none(self) -> None:
+        return None
+
+    def _true(self) -> bool:
+        return True
+
+    def _false(self) -> bool:
+        return False
+
+    def _int(self) -> Any:
+        return self._numbers(_INT)[0]
+
+    def _large_int(self) -> int:
+        return int.from_bytes(self._take(self._count()), "little", signed=True)
+
+    def _float(self) -> Any:
+        return self._numbers(_FLOAT)[0]
+
+    def _complex(self) -> complex:
+        return complex(*self._numbers(_COMPLEX))
+
+    def _timedelta(self) -> timedelta:
+        return timedelta(*self._numbers(_TIMEDELTA))
+
+    def _str(self) -> str:
+        return str(self._take(self._count()), "utf-8", "surrogatepass")
+
+    def _bytes(self) -> bytes:
+        return bytes(self._memory())
+
+    def _bytearray(self) -> bytearray:
+        return bytearray(self._memory())
+
+    def _memory(self) -> memoryview:
+        """In the head, or a buffer of its own."""
+        where, nbytes = self._byte(), self._count()
+        if where == _IN_BAND:
+            return self._take(nbytes)
+        if where != _OUT_OF_BAND or self._used == len(self._buffers):
+            raise ValueError("no such buffer")
+        buffer = self._buffers[self._used]
+        if buffer.nbytes != nbytes:
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes where {nbytes} are wanted")
+        self._used += 1
+        return buffer
+
+    def _items(self, each: int) -> Iterable[Any]:
+        """As many as are announced; each is made of at least `each` bytes."""
+        count = self._count()
+        if count * each > len(self._head) - self.position:
+            raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} containers inside of each other")
+        for _ in range(count):
+            yield self.read() if each == 1 else (self.read(), self.read())
+        self._depth -= 1
+
+    def _list(self) -> list[Any]:
+        return list(self._items(1))
+
+    def _tuple(self) -> tuple[Any, ...]:
+        return tuple(self._items(1))
+
+    def _set(self) -> set[Any]:
+        return set(self._items(1))
+
+    def _frozenset(self) -> frozenset[Any]:
+        return frozenset(self._items(1))
+
+    def _dict(self) -> dict[Any, Any]:
+        return dict(self._items(2))
+
+    def _ordered_dict(self) -> OrderedDict[Any, Any]:
+        return OrderedDict(self._items(2))
+
+    def _array(self) -> Any:
+        library = bytes(self._take(1))
+        dtype = str(self._take(self._byte()), "ascii")
+        shape = tuple(self._count() for _ in range(self._byte()))
+        nbytes = arrays.count_bytes(library, dtype, shape)
+        is_own = self._head[self.position : self.position + 1] == bytes([_OUT_OF_BAND])
+        raw = self._memory()
+        if raw.nbytes != nbytes:
+            raise ValueError(f"an array of {dtype}{list(shape)} in {raw.nbytes} bytes")
+        return arrays.make(library, dtype, shape, raw if is_own else memoryview(bytearray(raw)))
+
+
+_READERS: dict[int, Callable[[_Reader], Any]] = {
+    ord("N"): _Reader._none,
+    ord("T"): _Reader._true,
+    ord("F"): _Reader._false,
+    ord("i"): _Reader._int,
+    ord("I"): _Reader._large_int,
+    ord("f"): _Reader._float,
+    ord("c"): _Reader._complex,
+    ord("D"): _Reader._timedelta,
+    ord("s"): _Reader._str,
+    ord("b"): _Reader._bytes,
+    ord("B"): _Reader._bytearray,
+    ord("l"): _Reader._list,
+    ord("t"): _Reader._tuple,
+    ord("S"): _Reader._set,
+    ord("Z"): _Reader._frozenset,
+    ord("d"): _Reader._dict,
+    ord("O"): _Reader._ordered_dict,
+    ord("a"): _Reader._array,
+}

@@ -1,0 +1,555 @@
+"""Gradients of data-parallel training, averaged in buckets while the rest of them is still being computed.
+
+    reducer = dldist.Reducer(parameters)
+    parameters = reducer.broadcast_parameters()
+    for batch in batches:
+        reducer.prepare_for_backward()
+        for index in reversed(range(len(parameters))):        # in whatever order they come
+            reducer.mark_ready(index, gradient_of(index))
+        reducer.finish()
+        update(parameters, reducer.gradients())
+
+Parameters and gradients are arrays of any library. docs/reducer.md has the rest.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+
+from dldist import _core
+from dldist.base import arrays
+from dldist.functional.form import as_index, operations_of
+from dldist.reducer.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Parameter, Slot, allocator_of
+from dldist.reducer.buckets import compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
+from dldist.reducer.c10d import C10dNames, _register_builtin_comm_hook, _register_comm_hook
+from dldist.reducer.comm import GradBucket, collect, is_under_way
+from dldist.reducer.log import Logger, Times
+from dldist.reducer.verify import BROADCAST_BYTES, broadcast, verify
+from dldist.reducer.verify import broadcast_coalesced as _broadcast_coalesced
+from dldist.reducer.verify import verify_params_across_processes as _verify_params_across_processes
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+__all__ = [
+    "GradBucket",
+    "Join",
+    "Logger",
+    "Reducer",
+    "_broadcast_coalesced",
+    "_compute_bucket_assignment_by_size",
+    "_register_builtin_comm_hook",
+    "_register_comm_hook",
+    "_verify_params_across_processes",
+]
+
+
+class Join:
+    """What `with reducer.join()` gives."""
+
+    def __init__(self, divide_by_initial_world_size: bool) -> None:
+        self.divide_by_initial_world_size = divide_by_initial_world_size
+        self.last_rank: int | None = None
+        """The lowest rank of those that were in the last pass: it has all updates."""
+
+
+class Reducer(C10dNames):
+    """Averages gradients over the ranks of a group, in buckets, while others are still being computed.
+
+    `params` are arrays, or anything with a shape and a dtype; all ranks have the same ones, which is checked. `process_group`
+    is a dldist.World or Group, or a group of new_group; None is the default world. `bucket_indices` says which parameters are
+    in which bucket; without it they are put into buckets of `bucket_bytes_cap` bytes, from the last parameter to the first,
+    and anew, in the order in which gradients have come, after the first pass. `op` is "avg" or "sum". `timeout` is for each
+    collective; the group's when not given.
+
+    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). One thread at a time may call.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        bucket_indices: Sequence[Sequence[int]] | None = None,
+        per_bucket_size_limits: Sequence[int] | None = None,
+        process_group: Any = None,
+        expect_sparse_gradients: Sequence[bool] = (),
+        bucket_bytes_cap: int = BUCKET_BYTES,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        param_to_name_mapping: Mapping[int, str] | None = None,
+        first_bucket_bytes_cap: int = FIRST_BUCKET_BYTES,
+        *,
+        op: str = "avg",
+        static_graph: bool = False,
+        timeout: Any = None,
+    ) -> None:
+        if op not in ("avg", "sum"):
+            raise ValueError(f"Reducer(): argument 'op' must be \"avg\" or \"sum\", not {op!r}")
+        if any(expect_sparse_gradients):
+            raise ValueError("Reducer(): argument 'expect_sparse_gradients': gradients are dense here")
+        names = param_to_name_mapping or {}
+        self._parameters = [Parameter(index, x, names.get(index)) for index, x in enumerate(params)]
+        _check_parameters(self._parameters)
+        _check_buckets(bucket_indices, self._parameters)
+        self._given_buckets = bucket_indices
+        self._given_limits = per_bucket_size_limits
+        self._limits = [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._finds_unused = find_unused_parameters
+        self._is_view = gradient_as_bucket_view
+        self._op = op
+        self._is_static = static_graph
+        self._timeout = timeout
+        self._hook: Callable[[Any, GradBucket], Any] | None = None
+        self._hook_state: Any = None
+        self._is_sync = True
+        self._join: Join | None = None
+        self._operations: Any = None
+        self._buckets: list[Bucket] = []
+        self.use_group(process_group)
+
+    def __repr__(self) -> str:
+        return f"<dldist.Reducer: {len(self._slots)} parameters in {len(self._buckets)} buckets, rank {self._operations.rank}>"
+
+    # ---- the group
+
+    def use_group(self, process_group: Any) -> None:
+        """Go on with another group, as if newly made: all of its ranks call this, or make their Reducer. For when ranks have
+        been lost; a pass under way is forgotten. A hook whose state is the group gets the other one."""
+        operations = operations_of(process_group)
+        if self._hook is not None and self._hook_state is self._operations:
+            self._hook_state = operations
+        self._operations = operations
+        self._allocate = allocator_of(operations)
+        self._times = Times(len(self._parameters))
+        self._has_rebuilt = False
+        self._static_unused: frozenset[int] | None = None
+        self._order: list[int] = []
+        used: Any = self._allocate(len(self._parameters), "uint8")
+        self._used = used
+        self._used_map = memoryview(used)
+        self._slots = [Slot(parameter) for parameter in self._parameters]
+        self._make_buckets(*self._first_assignment())
+        self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
+        self._is_open = False
+        self._next = 0
+        # In the end: a rank that left before others have made their buckets would keep them from sharing those.
+        verify(operations, self._parameters, self._timeout)
+
+    def _first_assignment(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+        if self._given_buckets is not None:
+            return self._given_buckets, self._given_limits or [self._limits[-1]] * len(self._given_buckets)
+        # Backward passes begin with the last parameters.
+        return self._assign(list(reversed(range(len(self._parameters)))))
+
+    def _assign(self, order: list[int]) -> tuple[list[list[int]], list[int]]:
+        parameters = [self._parameters[index] for index in order]
+        return _compute_bucket_assignment_by_size(parameters, self._limits, [], order)
+
+    def _make_buckets(self, members: Sequence[Sequence[int]], limits: Sequence[int]) -> None:
+        self._buckets = [
+            Bucket(number, [self._slots[index] for index in indices], limit, self._allocate)
+            for number, (indices, limit) in enumerate(zip(members, limits, strict=True))
+        ]
+
+    def _rebuild_if_due(self) -> None:
+        """After the first pass: buckets in the order in which rank 0 got its gradients, which all ranks have to agree on."""
+        may_rebuild = self._given_buckets is None and (self._is_static or not self._finds_unused)
+        if self._has_rebuilt or not may_rebuild:
+            return
+        # Those that had no gradient come last.
+        order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
+        self._operations.broadcast(order, 0, timeout=self._timeout)
+        if sorted(order) != list(range(len(self._slots))):
+            raise _core.DistMismatchError(f"rank 0 says that its {len(self._slots)} gradients came in the order {list(order)}")
+        self._make_buckets(*self._assign(list(order)))
+        self._operations.barrier(timeout=self._timeout)  # as in use_group
+        self._has_rebuilt = True
+
+    # ---- parameters
+
+    def broadcast_parameters(
+        self, tensors: Sequence[Any] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
+    ) -> list[Any]:
+        """The parameters, or other tensors (a model's buffers), with the values of rank `src`.
+
+        Arrays are written to and given back; of those that never change there are new ones.
+        """
+        parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
+        if any(parameter.is_template for parameter in parameters):
+            raise ValueError("broadcast_parameters(): of parameters the reducer knows the shapes alone: pass the arrays")
+        return broadcast(self._operations, parameters, buffer_size, src, self._timeout)
+
+    # ---- a pass
+
+    def prepare_for_forward(self) -> None:
+        """Note that a forward pass begins, for the statistics; else it need not be called."""
+        self._times.begin_forward()
+
+    def prepare_for_backward(self, unused: Iterable[int] = ()) -> None:
+        """Begin a pass. `unused` are parameters that get no gradient on this rank, where that is known already: see mark_unused.
+
+        With no_sync() gradients are added up, and none is sent.
+        """
+        if self._is_open:
+            raise RuntimeError(
+                f"prepare_for_backward(): the pass before has not ended: {self._missing_text()}finish() ends it, reset() gives "
+                "it up"
+            )
+        if self._join is not None and self._is_sync:
+            self._announce(self._join, True)
+        self._begin_pass()
+        for index in unused:
+            self.mark_unused(index)
+
+    def _begin_pass(self) -> None:
+        self._is_open = True
+        self._next = 0
+        self._order = []
+        for slot in self._slots:
+            slot.begin_pass()
+        for bucket in self._buckets:
+            bucket.begin_pass()
+        self._times.begin_backward()
+        if not self._is_sync:
+            return
+        if self._detects_unused:
+            self._used_map[:] = bytes(len(self._slots))
+        for index in self._static_unused or ():
+            self._settle_unused(self._slots[index])
+
+    def mark_ready(self, index: int, gradient: Any = None) -> None:
+        """The gradient of a parameter is there: an array; or, with gradient_as_bucket_view, what has been written into the
+        view that gradient(index) gives. A bucket that is full, and whose turn it is, is on its way when this returns.
+
+        Without gradient_as_bucket_view, finish() puts the average into the array.
+        """
+        slot = self._slot_to_settle("mark_ready", index)
+        if gradient is not None and gradient is not slot.view:
+            self._take(slot, gradient)
+        elif not self._is_view:
+            raise TypeError(f"mark_ready(): parameter {slot.parameter}: there is no gradient")
+        elif slot.view is None:
+            raise RuntimeError(
+                f"mark_ready(): parameter {slot.parameter}: no gradient was given, nor the view asked for since the buckets were "
+                f"made: write into what gradient({index}) gives, now that they have been rebuilt once for all"
+            )
+        slot.is_ready = True
+        if self._is_sync:
+            self._order.append(slot.parameter.index)
+            self._used_map[slot.parameter.index] = 1
+            self._times.note_ready(slot.parameter.index)
+            self._count(slot)
+        else:
+            slot.is_partial = True
+
+    def mark_unused(self, index: int) -> None:
+        """The parameter gets no gradient on this rank in this pass: it counts as zero. For find_unused_parameters, where finish()
+        takes those that are left for unused; if it is known earlier, buckets are on their way earlier.
+
+        A gradient that no rank has is left as it is.
+        """
+        slot = self._slot_to_settle("mark_unused", index)
+        if not self._detects_unused:
+            raise RuntimeError(f"mark_unused(): parameter {slot.parameter}: find_unused_parameters is not set")
+        self._settle_unused(slot)
+
+    @property
+    def _detects_unused(self) -> bool:
+        """Whether ranks tell each other which parameters they have used."""
+        return self._static_unused is None if self._is_static else self._finds_unused
+
+    def _slot_to_settle(self, call: str, index: int) -> Slot:
+        if not self._is_open:
+            raise RuntimeError(f"{call}(): no pass has begun: call prepare_for_backward() first")
+        slot = self._slot(call, index)
+        if slot.is_ready:
+            if slot.parameter.index in (self._static_unused or ()):
+                reason = "had no gradient in the first pass, and with static_graph all are alike"
+            else:
+                reason = "has been marked in this pass already"
+            raise RuntimeError(f"{call}(): parameter {slot.parameter} {reason}")
+        return slot
+
+    def _slot(self, call: str, index: int) -> Slot:
+        number = index if index.__class__ is int else as_index(index)
+        if number is None or not 0 <= number < len(self._slots):
+            raise IndexError(f"{call}(): there is no parameter {index!r}: they are 0 to {len(self._slots) - 1}")
+        return self._slots[number]
+
+    def _take(self, slot: Slot, gradient: Any) -> None:
+        """Put the caller's gradient into the bucket."""
+        parameter = slot.parameter
+        family = arrays.find_family(gradient)
+        if family is None:
+            raise TypeError(f"mark_ready(): the gradient of parameter {parameter} is no array, but {type(gradient).__name__}")
+        shape = family.shape(gradient)
+        if shape != parameter.shape:
+            raise ValueError(f"mark_ready(): the gradient of parameter {parameter} has the shape {shape}, not {parameter.shape}")
+        put = _core._add_tensor if slot.is_partial else _core._copy_tensor
+        try:
+            put(slot.part, family.source(gradient))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"mark_ready(): the gradient of parameter {parameter}: {error}") from error
+        if self._is_sync:
+            slot.gradient = gradient
+
+    def _settle_unused(self, slot: Slot) -> None:
+        slot.is_ready = True
+        if not self._is_sync:
+            return
+        if slot.is_partial:
+            self._used_map[slot.parameter.index] = 1
+        else:
+            slot.clear()
+        self._count(slot)
+
+    def _count(self, slot: Slot) -> None:
+        bucket = self._buckets[slot.bucket_index]
+        bucket.missing -= 1
+        if bucket.missing == 0 and bucket.index == self._next:
+            self._start_full_buckets()
+
+    def _start_full_buckets(self) -> None:
+        """In the order of the buckets, which all ranks have in common: gradients may come in any."""
+        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            bucket = self._buckets[self._next]
+            bucket.started_ns = self._times.note_start()
+            bucket.outcome = self._run_hook(self._grad_bucket(bucket)) if self._hook else self._all_reduce(bucket.memory)
+            self._next += 1
+
+    def _grad_bucket(self, bucket: Bucket) -> GradBucket:
+        return GradBucket(bucket, bucket is self._buckets[-1])
+
+    def _run_hook(self, bucket: GradBucket) -> Any:
+        assert self._hook is not None
+        return self._hook(self._hook_state, bucket)
+
+    def _all_reduce(self, buffer: Any) -> Any:
+        op: Any = self._op
+        if op == "avg" and self._join is not None and not self._join.divide_by_initial_world_size:
+            op = _core.ReduceOp("premul_sum", 1 / self._active_count)
+        return self._operations.all_reduce(buffer, op, timeout=self._timeout, async_op=True)
+
+    def finish(self) -> None:
+        """End the pass: wait until all buckets have been reduced, and hand out the averages.
+
+        They are then in the arrays that mark_ready got, if those can be written to; gradients() has all of them. Parameters
+        without a gradient are named in a RuntimeError: mark them, and call again; or reset(). What goes wrong between the
+        ranks is raised as the group raises it, and the pass is over.
+        """
+        if not self._is_open:
+            raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
+        if self._is_sync:
+            self._settle_missing()
+            try:
+                self._wait_for_all()
+            except BaseException:
+                self.reset()
+                raise
+            self._hand_back()
+        self._is_open = False
+        if self._is_sync:
+            self._rebuild_if_due()
+
+    def _settle_missing(self) -> None:
+        text = self._missing_text()
+        if text and not self._detects_unused:
+            raise RuntimeError(
+                f"finish(): {text}if that is so by intention, make the Reducer with find_unused_parameters=True (which sees that "
+                "some have none) or static_graph=True (which has it so in every pass)"
+            )
+        for slot in self._slots:
+            if not slot.is_ready:
+                self._settle_unused(slot)
+
+    def _missing_text(self) -> str:
+        names = [str(slot.parameter) for slot in self._slots if not slot.is_ready]
+        if not names:
+            return ""
+        some = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        plural = "parameters {} have" if len(names) > 1 else "parameter {} has"
+        return f"{plural.format(some)} no gradient on rank {self._operations.rank}: "
+
+    def _wait_for_all(self) -> None:
+        self._start_full_buckets()  # what a hook's or group's exception has left
+        if self._detects_unused:
+            self._operations.all_reduce(self._used, "max", timeout=self._timeout)
+        for bucket in self._buckets:
+            collect(bucket)
+            self._times.note_end(bucket.started_ns, bucket.outcome)
+            bucket.outcome = None
+        self._times.end_pass()
+        if self._is_static and self._static_unused is None:
+            self._static_unused = frozenset(range(len(self._slots))).difference(self._order)
+
+    def _hand_back(self) -> None:
+        is_all_used = not (self._finds_unused or self._is_static)
+        for slot in self._slots:
+            slot.is_partial = False
+            if is_all_used or self._used_map[slot.parameter.index]:
+                if not self._is_view:
+                    slot.hand_back()
+            else:
+                slot.restore()
+
+    def gradient(self, index: int) -> Any:
+        """With gradient_as_bucket_view a view of the gradient in its bucket, to write the gradient into and to read the average
+        from; ask for it anew after the first pass, as buckets are rebuilt then. Else what mark_ready got, or, after finish(), a
+        new array where that cannot be written to; None if no rank had a gradient.
+        """
+        slot = self._slot("gradient", index)
+        return slot.get_view() if self._is_view else slot.gradient
+
+    def gradients(self) -> list[Any]:
+        """gradient() of all parameters."""
+        return [self.gradient(index) for index in range(len(self._slots))]
+
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """A whole pass: the averages of gradients that are all there. None stands for an unused parameter."""
+        gradients = list(gradients)
+        if len(gradients) != len(self._slots):
+            raise ValueError(f"reduce(): {len(gradients)} gradients for {len(self._slots)} parameters")
+        self.prepare_for_backward()
+        try:
+            for bucket in self._buckets:
+                for slot in bucket.slots:
+                    if gradients[slot.parameter.index] is not None:
+                        self.mark_ready(slot.parameter.index, gradients[slot.parameter.index])
+            self.finish()
+        except BaseException:
+            self.reset()
+            raise
+        return self.gradients()
+
+    def reset(self) -> None:
+        """Give up the pass under way, and what no_sync() has added up. The other ranks must do the same."""
+        self._is_open = False
+        for bucket in self._buckets:
+            if is_under_way(bucket.outcome):
+                with contextlib.suppress(_core.DistError):  # of a group that has failed: all that it did has ended
+                    bucket.move()
+            bucket.outcome = None
+        for slot in self._slots:
+            slot.is_partial = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In the block, passes send nothing: gradients are added up on this rank, and to those of the next pass after it.
+
+        For a framework that adds up by itself, hand in only what it has in the end. Views are the caller's to add to.
+        """
+        before, self._is_sync = self._is_sync, False
+        try:
+            yield
+        finally:
+            self._is_sync = before
+
+    # ---- uneven inputs
+
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
+        """In the block, ranks may have different numbers of passes: one that has come to its end takes part in those of the
+        others, with zeros, until all have. Averages are over all ranks, or with divide_by_initial_world_size=False over those
+        that have a gradient of their own.
+
+        Only the ranks of the last pass have made all updates: after the block, broadcast_parameters(src=joined.last_rank).
+        """
+        self._join = joined = Join(divide_by_initial_world_size)
+        try:
+            yield joined
+            while self._announce(joined, False):
+                self._run_shadow_pass()
+        finally:
+            self._join = None
+
+    def _announce(self, joined: Join, is_active: bool) -> int:
+        """Hear from all ranks whether they are in the pass to come; gives how many are."""
+        active = bytearray(self._operations.size)
+        self._operations.all_gather_single(active, bytes([is_active]), timeout=self._timeout)
+        self._active_count = sum(active)
+        if self._active_count:
+            joined.last_rank = active.index(1)
+        return self._active_count
+
+    def _run_shadow_pass(self) -> None:
+        self._begin_pass()
+        for slot in self._slots:
+            if not slot.is_ready:
+                self._settle_unused(slot)
+        self.finish()
+
+    # ---- communication hooks
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        """Have hook(state, bucket) reduce a full bucket, instead of the all_reduce; dldist.comm_hooks has some.
+
+        It returns the result, which has the bucket's length and its dtype or any floating-point type: an array, or a Future or a
+        Work of one; or a function that finish() calls, in the order of the buckets, for hooks that need more than one
+        collective. All ranks need the same hook.
+        """
+        if not callable(hook):
+            raise TypeError(f"register_comm_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
+        if self._hook is not None:
+            raise RuntimeError("register_comm_hook(): there is a hook already: a Reducer has one at most")
+        if self._is_open:
+            raise RuntimeError("register_comm_hook(): a pass is under way")
+        self._hook, self._hook_state = hook, state
+
+    # ---- statistics
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the last pass and averages of all, times in nanoseconds; the names are those of c10d's Logger."""
+        rebuilt = [bucket.nbytes for bucket in self._buckets] if self._has_rebuilt else []
+        members = [[slot.parameter.index for slot in bucket.slots] for bucket in self._buckets] if self._has_rebuilt else []
+        is_counted = (self._finds_unused or self._is_static) and self._times.passes > 0
+        unused = [slot.parameter.nbytes for slot in self._slots if is_counted and not self._used_map[slot.parameter.index]]
+        return {
+            "iteration": self._times.passes,
+            "rank": self._operations.rank,
+            "world_size": self._operations.size,
+            "backend_name": _backend_name(self._operations),
+            "num_parameter_tensors": len(self._parameters),
+            "total_parameter_size_bytes": sum(parameter.nbytes for parameter in self._parameters),
+            "dtypes": ", ".join(sorted({parameter.dtype for parameter in self._parameters})),
+            "bucket_cap_bytes": self._limits[-1],
+            "bucket_sizes": ", ".join(map(str, self._first_bucket_sizes)),
+            "has_rebuilt_buckets": int(self._has_rebuilt),
+            "rebuilt_bucket_sizes": ", ".join(map(str, rebuilt)),
+            "rebuilt_per_bucket_param_indices": ", ".join(" ".join(map(str, indices)) for indices in members),
+            "prev_iteration_grad_ready_order_indices": ", ".join(map(str, self._order)),
+            "num_buckets_reduced": self._next,
+            "unused_parameter_size": sum(unused),
+            "find_unused_parameters": int(self._finds_unused),
+            "gradient_as_bucket_view": int(self._is_view),
+            "static_graph": int(self._is_static),
+            "comm_hook": getattr(self._hook, "__qualname__", type(self._hook).__name__) if self._hook else "",
+            **self._times.describe(),
+        }
+
+
+def _check_parameters(parameters: Sequence[Parameter]) -> None:
+    if not parameters:
+        raise ValueError("Reducer(): argument 'params' is empty")
+    for parameter in parameters:
+        if parameter.device != "cpu":
+            raise ValueError(f"Reducer(): parameter {parameter} is on {parameter.device}: buckets are in the CPU's memory")
+
+
+def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: Sequence[Parameter]) -> None:
+    """Every parameter is in one bucket, with others of its dtype."""
+    if bucket_indices is None:
+        return
+    flat = [index for indices in bucket_indices for index in indices]
+    if sorted(flat) != list(range(len(parameters))) or not all(bucket_indices):
+        raise ValueError("Reducer(): argument 'bucket_indices' must have every parameter once, and no empty bucket")
+    for number, indices in enumerate(bucket_indices):
+        dtypes = {parameters[index].dtype for index in indices}
+        if len(dtypes) > 1:
+            raise ValueError(f"Reducer(): argument 'bucket_indices[{number}]' mixes {', '.join(sorted(dtypes))}")
+
+
+def _backend_name(operations: Any) -> str:
+    process_group = getattr(operations, "_pg", None)
+    return "dldist" if process_group is None else str(process_group.name())

@@ -1,0 +1,103 @@
+"""Buckets as communication hooks see them, and what becomes of what hooks return."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist.base import arrays
+from dldist.reducer.buckets import Bucket
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class GradBucket:
+    """A full bucket, for a communication hook. Made by a Reducer."""
+
+    __slots__ = ("_bucket", "_buffer", "_is_last")
+
+    def __init__(self, bucket: Bucket, is_last: bool) -> None:
+        self._bucket = bucket
+        self._is_last = is_last
+        self._buffer: Any = None
+
+    def __repr__(self) -> str:
+        return f"<dldist.GradBucket: number {self.index()}, {self.memory!r}>"
+
+    @property
+    def memory(self) -> _core.SharedArray:
+        """All gradients, one after the other, as the ranks of a host share them."""
+        return self._bucket.memory
+
+    def index(self) -> int:
+        """Its number; bucket 0 is reduced first."""
+        return self._bucket.index
+
+    def is_last(self) -> bool:
+        """Whether it is the last one of the pass."""
+        return self._is_last
+
+    def buffer(self) -> Any:
+        """All gradients as one array of one dimension, to be read and written; of NumPy where arrays never change."""
+        return self.view(self.memory) if self._buffer is None else self._buffer
+
+    def set_buffer(self, buffer: Any) -> None:
+        """Have buffer() and gradients() give this one, maybe of another dtype. What the hook returns is the result, as ever."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Any]:
+        """The gradients in it, as views of buffer()."""
+        if self._buffer is None:
+            return [self.view(slot.part) for slot in self._bucket.slots]
+        counts = [slot.parameter.count for slot in self._bucket.slots]
+        pieces = arrays.pieces(self._buffer, 0, counts)
+        return [piece.reshape(slot.parameter.shape) for piece, slot in zip(pieces, self._bucket.slots, strict=True)]
+
+    def parameters(self) -> list[Any]:
+        """The parameters whose gradients are in it, as the Reducer got them."""
+        return [slot.parameter.like for slot in self._bucket.slots]
+
+    def scratch(self, dtype: str) -> _core.SharedArray:
+        """Memory for as many elements of another dtype, the same in every pass."""
+        return self._bucket.get_scratch(dtype)
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the gradients."""
+        return [slot.parameter.shape for slot in self._bucket.slots]
+
+    def view(self, memory: _core.SharedArray) -> Any:
+        """Memory of scratch() as an array like buffer()."""
+        parameter = self._bucket.slots[0].parameter
+        return parameter.family.view(memory, parameter.prototype)
+
+
+def collect(bucket: Bucket) -> None:
+    """Wait until a bucket has been reduced, and put what came of it into its memory."""
+    outcome = bucket.outcome
+    if callable(outcome):
+        outcome = outcome()
+    if isinstance(outcome, _core.Work):
+        outcome.wait()
+        outcome = outcome.result()
+    elif hasattr(outcome, "wait"):
+        outcome = outcome.wait()
+    if isinstance(outcome, (list, tuple)) and len(outcome) == 1:
+        outcome = outcome[0]
+    if outcome is bucket.memory:
+        return
+    family = arrays.find_family(outcome)
+    try:
+        _core._convert_tensor(bucket.memory, outcome if family is None else family.source(outcome))
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
+            f"function that gives one: {error}"
+        ) from error
+
+
+def is_under_way(outcome: Any) -> bool:
+    """Whether somebody may still write to what it is about, as far as is known."""
+    if isinstance(outcome, _core.Work):
+        return not outcome.is_completed()
+    is_done = getattr(outcome, "done", None)
+    return not is_done() if callable(is_done) else callable(outcome) or hasattr(outcome, "wait")

@@ -1,0 +1,103 @@
+"""What ranks that train together make sure of first: that they have the same parameters, and the same values in them."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist.base import arrays
+from dldist.functional.form import operations_of
+from dldist.reducer.buckets import Parameter, private_memory
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+BROADCAST_BYTES = 250 << 20
+
+
+def verify_params_across_processes(process_group: Any, params: Sequence[Any], logger: Any = None) -> None:
+    """Raise, on every rank, when ranks do not have parameters of the same shapes and dtypes, in the same order."""
+    try:
+        verify(operations_of(process_group), [Parameter(index, x) for index, x in enumerate(params)], None)
+    except RuntimeError as error:
+        if logger is not None:
+            logger.set_error_and_log(str(error))
+        raise
+
+
+def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> None:
+    """The same, with a time-out for each collective. Usually one collective of a few bytes; where ranks differ, a second one finds out in what."""
+    import hashlib
+
+    own = [f"{parameter.dtype}{list(parameter.shape)}" for parameter in parameters]
+    digest = hashlib.sha256("\n".join(own).encode(), usedforsecurity=False).digest()
+    digests = bytearray(len(digest) * operations.size)
+    operations.all_gather_single(digests, digest, timeout=timeout)
+    if digests == digest * operations.size:
+        return
+    from dldist.objects import exchange
+
+    names = [parameter.name for parameter in parameters]
+    everyones = exchange.all_gather_object(operations, (own, names), serializer="safe", timeout=timeout)
+    for rank, (others, their_names) in enumerate(everyones):
+        if rank == 0:
+            expected, expected_names = others, their_names
+        elif others != expected:
+            raise _core.DistMismatchError(_describe_difference(rank, others, their_names, expected, expected_names))
+
+
+def _describe_difference(rank: int, others: list[str], their_names: Any, expected: list[str], names: Any) -> str:
+    """How the parameters of a rank differ from those of rank 0."""
+    if len(others) != len(expected):
+        return f"rank {rank} has {len(others)} parameters, and rank 0 has {len(expected)}: all ranks must have the same"
+    index = next(i for i, (theirs, ours) in enumerate(zip(others, expected, strict=True)) if theirs != ours)
+    name = names[index] or their_names[index]
+    label = f"{index} ({name})" if name else str(index)
+    return f"parameter {label} is {others[index]} on rank {rank}, and {expected[index]} on rank 0: all ranks must have the same"
+
+
+def broadcast_coalesced(process_group: Any, tensors: Sequence[Any], buffer_size: int, src: int = 0) -> None:
+    """Give the tensors of all ranks the values of those on rank `src`: one broadcast for `buffer_size` bytes of a dtype."""
+    broadcast(operations_of(process_group), [Parameter(index, x) for index, x in enumerate(tensors)], buffer_size, src, None)
+
+
+def broadcast(operations: Any, parameters: Sequence[Parameter], nbytes: int, src: int, timeout: Any) -> list[Any]:
+    """The same; gives the arrays, which are new ones for those that cannot be written to."""
+    results: dict[int, Any] = {}
+    for chunk in _chunks(parameters, nbytes):
+        for parameter, part in _broadcast_chunk(operations, chunk, src, timeout):
+            is_source = operations.rank == src
+            results[parameter.index] = parameter.like if is_source else arrays.written(parameter.family, parameter.like, part)
+    return [results[parameter.index] for parameter in parameters]
+
+
+def _broadcast_chunk(
+    operations: Any, chunk: list[Parameter], src: int, timeout: Any
+) -> Iterator[tuple[Parameter, _core.SharedArray]]:
+    """Parameters of one dtype with the memory that has their values of rank `src`."""
+    memory = private_memory(sum(parameter.count for parameter in chunk), chunk[0].dtype)
+    parts, start = [], 0
+    for parameter in chunk:
+        parts.append(memory.part(start, parameter.shape))
+        start += parameter.count
+    if operations.rank == src:
+        _core._copy_tensors(parts, [parameter.family.source(parameter.like) for parameter in chunk])
+    operations.broadcast(memory, src, timeout=timeout)
+    return zip(chunk, parts, strict=True)
+
+
+def _chunks(parameters: Sequence[Parameter], nbytes: int) -> Iterator[list[Parameter]]:
+    """Lists of parameters of one dtype, none of more bytes than that unless a parameter is."""
+    by_dtype: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        by_dtype.setdefault(parameter.dtype, []).append(parameter)
+    for same in by_dtype.values():
+        chunk: list[Parameter] = []
+        room = nbytes
+        for parameter in same:
+            if chunk and parameter.nbytes > room:
+                yield chunk
+                chunk, room = [], nbytes
+            chunk.append(parameter)
+            room -= parameter.nbytes
+        yield chunk

@@ -1,0 +1,234 @@
+"""Reads the dumps of the flight recorders of all ranks, and says in plain words who is stuck where, and which calls disagree.
+
+    python -m dldist.trace FOLDER
+
+`analyse()` is the same for programs. docs/flight-recorder.md says more. Imported when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dldist import __version__
+from dldist.trace import causes, match, model, p2p, report
+from dldist.trace import read as trace_read
+from dldist.trace import timeline as trace_timeline
+from dldist.trace.model import Case, Verdict
+from dldist.trace.read import Dump, DumpError
+
+__all__ = ["Analysis", "Dump", "DumpError", "Verdict", "analyse", "main"]
+
+ALL_WELL, PROBLEM, UNREADABLE = 0, 1, 2
+SLOW_S = 1.0
+_LAST = 10
+
+
+class Analysis:
+    """What is found; iterating gives the verdicts, causes first."""
+
+    def __init__(self, case: Case, unreadable: dict[int, str]):
+        self.case = case
+        self.unreadable = unreadable
+        """By rank: why its dump cannot be read."""
+        self.verdicts: list[Verdict] = []
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    @property
+    def problems(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.is_problem]
+
+    @property
+    def notes(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if not verdict.is_problem]
+
+    @property
+    def summary(self) -> str:
+        """The verdict, as one paragraph."""
+        return report.summary(self)
+
+    @property
+    def exit_status(self) -> int:
+        """0: all matched and done; 1: there is a problem; 2: dumps could not be read, and those that could show none."""
+        if any(verdict.kind != model.UNREADABLE for verdict in self.problems):
+            return PROBLEM
+        return UNREADABLE if self.unreadable or self.problems else ALL_WELL
+
+    def text(self, last: int = 0) -> str:
+        """The whole report. `last`: with a table of so many last collectives of each group."""
+        return report.text(self, last)
+
+    def timeline(self) -> dict[str, Any]:
+        """In Chrome's trace event format: json.dump() it."""
+        return trace_timeline.document(self.case)
+
+    def to_json(self) -> dict[str, Any]:
+        """What --json prints. Its keys stay; there may come more."""
+        case = self.case
+        return {
+            "format": 1,
+            "exit_status": self.exit_status,
+            "summary": self.summary,
+            "ranks": case.world,
+            "ranks_without_dump": case.lost,
+            "unreadable": {str(rank): text for rank, text in self.unreadable.items()},
+            "clock_reference": case.clocks.reference,
+            "clock_offsets_ns": {str(rank): offset for rank, offset in sorted(case.clocks.offsets.items())},
+            "groups": [
+                {
+                    "name": group.name,
+                    "desc": group.desc,
+                    "ranks": list(group.ranks),
+                    "matched": group.matched,
+                    "last_called": {str(rank): max(calls) for rank, calls in sorted(group.calls.items()) if calls},
+                }
+                for group in case.groups
+            ],
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+        }
+
+
+def analyse(
+    dumps: str | os.PathLike[str] | Mapping[int, bytes | dict[str, Any] | Dump] | Sequence[bytes | dict[str, Any] | Dump],
+    *,
+    prefix: str | None = None,
+    slow_s: float = SLOW_S,
+) -> Analysis:
+    """What the dumps of all ranks show. `dumps` is a folder, or the dumps by rank: their bytes (pickle or JSON), or what these
+    hold.
+
+    `prefix` is what the names of files in the folder begin with, before the rank; guessed without it. Who calls a collective
+    `slow_s` seconds after others is slow. DumpError: there is nothing to read; a dump that cannot be read among others is part of
+    the result."""
+    found, unreadable = _read(dumps, prefix)
+    case = model.build(found, unreadable)
+    analysis = Analysis(case, unreadable)
+    verdicts = []
+    for group in case.groups:
+        if odd := causes.members(case, group):
+            group.verdicts.append(odd)
+        elif len(group.ranks) > 1 or group.calls:
+            match.analyse(case, group, slow_s)
+            p2p.analyse(case, group)
+        verdicts += group.verdicts
+    named = {rank for verdict in verdicts if verdict.kind == model.DEAD_RANK for rank in verdict.culprits}
+    if silent := [rank for rank in case.lost if rank not in named]:
+        verdicts.append(_no_dump(silent))
+    analysis.verdicts = causes.ordered(verdicts)
+    return analysis
+
+
+def _no_dump(ranks: list[int]) -> Verdict:
+    who = model.capitalised(model.ranks_text(ranks))
+    has = (
+        "has left no dump: it has died, or its file is"
+        if len(ranks) == 1
+        else "have left no dumps: they have died, or their files are"
+    )
+    return Verdict(
+        model.DEAD_RANK, f"{who} {has} elsewhere. No call of others is seen to wait for that.", culprits=ranks
+    )
+
+
+def _read(dumps: Any, prefix: str | None) -> tuple[dict[int, Dump], dict[int, str]]:
+    if isinstance(dumps, (str, os.PathLike)):
+        sources: dict[int, Any] = dict(trace_read.find(os.fspath(dumps), prefix))
+        read: Callable[[Any, int], Dump] = trace_read.read_file
+    else:
+        sources = dict(dumps) if isinstance(dumps, Mapping) else dict(enumerate(dumps))
+        read = _parsed
+    found, unreadable = {}, {}
+    for rank, source in sorted(sources.items()):
+        try:
+            found[rank] = read(source, rank)
+        except DumpError as error:
+            unreadable[rank] = str(error)
+    if not found:
+        raise DumpError("\n".join(unreadable.values()) or "no dumps")
+    return found, unreadable
+
+
+def _parsed(data: Any, rank: int) -> Dump:
+    return data if isinstance(data, Dump) else trace_read.parse(data, rank)
+
+
+# ---- command line
+
+_DESCRIPTION = """Reads the dumps of the flight recorders of all ranks, of dldist or of PyTorch (pickle or JSON), and says in
+plain words who is stuck where, and which calls disagree."""
+
+_EPILOG = """The dumps are files in FOLDER that are named PREFIX and the number of the rank.
+exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read
+examples:
+  python -m dldist.trace dumps/
+  python -m dldist.trace --verbose --timeline hang.json dumps/     hang.json is for ui.perfetto.dev
+  python -m dldist.trace --json dumps/ | jq .summary"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dldist.trace",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="where the dumps are")
+    parser.add_argument("-p", "--prefix", help="what the names of the files begin with, before the rank (default: guessed)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with a table of the last collectives by rank")
+    parser.add_argument(
+        "-n", "--last", type=_positive, metavar="N", help=f"how many collectives it has; implies -v (default: {_LAST})"
+    )
+    slow = "who calls a collective so much after the others is slow (default: %(default)g)"
+    parser.add_argument("--slow", type=_seconds, default=SLOW_S, metavar="SECONDS", help=slow)
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead")
+    parser.add_argument("--timeline", metavar="FILE", help="write a timeline, in Chrome's trace event format, for Perfetto")
+    parser.add_argument("--version", action="version", version=f"dldist {__version__}")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; gives its exit status."""
+    options = _parser().parse_args(argv)
+    gc.disable()  # many small objects, all of which stay
+    try:
+        analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)
+        if options.timeline:
+            with open(options.timeline, "w", encoding="utf-8") as file:
+                json.dump(analysis.timeline(), file)
+    except (DumpError, OSError) as error:
+        print(f"dldist.trace: {error}", file=sys.stderr)
+        return UNREADABLE
+    last = options.last or (_LAST if options.verbose else 0)
+    try:
+        sys.stdout.write(json.dumps(analysis.to_json(), indent=2) + "\n" if options.json else analysis.text(last))
+        sys.stdout.flush()
+    except BrokenPipeError:  # such as head, which has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return analysis.exit_status

@@ -1,0 +1,5 @@
+import sys
+
+from dldist.trace import main
+
+sys.exit(main())

@@ -1,0 +1,81 @@
+"""Which problem is the cause of which: a rank is missing here because it waits there."""
+
+from __future__ import annotations
+
+from dldist.trace import model as model
+from dldist.trace.model import Case, Group, Verdict, ranks_text
+
+_WAITED_FOR = {model.MISSING_RANK, model.UNMATCHED_RECV, model.UNMATCHED_SEND, model.SLOW_RANK}
+_WEIGHT = {
+    kind: weight
+    for weight, kinds in enumerate(
+        [
+            (model.WRONG_MEMBERS, model.WRONG_ORDER, model.WRONG_OP, model.WRONG_SIZE, model.WRONG_DTYPE, model.WRONG_ROOT),
+            (model.DEAD_RANK,),
+            (model.MISSING_RANK, model.UNMATCHED_RECV, model.UNMATCHED_SEND),
+            (model.SLOW_RANK,),
+            (model.FAILED,),
+            (model.STUCK, model.UNREADABLE),
+        ]
+    )
+    for kind in kinds
+}
+
+
+def members(case: Case, group: Group) -> Verdict | None:
+    """Whether a rank that belongs to a group thinks otherwise."""
+    ours = set(group.ranks)
+    differing = {}
+    for rank in group.ranks:
+        config = case.dumps[rank].groups.get(group.name) if rank in case.dumps else None
+        if config and set(config.ranks) != ours:
+            differing[rank] = config.ranks
+    if not differing:
+        return None
+    clauses = [
+        f"{ranks_text(ranks)}: {text}" for ranks, text in model.by_text({r: ranks_text(o) for r, o in differing.items()})
+    ]
+    text = f"The ranks do not agree on who belongs to {group.title}: {ranks_text(ours)} by some dumps, and by "
+    text += "; by ".join(f"that of {clause}" for clause in clauses) + "."
+    others = sorted(ours - set(differing))
+    return Verdict(model.WRONG_MEMBERS, text, group.name, group.desc, None, "", sorted(differing), others)
+
+
+def ordered(verdicts: list[Verdict]) -> list[Verdict]:
+    """Causes first, then what follows from them, then what is no problem. Fills in `because`."""
+    problems = sorted((v for v in verdicts if v.is_problem), key=lambda v: _WEIGHT.get(v.kind, 9))
+    causes = {id(v): [other for other in problems if other is not v and _explains(other, v)] for v in problems}
+    settled = [v for v in problems if not causes[id(v)]]
+    rest = [v for v in problems if causes[id(v)]]
+    first: list[Verdict] = list(settled)
+    while rest:
+        found = next(((v, c) for v in rest for c in causes[id(v)] if any(c is known for known in settled)), None)
+        if found is None:
+            # A circle: the first stands for all of it.
+            lead = rest[0]
+            _tell_circle(lead, causes)
+            first.append(lead)
+            settled.append(lead)
+            rest.remove(lead)
+            continue
+        found[0].because = found[1]
+        settled.append(found[0])
+        rest = [v for v in rest if v is not found[0]]
+    followers = [v for v in settled if v.because]
+    return [*first, *followers, *(v for v in verdicts if not v.is_problem)]
+
+
+def _explains(cause: Verdict, effect: Verdict) -> bool:
+    """Somebody is waited for in `effect` who waits in `cause`."""
+    return effect.kind in _WAITED_FOR and bool(set(effect.culprits) & set(cause.waiting)) and effect.group + effect.op != ""
+
+
+def _tell_circle(lead: Verdict, causes: dict[int, list[Verdict]]) -> None:
+    chain, verdict = [lead], causes[id(lead)][0]
+    while not any(verdict is known for known in chain):
+        chain.append(verdict)
+        verdict = causes[id(verdict)][0]
+    start = next(i for i, known in enumerate(chain) if known is verdict)
+    circle = chain[start:]
+    ranks = sorted({rank for v in circle for rank in v.culprits})
+    lead.text = f"{model.capitalised(ranks_text(ranks))} wait for each other in a circle. " + lead.text

@@ -1,0 +1,243 @@
+"""Whether the ranks mean the same collective: op, sizes, types, root. What has to be equal depends on the op."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dldist.trace import model as model
+from dldist.trace.model import Group, Verdict, classes, joined, operands_text, ranks_text, verb
+from dldist.trace.read import Entry
+
+_LOOK_AHEAD = 64
+_GATHERS = {"all_gather", "_all_gather_base", "all_gather_single", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"}
+_SCATTERS = {"reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor"}
+_SCATTERS |= {"reduce_scatter_tensor_coalesced"}
+
+
+def counts(shapes: list[list[int]]) -> tuple[int, ...]:
+    return tuple(math.prod(shape) for shape in shapes)
+
+
+def compare(group: Group, seq: int, present: dict[int, list[Entry]]) -> tuple[str, list[int]] | None:
+    """The kind of difference, and the ranks that differ; None: they fit, as far as can be seen."""
+    found = classes(present, lambda rank: tuple(entry.op for entry in present[rank]))
+    if len(found) > 1:
+        return model.WRONG_OP, _outside(found)
+    whole = set(present) == set(group.ranks)
+    for position in range(len(next(iter(present.values())))):
+        column = {rank: entries[position] for rank, entries in present.items()}
+        if culprits := _wrong_sizes(group, column, whole):
+            return model.WRONG_SIZE, culprits
+        found = classes(column, lambda rank: _dtypes_key(column[rank]))
+        if len(found) > 1:
+            return model.WRONG_DTYPE, _outside(found)
+        if whole and (culprits := _wrong_roots(column)):
+            return model.WRONG_ROOT, culprits
+    return None
+
+
+def _outside(found: list[list[int]]) -> list[int]:
+    return sorted(rank for members in found[1:] for rank in members)
+
+
+def _kind(op: str) -> str:
+    return "all_to_all" if op.startswith(("all_to_all", "alltoall")) else op
+
+
+def _size_key(entry: Entry) -> Any:
+    inputs, outputs = counts(entry.inputs), counts(entry.outputs)
+    if entry.op == "gather" or entry.op in ("reduce", "_reduce_oop"):
+        return inputs
+    if entry.op == "scatter":
+        return outputs
+    if entry.op in ("broadcast", "_broadcast_oop"):
+        return inputs or outputs
+    if entry.op.endswith("_v") or _kind(entry.op) == "all_to_all":
+        return None
+    return inputs, outputs
+
+
+def _dtypes_key(entry: Entry) -> Any:
+    # Recorders leave out types of what has no elements, or give them all the same.
+    inputs, outputs = frozenset(entry.input_dtypes), frozenset(entry.output_dtypes)
+    if entry.op == "gather":
+        return inputs
+    if entry.op == "scatter":
+        return outputs
+    if entry.op in ("broadcast", "_broadcast_oop"):
+        return inputs or outputs
+    if _kind(entry.op) == "all_to_all":
+        return inputs | outputs
+    return inputs, outputs
+
+
+def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[int]:
+    some = next(iter(column.values()))
+    size = len(group.ranks)
+    if _kind(some.op) == "all_to_all":
+        return _wrong_splits(group, column) if whole else []
+    if some.op in _GATHERS and whole and all(len(entry.outputs) == size > 1 for entry in column.values()):
+        return _wrong_parts(group, {r: (counts(e.inputs), counts(e.outputs)) for r, e in column.items()})
+    if some.op in _SCATTERS and whole and all(len(entry.inputs) == size > 1 for entry in column.values()):
+        return _wrong_parts(group, {r: (counts(e.outputs), counts(e.inputs)) for r, e in column.items()})
+    found = classes(column, lambda rank: _size_key(column[rank]))
+    if len(found) > 1:
+        return _outside(found)
+    total_in, total_out = sum(counts(some.inputs)), sum(counts(some.outputs))
+    if some.op in _GATHERS and some.outputs and total_out != total_in * size:
+        return sorted(column)
+    if some.op in _SCATTERS and some.inputs and total_in != total_out * size:
+        return sorted(column)
+    return []
+
+
+def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
+    """Each rank has one part, and says how large those of all are: they have to agree."""
+    found = classes(sizes, lambda rank: sizes[rank][1])
+    if len(found) > 1:
+        return _outside(found)
+    return [rank for position, rank in enumerate(group.ranks) if sum(sizes[rank][0]) != sizes[rank][1][position]]
+
+
+def _wrong_splits(group: Group, column: dict[int, Entry]) -> list[int]:
+    size = len(group.ranks)
+    if all(len(entry.inputs) == size == len(entry.outputs) for entry in column.values()):
+        blamed: dict[int, int] = {}
+        for i, sender in enumerate(group.ranks):
+            for j, receiver in enumerate(group.ranks):
+                if counts(column[sender].inputs)[j] != counts(column[receiver].outputs)[i]:
+                    blamed[sender] = blamed.get(sender, 0) + 1
+                    blamed[receiver] = blamed.get(receiver, 0) + 1
+        worst = max(blamed.values(), default=0)
+        return sorted(rank for rank, times in blamed.items() if times == worst)
+    sent = sum(sum(counts(entry.inputs)) for entry in column.values())
+    received = sum(sum(counts(entry.outputs)) for entry in column.values())
+    if sent == received:
+        return []
+    found = classes(column, lambda rank: (counts(column[rank].inputs), counts(column[rank].outputs)))
+    return _outside(found) or sorted(column)
+
+
+def _wrong_roots(column: dict[int, Entry]) -> list[int]:
+    some = next(iter(column.values()))
+    if some.op not in ("gather", "scatter") or len(column) < 2:
+        return []
+    if not any(sum(counts(entry.inputs)) + sum(counts(entry.outputs)) for entry in column.values()):
+        return []
+    roots = [r for r, e in sorted(column.items()) if sum(counts(e.outputs if e.op == "gather" else e.inputs))]
+    if len(roots) == 1:
+        return []
+    return roots[1:] if roots else sorted(column)
+
+
+# ---- order
+
+
+def key(entries: list[Entry]) -> tuple[Any, ...]:
+    return tuple((entry.op, _size_key(entry), _dtypes_key(entry)) for entry in entries)
+
+
+def order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
+    """How the calls of a rank came to differ from a reference's at `seq`: "swapped" (and where the reference's call comes),
+    "left out", "one more", or "" where that cannot be seen."""
+    ours = _keys_from(calls, seq)
+    theirs = _keys_from(reference, seq)
+    if ours[0] == theirs[0]:
+        return "", seq  # what has to fit there shows only with all ranks, as with all_to_all
+    both = min(len(ours), len(theirs))
+    if both > 1 and ours[0] == theirs[1] and ours[1] == theirs[0] and ours[2:both] == theirs[2:both]:
+        return "swapped", seq + 1
+    if len(theirs) > 1 and ours[: len(theirs) - 1] == theirs[1 : len(ours) + 1]:
+        return "left out", seq
+    if len(ours) > 1 and theirs[: len(ours) - 1] == ours[1 : len(theirs) + 1]:
+        return "one more", seq
+    if ours[0] in theirs and theirs[0] in ours:
+        return "swapped", seq + ours.index(theirs[0])
+    return "", seq
+
+
+def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]:
+    keys: list[tuple[Any, ...]] = []
+    while seq in calls and len(keys) < _LOOK_AHEAD:
+        keys.append(key(calls[seq]))
+        seq += 1
+    return keys
+
+
+# ---- words
+
+
+def what(entries: list[Entry]) -> str:
+    """What is called, without sizes."""
+    names = list(dict.fromkeys(entry.op for entry in entries))
+    return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
+
+
+def mismatch(
+    case: model.Case, group: Group, seq: int, present: dict[int, list[Entry]], kind: str, culprits: list[int]
+) -> Verdict:
+    """The verdict about ranks that do not call the same."""
+    others = sorted(set(present) - set(culprits))
+    reference = others[0] if others else culprits[0]
+    note = ""
+    if kind in (model.WRONG_OP, model.WRONG_SIZE) and others:
+        kind, note = _order_note(group, seq, kind, culprits, reference)
+    ranks = sorted(present)
+    sites = dict(zip(ranks, case.sites.apart([present[rank][0].frames for rank in ranks])))
+    says = {rank: _says(kind, present[rank]) for rank in ranks}
+    texts = {rank: says[rank] + (f" at {sites[rank]}" if sites[rank] else "") for rank in ranks}
+    clauses = [f"{ranks_text(members)} {verb(members, 'calls', 'call')} {text}" for members, text in model.by_text(texts)]
+    if len(clauses) > 5:
+        clauses = [*clauses[:4], f"{len(clauses) - 4} more kinds of calls"]
+    head = {
+        model.WRONG_OP: "The ranks call different collectives",
+        model.WRONG_ORDER: "The ranks call collectives in different order",
+        model.WRONG_SIZE: "The sizes do not fit",
+        model.WRONG_DTYPE: "The element types differ",
+        model.WRONG_ROOT: "The ranks do not agree on the root",
+    }[kind]
+    number = f"#{seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{what(present[reference])} #{seq}"
+    text = f"{head}: in {number} of {group.title} " + "; ".join(clauses) + "." + note
+    if failed := next((entry for rank in ranks for entry in present[rank] if entry.error), None):
+        text += f" The reason given: {model.reason_text(failed)}."
+    lines = {rank: f"{texts[rank]}, {model.state_text(present[rank][-1], quiet_failure=True)}" for rank in ranks}
+    named = {rank: site for rank, site in sites.items() if site}
+    waiting = [rank for rank in ranks if not present[rank][-1].is_completed]
+    where = group.name, group.desc, seq, what(present[reference])
+    return Verdict(kind, text, *where, culprits, others, waiting, named, lines=model.lines_by_rank(lines))
+
+
+def _says(kind: str, entries: list[Entry]) -> str:
+    text = what(entries)
+    if kind in (model.WRONG_SIZE, model.WRONG_DTYPE, model.WRONG_ROOT, model.WRONG_ORDER):
+        operands = operands_text(entries[0]) if len(entries) == 1 else "; ".join(operands_text(entry) for entry in entries[:4])
+        if operands:
+            text += f" of {operands}"
+        if kind == model.WRONG_ROOT:
+            entry = entries[0]
+            root = sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
+            text += " as the root" if root else ", not as the root"
+    return text
+
+
+def _order_note(group: Group, seq: int, kind: str, culprits: list[int], reference: int) -> tuple[str, str]:
+    found = {order(group.calls[rank], group.calls[reference], seq) for rank in culprits}
+    if len(found) != 1:
+        return kind, ""
+    how, where = found.pop()
+    who, whom = ranks_text(culprits), ranks_text([reference])
+    expected = what(group.calls[reference][seq])
+    if how == "swapped":
+        calls = verb(culprits, "calls", "call")
+        return (
+            model.WRONG_ORDER,
+            f" {model.capitalised(who)} {calls} the {expected} that {whom} calls as #{seq} only as #{where}.",
+        )
+    has = verb(culprits, "has", "have")
+    if how == "left out":
+        return kind, f" It looks as if {who} {has} left out the {expected}: what follows is what {whom} calls next."
+    if how == "one more":
+        own = what(group.calls[culprits[0]][seq])
+        return kind, f" It looks as if {who} {has} called one {own} too many: what follows is what {whom} calls here."
+    return kind, ""

@@ -1,0 +1,282 @@
+"""What the analysis is made of: groups, their calls by rank, verdicts; and how things are called in texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dldist.trace.clock import Clocks, Sample, estimate, is_synchronising
+from dldist.trace.read import Dump, Entry
+from dldist.trace.sites import Sites
+
+# Kinds of verdicts.
+MISSING_RANK = "missing_rank"
+DEAD_RANK = "dead_rank"
+WRONG_OP = "wrong_op"
+WRONG_ORDER = "wrong_order"
+WRONG_SIZE = "wrong_size"
+WRONG_DTYPE = "wrong_dtype"
+WRONG_ROOT = "wrong_root"
+WRONG_MEMBERS = "wrong_members"
+SLOW_RANK = "slow_rank"
+STUCK = "stuck"
+FAILED = "failed"
+UNMATCHED_SEND = "unmatched_send"
+UNMATCHED_RECV = "unmatched_recv"
+DIFFERENT_SHAPE = "different_shape"
+OLD_DUMP = "old_dump"
+UNREADABLE = "unreadable"
+
+
+@dataclasses.dataclass(slots=True)
+class Verdict:
+    """One thing that has been found."""
+
+    kind: str
+    """missing_rank, wrong_op ...: the names at the top of this module."""
+    text: str
+    """In plain words, whole sentences."""
+    group: str = ""
+    """The name of the group; empty: it is about no group."""
+    desc: str = ""
+    seq: int | None = None
+    """Of a collective: the how-manieth of its group."""
+    op: str = ""
+    culprits: list[int] = dataclasses.field(default_factory=list)
+    """Global ranks that differ from the others. Of two that disagree nobody can say who is wrong: then it is the higher one."""
+    others: list[int] = dataclasses.field(default_factory=list)
+    """Those that wait for them, or that they differ from."""
+    waiting: list[int] = dataclasses.field(default_factory=list)
+    """Who has called it, and is not through."""
+    sites: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Where ranks called it from."""
+    is_problem: bool = True
+    """False: worth knowing, and nobody is stuck because of it."""
+    because: Verdict | None = None
+    """Of a problem that follows from another one: that."""
+    lines: list[str] = dataclasses.field(default_factory=list)
+    """What each rank does, for the details."""
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("kind", "text", "group", "desc", "seq", "op", "culprits", "others", "waiting", "is_problem")
+        found = {name: getattr(self, name) for name in names}
+        found["sites"] = {str(rank): site for rank, site in self.sites.items()}
+        found["because"] = self.because.text if self.because else None
+        return found
+
+
+def title_of(name: str, desc: str) -> str:
+    """What to call a group: the default one as errors do, whose name in dumps is a number."""
+    if desc == "default_pg":
+        return 'group "default"'
+    return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
+
+
+@dataclasses.dataclass(slots=True)
+class Group:
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    """Global ranks, by rank in the group."""
+    is_inferred: bool
+    """No dump says who belongs to it: these are the ranks that have called something."""
+    calls: dict[int, dict[int, list[Entry]]] = dataclasses.field(default_factory=dict)
+    """Collectives, by rank and number; a coalesced block has several entries."""
+    messages: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
+    """Point to point, by rank."""
+    matched: list[int] = dataclasses.field(default_factory=list)
+    """Numbers of the collectives that all ranks have called, alike, and completed."""
+    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return title_of(self.name, self.desc)
+
+    def numbers(self) -> list[int]:
+        return sorted({seq for calls in self.calls.values() for seq in calls})
+
+    def global_rank(self, rank: int) -> int | None:
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
+
+
+@dataclasses.dataclass(slots=True)
+class Case:
+    """All dumps, and what is worked out before anything is compared."""
+
+    dumps: dict[int, Dump]
+    world: list[int]
+    """All ranks that any dump knows of."""
+    lost: list[int]
+    """Those of them that have left no dump."""
+    groups: list[Group]
+    clocks: Clocks
+    sites: Sites
+    end_ns: int
+    """The last thing that any rank has written down, by the common clock."""
+
+    def created(self, rank: int, entry: Entry) -> int:
+        return self.clocks.to_common(rank, entry.created_ns)
+
+
+def build(dumps: dict[int, Dump], unreadable: Iterable[int] = ()) -> Case:
+    groups = _groups(dumps)
+    known = set(dumps) | set(unreadable) | {rank for group in groups for rank in group.ranks}
+    world = sorted(known)
+    clocks = estimate(sorted(dumps), _samples(groups, True), _samples(groups, False))
+    end = max((clocks.to_common(r, e.last_ns) for r, dump in dumps.items() for e in dump.entries), default=0)
+    lost = sorted(known - set(dumps) - set(unreadable))
+    return Case(dumps, world, lost, groups, clocks, Sites(dumps.values()), end)
+
+
+def _groups(dumps: dict[int, Dump]) -> list[Group]:
+    found: dict[tuple[str, frozenset[int] | None], Group] = {}
+    for dump in dumps.values():
+        for config in dump.groups.values():
+            key = config.name, frozenset(config.ranks)
+            found.setdefault(key, Group(config.name, config.desc, config.ranks, is_inferred=False))
+    for rank, dump in sorted(dumps.items()):
+        for entry in dump.entries:
+            group = _group_of(found, dump, rank, entry)
+            if entry.is_p2p:
+                if entry.op in ("send", "recv"):
+                    group.messages.setdefault(rank, []).append(entry)
+            else:
+                group.calls.setdefault(rank, {}).setdefault(entry.seq, []).append(entry)
+    for group in found.values():
+        if group.is_inferred:
+            everybody = group.desc == "default_pg"
+            group.ranks = tuple(sorted(dumps if everybody else {*group.calls, *group.messages}))
+        _drop_markers(group)
+    return sorted(found.values(), key=lambda group: (group.desc != "default_pg", len(group.name), group.name, group.ranks))
+
+
+def _group_of(found: dict[tuple[str, frozenset[int] | None], Group], dump: Dump, rank: int, entry: Entry) -> Group:
+    config = dump.groups.get(entry.group)
+    if config:
+        return found[config.name, frozenset(config.ranks)]
+    for (name, ranks), group in found.items():
+        if name == entry.group and ranks and rank in ranks:
+            return group
+    return found.setdefault((entry.group, None), Group(entry.group, entry.desc, (), is_inferred=True))
+
+
+def _drop_markers(group: Group) -> None:
+    """What ends a block of nothing but messages is no collective: not all ranks have such a block."""
+    for rank, calls in group.calls.items():
+        before = {entry.index for entry in group.messages.get(rank, ())}
+        for seq in [seq for seq, entries in calls.items() if len(entries) == 1 and entries[0].op == "coalesced"]:
+            if calls[seq][0].index - 1 in before:
+                del calls[seq]
+
+
+def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
+    """Of the collectives that were completed on several ranks. `needs_all`: those that nobody leaves before all have come."""
+    samples: list[Sample] = []
+    for group in groups:
+        for seq in group.numbers():
+            sample = {}
+            for rank, calls in group.calls.items():
+                entry = calls[seq][-1] if seq in calls else None
+                if entry and entry.completed_ns is not None and entry.is_completed and is_synchronising(entry.op) == needs_all:
+                    sample[rank] = entry.created_ns, entry.completed_ns
+            if len(sample) > 1:
+                samples.append(sample)
+    return samples
+
+
+# ---- words
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0 and 2", "ranks 0 to 5 and 7"."""
+    left = sorted(set(ranks))
+    if len(left) == 1:
+        return f"rank {left[0]}"
+    parts: list[str] = []
+    while left:
+        run = 1
+        while run < len(left) and left[run] == left[0] + run:
+            run += 1
+        run = run if run > 2 else 1
+        parts.append(f"{left[0]} to {left[run - 1]}" if run > 1 else str(left[0]))
+        del left[:run]
+    return "ranks " + joined(parts)
+
+
+def joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def verb(ranks: Iterable[int], one: str, many: str) -> str:
+    return one if len(set(ranks)) == 1 else many
+
+
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def span_text(ns: int) -> str:
+    seconds = abs(ns) / 1e9
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size or unit == "us":
+            return f"{seconds / size:.3g} {unit}" if seconds / size < 100 else f"{seconds / size:.0f} {unit}"
+    raise AssertionError
+
+
+def shapes_text(shapes: list[list[int]], dtypes: list[str]) -> str:
+    """ "Float[2, 3]"; several with commas."""
+    names = dtypes if len(dtypes) == len(shapes) else dtypes[:1] * len(shapes) if len(set(dtypes)) == 1 else [""] * len(shapes)
+    parts = [f"{name}{shape}" for name, shape in zip(names, shapes)]
+    if len(parts) > 4:
+        parts = [*parts[:3], f"... {len(parts)} in all"]
+    return ", ".join(parts)
+
+
+def operands_text(entry: Entry) -> str:
+    inputs = shapes_text(entry.inputs, entry.input_dtypes)
+    outputs = shapes_text(entry.outputs, entry.output_dtypes)
+    if inputs == outputs or not outputs:
+        return inputs
+    return f"{inputs} -> {outputs}" if inputs else f"-> {outputs}"
+
+
+_WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
+
+
+def reason_text(entry: Entry) -> str:
+    """Why it failed, without what is clear: which call of which rank that was."""
+    return _WHERE.sub("", entry.error, count=1)
+
+
+def state_text(entry: Entry, quiet_failure: bool = False) -> str:
+    if entry.is_completed:
+        return "completed"
+    if entry.error:
+        return "failed" if quiet_failure else f"failed: {reason_text(entry)}"
+    if entry.is_retired:
+        return "ended without completing"
+    return "started, not completed" if entry.is_started else "called, not started"
+
+
+def by_text(texts: dict[int, str]) -> list[tuple[list[int], str]]:
+    """Ranks of which the same is said, together."""
+    found: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        found.setdefault(text, []).append(rank)
+    return [(ranks, text) for text, ranks in found.items()]
+
+
+def lines_by_rank(texts: dict[int, str]) -> list[str]:
+    rows = [(ranks_text(ranks), text) for ranks, text in by_text(texts)]
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
+    """Ranks by what they have in common: the largest class first, of equals the one with the lowest rank."""
+    found: dict[Any, list[int]] = {}
+    for rank in sorted(ranks):
+        found.setdefault(key(rank), []).append(rank)
+    return sorted(found.values(), key=lambda members: (-len(members), members[0]))

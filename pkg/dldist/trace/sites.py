@@ -1,0 +1,81 @@
+"""Where a call comes from, in few words: the program's own frame, its file by as little of the path as tells it from others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dldist.trace.read import Dump, Frame
+
+# Files of what only hands calls on: a program's own line is further out. A program may lie in a folder that is called dldist.
+_PLUMBING = re.compile(
+    r"/dldist/(c10d/|_\w+\.py|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
+    r"|-packages/(torch|torchcomms)/|/torch/(_\w+|autograd|distributed|nn|optim|utils)/"
+    r"|/lib/python3\.\d+/(?!(site|dist)-packages/)|^<frozen "
+)
+
+
+def own_frames(frames: list[Frame]) -> list[Frame]:
+    """Those of the program, innermost first; all, if there is nothing but plumbing."""
+    own = [frame for frame in frames if not _PLUMBING.search(frame.file)]
+    return own or frames
+
+
+class Sites:
+    """Names call sites, by the files that occur in some dumps."""
+
+    def __init__(self, dumps: Iterable[Dump]):
+        # The same few stacks come again and again.
+        files = {frame.file for dump in dumps for entry in dump.entries for frame in entry.frames}
+        self._short = _shortest(files)
+
+    def frame(self, frame: Frame) -> str:
+        file = self._short.get(frame.file, frame.file)
+        function = frame.function if frame.function.startswith("<") else f"{frame.function}()"
+        return f"{file}:{frame.line}" + ("" if function == "<module>" else f" in {function}")
+
+    def of(self, frames: list[Frame]) -> str:
+        """ "train.py:17 in forward()"; empty where no stack is known."""
+        own = own_frames(frames)
+        return self.frame(own[0]) if own else ""
+
+    def apart(self, stacks: list[list[Frame]]) -> list[str]:
+        """A name for each, which goes outwards until those that differ look different."""
+        owns = [own_frames(frames) for frames in stacks]
+        distinct = {tuple(own) for own in owns}
+        inmost = {own[0] for own in distinct if own}
+        if len(inmost) == len([own for own in distinct if own]):
+            return [self.of(frames) for frames in stacks]
+        return [self._outwards(own, [other for other in distinct if other != tuple(own)]) for own in owns]
+
+    def _outwards(self, own: list[Frame], others: list[tuple[Frame, ...]]) -> str:
+        if not own:
+            return ""
+        text = self.frame(own[0])
+        same = [other for other in others if other and other[0] == own[0]]
+        if not same:
+            return text
+        for depth in range(1, len(own)):
+            if any(len(other) <= depth or other[depth] != own[depth] for other in same):
+                return f"{text}, called from {self.frame(own[depth])}"
+        return text
+
+
+def _shortest(files: set[str]) -> dict[str, str]:
+    """For each path the fewest of its last parts that no other path ends in."""
+    short = {}
+    left, parts = set(files), 1
+    while left:
+        ends: dict[str, list[str]] = {}
+        for file in files:
+            ends.setdefault("/".join(file.split("/")[-parts:]), []).append(file)
+        for end, owners in ends.items():
+            if len(owners) == 1 and owners[0] in left:
+                short[owners[0]] = end
+                left.discard(owners[0])
+        # Two paths may be alike but for what lies before the first "/".
+        for file in [file for file in left if file.count("/") < parts]:
+            short[file] = file
+            left.discard(file)
+        parts += 1
+    return short

@@ -1,0 +1,161 @@
+"""A timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
+
+A process for each rank; in it a track for each group's collectives and for each rank that it talks to. Calls that overlap get
+more tracks of the same name, as slices of one track have to nest. Arrows join what the ranks have called of one collective or
+message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dldist.trace.model import Case, Group, operands_text, state_text, title_of
+from dldist.trace.read import Entry
+
+_UNFINISHED_NS = 1_000_000
+"""What is unfinished goes at least so far beyond the last thing that is known, so that it is seen."""
+
+Event = dict[str, Any]
+
+
+def events(case: Case) -> list[Event]:
+    return _Timeline(case).build()
+
+
+def document(case: Case) -> dict[str, Any]:
+    offsets = {str(rank): offset for rank, offset in case.clocks.offsets.items()}
+    return {
+        "traceEvents": events(case),
+        "displayTimeUnit": "ms",
+        "otherData": {"clock_offsets_ns": offsets, "clock_reference_rank": case.clocks.reference},
+    }
+
+
+class _Slice:
+    def __init__(self, rank: int, entry: Entry, begin: int, end: int):
+        self.rank, self.entry, self.begin, self.end = rank, entry, begin, end
+        self.tid = 0
+
+
+class _Timeline:
+    def __init__(self, case: Case):
+        self.case = case
+        created = [case.created(rank, entry) for rank, dump in case.dumps.items() for entry in dump.entries]
+        self.origin = min(created, default=0)
+        last = max([case.end_ns, *created])
+        self.end = last + max(_UNFINISHED_NS, (last - self.origin) // 50)
+        self.events: list[Event] = []
+        self.slices: dict[tuple[int, int], _Slice] = {}  # by rank and index of the entry
+        self.flows = 0
+
+    def build(self) -> list[Event]:
+        for rank in sorted(self.case.dumps):
+            self.rank(rank)
+        for group in self.case.groups:
+            for seq in group.numbers():
+                entries = [(rank, calls[seq][0]) for rank, calls in group.calls.items() if seq in calls]
+                self.arrows(f"{entries[0][1].op} #{seq}", entries)
+            self.message_arrows(group)
+        return self.events
+
+    def us(self, time_ns: int) -> float:
+        return (time_ns - self.origin) / 1000
+
+    def rank(self, rank: int) -> None:
+        pid = rank + 1  # viewers keep process 0 to themselves
+        self.meta(pid, 0, "process_name", name=f"rank {rank}")
+        self.meta(pid, 0, "process_sort_index", sort_index=rank)
+        tracks: dict[str, list[Entry]] = {}
+        titles = {(group.name, r): group.title for group in self.case.groups for r in group.ranks}
+        for entry in self.case.dumps[rank].entries:
+            title = titles.get((entry.group, rank), title_of(entry.group, entry.desc))
+            if entry.is_p2p:
+                peer = entry.target if entry.op == "send" else entry.source
+                title += f", {entry.op} {'to' if entry.op == 'send' else 'from'} {peer if peer >= 0 else 'any'}"
+            tracks.setdefault(title, []).append(entry)
+        tid = 0
+        for title, entries in tracks.items():
+            lanes: list[int] = []  # when each is free again
+            first = tid + 1
+            for one in sorted((self.slice(rank, entry) for entry in entries), key=lambda one: (one.begin, one.end)):
+                lane = next((i for i, free in enumerate(lanes) if free <= one.begin), len(lanes))
+                lanes[lane : lane + 1] = [one.end]
+                one.tid = first + lane
+                self.slices[rank, one.entry.index] = one
+                self.draw(pid, one)
+            for lane in range(len(lanes)):
+                tid += 1
+                self.meta(pid, tid, "thread_name", name=title + (f" ({lane + 1})" if lane else ""))
+                self.meta(pid, tid, "thread_sort_index", sort_index=tid)
+
+    def meta(self, pid: int, tid: int, kind: str, **args: object) -> None:
+        self.events.append({"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": args})
+
+    def slice(self, rank: int, entry: Entry) -> _Slice:
+        begin = self.case.created(rank, entry)
+        if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
+            end = self.case.clocks.to_common(rank, ended_ns)
+        elif entry.is_completed:
+            end = begin  # when is not recorded
+        else:
+            end = self.end
+        return _Slice(rank, entry, begin, max(end, begin + 1))
+
+    def draw(self, pid: int, one: _Slice) -> None:
+        entry = one.entry
+        name = f"{entry.op} #{entry.seq}" if not entry.is_p2p else f"{entry.op} {entry.source}->{entry.target}"
+        kind = "collective" if not entry.is_p2p else "message"
+        event: Event = {"ph": "X", "pid": pid, "tid": one.tid, "ts": self.us(one.begin), "dur": (one.end - one.begin) / 1000}
+        if not entry.is_ended:
+            name, kind, event["cname"] = f"{name} (unfinished)", "unfinished", "terrible"
+        elif not entry.is_completed:
+            name, kind, event["cname"] = f"{name} (failed)", "failed", "bad"
+        event.update(name=name, cat=kind, args=self.args(entry))
+        self.events.append(event)
+        if entry.started_ns is not None:
+            started = self.case.clocks.to_common(one.rank, entry.started_ns)
+            if one.begin < started < one.end:
+                running = {"ts": self.us(started), "dur": (one.end - started) / 1000, "name": "running", "cat": "running"}
+                self.events.append({"ph": "X", "pid": pid, "tid": one.tid, "args": {}, **running})
+
+    def args(self, entry: Entry) -> dict[str, Any]:
+        found: dict[str, Any] = {"group": entry.group, "group_desc": entry.desc, "state": state_text(entry)}
+        if not entry.is_p2p:
+            found["seq"] = entry.seq
+        found["operands"] = operands_text(entry)
+        found["input_sizes"], found["input_dtypes"] = entry.inputs, entry.input_dtypes
+        found["output_sizes"], found["output_dtypes"] = entry.outputs, entry.output_dtypes
+        found["call_site"] = self.case.sites.of(entry.frames)
+        found["record_id"] = entry.record_id
+        if entry.frames:
+            found["stack"] = [f"{frame.file}:{frame.line} {frame.function}" for frame in entry.frames[:16]]
+        if entry.timeout_ms is not None:
+            found["timeout_ms"] = entry.timeout_ms
+        return found
+
+    def arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
+        """From who came first to who came last, through all."""
+        ends = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda one: (one.begin, one.rank))
+        if len(ends) < 2:
+            return
+        self.flows += 1
+        for position, one in enumerate(ends):
+            phase = "s" if position == 0 else "f" if position == len(ends) - 1 else "t"
+            event = {"ph": phase, "id": self.flows, "pid": one.rank + 1, "tid": one.tid, "ts": self.us(one.begin)}
+            event.update(name=name, cat="flow")
+            if phase == "f":
+                event["bp"] = "e"
+            self.events.append(event)
+
+    def message_arrows(self, group: Group) -> None:
+        sends: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
+        receives: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
+        for rank, entries in group.messages.items():
+            if self.case.dumps[rank].is_partial:
+                continue  # which belong together is forgotten
+            for entry in entries:
+                found = sends if entry.op == "send" else receives
+                found.setdefault((entry.source, entry.target), []).append((rank, entry))
+        for pair, sent in sends.items():
+            for send, receive in zip(sent, receives.get(pair, ())):
+                self.arrows(f"message {pair[0]}->{pair[1]}", [send, receive])
