@@ -4,7 +4,9 @@
 
 Every way of calling runs for a moment in every round, in turn, torch's own with Gloo among them where torch is installed. Printed are
 the median over the rounds, in microseconds a call, and how many times the time of the first way it is, as the median over the
-rounds. What is left is taken apart below: each line calls a bit more than the one before it.
+rounds. What is left is taken apart below: each line calls a bit more than the one before it. With NCCL, or its double
+(DLDIST_CUDA_LIBRARY=build/fast/stubs/libcuda.so.1 DLDIST_NCCL_LIBRARY=build/fast/stubs/nccl-2.32.3/libnccl.so.2, after `make stubs`),
+an array of the CPU on a group that serves devices, too, is compared with one on a group that does not.
 """
 
 import argparse
@@ -49,6 +51,22 @@ def ways():
     theirs = torch.ones(1)
     found["torch.distributed.all_reduce"] = lambda: torch_dist.all_reduce(theirs)
     return found
+
+
+def group_call(tensor, group):
+    call = dist.all_reduce
+    return lambda: call(tensor, group=group)
+
+
+def beside_nccl():
+    """A group of the CPU alone, and one that has NCCL for devices; nothing where there is no NCCL, nor its double."""
+    if not dist.is_nccl_available():
+        return {}
+    tensor = array("f", [1.0])
+    return {
+        f"all_reduce(array, group={backend})": group_call(tensor, dist.new_group([0], backend=backend))
+        for backend in ("cpu:gloo", "cpu:gloo,cuda:nccl")
+    }
 
 
 def parts():
@@ -105,6 +123,9 @@ def main():
     dist.init_process_group()
     print(f"Python {sys.version.split()[0]}, one float32, a world of one")
     results = {"calls": report(measure(ways(), options.rounds, options.calls))}
+    if groups := beside_nccl():
+        print("on a group that serves devices, too")
+        results["groups"] = report(measure(groups, options.rounds, options.calls))
     print("what is in it")
     results["parts"] = report(measure(parts(), options.rounds, options.calls))
     if options.json:

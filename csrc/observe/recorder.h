@@ -69,9 +69,7 @@ typedef struct dd_record_tensor {
 } dd_record_tensor;
 
 typedef struct dd_record_call {
-    /* One that torch's analyser knows, so that it can compare ranks: all_reduce, allreduce_coalesced, broadcast, reduce, all_gather,
-     * all_gather_single, all_gather_into_tensor_coalesced, ALLGATHER_coalesced, gather, scatter, reduce_scatter, reduce_scatter_single,
-     * reduce_scatter_v, reduce_scatter_tensor_coalesced, all_to_all, barrier, send, recv. Static text. */
+    /* Static text: one that torch's analyser knows, so that it can compare ranks. The binding's table of operations has them. */
     const char *name;
     bool is_p2p;
     bool is_started;    /* it begins to move at once, at created_ns */

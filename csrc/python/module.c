@@ -6,6 +6,7 @@
 #include "python/call/reduce_op.h"
 #include "python/group/engine.h"
 #include "python/group/group.h"
+#include "python/group/operations.h"
 #include "python/group/plan.h"
 #include "python/nccl/team.h"
 #include "python/observe/recorder.h"
@@ -266,6 +267,8 @@ static PyMethodDef core_methods[] = {
     {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
      "_call_aloud($module, callback, argument, /)\n--\n\n"
      "Calls callback(argument); what it raises goes to sys.unraisablehook."},
+    {"_operations", py_group_list_operations, METH_NOARGS,
+     "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},
     {"start_all", py_plan_start_all, METH_O,
      "start_all($module, plans, /)\n--\n\n"
      "Starts Plans in this order, those of one group that follow one another in one go: all of these, or none."},

@@ -395,6 +395,7 @@ class Group:
         name: str = "default",
         connect_timeout: _Timeout | None = None,
     ) -> None: ...
+    # The operations: made by tools/make_stubs.py.
     @overload
     def all_reduce(
         self,
@@ -422,510 +423,460 @@ class Group:
         timeout: _Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    @overload
-    def all_reduce_coalesced(
-        self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_reduce_coalesced(
-        self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_reduce_coalesced(
-        self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def broadcast(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def broadcast(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def broadcast(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def reduce(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def reduce(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def reduce(
-        self,
-        tensor: _Tensor,
-        root: int = 0,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_gather(
-        self,
-        output_list: _Tensors,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_gather(
-        self,
-        output_list: _Tensors,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_gather(
-        self,
-        output_list: _Tensors,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_gather_single(
-        self,
-        output: _Tensor,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_gather_single(
-        self,
-        output: _Tensor,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_gather_single(
-        self,
-        output: _Tensor,
-        tensor: _Tensor,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_gather_coalesced(
-        self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_gather_coalesced(
-        self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_gather_coalesced(
-        self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_gather_single_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_gather_single_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_gather_single_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def gather(
-        self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def gather(
-        self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def gather(
-        self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def gather_single(
-        self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def gather_single(
-        self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def gather_single(
-        self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor | None = None,
-        root: int = 0,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def reduce_scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def reduce_scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def reduce_scatter(
-        self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def reduce_scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
-        split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def reduce_scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
-        split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def reduce_scatter_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
-        split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def reduce_scatter_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def reduce_scatter_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def reduce_scatter_coalesced(
-        self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_to_all(
-        self,
-        output_list: _Tensors,
-        input_list: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_to_all(
-        self,
-        output_list: _Tensors,
-        input_list: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_to_all(
-        self,
-        output_list: _Tensors,
-        input_list: _Tensors,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def all_to_all_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        output_split_sizes: _Ints | None = None,
-        input_split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def all_to_all_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        output_split_sizes: _Ints | None = None,
-        input_split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: Literal[True],
-    ) -> Work: ...
-    @overload
-    def all_to_all_single(
-        self,
-        output: _Tensor,
-        input: _Tensor,
-        output_split_sizes: _Ints | None = None,
-        input_split_sizes: _Ints | None = None,
-        *,
-        timeout: _Timeout | None = None,
-        async_op: bool,
-    ) -> Work | None: ...
-    @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[False] = False) -> None: ...
-    @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[True]) -> Work: ...
-    @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool) -> Work | None: ...
     def plan_all_reduce(
-        self, tensor: _Tensor, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
+        self,
+        tensor: _Tensor,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_reduce_coalesced(
-        self, tensors: _Tensors, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
-    def plan_broadcast(self, tensor: _Tensor, root: int = 0, *, timeout: _Timeout | None = None) -> Plan: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
+    def plan_broadcast(self, tensor: _Tensor, root: SupportsIndex = 0, *, timeout: _Timeout | None = None) -> Plan: ...
+    @overload
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_reduce(
-        self, tensor: _Tensor, root: int = 0, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_gather(self, output_list: _Tensors, tensor: _Tensor, *, timeout: _Timeout | None = None) -> Plan: ...
+    @overload
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_gather_single(self, output: _Tensor, tensor: _Tensor, *, timeout: _Timeout | None = None) -> Plan: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_gather_coalesced(
-        self, output_lists: list[_Tensors] | tuple[_Tensors, ...], tensors: _Tensors, *, timeout: _Timeout | None = None
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_gather_single_coalesced(
-        self, outputs: _Tensors, inputs: _Tensors, *, timeout: _Timeout | None = None
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_gather(
-        self, tensor: _Tensor, output_list: _Tensors | None = None, root: int = 0, *, timeout: _Timeout | None = None
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_gather_single(
-        self, tensor: _Tensor, output: _Tensor | None = None, root: int = 0, *, timeout: _Timeout | None = None
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_scatter(
-        self, output: _Tensor, input_list: _Tensors | None = None, root: int = 0, *, timeout: _Timeout | None = None
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_scatter_single(
-        self, output: _Tensor, input: _Tensor | None = None, root: int = 0, *, timeout: _Timeout | None = None
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_reduce_scatter(
-        self, output: _Tensor, input_list: _Tensors, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_reduce_scatter_single(
         self,
         output: _Tensor,
@@ -935,12 +886,111 @@ class Group:
         *,
         timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_reduce_scatter_coalesced(
-        self, outputs: _Tensors, inputs: _Tensors, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_to_all(
-        self, output_list: _Tensors, input_list: _Tensors, *, timeout: _Timeout | None = None
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
+    ) -> Work | None: ...
     def plan_all_to_all_single(
         self,
         output: _Tensor,
@@ -950,7 +1000,14 @@ class Group:
         *,
         timeout: _Timeout | None = None,
     ) -> Plan: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[True]) -> Work: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool) -> Work | None: ...
     def plan_barrier(self, *, timeout: _Timeout | None = None) -> Plan: ...
+    # End of the operations.
     def send(self, tensor: _Tensor, dst: int, tag: int = 0, *, timeout: _Timeout | None = None) -> None: ...
     def recv(
         self,
@@ -972,6 +1029,8 @@ class Group:
         match_dtype: bool = True,
     ) -> Work: ...
     def monitored_barrier(self, timeout: _Timeout | None = None, wait_all_ranks: bool = False) -> None: ...
+    def _serving(self, tensor: _Tensor, /) -> Group: ...
+    _device_group: NcclGroup | None
     def batch_isend_irecv(self, p2p_op_list: list[P2POp] | tuple[P2POp, ...]) -> list[Work]: ...
     def coalesce(self, *, timeout: _Timeout | None = None, async_op: bool = False) -> Coalescing: ...
     def _set_recorder(self, recorder: object, /) -> Any: ...
@@ -1002,6 +1061,7 @@ class Group:
     @property
     def is_closed(self) -> bool: ...
 
+def _operations() -> tuple[tuple[Any, ...], ...]: ...
 def start_all(plans: list[Plan] | tuple[Plan, ...], /) -> None: ...
 def wait_all(plans: list[Plan] | tuple[Plan, ...], /) -> None: ...
 def _set_log_level(level: str, /) -> bool: ...

@@ -425,6 +425,7 @@ def nccl_beside_gloo(module, rank, size):
     dist = module.dist
     group = dist.new_group(list(range(size)), backend="cpu:gloo,cuda:nccl")
     assert dist.get_backend_config(group) == "cpu:gloo,cuda:nccl"
+    assert type(group.operations) is dist.World and type(group.operations._device_group) is dist._core.NcclGroup
     here, there = array.array("f", [rank]), module.f(rank)
     works = [dist.all_reduce(x, group=group, async_op=True) for x in (here, there)]
     for work in works:
@@ -437,11 +438,29 @@ def nccl_beside_gloo(module, rank, size):
         for work in dist.batch_isend_irecv(messages):
             work.wait()
         assert x.tolist() == [(rank - 1) % size]
+        parts = [make(0) for _ in range(size)]
+        dist.all_gather(parts, make(rank), group=group)  # found in a list
+        assert [part.tolist() for part in parts] == [[each] for each in range(size)]
+        y, z = make(rank), make(1)
+        with dist._coalescing_manager(group):
+            dist.all_reduce(y, group=group)
+            dist.all_reduce(z, group=group)
+        assert y.tolist() + z.tolist() == [sum(range(size)), size]
+    with module.raises(NotImplementedError, "plan_all_reduce"):
+        group.operations.plan_all_reduce(module.f(1))
     gathered = [None] * size
     dist.all_gather_object(gathered, rank, group=group)
     assert gathered == list(range(size))
     dist.barrier(group)
     dist.barrier(group, device_ids=[rank])
+    told = []
+    group.register_pre_hook(1, told.append)
+    assert type(group.operations) is not dist.World  # hooks are called on the long way
+    there = module.f(rank)
+    dist.all_reduce(there, group=group)
+    group.unregister_pre_hook(1)
+    assert len(told) == 1 and there.tolist() == [sum(range(size))]
+    assert type(group.operations) is dist.World
     dist.destroy_process_group(group)
 
 

@@ -293,7 +293,7 @@ def test_options_object_is_handed_on_itself():
 COLLECTIVES = sorted(
     name
     for name, member in vars(backend_base.LowLevelCalls).items()
-    if inspect.isfunction(member) and name not in ("_perform", "_forward")
+    if inspect.isroutine(member) and name != "_perform"
 )
 ARGUMENTS = {"barrier": (), "monitored_barrier": (), "send": ([X], 0, 0), "recv": ([X], 0, 0), "recv_anysource": ([X], 0)}
 ARGUMENTS |= dict.fromkeys(

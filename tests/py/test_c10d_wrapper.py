@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dldist.c10d import wrapper
 from dldist.c10d.backend_base import Backend
+from dldist.c10d.low_level import CALLS
 from dldist.c10d.fake import FakeProcessGroup
 from dldist.c10d.gloo import ProcessGroupGloo
 from dldist.c10d.options import ErrorType
@@ -322,7 +323,7 @@ def test_what_is_no_tensor_is_left_to_the_backend():
 def test_every_op_is_one_of_c10ds():
     from dldist.c10d.options import OpType
 
-    assert {op for op, _ in wrapper._COLLECTIVES.values()} <= set(OpType.__members__)
+    assert {call.operation.op_type for call in CALLS.values()} <= {int(op) for op in OpType.__members__.values()}
 
 
 def test_a_wrapped_backend_that_fails_to_end_does_not_keep_the_helper():

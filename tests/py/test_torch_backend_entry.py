@@ -49,7 +49,7 @@ def test_the_package_declares_the_entry_point():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["torch.backends"] == {"dldist": "_dldist_torch:autoload"}
     assert "_dldist_torch" in project["tool"]["setuptools"]["py-modules"]
-    assert "dldist.torch" in project["tool"]["setuptools"]["packages"]
+    assert project["tool"]["setuptools"]["packages"] == {"find": {"where": ["pkg"]}}
 
 
 def test_init_process_group_needs_no_import(installed):

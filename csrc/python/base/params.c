@@ -15,6 +15,12 @@ py_name_text(py_name name)
     return texts[name];
 }
 
+bool
+py_name_is_tensor(py_name name)
+{
+    return name >= PY_NAME_TENSOR && name <= PY_NAME_INPUT_LIST;
+}
+
 static int
 find_param(const py_params *params, const py_state *state, PyObject *name)
 {

@@ -10,8 +10,18 @@
 
 #define PY_PARAMS_MAX 6
 
+/* Numbers of c10d's OpType that no row of the operations has. */
+#define PY_OP_TYPE_SEND 12
+#define PY_OP_TYPE_RECV 13
+#define PY_OP_TYPE_RECV_ANY_SOURCE 14
+#define PY_OP_TYPE_BARRIER 15
+#define PY_OP_TYPE_COALESCED 17
+#define PY_OP_TYPE_UNKNOWN 100
+
 typedef struct py_params {
     const char *function;
+    const char *recorded; /* what the flight recorder calls it */
+    int op_type;          /* c10d's OpType */
     int nrequired;
     int npositional; /* the others are given by name only */
     int count;
@@ -38,5 +48,7 @@ bool py_params_flag(const py_state *state, PyObject *value, bool *is_set, const 
 
 /* The text of a name. */
 const char *py_name_text(py_name name);
+/* Whether what goes by that name is a tensor, or tensors. */
+bool py_name_is_tensor(py_name name);
 
 #endif

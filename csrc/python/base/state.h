@@ -29,7 +29,7 @@ typedef enum py_error_kind {
 } py_error_kind;
 
 /* X(name, text): attributes that are looked up, and parameters that are given, often enough to keep their
- * names. */
+ * names. Those of tensors are in one row (py_name_is_tensor). */
 #define PY_NAME_LIST(X)                          \
     X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
     X(DLPACK, "__dlpack__")                      \

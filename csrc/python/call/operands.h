@@ -47,7 +47,8 @@ typedef struct py_side {
 typedef struct py_operands {
     py_state *state;
     const char *function;
-    py_piece *pieces; /* `few_pieces`, or owned */
+    const char *recorded; /* what the flight recorder calls the operation */
+    py_piece *pieces;     /* `few_pieces`, or owned */
     size_t npieces;
     size_t capacity;
     py_side inputs;

@@ -12,7 +12,8 @@ static bool
 take_flight(py_group_call *call)
 {
     py_completions_drain(call->group->state);
-    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
+    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function,
+                                    call->params->op_type);
     return call->flight != NULL;
 }
 
@@ -77,20 +78,59 @@ read_common(py_group_call *call)
 }
 
 bool
-py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
+py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                     Py_ssize_t nargs, PyObject *kwnames)
 {
     call->group = (py_group *)self;
     call->params = params;
+    return py_group_require_either(call->group) &&
+           py_params_parse(params, call->group->state, args, nargs, kwnames, call->values);
+}
+
+/* The first tensor among the arguments; borrowed, or NULL. */
+static PyObject *
+first_tensor(const py_group_call *call)
+{
+    for (int i = 0; i < call->params->count; i++) {
+        PyObject *value = py_name_is_tensor(call->params->names[i]) ? call->values[i] : NULL;
+        while (value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+            value = PySequence_Size(value) == 0 ? NULL
+                    : PyList_Check(value)       ? PyList_GetItem(value, 0)
+                                                : PyTuple_GetItem(value, 0);
+        }
+        if (value != NULL) {
+            return value;
+        }
+    }
+    return NULL;
+}
+
+/* A group that serves the CPU may have another one beside it for devices. */
+static bool
+choose_group(py_group_call *call)
+{
+    PyObject *tensor = first_tensor(call);
+    py_group *chosen =
+        tensor != NULL ? py_group_serving(call->group, tensor, call->params->function) : call->group;
+    if (chosen != NULL) {
+        call->group = chosen;
+    }
+    return chosen != NULL;
+}
+
+bool
+py_group_call_begin(py_group_call *call)
+{
+    const py_params *params = call->params;
     call->is_async = params->is_async;
     call->flight = NULL;
     call->timeout_ns = -1;
     call->root = 0;
     call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
     call->factor = NULL;
-    if (!py_group_require_either(call->group) || (params->is_plan && !py_plan_require(call->group, params)) ||
-        !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
-        !read_common(call) || !begin_flight(call)) {
+    if ((call->group->device_group != NULL && !choose_group(call)) ||
+        (params->is_plan && !py_plan_require(call->group, params)) || !read_common(call) ||
+        !begin_flight(call)) {
         return false;
     }
     if (call->flight != NULL) {
@@ -99,6 +139,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
         call->operands = &call->own;
         py_operands_init(call->operands, call->group->state, params->function);
     }
+    call->operands->recorded = params->recorded;
     return true;
 }
 

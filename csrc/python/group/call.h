@@ -21,10 +21,12 @@ typedef struct py_group_call {
     py_operands own;
 } py_group_call;
 
-/* Reads what the parameters' names tell it to: op, root, timeout, async_op. False with an exception and
- * nothing to end. */
-bool py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
+/* Puts the arguments in order. False with an exception; nothing has to be ended yet. */
+bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
+/* Chooses the group that serves the tensors' device, and reads what the parameters' names tell it to: op, root, timeout, async_op. False
+ * with an exception and nothing to end. */
+bool py_group_call_begin(py_group_call *call);
 /* For calls that have begun and fail before they run. Returns NULL. */
 PyObject *py_group_call_fail(py_group_call *call);
 
@@ -53,8 +55,8 @@ typedef dd_status py_group_post(const py_group_call *call, const void *what, con
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
                               dd_call_options *options);
 
-/* With calls being recorded on this thread: 1 and the call is recorded, `result` is what it returns; 0 when not; -1 with an
- * exception. */
+/* Of a call that has been parsed, on a group with recorders: 1 where this thread's calls are recorded, and `result` is what it returns; 0
+ * where they are not; -1 with an exception. */
 int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "python/base/error.h"
 #include "python/observe/recorder.h"
+#include "python/tensor/device.h"
 
 dd_group *
 py_group_core(PyObject *group)
@@ -41,6 +42,17 @@ py_group_require_usable(const py_group *self)
         py_error_raise_of_group(self->state, status, &err);
     }
     return status == DD_OK;
+}
+
+py_group *
+py_group_serving(py_group *self, PyObject *tensor, const char *function)
+{
+    if (self->device_group == NULL) {
+        return self;
+    }
+    py_argument argument = {.state = self->state, .function = function, .name = "tensor", .value = tensor};
+    int is_on_device = py_device_has(&argument);
+    return is_on_device < 0 ? NULL : is_on_device > 0 ? self->device_group : self;
 }
 
 bool

@@ -23,6 +23,8 @@ typedef struct py_group {
         *recorders; /* guarded by the GIL: dict from thread to what records its calls; NULL: nobody does */
     bool is_closed; /* guarded by the GIL */
     struct py_forms *forms; /* the same; owned; NULL until a collective has run */
+    struct py_group
+        *device_group; /* the same; owned: the NcclGroup that serves memory of devices; NULL: nobody does */
 } py_group;
 
 /* The core's group behind an object that is a group and open. */
@@ -40,6 +42,9 @@ bool py_group_require_usable(const py_group *self);
 /* Of either kind: it has been opened; and not in the parent of a forked child. */
 bool py_group_require_either(const py_group *self);
 bool py_group_require_alive(const py_group *self);
+
+/* The group that serves the device of a tensor: this one, or the one beside it (borrowed). NULL with an exception. */
+py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
 /* NULL or None: -1, which is the group's own. */
 bool py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function);
@@ -69,6 +74,7 @@ PyObject *py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_set_recorder(PyObject *object, PyObject *recorder);
 PyObject *py_group_repr(PyObject *object);
+PyObject *py_group_find_serving(PyObject *object, PyObject *tensor);
 extern PyGetSetDef py_group_getset[];
 PyObject *py_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_adopt(PyObject *self, PyObject *args);

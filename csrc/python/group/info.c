@@ -183,6 +183,37 @@ py_group_make_member_type(void)
     return (PyObject *)PyStructSequence_NewType(&desc);
 }
 
+static PyObject *
+get_device_group(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *group = (PyObject *)((py_group *)object)->device_group;
+    return Py_NewRef(group != NULL ? group : Py_None);
+}
+
+static int
+set_device_group(PyObject *object, PyObject *group, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    bool is_none = group == NULL || group == Py_None;
+    if (!is_none && !PyObject_TypeCheck(group, self->state->nccl_group_type)) {
+        py_raise_wrong_type("Group", "_device_group", "NcclGroup", group);
+        return -1;
+    }
+    py_group *before = self->device_group;
+    self->device_group = is_none ? NULL : (py_group *)Py_NewRef(group);
+    Py_XDECREF((PyObject *)before);
+    return 0;
+}
+
+PyObject *
+py_group_find_serving(PyObject *object, PyObject *tensor)
+{
+    py_group *serving = py_group_serving((py_group *)object, tensor, "_serving");
+    return serving != NULL ? Py_NewRef((PyObject *)serving) : NULL;
+}
+
 PyGetSetDef py_group_getset[] = {
     {"rank", get_rank, NULL, "This process's rank.", NULL},
     {"size", get_size, NULL, "How many ranks there are.", NULL},
@@ -192,5 +223,7 @@ PyGetSetDef py_group_getset[] = {
     {"members", get_members, NULL, "A Member for each rank.", NULL},
     {"error", get_error, NULL, "Why every call fails; None when none does, or after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether close() has been called here.", NULL},
+    {"_device_group", get_device_group, set_device_group,
+     "An NcclGroup of the same ranks, which serves the memory of devices; None: nobody does.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

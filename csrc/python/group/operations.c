@@ -22,6 +22,9 @@ typedef struct side_row {
 } side_row;
 
 typedef struct operation {
+    const char *c10d_call;
+    const char *c10d_former;
+    const char *as_one;
     py_params run;
     py_params plan;
     dd_coll coll;
@@ -49,30 +52,36 @@ enum operation_number {
 #define UNWRAP(...) __VA_ARGS__
 #define COUNT_OF(parameters) \
     ((int)(sizeof((py_name[]){UNWRAP parameters PY_NAME_COUNT}) / sizeof(py_name)) - 1)
-#define OPERATION(name, kind, required, parameters, in, out, ...)             \
-    {.run = {.function = #name,                                               \
-             .nrequired = required,                                           \
-             .npositional = COUNT_OF(parameters),                             \
-             .count = COUNT_OF(parameters) + 2,                               \
-             .names = {UNWRAP parameters PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}}, \
-     .plan = {.function = "plan_" #name,                                      \
-              .nrequired = required,                                          \
-              .npositional = COUNT_OF(parameters),                            \
-              .count = COUNT_OF(parameters) + 1,                              \
-              .is_plan = true,                                                \
-              .names = {UNWRAP parameters PY_NAME_TIMEOUT}},                  \
-     .coll = DD_COLL_##kind,                                                  \
-     .input = in,                                                             \
+#define OPERATION(name, kind, type, call, former, told, one, required, parameters, in, out, ...) \
+    {.c10d_call = call,                                                                          \
+     .c10d_former = former,                                                                      \
+     .as_one = one,                                                                              \
+     .run = {.function = #name,                                                                  \
+             .op_type = type,                                                                    \
+             .recorded = told,                                                                   \
+             .nrequired = required,                                                              \
+             .npositional = COUNT_OF(parameters),                                                \
+             .count = COUNT_OF(parameters) + 2,                                                  \
+             .names = {UNWRAP parameters PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}},                    \
+     .plan = {.function = "plan_" #name,                                                         \
+              .op_type = type,                                                                   \
+              .recorded = told,                                                                  \
+              .nrequired = required,                                                             \
+              .npositional = COUNT_OF(parameters),                                               \
+              .count = COUNT_OF(parameters) + 1,                                                 \
+              .is_plan = true,                                                                   \
+              .names = {UNWRAP parameters PY_NAME_TIMEOUT}},                                     \
+     .coll = DD_COLL_##kind,                                                                     \
+     .input = in,                                                                                \
      .output = out},
 
 static const operation operations[] = {PY_OPERATION_LIST(OPERATION)};
 
-/* What coalesce() can make one operation of several calls of. */
+/* Whether coalesce() takes the call. */
 static bool
-is_recordable(enum operation_number number, const py_group_call *call)
+is_coalescable(const operation *op, const py_group_call *call)
 {
-    return number == NUMBER_all_reduce || number == NUMBER_all_gather_single ||
-           (number == NUMBER_reduce_scatter_single && call->values[3] == NULL);
+    return op->as_one[0] != '\0' && (op->input.splits == 0 || call->values[op->input.splits] == NULL);
 }
 
 static size_t
@@ -380,14 +389,16 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
 {
     const operation *op = &operations[number];
     py_group_call call;
-    if (!py_group_call_begin(&call, self, is_plan ? &op->plan : &op->run, args, nargs, kwnames)) {
+    if (!py_group_call_parse(&call, self, is_plan ? &op->plan : &op->run, args, nargs, kwnames)) {
         return NULL;
     }
     PyObject *answer = NULL;
-    if (call.group->recorders != NULL && is_recordable(number, &call) &&
+    if (call.group->recorders != NULL && !is_plan && is_coalescable(op, &call) &&
         py_group_call_record(&call, &answer) != 0) {
-        py_group_call_fail(&call);
         return answer;
+    }
+    if (!py_group_call_begin(&call)) {
+        return NULL;
     }
     py_side *inputs = &call.operands->inputs;
     py_side *outputs = &call.operands->outputs;
@@ -406,3 +417,49 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
         return call_operation(NUMBER_##name, true, self, args, nargs, kwnames);  \
     }
 PY_OPERATION_LIST(METHODS)
+
+/* ---- the table, for Python */
+
+static PyObject *
+make_names(const py_params *params)
+{
+    PyObject *names = PyTuple_New(params->npositional);
+    for (int i = 0; names != NULL && i < params->npositional; i++) {
+        PyObject *name = PyUnicode_FromString(py_name_text(params->names[i]));
+        if (name == NULL || PyTuple_SetItem(names, i, name) < 0) {
+            Py_CLEAR(names);
+        }
+    }
+    return names;
+}
+
+static PyObject *
+make_row(const operation *op)
+{
+    static const char *const kinds[] = {
+        [SIDE_NOTHING] = "nothing", [SIDE_ONE] = "one",     [SIDE_MANY] = "many",     [SIDE_RANKS] = "ranks",
+        [SIDE_LISTS] = "lists",     [SIDE_WHOLE] = "whole", [SIDE_WHOLES] = "wholes",
+    };
+    PyObject *names = make_names(&op->run);
+    return names == NULL ? NULL
+                         : Py_BuildValue("(ssissssNi(si)(si))", op->run.function, dd_coll_name(op->coll),
+                                         op->run.op_type, op->run.recorded, op->c10d_call, op->c10d_former,
+                                         op->as_one, names, op->run.nrequired, kinds[op->input.kind],
+                                         op->input.value, kinds[op->output.kind], op->output.value);
+}
+
+PyObject *
+py_group_list_operations(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    size_t count = sizeof operations / sizeof operations[0];
+    PyObject *rows = PyTuple_New((Py_ssize_t)count);
+    for (size_t i = 0; rows != NULL && i < count; i++) {
+        PyObject *row = make_row(&operations[i]);
+        if (row == NULL || PyTuple_SetItem(rows, (Py_ssize_t)i, row) < 0) {
+            Py_CLEAR(rows);
+        }
+    }
+    return rows;
+}

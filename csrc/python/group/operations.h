@@ -1,11 +1,17 @@
-/* The collectives of a group, in one table: their parameters, which of them are tensors and how these make up blocks, and what is said of
- * them. Each is two methods: <name> runs it, plan_<name> makes a plan of it. */
+/* The collectives of a group, in one table: what they are called, their parameters, which of these are tensors and how the tensors make up
+ * blocks. All that repeats itself for each is made from it: the methods <name>, which runs it, and plan_<name>, which makes a plan of it;
+ * in Python, by way of _operations(), c10d's low-level calls, what backends and hooks make of them, the backend of PyTorch; and the stub
+ * of the extension (tools/make_stubs.py). */
 #ifndef DD_PYTHON_GROUP_OPERATIONS_H
 #define DD_PYTHON_GROUP_OPERATIONS_H
 
 #include "python/group/call.h"
 
-/* X(name, collective, how many parameters must be given, (parameters), (input), (output), the beginning of the signature, documentation).
+/* X(name, collective, type, call, former, recorded, as_one, how many parameters must be given, (parameters), (input), (output), the
+ * beginning of the signature, documentation).
+ *
+ * In c10d's words: the number of the OpType, what the low-level call of backends is named, and what it was named before; "" where there is
+ * no such name. `recorded` is its name in the flight recorder, as_one the operation that coalesce() makes of several, "" where it makes none.
  * All parameters can be given by position; timeout and, where it is run, async_op come by name. A side is one of
  *     NOTHING
  *     ONE(parameter)             a tensor
@@ -19,58 +25,76 @@
  * by the root alone. */
 /* clang-format off */
 #define PY_OPERATION_LIST(X) \
-    X(all_reduce, ALL_REDUCE, 1, (PY_NAME_TENSOR, PY_NAME_OP,), ONE(0), ONE(0), \
+    X(all_reduce, ALL_REDUCE, 1, "allreduce", "", "all_reduce", "all_reduce_coalesced", \
+      1, (PY_NAME_TENSOR, PY_NAME_OP,), ONE(0), ONE(0), \
       "($self, tensor, op='sum', *, ", \
       "Reduces the tensors of all ranks, in place.") \
-    X(all_reduce_coalesced, ALL_REDUCE, 1, (PY_NAME_TENSORS, PY_NAME_OP,), MANY(0), MANY(0), \
+    X(all_reduce_coalesced, ALL_REDUCE, 2, "allreduce_coalesced", "", "allreduce_coalesced", "", \
+      1, (PY_NAME_TENSORS, PY_NAME_OP,), MANY(0), MANY(0), \
       "($self, tensors, op='sum', *, ", \
       "all_reduce of several tensors in one operation.") \
-    X(broadcast, BROADCAST, 1, (PY_NAME_TENSOR, PY_NAME_ROOT,), ONE(0), ONE(0), \
+    X(broadcast, BROADCAST, 0, "broadcast", "", "broadcast", "", \
+      1, (PY_NAME_TENSOR, PY_NAME_ROOT,), ONE(0), ONE(0), \
       "($self, tensor, root=0, *, ", \
       "Gives every rank what the root has.") \
-    X(reduce, REDUCE, 1, (PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_OP,), ONE(0), ONE(0), \
+    X(reduce, REDUCE, 3, "reduce", "", "reduce", "", \
+      1, (PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_OP,), ONE(0), ONE(0), \
       "($self, tensor, root=0, op='sum', *, ", \
       "Reduces the tensors of all ranks into the root's; the others stay as they are.") \
-    X(all_gather, ALL_GATHER, 2, (PY_NAME_OUTPUT_LIST, PY_NAME_TENSOR,), ONE(1), RANKS(0), \
+    X(all_gather, ALL_GATHER, 4, "allgather", "", "all_gather", "", \
+      2, (PY_NAME_OUTPUT_LIST, PY_NAME_TENSOR,), ONE(1), RANKS(0), \
       "($self, output_list, tensor, *, ", \
       "Gives every rank all ranks' tensors, which may differ in size.") \
-    X(all_gather_single, ALL_GATHER, 2, (PY_NAME_OUTPUT, PY_NAME_TENSOR,), ONE(1), WHOLE(0), \
+    X(all_gather_single, ALL_GATHER, 5, "all_gather_single", "_allgather_base", "all_gather_single", "all_gather_single_coalesced", \
+      2, (PY_NAME_OUTPUT, PY_NAME_TENSOR,), ONE(1), WHOLE(0), \
       "($self, output, tensor, *, ", \
       "all_gather of equal tensors into one, in the order of the ranks.") \
-    X(all_gather_coalesced, ALL_GATHER, 2, (PY_NAME_OUTPUT_LISTS, PY_NAME_TENSORS,), MANY(1), LISTS(0), \
+    X(all_gather_coalesced, ALL_GATHER, 6, "allgather_coalesced", "", "ALLGATHER_coalesced", "", \
+      2, (PY_NAME_OUTPUT_LISTS, PY_NAME_TENSORS,), MANY(1), LISTS(0), \
       "($self, output_lists, tensors, *, ", \
       "all_gather of several tensors in one operation: output_lists[rank][tensor].") \
-    X(all_gather_single_coalesced, ALL_GATHER, 2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS,), MANY(1), WHOLES(0), \
+    X(all_gather_single_coalesced, ALL_GATHER, 20, "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced", "", \
+      2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS,), MANY(1), WHOLES(0), \
       "($self, outputs, inputs, *, ", \
       "all_gather_single of several tensors in one operation.") \
-    X(gather, GATHER, 1, (PY_NAME_TENSOR, PY_NAME_OUTPUT_LIST, PY_NAME_ROOT,), ONE(0), RANKS(1), \
+    X(gather, GATHER, 7, "gather", "", "gather", "", \
+      1, (PY_NAME_TENSOR, PY_NAME_OUTPUT_LIST, PY_NAME_ROOT,), ONE(0), RANKS(1), \
       "($self, tensor, output_list=None, root=0, *, ", \
       "Gives the root all ranks' tensors, which may differ in size; the list is for the root.") \
-    X(gather_single, GATHER, 1, (PY_NAME_TENSOR, PY_NAME_OUTPUT, PY_NAME_ROOT,), ONE(0), WHOLE(1), \
+    X(gather_single, GATHER, 7, "gather_single", "gather_into_tensor", "gather", "", \
+      1, (PY_NAME_TENSOR, PY_NAME_OUTPUT, PY_NAME_ROOT,), ONE(0), WHOLE(1), \
       "($self, tensor, output=None, root=0, *, ", \
       "gather of equal tensors into one; the output is for the root.") \
-    X(scatter, SCATTER, 1, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_ROOT,), RANKS(1), ONE(0), \
+    X(scatter, SCATTER, 8, "scatter", "", "scatter", "", \
+      1, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_ROOT,), RANKS(1), ONE(0), \
       "($self, output, input_list=None, root=0, *, ", \
       "Gives every rank its tensor of the root's list.") \
-    X(scatter_single, SCATTER, 1, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_ROOT,), WHOLE(1), ONE(0), \
+    X(scatter_single, SCATTER, 8, "", "", "scatter", "", \
+      1, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_ROOT,), WHOLE(1), ONE(0), \
       "($self, output, input=None, root=0, *, ", \
       "Gives every rank its part of the root's tensor.") \
-    X(reduce_scatter, REDUCE_SCATTER, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_OP,), RANKS(1), ONE(0), \
+    X(reduce_scatter, REDUCE_SCATTER, 9, "reduce_scatter", "", "reduce_scatter", "", \
+      2, (PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_OP,), RANKS(1), ONE(0), \
       "($self, output, input_list, op='sum', *, ", \
       "Reduces the k-th tensors of all ranks' lists for rank k.") \
-    X(reduce_scatter_single, REDUCE_SCATTER, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OP, PY_NAME_SPLIT_SIZES,), WHOLE_BY(1, 3), ONE(0), \
+    X(reduce_scatter_single, REDUCE_SCATTER, 16, "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_coalesced", \
+      2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OP, PY_NAME_SPLIT_SIZES,), WHOLE_BY(1, 3), ONE(0), \
       "($self, output, input, op='sum', split_sizes=None, *, ", \
       "Reduces the k-th parts of all ranks' tensors for rank k: equal ones, or of split_sizes rows.") \
-    X(reduce_scatter_coalesced, REDUCE_SCATTER, 2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_OP,), WHOLES(1), MANY(0), \
+    X(reduce_scatter_coalesced, REDUCE_SCATTER, 19, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced", "", \
+      2, (PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_OP,), WHOLES(1), MANY(0), \
       "($self, outputs, inputs, op='sum', *, ", \
       "reduce_scatter_single of several tensors in one operation.") \
-    X(all_to_all, ALL_TO_ALL, 2, (PY_NAME_OUTPUT_LIST, PY_NAME_INPUT_LIST,), RANKS(1), RANKS(0), \
+    X(all_to_all, ALL_TO_ALL, 11, "alltoall", "", "all_to_all", "", \
+      2, (PY_NAME_OUTPUT_LIST, PY_NAME_INPUT_LIST,), RANKS(1), RANKS(0), \
       "($self, output_list, input_list, *, ", \
       "Sends the k-th tensor of the list to rank k, and receives the k-th from it.") \
-    X(all_to_all_single, ALL_TO_ALL, 2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OUTPUT_SPLIT_SIZES, PY_NAME_INPUT_SPLIT_SIZES,), WHOLE_BY(1, 3), WHOLE_BY(0, 2), \
+    X(all_to_all_single, ALL_TO_ALL, 10, "all_to_all_single", "alltoall_base", "all_to_all", "", \
+      2, (PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OUTPUT_SPLIT_SIZES, PY_NAME_INPUT_SPLIT_SIZES,), WHOLE_BY(1, 3), WHOLE_BY(0, 2), \
       "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, ", \
       "all_to_all of the parts of one tensor: equal ones, or of as many rows as the lists say.") \
-    X(barrier, BARRIER, 0, (), NOTHING, NOTHING, \
+    X(barrier, BARRIER, 15, "barrier", "", "barrier", "", \
+      0, (), NOTHING, NOTHING, \
       "($self, *, ", \
       "Waits until all ranks are here.")
 /* clang-format on */
@@ -80,5 +104,9 @@
     PY_GROUP_METHOD(plan_##name);
 PY_OPERATION_LIST(PY_OPERATION_DECLARE)
 #undef PY_OPERATION_DECLARE
+
+/* _operations(): the rows, without what is for help(): (name, collective, OpType, recorded, c10d's call, its former name, as_one,
+ * parameters, how many of them must be given, input, output), where a side is (kind, parameter). */
+PyObject *py_group_list_operations(PyObject *module, PyObject *unused);
 
 #endif

@@ -88,7 +88,8 @@ run_prepared(py_group_call *call, const py_group_message *message)
                                .record = py_record_message(&record, call->group->state, call->operands,
                                                            message->is_send, message->rank)};
     if (call->flight != NULL) {
-        call->flight->is_any_source = message->rank == DD_ANY_RANK;
+        call->flight->op_type =
+            message->rank == DD_ANY_RANK ? PY_OP_TYPE_RECV_ANY_SOURCE : call->params->op_type;
         return py_group_call_start(call, post_transfer, &one, &options);
     }
     if (!py_group_call_wait(call, run_transfer, &one, &options, piece->nbytes > QUICK_NBYTES)) {
@@ -120,7 +121,7 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
 {
     py_group_message message = {.is_send = is_send};
     py_group_call call;
-    if (!py_group_call_begin(&call, self, params, args, nargs, kwnames)) {
+    if (!py_group_call_parse(&call, self, params, args, nargs, kwnames) || !py_group_call_begin(&call)) {
         return NULL;
     }
     /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
@@ -138,6 +139,7 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     PY_GROUP_METHOD(name)                                                                                    \
     {                                                                                                        \
         static const py_params params = {.function = #name,                                                  \
+                                         .op_type = sends ? PY_OP_TYPE_SEND : PY_OP_TYPE_RECV,               \
                                          .nrequired = required,                                              \
                                          .npositional = 3,                                                   \
                                          .count = (int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)), \

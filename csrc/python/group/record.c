@@ -74,17 +74,22 @@ find_recorder(const py_group *group)
 int
 py_group_call_record(py_group_call *call, PyObject **result)
 {
-    if (call->group->recorders == NULL || call->params->is_plan) {
-        return 0;
-    }
     PyObject *recorder = find_recorder(call->group);
     if (recorder == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }
-    if (call->timeout_ns >= 0) {
+    const py_params *params = call->params;
+    bool is_async = params->is_async;
+    PyObject *flag = call->values[params->count - 1]; /* async_op, after timeout */
+    bool is_ok =
+        flag == NULL || py_params_flag(call->group->state, flag, &is_async, params->function, "async_op");
+    if (is_ok && call->values[params->count - 2] != NULL) {
         PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): timeout is for the whole of what coalesce() records: give it to that",
-                     call->params->function);
+                     params->function);
+        is_ok = false;
+    }
+    if (!is_ok) {
         Py_DECREF(recorder);
         return -1;
     }
@@ -93,7 +98,7 @@ py_group_call_record(py_group_call *call, PyObject **result)
         values[i] = call->values[i] != NULL ? call->values[i] : Py_None;
     }
     *result = PyObject_CallMethod(recorder, "record", "sOOOO", call->params->function, values[0], values[1],
-                                  values[2], call->is_async ? Py_True : Py_False);
+                                  values[2], is_async ? Py_True : Py_False);
     Py_DECREF(recorder);
     return *result != NULL ? 1 : -1;
 }

@@ -160,6 +160,7 @@ group_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->module);
     Py_VISIT(self->store);
     Py_VISIT(self->recorders);
+    Py_VISIT((PyObject *)self->device_group);
     return 0;
 }
 
@@ -169,6 +170,7 @@ group_clear(PyObject *object)
     py_group *self = (py_group *)object;
     Py_CLEAR(self->store);
     Py_CLEAR(self->recorders);
+    Py_CLEAR(self->device_group);
     return 0;
 }
 
@@ -409,8 +411,9 @@ group_exit(PyObject *object, PyObject *args)
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
 /* A collective, and the plan of it. */
-#define COLLECTIVE(name, coll, nrequired, parameters, input, output, signature, doc) \
-    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),             \
+#define COLLECTIVE(name, coll, type, call, former, recorded, as_one, nrequired, parameters, input, output, \
+                   signature, doc)                                                                         \
+    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),                                   \
         METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc),
 
 static PyMethodDef group_methods[] = {
@@ -432,10 +435,12 @@ static PyMethodDef group_methods[] = {
      "batch_isend_irecv($self, p2p_op_list)\n--\n\nStarts the P2POps of a list; returns their Works."},
     {"coalesce", (PyCFunction)(void (*)(void))py_group_coalesce, METH_VARARGS | METH_KEYWORDS,
      "coalesce($self, *, timeout=None, async_op=False)\n--\n\n"
-     "A context manager: all_reduce, all_gather_single or reduce_scatter_single called in it by this thread\n"
-     "are made one operation at its end."},
+     "A context manager: the calls in it by this thread, of all_reduce or of the single forms of all_gather and\n"
+     "reduce_scatter, are made one operation at its end."},
     {"_set_recorder", py_group_set_recorder, METH_O,
      "_set_recorder($self, recorder, /)\n--\n\nWho records the calls of this thread; returns who did before."},
+    {"_serving", py_group_find_serving, METH_O,
+     "_serving($self, tensor, /)\n--\n\nThe group that serves the tensor's device: this one, or that beside it."},
     {"empty", (PyCFunction)(void (*)(void))py_group_empty, METH_VARARGS | METH_KEYWORDS,
      "empty($self, shape, dtype='float32')\n--\n\n"
      "A SharedArray of zeros: memory that the ranks of this host share, so that collectives on it copy less."},

@@ -40,7 +40,8 @@ py_nccl_call_begin(py_group_call *call)
         return false;
     }
     py_completions_drain(group->state);
-    call->flight = py_flight_create(group->state, (PyObject *)group, call->params->function);
+    call->flight =
+        py_flight_create(group->state, (PyObject *)group, call->params->function, call->params->op_type);
     if (call->flight == NULL) {
         return false;
     }
@@ -279,7 +280,11 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
         return NULL;
     }
     py_flight *flight = chain(batch);
-    plan.call.what = batch->nitems > 1 ? "coalesced" : flight->operands.function;
+    plan.call.what = flight->operands.function;
+    if (batch->nitems > 1) {
+        plan.call.what = "coalesced";
+        flight->op_type = PY_OP_TYPE_COALESCED;
+    }
     plan.call.is_batch = true;
     flight->timeout_ns = timeout_of(self, timeout_ns);
     py_record told;
@@ -409,7 +414,7 @@ static PyObject *
 run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
 {
     py_completions_drain(self->state);
-    py_flight *flight = py_flight_create(self->state, (PyObject *)self, "barrier");
+    py_flight *flight = py_flight_create(self->state, (PyObject *)self, "barrier", PY_OP_TYPE_BARRIER);
     if (flight == NULL) {
         return NULL;
     }

@@ -187,6 +187,7 @@ group_dealloc(PyObject *object)
     }
     Py_CLEAR(self->store);
     Py_CLEAR(self->recorders);
+    Py_CLEAR(self->device_group);
     py_object_free(object, self->module);
 }
 

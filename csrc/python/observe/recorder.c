@@ -10,9 +10,10 @@
 
 /* "/usr/lib/.../dldist/" */
 static bool
-read_folder(py_recorder *self, PyObject *settings)
+read_folder(py_recorder *self)
 {
-    PyObject *file = PyObject_GetAttrString(settings, "__file__");
+    PyObject *package = PyImport_ImportModule("dldist");
+    PyObject *file = package != NULL ? PyObject_GetAttrString(package, "__file__") : NULL;
     Py_ssize_t len;
     const char *text = file != NULL ? PyUnicode_AsUTF8AndSize(file, &len) : NULL;
     const char *slash = text != NULL ? strrchr(text, '/') : NULL;
@@ -26,6 +27,7 @@ read_folder(py_recorder *self, PyObject *settings)
     }
     PyErr_Clear(); /* without a file of its own the package shows its frames */
     Py_XDECREF(file);
+    Py_XDECREF(package);
     return slash == NULL || self->folder != NULL;
 }
 
@@ -51,7 +53,7 @@ create(py_state *state)
         self->generation = dd_fork_generation();
         if (status != DD_OK) {
             py_error_raise(state, status, &err);
-        } else if (!read_folder(self, settings) || !py_recorder_init_stacks(self)) {
+        } else if (!read_folder(self) || !py_recorder_init_stacks(self)) {
             PyErr_NoMemory();
         }
     } else if (values != NULL && PyErr_Occurred() == NULL) {

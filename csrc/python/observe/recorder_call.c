@@ -133,39 +133,12 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
     }
 }
 
+/* Parts that may differ in size make it another operation for c10d. */
 static const char *
 name_of(dd_coll coll, const py_operands *operands)
 {
-    const py_side *inputs = &operands->inputs;
-    const py_side *outputs = &operands->outputs;
-    switch (coll) {
-    case DD_COLL_ALL_REDUCE:
-        return inputs->npieces > 1 ? "allreduce_coalesced" : "all_reduce";
-    case DD_COLL_ALL_GATHER:
-        if (outputs->layout == PY_LAYOUT_WOVEN) {
-            return "all_gather_into_tensor_coalesced";
-        }
-        if (outputs->layout == PY_LAYOUT_SPLIT) {
-            return "all_gather_single";
-        }
-        return inputs->npieces > 1 ? "ALLGATHER_coalesced" : "all_gather";
-    case DD_COLL_REDUCE_SCATTER:
-        if (inputs->layout == PY_LAYOUT_WOVEN) {
-            return "reduce_scatter_tensor_coalesced";
-        }
-        if (inputs->layout == PY_LAYOUT_SPLIT) {
-            return inputs->sizes != NULL ? "reduce_scatter_v" : "reduce_scatter_single";
-        }
-        return "reduce_scatter";
-    case DD_COLL_BARRIER:
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-    case DD_COLL_GATHER:
-    case DD_COLL_SCATTER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return dd_coll_name(coll);
+    return coll == DD_COLL_REDUCE_SCATTER && operands->inputs.sizes != NULL ? "reduce_scatter_v"
+                                                                            : operands->recorded;
 }
 
 static bool

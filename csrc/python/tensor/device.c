@@ -294,6 +294,39 @@ ask_device(const py_argument *argument, int *device)
     return is_ok ? py_device_is_cuda(type) : -1;
 }
 
+/* The same, with an exception that names the argument. */
+static int
+find_device(const py_argument *argument, int *device)
+{
+    int is_cuda = ask_device(argument, device);
+    if (is_cuda < 0) {
+        py_argument_raise_from_current(argument, "does not say its device");
+    }
+    return is_cuda;
+}
+
+int
+py_device_has(const py_argument *argument)
+{
+    if ((PyObject *)Py_TYPE(argument->value) == argument->state->ndarray_type) {
+        return 0;
+    }
+    py_tensor_facts facts;
+    py_tensor_type_find(argument->state, argument->value, &facts);
+    if (!facts.has_device && PyObject_CheckBuffer(argument->value)) {
+        return 0;
+    }
+    dl_tensor view;
+    if (facts.api != NULL && facts.api->view_object != NULL) {
+        if (facts.api->view_object(argument->value, &view) == 0) {
+            return py_device_is_cuda(view.device_type);
+        }
+        PyErr_Clear(); /* asking says it better */
+    }
+    int device;
+    return find_device(argument, &device);
+}
+
 /* The kind of the library whose stream is known; false when it is not. */
 static bool
 find_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
@@ -315,10 +348,7 @@ py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, co
 {
     int device;
     *stream = NULL;
-    int is_cuda = ask_device(argument, &device);
-    if (is_cuda < 0) {
-        py_argument_raise_from_current(argument, "does not say its device");
-    }
+    int is_cuda = find_device(argument, &device);
     if (is_cuda <= 0) {
         return is_cuda == 0;
     }

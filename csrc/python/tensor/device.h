@@ -56,6 +56,9 @@ void py_device_scope_init(py_device_scope *scope, py_state *state);
 /* Whether DLDeviceType is what NCCL can work with. */
 bool py_device_is_cuda(int device_type);
 
+/* 1 where an object's memory is a CUDA device's, 0 where it is not; -1 with an exception. */
+int py_device_has(const py_argument *argument);
+
 /* Notes the stream of a tensor that has come by the exchange API. False with an exception. */
 bool py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
                              const py_argument *argument);

@@ -57,7 +57,7 @@ typedef struct dl_exchange_api {
     void *allocate;
     int (*export_object)(void *object, dl_managed_versioned **managed);
     void *import_object;
-    void *view_object;
+    int (*view_object)(void *object, dl_tensor *view); /* borrowed; may be NULL */
     dl_current_stream current_stream;
 } dl_exchange_api;
 

@@ -86,6 +86,7 @@ find_out(const py_state *state, PyObject *object, py_tensor_facts *facts)
     py_argument argument = {.state = state, .value = object};
     facts->api = find_exchange_api(state, type);
     facts->library = find_library(&argument);
+    facts->has_device = PyObject_HasAttr(type, state->names[PY_NAME_DLPACK_DEVICE]) != 0;
     facts->has_is_neg = PyObject_HasAttr(type, state->names[PY_NAME_IS_NEG]) != 0;
     facts->has_is_conj = PyObject_HasAttr(type, state->names[PY_NAME_IS_CONJ]) != 0;
 }

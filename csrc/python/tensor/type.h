@@ -18,6 +18,7 @@ typedef enum py_tensor_library {
 typedef struct py_tensor_facts {
     const dl_exchange_api *api; /* of a major version that is understood, or NULL */
     py_tensor_library library;
+    bool has_device; /* __dlpack_device__ */
     bool has_is_neg; /* methods that tell of views that stand for something else than is in memory */
     bool has_is_conj;
 } py_tensor_facts;

@@ -135,6 +135,7 @@ run_transfer(transfer_call *transfer, py_group_call *call)
 PY_WINDOW_METHOD(put)
 {
     static const py_params params = {.function = "put",
+                                     .op_type = PY_OP_TYPE_UNKNOWN,
                                      .nrequired = 2,
                                      .npositional = 4,
                                      .count = 6,
@@ -143,7 +144,8 @@ PY_WINDOW_METHOD(put)
     transfer_call transfer = {.window = (py_window *)self, .is_put = true, .channel = DD_NO_CHANNEL};
     py_group_call call;
     if (!py_window_require_open(transfer.window) ||
-        !py_group_call_begin(&call, (PyObject *)transfer.window->group, &params, args, nargs, kwnames)) {
+        !py_group_call_parse(&call, (PyObject *)transfer.window->group, &params, args, nargs, kwnames) ||
+        !py_group_call_begin(&call)) {
         return NULL;
     }
     if (call.values[3] != NULL && !read_channel(transfer.window, call.values[3], &transfer.channel, "put")) {
@@ -156,6 +158,7 @@ PY_WINDOW_METHOD(get)
 {
     static const py_params params = {
         .function = "get",
+        .op_type = PY_OP_TYPE_UNKNOWN,
         .nrequired = 2,
         .npositional = 3,
         .count = 5,
@@ -163,7 +166,8 @@ PY_WINDOW_METHOD(get)
     transfer_call transfer = {.window = (py_window *)self};
     py_group_call call;
     if (!py_window_require_open(transfer.window) ||
-        !py_group_call_begin(&call, (PyObject *)transfer.window->group, &params, args, nargs, kwnames)) {
+        !py_group_call_parse(&call, (PyObject *)transfer.window->group, &params, args, nargs, kwnames) ||
+        !py_group_call_begin(&call)) {
         return NULL;
     }
     return run_transfer(&transfer, &call);

@@ -63,7 +63,7 @@ give_spare(py_flight *flight)
 }
 
 py_flight *
-py_flight_create(py_state *state, PyObject *group, const char *function)
+py_flight_create(py_state *state, PyObject *group, const char *function, int op_type)
 {
     py_completions *queue = py_completions_get(state);
     py_flight *flight = queue != NULL ? take_spare(queue) : NULL;
@@ -81,6 +81,7 @@ py_flight_create(py_state *state, PyObject *group, const char *function)
     flight->is_orphan = false;
     py_operands_init(&flight->operands, state, function);
     flight->operands.is_pinned = true;
+    flight->op_type = op_type;
     flight->queue = queue;
     flight->generation = queue->generation;
     flight->group = Py_NewRef(group);

@@ -257,58 +257,12 @@ get_timeout(PyObject *object, void *closure)
     return py_from_timeout_ns(self->state, self->flight != NULL ? self->flight->timeout_ns : 0);
 }
 
-/* Numbers of c10d's OpType. */
-#define OP_TYPE_RECV_ANY_SOURCE 14
-#define OP_TYPE_UNKNOWN 100
-
-static int
-op_type_of(const py_flight *flight)
-{
-    static const struct {
-        const char *function;
-        int op_type;
-    } types[] = {
-        {"broadcast", 0},
-        {"all_reduce", 1},
-        {"all_reduce_coalesced", 2},
-        {"reduce", 3},
-        {"all_gather", 4},
-        {"all_gather_single", 5},
-        {"all_gather_coalesced", 6},
-        {"gather", 7},
-        {"gather_single", 7},
-        {"scatter", 8},
-        {"scatter_single", 8},
-        {"reduce_scatter", 9},
-        {"all_to_all_single", 10},
-        {"all_to_all", 11},
-        {"isend", 12},
-        {"irecv", 13},
-        {"barrier", 15},
-        {"reduce_scatter_single", 16},
-        {"reduce_scatter_coalesced", 19},
-        {"all_gather_single_coalesced", 20},
-        {"send", 12},
-        {"recv", 13},
-        {"coalesced", 17},
-    };
-    if (flight->is_any_source) {
-        return OP_TYPE_RECV_ANY_SOURCE;
-    }
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (strcmp(flight->operands.function, types[i].function) == 0) {
-            return types[i].op_type;
-        }
-    }
-    return OP_TYPE_UNKNOWN;
-}
-
 static PyObject *
 work_get_op_type(PyObject *object, PyObject *unused)
 {
     (void)unused;
     const py_flight *flight = ((py_work *)object)->flight;
-    return PyLong_FromLong(flight != NULL ? op_type_of(flight) : OP_TYPE_UNKNOWN);
+    return PyLong_FromLong(flight != NULL ? flight->op_type : PY_OP_TYPE_UNKNOWN);
 }
 
 static PyObject *

@@ -28,7 +28,7 @@ typedef struct py_flight {
     PyObject *group;     /* owned */
     dd_work *work;       /* owned; NULL before the start */
     int64_t timeout_ns;  /* of the operation */
-    bool is_any_source;  /* a receive from any rank */
+    int op_type;         /* c10d's */
     /* Of groups of devices. */
     bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
     bool is_blocking; /* a wait makes the host wait */
@@ -51,7 +51,7 @@ typedef struct py_flight {
 } py_flight;
 
 /* A flight with its operands initialised; NULL with an exception. */
-py_flight *py_flight_create(py_state *state, PyObject *group, const char *function);
+py_flight *py_flight_create(py_state *state, PyObject *group, const char *function, int op_type);
 /* One that has not started, or has ended. */
 void py_flight_destroy(py_flight *flight);
 /* For dd_call_options: any thread, the engine's lock held. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.c10d.operations import OPERATIONS
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -44,11 +45,9 @@ class Coalescing:
 
     def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
         """Called by the group instead of running the call. Gives what the call returns: there is no work of its own."""
-        op = (second if name == "all_reduce" else third) or _core.ReduceOp.SUM
+        op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
-        if name == "all_gather_single":
-            op = None
         if self._calls and self._calls[0][0] != name:
             raise RuntimeError(
                 f"{name}(): coalesce() wants all calls to be of the same type, and {self._calls[0][0]}() came before"
@@ -64,14 +63,14 @@ class Coalescing:
 
     def _run(self, calls: list[tuple[str, Any, Any, Any]]) -> _core.Work | None:
         name, _, _, op = calls[0]
-        firsts = [call[1] for call in calls]
-        how = {"timeout": self._timeout, "async_op": self._is_async}
-        if name == "all_reduce":
-            return self._group.all_reduce_coalesced(firsts, op, **how)
-        seconds = [call[2] for call in calls]
-        if name == "all_gather_single":
-            return self._group.all_gather_single_coalesced(firsts, seconds, **how)
-        return self._group.reduce_scatter_coalesced(firsts, seconds, op, **how)
+        operation = OPERATIONS[name]
+        arguments: list[Any] = [[call[1] for call in calls]]
+        if not operation.is_in_place:
+            arguments.append([call[2] for call in calls])
+        if "op" in operation.parameters:
+            arguments.append(op)
+        run = getattr(self._group, operation.as_one)
+        return run(*arguments, timeout=self._timeout, async_op=self._is_async)  # type: ignore[no-any-return]
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the operation; nothing to wait for is fine."""
@@ -93,6 +92,8 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
         for index, op in enumerate(p2p_op_list)
     ]
     _check_apart([index for index, op in enumerate(p2p_op_list) if op.kind == "irecv"], tensors)
+    if p2p_op_list and isinstance(group, _core.Group):
+        group = group._serving(p2p_op_list[0].tensor)
     if isinstance(group, _core.NcclGroup):
         return _batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
     find = getattr(group, "_coalescing_backend_of", None)

@@ -62,8 +62,8 @@ class _Started:
 
 
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
-    """Make one operation of the calls in a `with` block: all_reduces, all_gather_singles or reduce_scatter_singles, all of one
-    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
+    """Make one operation of the calls in a `with` block: all_reduce, or the forms of all_gather and reduce_scatter for single
+    tensors, all of one kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
     group does nothing, and is warned by the calls in the block.
 
     >>> tensors = [array("f", [1]), array("f", [2, 3])]

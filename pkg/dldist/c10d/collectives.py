@@ -100,12 +100,14 @@ def barrier(
     calls = calls_of(group, "barrier")
     if calls is None:
         return None
-    # On the CPU there are no devices to choose from; backends of other makers are told.
-    is_cpu = isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
-    how = {} if is_cpu else {"device_ids": device_ids}
-    if not is_cpu and not isinstance(device_ids, list | None):
+    if isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup):
+        beside = calls._device_group if device_ids else None
+        if beside is None:  # on the CPU there are no devices to choose from
+            return calls.barrier(timeout=timeout, async_op=async_op)
+        calls = beside
+    if not isinstance(device_ids, list | None):
         raise TypeError("Invalid function argument: device_ids type should be List[int]")
-    return calls.barrier(timeout=timeout, async_op=async_op, **how)
+    return calls.barrier(timeout=timeout, async_op=async_op, device_ids=device_ids)
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:

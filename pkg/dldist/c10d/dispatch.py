@@ -1,35 +1,31 @@
-"""The operations of a group whatever its backends are: methods as those of dldist.Group, over c10d's low-level ones."""
+"""The operations of a group whatever its backends are: methods as those of dldist.Group.
+
+A backend of ours is called by the methods of its group, somebody else's by c10d's low-level calls.
+"""
 
 from __future__ import annotations
 
 from dldist import _core
-from dldist.c10d import options
+from dldist.c10d.low_level import CALL_OF
+from dldist.c10d.operations import OPERATIONS, Operation
+from dldist.c10d.options import to_timedelta
+from dldist.c10d.over_group import OverGroup
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from dldist.c10d.backend_base import Backend
+    from dldist.c10d.hooks import Hooks
     from dldist.c10d.process_group import ProcessGroup
-
-SUM = _core.ReduceOp.SUM
-
-
-def prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
-    """The options of a call, with its time-out unless that is None."""
-    opts.asyncOp = is_async
-    if timeout is not None:
-        opts.timeout = options.to_timedelta(timeout)
-    return opts
-
-
-def reduction(op: Any) -> _core.ReduceOp:
-    """A reduction that may be given by name."""
-    return _core.ReduceOp(op) if isinstance(op, str) else op
 
 
 class Dispatcher:
-    """Calls the methods of a ProcessGroup, which choose the backend, and waits unless the call is asynchronous."""
+    """Chooses the backend for each call on a ProcessGroup, calls its hooks, and waits unless the call is asynchronous.
+
+    It has a method for each operation, with the parameters that dldist.Group's has.
+    """
 
     def __init__(self, pg: ProcessGroup) -> None:
         self._pg = pg
@@ -47,150 +43,92 @@ class Dispatcher:
     def name(self) -> str:
         return self._pg.group_name
 
+    def _target(self, tensor: Any) -> Any:
+        """What runs a call with this tensor: a backend, or a process group of a kind of its own."""
+        return self._pg._backend_serving(tensor) if self._pg._is_plain else self._pg
+
+    def _hooks(self) -> Hooks | None:
+        """The hooks that have to be called here: a process group of a kind of its own calls them itself."""
+        return self._pg._hooks if self._pg._is_plain else None
+
+    # ---- collectives
+
+    def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
+        if self._recorder is not None and operation.as_one:
+            return self._recorder.record(operation.name, *[*values, None][:3], is_async)
+        inputs, outputs = operation.tensors(values)
+        target = self._target(_first_of(outputs if inputs is None else inputs))
+        hooks = self._hooks()
+        if not hooks:
+            return _run(target, operation, values, timeout, is_async)
+        root = values[operation.parameters.index("root")] if "root" in operation.parameters else -1
+        work = hooks.around(
+            operation.collective, is_async, inputs, outputs, root, lambda: _run(target, operation, values, timeout, True)
+        )
+        return _end(work, is_async)
+
+    def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        """Wait until all ranks are here; on a device where device_ids says which."""
+        target = self._pg._backend_of_device("cuda") if device_ids and self._pg._is_plain else None
+        target = self._target(None) if target is None else target
+        how = {} if device_ids is None else {"device_ids": device_ids}
+        hooks = self._hooks()
+        if not hooks:
+            return _run_barrier(target, timeout, async_op, how)
+        work = hooks.around("barrier", async_op, None, None, -1, lambda: _run_barrier(target, timeout, True, how))
+        return _end(work, async_op)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose failure names the ranks that have not come."""
+        self._pg.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
+
+    # ---- several calls as one
+
     def _set_recorder(self, recorder: Any) -> Any:
         """As that of dldist.Group: who is told of calls that can be coalesced, instead of their being run."""
         before, self._recorder = self._recorder, recorder
         return before
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
+        """A `with` block whose calls are made one operation."""
         from dldist.base.group import Coalescing
 
         return Coalescing(self, timeout, async_op)
 
-    # ---- collectives
-
-    def all_reduce(self, tensor: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
-        op = reduction(op)
-        if self._recorder is not None:
-            return self._recorder.record("all_reduce", tensor, op, None, async_op)
-        opts = prepared(options.AllreduceOptions(), timeout, async_op)
-        opts.reduceOp = op
-        return end(self._pg.allreduce([tensor], opts), async_op)
-
-    def all_reduce_coalesced(self, tensors: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.AllreduceCoalescedOptions(), timeout, async_op)
-        opts.reduceOp = reduction(op)
-        return end(self._pg.allreduce_coalesced(list(tensors), opts), async_op)
-
-    def broadcast(self, tensor: Any, root: int = 0, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.BroadcastOptions(), timeout, async_op)
-        opts.rootRank = root
-        return end(self._pg.broadcast([tensor], opts), async_op)
-
-    def reduce(self, tensor: Any, root: int = 0, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.ReduceOptions(), timeout, async_op)
-        opts.reduceOp = reduction(op)
-        opts.rootRank = root
-        return end(self._pg.reduce([tensor], opts), async_op)
-
-    def all_gather(self, output_list: Any, tensor: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.AllgatherOptions(), timeout, async_op)
-        return end(self._pg.allgather([list(output_list)], [tensor], opts), async_op)
-
-    def all_gather_single(self, output: Any, tensor: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        if self._recorder is not None:
-            return self._recorder.record("all_gather_single", output, tensor, None, async_op)
-        opts = prepared(options.AllgatherOptions(), timeout, async_op)
-        return end(self._pg.all_gather_single(output, tensor, opts), async_op)
-
-    def all_gather_coalesced(self, output_lists: Any, tensors: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.AllgatherOptions(), timeout, async_op)
-        lists = [list(outputs) for outputs in output_lists]
-        return end(self._pg.allgather_coalesced(lists, list(tensors), opts), async_op)
-
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.AllgatherOptions(), timeout, async_op)
-        return end(self._pg.all_gather_single_coalesced(list(outputs), list(inputs), opts), async_op)
-
-    def gather(
-        self, tensor: Any, output_list: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        opts = prepared(options.GatherOptions(), timeout, async_op)
-        opts.rootRank = root
-        return end(self._pg.gather([list(output_list)] if output_list else [], [tensor], opts), async_op)
-
-    def gather_single(
-        self, tensor: Any, output: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        opts = prepared(options.GatherOptions(), timeout, async_op)
-        opts.rootRank = root
-        return end(self._pg.gather_single(output, tensor, opts), async_op)
-
-    def scatter(
-        self, output: Any, input_list: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        opts = prepared(options.ScatterOptions(), timeout, async_op)
-        opts.rootRank = root
-        return end(self._pg.scatter([output], [list(input_list)] if input_list else [], opts), async_op)
-
-    def reduce_scatter(
-        self, output: Any, input_list: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
-        opts.reduceOp = reduction(op)
-        return end(self._pg.reduce_scatter([output], [list(input_list)], opts), async_op)
-
-    def reduce_scatter_single(
-        self, output: Any, input: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        op = reduction(op)
-        if self._recorder is not None:
-            return self._recorder.record("reduce_scatter_single", output, input, op, async_op)
-        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
-        opts.reduceOp = op
-        return end(self._pg.reduce_scatter_single(output, input, opts), async_op)
-
-    def reduce_scatter_coalesced(
-        self, outputs: Any, inputs: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
-    ) -> Any:
-        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
-        opts.reduceOp = reduction(op)
-        return end(self._pg.reduce_scatter_single_coalesced(list(outputs), list(inputs), opts), async_op)
-
-    def all_to_all(self, output_list: Any, input_list: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = prepared(options.AllToAllOptions(), timeout, async_op)
-        return end(self._pg.alltoall(list(output_list), list(input_list), opts), async_op)
-
-    def all_to_all_single(
-        self,
-        output: Any,
-        input: Any,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        *,
-        timeout: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        opts = prepared(options.AllToAllOptions(), timeout, async_op)
-        outs, ins = list(output_split_sizes or []), list(input_split_sizes or [])
-        return end(self._pg.all_to_all_single(output, input, outs, ins, opts), async_op)
-
-    def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        opts = prepared(options.BarrierOptions(), timeout, async_op)
-        if isinstance(device_ids, list):
-            opts.device_ids = device_ids
-        return end(self._pg.barrier(opts), async_op)
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self._pg.monitored_barrier(None if timeout is None else options.to_timedelta(timeout), wait_all_ranks)
-
     # ---- messages
 
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
-        self._refuse_timeout("isend", timeout)
-        return self._pg.send([tensor], dst, tag)
+        """Start to send to a rank; returns a Work."""
+
+        def start(target: Any) -> Any:
+            if isinstance(target, OverGroup):
+                return target._require_group().isend(tensor, dst, tag, timeout=timeout)
+            self._refuse_timeout("isend", timeout)
+            return target.send([tensor], dst, tag)
+
+        return self._message("send", tensor, dst, start)
 
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
-        self._refuse_timeout("irecv", timeout)
-        rest = (tag,) if match_dtype or not self._can_match_dtype(tensor) else (tag, False)
-        return self._pg.recv_anysource([tensor], *rest) if src is None else self._pg.recv([tensor], src, *rest)
+        """Start to receive from a rank, or from any; returns a Work."""
 
-    def _can_match_dtype(self, tensor: Any) -> bool:
-        """Whether the tensor's backend takes match_dtype; the others, from elsewhere, compare no dtypes that we know of."""
-        backend = self._backend_of(tensor)
-        return getattr(getattr(backend, "wrapped_pg", backend), "_can_match_dtype", False)
+        def start(target: Any) -> Any:
+            if isinstance(target, OverGroup):
+                return target._require_group().irecv(tensor, src, tag, timeout=timeout, match_dtype=match_dtype)
+            self._refuse_timeout("irecv", timeout)
+            return target.recv_anysource([tensor], tag) if src is None else target.recv([tensor], src, tag)
+
+        return self._message("recv", tensor, -1 if src is None else src, start)
+
+    def _message(self, name: str, tensor: Any, peer: int, start: Callable[[Any], Any]) -> Any:
+        target = self._target(tensor)
+        target = getattr(target, "wrapped_pg", target)  # messages are not compared
+        hooks = self._hooks()
+        if not hooks:
+            return start(target)
+        inputs, outputs = (tensor, None) if name == "send" else (None, tensor)
+        return hooks.around(name, True, inputs, outputs, peer, lambda: start(target))
 
     def _refuse_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
@@ -200,17 +138,27 @@ class Dispatcher:
             )
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
-        end(self.isend(tensor, dst, tag), False, timeout)
+        """Send to a rank."""
+        _end(self.isend(tensor, dst, tag), False, timeout)
 
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
+        """Receive from a rank, or from any; returns which it was."""
         work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
-        end(work, False, timeout)
+        _end(work, False, timeout)
         return work._source_rank() if src is None else src
 
-    def _backends(self) -> list[Any]:
-        return self._pg._distinct_backends()
+    def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
+        """Start the P2POps of a list; returns their Works."""
+        from dldist.base.group import batch_isend_irecv
+
+        return batch_isend_irecv(self, p2p_op_list)
+
+    def _coalescing_backend_of(self, tensor: Any) -> Any:
+        """The backend of the tensor's device, where that can make one operation of messages; else None."""
+        target = self._target(tensor)
+        return target if getattr(target, "supports_coalescing", False) else None
 
     def _host_view(self) -> Any:
         """What moves bytes of the host: this, or the group behind the one backend, if that is of another device."""
@@ -221,18 +169,8 @@ class Dispatcher:
         view = getattr(group, "_host_view", None)
         return self if view is None else view()
 
-    def _backend_of(self, tensor: Any) -> Any:
-        return self._pg._backend_for("send", ([tensor],))
-
-    def _coalescing_backend_of(self, tensor: Any) -> Any:
-        """The backend of the tensor's device, where that can make one operation of messages; else None."""
-        backend = self._backend_of(tensor)
-        return backend if getattr(backend, "supports_coalescing", False) else None
-
-    def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
-        from dldist.base.group import batch_isend_irecv
-
-        return batch_isend_irecv(self, p2p_op_list)
+    def _backends(self) -> list[Any]:
+        return self._pg._distinct_backends()
 
 
 class BackendCalls(Dispatcher):
@@ -253,17 +191,71 @@ class BackendCalls(Dispatcher):
     def name(self) -> str:
         return self._pg.name()
 
+    def _target(self, tensor: Any) -> Any:
+        return self._pg
+
+    def _hooks(self) -> None:
+        return None
+
+    def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return _run_barrier(self._pg, timeout, async_op, {} if device_ids is None else {"device_ids": device_ids})
+
     def _backends(self) -> list[Any]:
         return [self._pg]
 
-    def _backend_of(self, tensor: Any) -> Any:
-        return self._pg
+
+def _run(target: Any, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
+    if isinstance(target, OverGroup):
+        return getattr(target._require_group(), operation.name)(*values, timeout=timeout, async_op=is_async)
+    call = CALL_OF.get(operation.name)
+    if call is None:
+        raise RuntimeError(f"Backend {target.name()} does not support {operation.name}")
+    opts = _prepared(call.options(), timeout, is_async)
+    return _end(getattr(target, call.name)(*call.lowered(values, opts)), is_async)
 
 
-def end(work: Any, is_async: bool, timeout: Any = None) -> Any:
+def _run_barrier(target: Any, timeout: Any, is_async: bool, how: dict[str, Any]) -> Any:
+    if isinstance(target, OverGroup):
+        how = how if isinstance(target._require_group(), _core.NcclGroup) else {}  # elsewhere there are no devices to choose from
+        return target.group.barrier(timeout=timeout, async_op=is_async, **how)
+    opts = _prepared(CALL_OF["barrier"].options(), timeout, is_async)
+    for name, value in how.items():
+        setattr(opts, name, value)
+    return _end(target.barrier(opts), is_async)
+
+
+def _prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
+    opts.asyncOp = is_async
+    if timeout is not None:
+        opts.timeout = to_timedelta(timeout)
+    return opts
+
+
+def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
     """What a call returns: the work of an asynchronous one, None of one that has been waited for."""
     if is_async:
         return work
     if work is not None:
-        work.wait(*([] if timeout is None else [options.to_timedelta(timeout)]))
+        work.wait(*([] if timeout is None else [to_timedelta(timeout)]))
     return None
+
+
+def _first_of(tensors: Any) -> Any:
+    """Of a tensor, a list of tensors or a list of lists."""
+    while isinstance(tensors, (list, tuple)):
+        tensors = tensors[0] if tensors else None
+    return tensors
+
+
+def _method(operation: Operation) -> Any:
+    def method(self: Dispatcher, *args: Any, timeout: Any = None, async_op: bool = False, **named: Any) -> Any:
+        return self._call(operation, operation.bind(args, named), timeout, async_op)
+
+    method.__name__, method.__qualname__ = operation.name, f"Dispatcher.{operation.name}"
+    method.__doc__ = f"As dldist.Group.{operation.name}."
+    return method
+
+
+for _operation in OPERATIONS.values():
+    if not hasattr(Dispatcher, _operation.name):
+        setattr(Dispatcher, _operation.name, _method(_operation))

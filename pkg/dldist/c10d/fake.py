@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from dldist import _core
 from dldist.c10d.backend_base import Backend, BackendOptions
+from dldist.c10d.low_level import CALLS, Call, Side
 from dldist.c10d.work import FakeWork
 
 _CPU = 1  # DLPack's number of it
@@ -70,10 +71,20 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _put(call: str, dst: Any, at: int, src: Any, start: int, count: int) -> None:
-    """Copy `count` elements of src, from `start`, to dst, from `at`; both in row-major order."""
-    room, have = _count(_shape(dst)) - at, _count(_shape(src)) - start
-    if count > room or count > have:
+_Part = tuple[Any, int, int]
+"""Elements of a tensor, in row-major order: where they begin, and how many."""
+
+
+def _all_of(tensor: Any) -> _Part:
+    return tensor, 0, _count(_shape(tensor))
+
+
+def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
+    """Copy `count` elements of src, from `start`, to the `room` ones of dst, from `at`."""
+    if room != count:
+        raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
+    have = _count(_shape(src)) - start
+    if count > have:
         raise RuntimeError(f"FakeProcessGroup::{call}: {count} elements, of {have} in the input, for {room} in the output")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
         # Memory that only its library can copy.
@@ -87,13 +98,6 @@ def _put(call: str, dst: Any, at: int, src: Any, start: int, count: int) -> None
     size = source.size
     ctypes.memmove(target.address + at * size, source.address + start * size, count * size)
     target.write_back()
-
-
-def _copy(call: str, dst: Any, src: Any) -> None:
-    shapes = _shape(dst), _shape(src)
-    if _count(shapes[0]) != _count(shapes[1]):
-        raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {shapes[0]}, and the input {shapes[1]}")
-    _put(call, dst, 0, src, 0, _count(shapes[0]))
 
 
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
@@ -124,7 +128,8 @@ class FakeOptions(BackendOptions):
         self.error_on_collective = False
 
 
-_NOT_COLLECTIVE = {"send", "recv", "recv_anysource", "monitored_barrier"}
+_MESSAGES = {"send", "recv", "recv_anysource"}
+_NOT_COLLECTIVE = _MESSAGES | {"monitored_barrier"}
 
 
 class FakeProcessGroup(Backend):
@@ -152,101 +157,67 @@ class FakeProcessGroup(Backend):
     def _perform(self, method: str, *arguments: Any) -> Any:
         if self._options.error_on_collective and method not in _NOT_COLLECTIVE:
             raise RuntimeError("FakeProcessGroup collective operation error (error_on_collective=true)")
-        super()._perform(method, *arguments)
+        call = CALLS.get(method)
+        if call is None and method not in _MESSAGES:
+            raise self._unsupported(method)
+        if call is not None and len(call.sides) == 2:
+            self._move(call, arguments)
         return FakeWork()
 
-    def _check_list(self, call: str, what: str, tensors: Any) -> None:
-        if len(tensors) != self._size:
-            raise RuntimeError(
-                f"FakeProcessGroup::{call}: Incorrect {what} list size {len(tensors)}. {what.capitalize()} list size should "
-                f"be {self._size}, same as size of the process group."
-            )
-
-    def _nothing(self, *_: Any) -> None:
-        """What moves no data, as there is nobody to send it to."""
-
-    _run_allreduce = _run_allreduce_coalesced = _run_allreduce_sparse = _nothing
-    _run_broadcast = _run_reduce = _run_barrier = _nothing
-    _run_send = _run_recv = _run_recv_anysource = _nothing
-
-    def _run_allgather(self, output_lists: Any, inputs: Any, opts: Any) -> None:
-        for output in output_lists[0]:
-            _copy("allgather", output, inputs[0])
-
-    def _run_allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any) -> None:
-        if len(output_lists) != self._size:
-            raise RuntimeError("FakeProcessGroup::allgather_coalesced: output lists should be equal to world size")
-        for outputs in output_lists:
-            for output, input in zip(outputs, inputs, strict=True):
-                _copy("allgather_coalesced", output, input)
-
-    def _run_all_gather_single(self, output: Any, input: Any, opts: Any) -> None:
-        room, count = _count(_shape(output)), _count(_shape(input))
-        if room != count * self._size:
-            raise RuntimeError("output tensor size must be equal to world_size times input tensor size")
-        for rank in range(self._size):
-            _put("all_gather_single", output, rank * count, input, 0, count)
-
-    def _run_all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> None:
-        for output, input in zip(outputs, inputs, strict=True):
-            self._run_all_gather_single(output, input, opts)
-
-    def _run_gather(self, output_lists: Any, inputs: Any, opts: Any) -> None:
-        if opts.rootRank != self._rank:
-            if output_lists and output_lists[0]:
-                raise RuntimeError("FakeProcessGroup::gather: requires empty output on non-root")
+    def _move(self, call: Call, arguments: tuple[Any, ...]) -> None:
+        """Fill the outputs as if all ranks had given what this one has."""
+        output, input = call.sides
+        values = call.raised(self, arguments, None)
+        outputs, inputs = values[output.parameter], values[input.parameter]
+        if outputs is None or inputs is None:
+            return  # for the root alone
+        if call.splits:
+            self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
-        outputs = output_lists[0] if output_lists else []
-        self._check_list("gather", "output", outputs)
-        for output in outputs:
-            _copy("gather", output, inputs[0])
+        written, read = self._parts(call.name, output, outputs, inputs), self._parts(call.name, input, inputs, outputs)
+        if len(written) == 1 < len(read):
+            read = read[self._rank : self._rank + 1]
+        for rank, parts in enumerate(written):
+            for part, source in zip(parts, read[rank if len(read) > 1 else 0], strict=True):
+                _put(call.name, *part, *source)
 
-    def _run_scatter(self, outputs: Any, input_lists: Any, opts: Any) -> None:
-        inputs = input_lists[0] if input_lists else []
-        if opts.rootRank != self._rank:
-            if inputs:
-                raise RuntimeError("FakeProcessGroup::scatter: requires empty input on non-root")
-            return
-        self._check_list("scatter", "input", inputs)
-        _copy("scatter", outputs[0], inputs[self._rank])
-
-    def _run_reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any) -> None:
-        if not input_lists or len(input_lists[0]) != self._size:
-            raise RuntimeError("FakeProcessGroup::reduce_scatter: invalid input tensor list size, must be world size")
-        _copy("reduce_scatter", outputs[0], input_lists[0][self._rank])
-
-    def _run_reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> None:
-        count = _count(_shape(output))
-        if _count(_shape(input)) != count * self._size:
-            raise RuntimeError("input tensor must be the same size as output size times world size")
-        _put("reduce_scatter_single", output, 0, input, self._rank * count, count)
-
-    def _run_reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> None:
-        for output, input in zip(outputs, inputs, strict=True):
-            self._run_reduce_scatter_single(output, input, opts)
-
-    def _run_alltoall(self, outputs: Any, inputs: Any, opts: Any) -> None:
-        for what, tensors in (("input", inputs), ("output", outputs)):
+    def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
+        """What a side has for each rank, or has for all: of each tensor the elements from where on, and how many."""
+        if side.kind in ("one", "many"):
+            return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
+        if side.kind in ("ranks", "lists"):
             if len(tensors) != self._size:
                 raise RuntimeError(
-                    f"FakeProcessGroup::alltoall: {what} tensor list size {len(tensors)} does not match world size {self._size}"
+                    f"FakeProcessGroup::{call}: Incorrect {side.what} list size {len(tensors)}. {side.what.capitalize()} list "
+                    f"size should be {self._size}, same as size of the process group."
                 )
-        for output, input in zip(outputs, inputs, strict=True):
-            _copy("alltoall", output, input)
+            return [[_all_of(tensor) for tensor in (each if side.kind == "lists" else [each])] for each in tensors]
+        pairs = zip(tensors, others, strict=True) if side.kind == "wholes" else [(tensors, others)]
+        cut = [(whole, self._share(side.what, whole, part)) for whole, part in pairs]
+        return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
 
-    def _run_all_to_all_single(
-        self, output: Any, input: Any, output_splits: list[int], input_splits: list[int], opts: Any
-    ) -> None:
+    def _share(self, what: str, whole: Any, part: Any) -> int:
+        """How many elements of a whole tensor are one rank's."""
+        count = _count(_shape(part))
+        if _count(_shape(whole)) != count * self._size:
+            raise RuntimeError(
+                "output tensor size must be equal to world_size times input tensor size"
+                if what == "output"
+                else "input tensor must be the same size as output size times world size"
+            )
+        return count
+
+    def _exchange(self, call: str, output: Any, input: Any, output_splits: list[int], input_splits: list[int]) -> None:
         check_splits(output_splits, output, self._size)
         check_splits(input_splits, input, self._size)
         if not output_splits:
-            _copy("all_to_all_single", output, input)
+            _put(call, *_all_of(output), *_all_of(input))
             return
         row = _count(_shape(output)[1:])
         at = 0
         for split in output_splits:
             # As c10d's: every part begins with the input's beginning.
-            _put("all_to_all_single", output, at, input, 0, split * row)
+            _put(call, output, at, split * row, input, 0, split * row)
             at += split * row
 
     def _start_coalescing(self) -> None:

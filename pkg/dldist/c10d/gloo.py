@@ -120,10 +120,6 @@ class ProcessGroupGloo(OverGroup):
         self._when_reconfigured = pg._reconfigured
         return self
 
-    def _perform(self, method: str, *arguments: Any) -> Any:
-        self._require_group()
-        return super()._perform(method, *arguments)
-
     def _require_group(self) -> Any:
         if self.group is None:
             raise RuntimeError(

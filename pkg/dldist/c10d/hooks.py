@@ -7,37 +7,31 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from dldist import _core
+from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import HookOpName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What a low-level call is to a hook. Any: checkers take the members of our enums for the numbers that they are written as.
+_Name: Any = HookOpName  # checkers take the members of our enums for the numbers that they are written as
+
+# What a collective, or another call, is to a hook.
 _NAMES: dict[str, Any] = {
-    "send": HookOpName.SEND,
-    "recv": HookOpName.RECV,
-    "recv_anysource": HookOpName.RECV,
-    "broadcast": HookOpName.BROADCAST,
-    "allreduce": HookOpName.ALLREDUCE,
-    "allreduce_coalesced": HookOpName.ALLREDUCE,
-    "allreduce_sparse": HookOpName.ALLREDUCE,
-    "reduce": HookOpName.REDUCE,
-    "allgather": HookOpName.ALLGATHER,
-    "allgather_coalesced": HookOpName.ALLGATHER,
-    "all_gather_single": HookOpName.ALLGATHER,
-    "all_gather_single_coalesced": HookOpName.ALLGATHER,
-    "reduce_scatter": HookOpName.REDUCE_SCATTER,
-    "reduce_scatter_single": HookOpName.REDUCE_SCATTER,
-    "reduce_scatter_single_coalesced": HookOpName.REDUCE_SCATTER,
-    "alltoall": HookOpName.ALLTOALL,
-    "all_to_all_single": HookOpName.ALLTOALL,
-    "barrier": HookOpName.BARRIER,
-    "monitored_barrier": HookOpName.BARRIER,
-    "scatter": HookOpName.SCATTER,
-    "gather": HookOpName.GATHER,
-    "gather_single": HookOpName.GATHER,
-    "split": HookOpName.SPLIT,
-    "new_window": HookOpName.NEW_WINDOW,
+    "all_gather": _Name.ALLGATHER,
+    "all_reduce": _Name.ALLREDUCE,
+    "all_to_all": _Name.ALLTOALL,
+    "barrier": _Name.BARRIER,
+    "broadcast": _Name.BROADCAST,
+    "gather": _Name.GATHER,
+    "monitored_barrier": _Name.BARRIER,
+    "new_window": _Name.NEW_WINDOW,
+    "recv": _Name.RECV,
+    "recv_anysource": _Name.RECV,
+    "reduce": _Name.REDUCE,
+    "reduce_scatter": _Name.REDUCE_SCATTER,
+    "scatter": _Name.SCATTER,
+    "send": _Name.SEND,
+    "split": _Name.SPLIT,
 }
 
 
@@ -48,48 +42,6 @@ def _flat(tensors: Any) -> list[Any]:
     if not isinstance(tensors, (list, tuple)):
         return [tensors]
     return [tensor for item in tensors for tensor in _flat(item)]
-
-
-# For each low-level call: the places of its inputs and of its outputs among the arguments.
-_NO_TENSORS = (None, None)
-_PLACES = {
-    "send": (0, None),
-    "recv": (None, 0),
-    "recv_anysource": (None, 0),
-    "broadcast": (0, None),
-    "allreduce": (0, None),
-    "allreduce_coalesced": (0, None),
-    "allreduce_sparse": (0, None),
-    "reduce": (0, None),
-    "barrier": _NO_TENSORS,
-    "monitored_barrier": _NO_TENSORS,
-    "split": _NO_TENSORS,
-    "new_window": _NO_TENSORS,
-}
-_OUTPUT_FIRST = (1, 0)
-
-
-def tensors_of(method: str, arguments: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """The inputs and the outputs of a low-level call: its name and arguments as LowLevelCalls._perform gets them.
-
-    What is read and written in place counts as an input.
-    """
-    inputs, outputs = _PLACES.get(method, _OUTPUT_FIRST if method in _NAMES else _NO_TENSORS)
-    return (
-        _flat(arguments[inputs]) if inputs is not None else [],
-        _flat(arguments[outputs]) if outputs is not None else [],
-    )
-
-
-def root_of(method: str, arguments: tuple[Any, ...]) -> int:
-    """The root or the peer of a low-level call; -1 where there is none."""
-    if method in ("send", "recv"):
-        return int(arguments[1])
-    for argument in arguments:
-        root = getattr(argument, "rootRank", None)
-        if root is not None:
-            return int(root)
-    return -1
 
 
 class PreHookArgs:
@@ -148,18 +100,32 @@ class Hooks:
     def unregister_post(self, id: int) -> None:
         self._post.pop(id, None)
 
-    def run(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        """Call `call`, which starts the low-level call `method` with these arguments, between the hooks; gives its work."""
-        name = _NAMES.get(method, HookOpName.UNKNOWN)
-        opts = arguments[-1] if arguments else None
-        is_async = bool(getattr(opts, "asyncOp", True))
+    def run(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
+        """Have `start` start the low-level call `method`, whose arguments these are, between the hooks; gives its work."""
+        call = CALLS.get(method)
+        if call is not None:
+            opts = arguments[-1]
+            root = getattr(opts, "rootRank", -1)
+            return self.around(call.operation.collective, bool(opts.asyncOp), *call.tensors(arguments), root, start)
+        sent = arguments[0] if method == "send" else None
+        received = arguments[0] if method in ("recv", "recv_anysource") else None
+        peer = int(arguments[1]) if method in ("send", "recv") else -1
+        return self.around(method, True, sent, received, peer, start)
+
+    def around(
+        self, kind: str, is_async: bool, inputs: Any, outputs: Any, root: int, start: Callable[[], Any]
+    ) -> Any:
+        """Have `start` start a collective or a message between the hooks; gives its work.
+
+        Inputs and outputs are tensors or lists of them; what is read and written in place counts as an input.
+        """
+        name = _NAMES.get(kind, HookOpName.UNKNOWN)
         op_id, self._op_id = self._op_id, self._op_id + 1
         if self._pre:
-            inputs, outputs = tensors_of(method, arguments)
-            told = PreHookArgs(name, is_async, inputs, outputs, root_of(method, arguments), op_id)
+            told = PreHookArgs(name, is_async, _flat(inputs), _flat(outputs), -1 if root is None else root, op_id)
             for pre in list(self._pre.values()):
                 pre(told)
-        work = call()
+        work = start()
         for post in list(self._post.values()):
             post(PostHookArgs(name, is_async, work, op_id))
         return work

@@ -435,7 +435,7 @@ class ProcessGroupNCCL(OverGroup):
         if work is not None:
             work.wait()
 
-    def _run_recv_anysource(self, tensors: Any, tag: int, match_dtype: bool = True) -> Any:
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
         raise self._unsupported("recv_anysource: NCCL cannot receive from any rank")
 
     def _run_barrier(self, opts: Any) -> Any:

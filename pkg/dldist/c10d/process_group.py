@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.backend_base import BackendOptions, LowLevelCalls
+from dldist.c10d.backend_base import BackendOptions
 from dldist.c10d.dispatch import Dispatcher
+from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.names import device_type_of
 from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
 from dldist.world import call_all
@@ -203,21 +204,36 @@ class ProcessGroup(LowLevelCalls):
 
     @property
     def operations(self) -> Any:
-        """What runs its operations, with methods as those of dldist.Group: the World of the CPU itself when there is nothing
-        beside it to look after, which is the short way."""
-        backends = self._distinct_backends()
-        is_plain = type(self) is ProcessGroup and len(backends) == 1 and not self._hooks
-        group = getattr(backends[0], "group", None) if is_plain else None
-        if isinstance(group, _core.Group):
-            return group
-        if self._dispatcher is None:
-            self._dispatcher = Dispatcher(self)
-        return self._dispatcher
+        """What runs its operations, with methods as those of dldist.Group: the World of the CPU itself, with the NcclGroup beside it
+        where there is one, when there is nothing else to look after; so nothing stands between a call and the extension."""
+        if self._operations is None:
+            self._operations = self._group_of_all() or Dispatcher(self)
+        return self._operations
 
-    _dispatcher: Dispatcher | None = None
+    _operations: Any = None
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether its backends do all there is to do: it does not override calls."""
+        return type(self) is ProcessGroup
+
+    def _group_of_all(self) -> Any:
+        """The group that serves all devices; None where that takes more than a group."""
+        if not self._is_plain or self._hooks or not self._backends.keys() <= {"cpu", "cuda"}:
+            return None
+        groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
+        if not groups or not all(isinstance(group, _core.Group) for group in groups):
+            return None
+        of_cpu, of_devices = groups[0], groups[-1]
+        if isinstance(of_cpu, _core.NcclGroup):
+            return of_cpu if len(groups) == 1 else None
+        is_pair = len(groups) == 2 and isinstance(of_devices, _core.NcclGroup)
+        of_cpu._device_group = of_devices if is_pair else None
+        return of_cpu if is_pair or len(groups) == 1 else None
 
     def _choose_operations(self) -> None:
         """Something that `operations` depends on is different now."""
+        self._operations = None
         if registry._world.default_pg is self:
             registry._world.default_pg = self
 
@@ -231,19 +247,22 @@ class ProcessGroup(LowLevelCalls):
         return self._hooks.run(method, arguments, lambda: call(*arguments))
 
     def _backend_for(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "barrier":
+            opts = arguments[0]
+            if opts.device is not None:
+                return self._get_backend(opts.device)
+            if opts.device_ids and "cuda" in self._backends:
+                return self._backends["cuda"]
+        return self._backend_serving(_first_tensor(arguments), method)
+
+    def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
+        """The backend of a tensor's device; that of the CPU, if there is one, where there is no tensor."""
         backends = self._distinct_backends()
         if not backends:
             raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
         if len(backends) == 1:
             return backends[0]
-        if method == "barrier" and arguments[0].device is not None:
-            return self._get_backend(arguments[0].device)
-        if method == "barrier" and arguments[0].device_ids and "cuda" in self._backends:
-            return self._backends["cuda"]
-        tensor = _first_tensor(arguments)
-        if tensor is not None:
-            return self._get_backend(device_of(tensor))
-        return self._backends.get("cpu", backends[0])
+        return self._backends.get("cpu", backends[0]) if tensor is None else self._get_backend(device_of(tensor))
 
     # ---- hooks
 

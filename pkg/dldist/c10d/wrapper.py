@@ -7,33 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dldist import _core
 from dldist.c10d.backend_base import Backend
-from dldist.c10d.options import AllgatherOptions, timeout_of
+from dldist.c10d.low_level import CALLS
+from dldist.c10d.options import AllgatherOptions, OpType, timeout_of
 from dldist.world import call_all
 
 if TYPE_CHECKING:
     from datetime import timedelta
-
-# Of each collective, what c10d calls it, and which argument has to be alike on all ranks.
-_COLLECTIVES: dict[str, tuple[str, int | None]] = {
-    "broadcast": ("BROADCAST", 0),
-    "allreduce": ("ALLREDUCE", 0),
-    "allreduce_coalesced": ("ALLREDUCE_COALESCED", 0),
-    "allreduce_sparse": ("_ALLREDUCE_SPARSE", 0),
-    "reduce": ("REDUCE", 0),
-    "allgather": ("ALLGATHER", 1),
-    "all_gather_single": ("_ALLGATHER_BASE", 1),
-    "allgather_coalesced": ("ALLGATHER_COALESCED", 1),
-    "all_gather_single_coalesced": ("ALLGATHER_INTO_TENSOR_COALESCED", 1),
-    "gather": ("GATHER", 1),
-    "gather_single": ("GATHER", 1),
-    "scatter": ("SCATTER", 0),
-    "reduce_scatter": ("REDUCE_SCATTER", 0),
-    "reduce_scatter_single": ("_REDUCE_SCATTER_BASE", 0),
-    "reduce_scatter_single_coalesced": ("REDUCE_SCATTER_TENSOR_COALESCED", 0),
-    "all_to_all_single": ("ALLTOALL_BASE", None),
-    "alltoall": ("ALLTOALL", None),
-    "barrier": ("BARRIER", None),
-}
 
 # c10d's names of dtypes; others are named as they are.
 _DTYPES = {
@@ -77,8 +56,10 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, sequence: int, method: str, arguments: tuple[Any, ...]) -> Fingerprint:
-        op, place = _COLLECTIVES[method]
-        tensors = arguments[place] if place is not None else []
+        call = CALLS[method]
+        op = str(OpType(call.operation.op_type).name)
+        tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
+        tensors = tensors[0] if tensors else []  # what has to be alike on all ranks
         described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
         columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
         return cls(str(sequence), op, *columns)
@@ -149,7 +130,7 @@ class _ProcessGroupWrapper(Backend):
         self._sequence = 0
 
     def _perform(self, method: str, *arguments: Any) -> Any:
-        if method in _COLLECTIVES:
+        if method in CALLS:
             self._compare(method, arguments)
         return getattr(self.wrapped_pg, method)(*arguments)
 

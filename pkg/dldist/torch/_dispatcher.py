@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import dldist
+from dldist.c10d.low_level import CALLS, Call
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS
 from dldist.torch._tensors import device_type_of, flat, is_lazy
@@ -42,25 +43,16 @@ class _Operation(NamedTuple):
     options: Any = None
 
 
+def _operation_of(call: Call) -> _Operation:
+    # Named as calls were when they came to be operations; a barrier writes nothing, which the underscore stands for.
+    name = call.former_name or call.name
+    return _Operation(f"{name}_" if call.sides else name, getattr(c10d, call.options.__name__))
+
+
 _OPERATIONS = {
-    "allgather": _Operation("allgather_", c10d.AllgatherOptions),
-    "allgather_coalesced": _Operation("allgather_coalesced_", c10d.AllgatherOptions),
-    "all_gather_single": _Operation("_allgather_base_", c10d.AllgatherOptions),
-    "all_gather_single_coalesced": _Operation("allgather_into_tensor_coalesced_", c10d.AllgatherOptions),
-    "all_to_all_single": _Operation("alltoall_base_", c10d.AllToAllOptions),
-    "allreduce": _Operation("allreduce_", c10d.AllreduceOptions),
-    "allreduce_coalesced": _Operation("allreduce_coalesced_", c10d.AllreduceCoalescedOptions),
-    "alltoall": _Operation("alltoall_", c10d.AllToAllOptions),
-    "barrier": _Operation("barrier", c10d.BarrierOptions),
-    "broadcast": _Operation("broadcast_", c10d.BroadcastOptions),
-    "gather": _Operation("gather_", c10d.GatherOptions),
+    **{call.name: known for call in CALLS.values() if hasattr(torch.ops.c10d, (known := _operation_of(call)).name)},
     "recv": _Operation("recv_"),
     "recv_anysource": _Operation("recv_any_source_"),
-    "reduce": _Operation("reduce_", c10d.ReduceOptions),
-    "reduce_scatter": _Operation("reduce_scatter_", c10d.ReduceScatterOptions),
-    "reduce_scatter_single": _Operation("_reduce_scatter_base_", c10d.ReduceScatterOptions),
-    "reduce_scatter_single_coalesced": _Operation("reduce_scatter_tensor_coalesced_", c10d.ReduceScatterOptions),
-    "scatter": _Operation("scatter_", c10d.ScatterOptions),
     "send": _Operation("send"),
 }
 """By the names of dldist's list of calls."""
@@ -233,15 +225,6 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
     return kernel
 
 
-_FORMER_NAMES = {
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}
-
-
 def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
     """By the group's backend, which lets go of the GIL; the kernel that was there would be called with it, and wait for others so."""
     backend = group._get_backend(torch.device(kind))
@@ -250,7 +233,8 @@ def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
 
 def _name_in_backends(method: str) -> str:
     """Of a call, in PyTorch's own backends; empty if they have it in C++ alone, as some coalesced ones."""
-    names = (method, _FORMER_NAMES.get(method, ""))
+    call = CALLS.get(method)
+    names = (method, call.former_name if call is not None else "")
     return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
 
 

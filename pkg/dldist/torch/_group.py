@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,9 @@ import dldist
 from dldist import _core
 from dldist.c10d.backend_base import Backend
 from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import OpType
+from dldist.c10d.over_group import OverGroup
 from dldist.torch import _dispatcher, _profile, _sparse
 from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
 from dldist.torch._compiler import not_compiled
@@ -56,6 +59,8 @@ def _run(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any,
     return run(*copies), copies[0]
 
 
+_MESSAGES = ("send", "recv", "recv_anysource")
+
 _RUN_HERE: dict[str, Callable[..., Work]] = {}
 """By the names of dldist's list of calls: what runs a call on tensors in memory, whose arguments are in order."""
 
@@ -63,10 +68,9 @@ _RUN_HERE: dict[str, Callable[..., Work]] = {}
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
     """The call of a group that is named `name`, and `method` in dldist's list of calls."""
     canonical = method or name
-    has_options = name not in ("send", "recv", "recv_anysource")
+    has_options = name not in _MESSAGES
     may_be_bucket = name == "allreduce"
-    run_name = f"_run_{canonical}"  # of our backends
-    run_here = _runner_of(op_type, name, run_name)
+    run_here = _runner_of(op_type, name, canonical)
     _RUN_HERE.setdefault(canonical, run_here)
 
     def call(self: ProcessGroup, *args: Any, **named: Any) -> Any:
@@ -78,7 +82,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
             return _dispatcher.run(self, canonical, arguments, is_of_reducer)
         backend = self._serving(kind)
-        if not hasattr(backend, run_name):  # a group of torch's
+        if not isinstance(backend, OverGroup):  # a group of torch's
             return getattr(backend, name)(*args, **named)
         return run_here(self, backend, arguments, is_of_reducer)
 
@@ -86,7 +90,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
     return call
 
 
-def _runner_of(op_type: Any, name: str, run_name: str) -> Callable[..., Work]:
+def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
     has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
     name_of_entry = _profile.name_of_entry(name)
@@ -97,7 +101,7 @@ def _runner_of(op_type: Any, name: str, run_name: str) -> Callable[..., Work]:
             placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
         with _profile.entry(name_of_entry) as entry:
             try:
-                started, copies = _run(backend, getattr(backend, run_name), name, placed)
+                started, copies = _run(backend, partial(backend._perform, method), name, placed)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()
@@ -260,35 +264,6 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- calls
 
-    broadcast = _call_of(OpType.BROADCAST, "broadcast")
-    allreduce = _call_of(OpType.ALLREDUCE, "allreduce")
-    allreduce_coalesced = _call_of(OpType.ALLREDUCE_COALESCED, "allreduce_coalesced")
-    reduce = _call_of(OpType.REDUCE, "reduce")
-    allgather = _call_of(OpType.ALLGATHER, "allgather")
-    allgather_coalesced = _call_of(OpType.ALLGATHER_COALESCED, "allgather_coalesced")
-    all_gather_single = _call_of(OpType._ALLGATHER_BASE, "all_gather_single")
-    _allgather_base = _call_of(OpType._ALLGATHER_BASE, "_allgather_base", "all_gather_single")
-    all_gather_single_coalesced = _call_of(OpType.ALLGATHER_INTO_TENSOR_COALESCED, "all_gather_single_coalesced")
-    allgather_into_tensor_coalesced = _call_of(
-        OpType.ALLGATHER_INTO_TENSOR_COALESCED, "allgather_into_tensor_coalesced", "all_gather_single_coalesced"
-    )
-    gather = _call_of(OpType.GATHER, "gather")
-    gather_single = _call_of(OpType.GATHER, "gather_single")
-    gather_into_tensor = _call_of(OpType.GATHER, "gather_into_tensor", "gather_single")
-    scatter = _call_of(OpType.SCATTER, "scatter")
-    reduce_scatter = _call_of(OpType.REDUCE_SCATTER, "reduce_scatter")
-    reduce_scatter_single = _call_of(OpType._REDUCE_SCATTER_BASE, "reduce_scatter_single")
-    _reduce_scatter_base = _call_of(OpType._REDUCE_SCATTER_BASE, "_reduce_scatter_base", "reduce_scatter_single")
-    reduce_scatter_single_coalesced = _call_of(
-        OpType.REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_single_coalesced"
-    )
-    reduce_scatter_tensor_coalesced = _call_of(
-        OpType.REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"
-    )
-    alltoall = _call_of(OpType.ALLTOALL, "alltoall")
-    all_to_all_single = _call_of(OpType.ALLTOALL_BASE, "all_to_all_single")
-    alltoall_base = _call_of(OpType.ALLTOALL_BASE, "alltoall_base", "all_to_all_single")
-    barrier = _call_of(OpType.BARRIER, "barrier")
     send = _call_of(OpType.SEND, "send")
     recv = _call_of(OpType.RECV, "recv")
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
@@ -427,3 +402,8 @@ def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
     group._set_group_name(group._name)
     group._set_group_desc(desc or "undefined")
     return group
+
+
+for _name, _call in CALLS.items():
+    if _call.name != "allreduce_sparse":  # torch has it for its own sparse tensors alone, which come by allreduce
+        setattr(ProcessGroup, _name, _call_of(_call.operation.op_type, _name, _call.name))

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 import dldist
-from dldist.c10d.backend_base import LowLevelCalls
+from dldist.c10d.low_level import LowLevelCalls
 
 OPTIONS = frozenset(
     kind for name, kind in vars(_distributed_c10d).items() if name.endswith("Options") and isinstance(kind, type)
@@ -36,7 +36,8 @@ class FromTorch:
     """Mixed into a backend of dldist: it takes options of torch's, and waits for the operation where they say so."""
 
     def _op(self, opts: Any) -> Any:
-        return reduction_of(opts.reduceOp)
+        op = getattr(opts, "reduceOp", None)
+        return None if op is None else reduction_of(op)
 
     def _how(self, opts: Any) -> dict[str, Any]:
         timeout = opts.timeout

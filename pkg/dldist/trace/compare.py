@@ -10,9 +10,16 @@ from dldist.trace.model import Group, Verdict, classes, joined, operands_text, r
 from dldist.trace.read import Entry
 
 _LOOK_AHEAD = 64
-_GATHERS = {"all_gather", "_all_gather_base", "all_gather_single", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"}
-_SCATTERS = {"reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor"}
-_SCATTERS |= {"reduce_scatter_tensor_coalesced"}
+
+
+def _is_gather(op: str) -> bool:
+    """Of any library: an all_gather, whatever its form."""
+    return "all_gather" in op
+
+
+def _is_scatter(op: str) -> bool:
+    """The same for a reduce_scatter of equal parts."""
+    return "reduce_scatter" in op and op != "reduce_scatter_v"
 
 
 def counts(shapes: list[list[int]]) -> tuple[int, ...]:
@@ -77,17 +84,17 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
     size = len(group.ranks)
     if _kind(some.op) == "all_to_all":
         return _wrong_splits(group, column) if whole else []
-    if some.op in _GATHERS and whole and all(len(entry.outputs) == size > 1 for entry in column.values()):
+    if _is_gather(some.op) and whole and all(len(entry.outputs) == size > 1 for entry in column.values()):
         return _wrong_parts(group, {r: (counts(e.inputs), counts(e.outputs)) for r, e in column.items()})
-    if some.op in _SCATTERS and whole and all(len(entry.inputs) == size > 1 for entry in column.values()):
+    if _is_scatter(some.op) and whole and all(len(entry.inputs) == size > 1 for entry in column.values()):
         return _wrong_parts(group, {r: (counts(e.outputs), counts(e.inputs)) for r, e in column.items()})
     found = classes(column, lambda rank: _size_key(column[rank]))
     if len(found) > 1:
         return _outside(found)
     total_in, total_out = sum(counts(some.inputs)), sum(counts(some.outputs))
-    if some.op in _GATHERS and some.outputs and total_out != total_in * size:
+    if _is_gather(some.op) and some.outputs and total_out != total_in * size:
         return sorted(column)
-    if some.op in _SCATTERS and some.inputs and total_in != total_out * size:
+    if _is_scatter(some.op) and some.inputs and total_in != total_out * size:
         return sorted(column)
     return []
 

@@ -1,0 +1,316 @@
+"""c10d's low-level calls, which backends and process groups share: what they are named, and how their arguments are put in order.
+
+Every collective takes either lists of tensors and an options object, or a flat form, as c10d's overloads do:
+
+    allreduce([tensor], opts)                     allreduce(tensor or tensors, op=SUM, timeout=None)
+    allgather([outputs], [tensor], opts)          allgather(outputs, tensor, timeout=None)
+
+They are made from the table of operations. The types are in low_level.pyi.
+"""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist.c10d import options
+from dldist.c10d.operations import OPERATIONS, Operation
+from dldist.c10d.options import as_timedelta
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+_OPTIONS = {
+    "all_gather": options.AllgatherOptions,
+    "all_reduce": options.AllreduceOptions,
+    "all_reduce_coalesced": options.AllreduceCoalescedOptions,
+    "all_to_all": options.AllToAllOptions,
+    "barrier": options.BarrierOptions,
+    "broadcast": options.BroadcastOptions,
+    "gather": options.GatherOptions,
+    "reduce": options.ReduceOptions,
+    "reduce_scatter": options.ReduceScatterOptions,
+    "scatter": options.ScatterOptions,
+}
+"""By operation, or by collective."""
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+
+# The names of a side's argument in c10d's overloads; the first is the usual one.
+_NAMES = {
+    "in place": ("tensors", "tensor"),
+    "one": ("{}_tensors", "{}_tensor", "{}"),
+    "ranks": ("{}_tensors", "{}_tensor", "{}"),
+    "whole": ("{}", "{}_tensor", "{}Tensor"),
+    "many": ("{}s", "{}_list"),
+    "wholes": ("{}s", "{}_list"),
+    "lists": ("{}_lists",),
+}
+
+
+def _wrong(called: str, what: str) -> TypeError:
+    return TypeError(f"{called}(): incompatible function arguments: {what}")
+
+
+class Side:
+    """The tensors of a call that go in, or come out."""
+
+    __slots__ = ("is_for_root", "is_wrapped", "kind", "names", "parameter", "what")
+
+    kind: str
+    """That of the operation's side."""
+    parameter: int
+    """Which of the operation's parameters it is."""
+    what: str
+    """"input", "output", or "tensor" where both are the same."""
+    is_wrapped: bool
+    """Whether the call takes a list of one where the operation takes the one."""
+    is_for_root: bool
+    """Whether the root alone gives it."""
+    names: tuple[str, ...]
+    """Of the argument of the call; the first is the usual one."""
+
+    def __init__(self, operation: Operation, what: str, kind: str, parameter: int) -> None:
+        self.kind = kind
+        self.parameter = parameter
+        is_flat = "whole" in (operation.input[0], operation.output[0])
+        is_exchange = operation.input[0] == operation.output[0] == "ranks"
+        self.is_wrapped = kind == "one" and not is_flat or kind == "ranks" and not is_exchange
+        self.is_for_root = kind in ("ranks", "whole") and "root" in operation.parameters
+        self.what = what
+        names = _NAMES["in place" if operation.is_in_place else "whole" if is_flat else kind]
+        self.names = tuple(name.format(what) for name in names)
+
+    def arranged(self, called: str, value: Any) -> Any:
+        """As the form with lists has it."""
+        if not self.is_wrapped:
+            return value
+        if self.kind == "one":
+            return value if isinstance(value, (list, tuple)) else [value]
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(called, f"argument {self.names[0]!r} must be a list, not {type(value).__name__}")
+        return [value] if value and not isinstance(value[0], (list, tuple)) else value
+
+    def lowered(self, value: Any) -> Any:
+        """From an operation's value to the call's argument."""
+        if self.kind in ("many", "wholes", "ranks") and value is not None:
+            value = list(value)
+        elif self.kind == "lists":
+            value = [list(each) for each in value]
+        if not self.is_wrapped:
+            return value
+        return [value] if value is not None and (self.kind == "one" or value) else []
+
+    def raised(self, where: str, argument: Any, is_root: bool) -> Any:
+        """From a call's argument to the operation's value."""
+        if not self.is_wrapped:
+            return argument
+        if self.is_for_root and not is_root:
+            if len(argument) != 0:
+                raise RuntimeError(f"{where}: requires empty {self.what} on non-root")
+            return None
+        if len(argument) != 1:
+            raise RuntimeError(f"{where}: requires a single-element {self.what} list, not one of {len(argument)}")
+        return argument[0]
+
+
+class Call:
+    """One low-level call that is a collective."""
+
+    __slots__ = ("flat", "former_name", "is_flat", "name", "operation", "options", "sides", "splits")
+
+    def __init__(self, operation: Operation) -> None:
+        self.name = operation.call
+        self.former_name = operation.former_call
+        self.operation = operation
+        self.options: Any = _OPTIONS.get(operation.name) or _OPTIONS[operation.collective]
+        if operation.is_in_place:
+            self.sides = [Side(operation, "tensor", *operation.input)]
+        elif operation.input[0] == "nothing":
+            self.sides = []
+        else:
+            self.sides = [Side(operation, "output", *operation.output), Side(operation, "input", *operation.input)]
+        self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
+        self.is_flat = any(side.kind == "whole" for side in self.sides)
+        given = [name for name in ("root", "op") if name in operation.parameters]
+        self.flat = [*given, "timeout"]
+        """The arguments of the flat form that options stand for; the first has the place of the options."""
+
+    def described(self, called: str) -> str:
+        names = [side.names[0] for side in self.sides] + self.splits
+        return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
+
+    def _places(self) -> list[tuple[str, ...]]:
+        """What may be given by position, under all names."""
+        places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
+        return places + [(name,) for name in self.flat[1:]] if self.sides and not self.is_flat else places
+
+    def parameters(self) -> tuple[list[str], list[str]]:
+        """The parameters that may be given by position, and those that are given by name."""
+        places = self._places()
+        by_position = [names[0] for names in places]
+        others = [name for names in places for name in names[1:]]
+        return by_position, [*others, *(name for name in self.flat if name not in by_position)]
+
+    def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call of any form as those of the form with lists and options: all of them, options never None."""
+        places = self._places()
+        if len(args) > len(places):
+            raise _wrong(called, f"at most {len(places)} are given by position, not {len(args)}")
+        given = {names[0]: value for names, value in zip(places, args) if value is not None}
+        known = {name: names[0] for names in places for name in names} | {name: name for name in self.flat}
+        for name, value in named.items():
+            if name not in known:
+                raise _wrong(called, f"there is no argument {name!r}")
+            if value is None:
+                continue
+            if known[name] in given:
+                raise _wrong(called, f"expected one of {', '.join(_names_of(places, known[name]))}, got {known[name]} and {name}")
+            given[known[name]] = value
+        return (
+            *(self._arranged_side(called, side, given) for side in self.sides),
+            *(list(given.get(name) or ()) for name in self.splits),
+            self._made_options(called, given),
+        )
+
+    def _arranged_side(self, called: str, side: Side, given: dict[str, Any]) -> Any:
+        name = side.names[0]
+        if name not in given and not (side.is_for_root and not side.is_wrapped):
+            raise _wrong(called, f"expected one of {', '.join(side.names)}, got none")
+        return side.arranged(called, given.get(name))
+
+    def _made_options(self, called: str, given: dict[str, Any]) -> Any:
+        opts = given.get("opts")
+        flat = {name: given[name] for name in self.flat if name in given}
+        if isinstance(opts, self.options):
+            if flat:
+                raise _wrong(called, f"{' and '.join(flat)} given beside {self.options.__name__}")
+            return opts
+        if opts is not None:
+            if self.flat[0] in flat:
+                raise _wrong(called, f"argument {self.flat[0]!r} is given twice")
+            flat[self.flat[0]] = opts
+        made = self.options()
+        for name, value in flat.items():
+            try:
+                setattr(made, _FIELDS[name], value)
+            except TypeError as error:
+                raise _wrong(called, f"argument {name!r}: {error}") from None
+        return made
+
+    def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
+        """The arguments of the call, from the values of the operation's parameters; they are put into the options, too."""
+        parameters = self.operation.parameters
+        for name in self.flat[:-1]:
+            value = values[parameters.index(name)]
+            if value is not None:
+                setattr(opts, _FIELDS[name], _core.ReduceOp(value) if isinstance(value, str) else value)
+        splits = (list(values[parameters.index(name)] or ()) for name in self.splits)
+        return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
+
+    def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
+        """The values of the operation's parameters, from the arguments of the call of a backend; `op` is the reduction that it asks for."""
+        where = f"{type(backend).__name__}::{self.name}"
+        opts, values = arguments[-1], [None] * len(self.operation.parameters)
+        if getattr(opts, "rootTensor", 0) != 0:
+            raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
+        root = getattr(opts, "rootRank", None)
+        for side, argument in zip(self.sides, arguments):
+            values[side.parameter] = side.raised(where, argument, root == backend.rank())
+        for name, split in zip(self.splits, arguments[len(self.sides) :]):
+            values[self.operation.parameters.index(name)] = split or None
+        for name, value in (("root", root), ("op", op)):
+            if name in self.operation.parameters:
+                values[self.operation.parameters.index(name)] = value
+        return values
+
+    def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The inputs and the outputs of a call; what is read and written in place counts as an input."""
+        return (arguments[1], arguments[0]) if len(self.sides) == 2 else (arguments[0] if self.sides else None, None)
+
+
+def _names_of(places: list[tuple[str, ...]], first: str) -> tuple[str, ...]:
+    return next((names for names in places if names[0] == first), (first,))
+
+
+_SPARSE = Operation(
+    ("all_reduce_sparse", "all_reduce", 18, "", "allreduce_sparse", "", "", ("tensor", "op"), 1, ("one", 0), ("one", 0))
+)
+"""What c10d has for tensors that only their library can take apart."""
+
+_CALLS = [Call(operation) for operation in (*OPERATIONS.values(), _SPARSE) if operation.call]
+
+CALLS = {name: call for call in _CALLS for name in (call.former_name, call.name) if name}
+"""By name and former name."""
+
+CALL_OF = {call.operation.name: call for call in _CALLS}
+"""By the operation's name."""
+
+
+class LowLevelCalls:
+    """The collectives and messages of c10d's Backend and ProcessGroup, each under every name that it has had.
+
+    Each puts its arguments in order and ends in `_perform(method, *arguments)`, where method is the canonical name of c10d 2.14
+    and the arguments are those of the form with lists and options, with all of them present and options never None.
+
+    A subclass may override the calls themselves instead, with (lists, opts): callers use that form, by position. Some calls were
+    renamed; which of the two names a subclass overrides does not matter, as a name that it does not override forwards to the other
+    one if it overrides that.
+    """
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the ranks that are missing; a timeout of None or -1 ms is the group's."""
+        if timeout is not None:
+            timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
+            timeout = None if timeout.days < 0 else timeout
+        self._perform("monitored_barrier", timeout, bool(wait_all_ranks))
+
+    def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
+        """send(tensors, dstRank, tag): of one tensor, in a list."""
+        return self._perform("send", tensors, dstRank, tag)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
+        """recv(tensors, srcRank, tag): into one tensor, in a list."""
+        return self._perform("recv", tensors, srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        """recv_anysource(tensors, tag): from whichever rank has sent first."""
+        return self._perform("recv_anysource", tensors, tag)
+
+
+class _Method:
+    """A method of LowLevelCalls: one call, under one of its names."""
+
+    def __init__(self, called: str, call: Call) -> None:
+        self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
+        self.__doc__ = call.described(called)
+        self._call = call
+        self._other = call.former_name if called == call.name else call.name
+
+    def __get__(self, calls: Any, kind: Any = None) -> Any:
+        return self if calls is None else MethodType(self, calls)
+
+    def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
+        called, other, kind = self.__name__, self._other, type(calls)
+        arguments = self._call.arranged(called, args, named)
+        # Only from a name that is not overridden to one that is: a super() call in either cannot go round in circles.
+        if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
+            return getattr(calls, other)(*arguments)
+        return calls._perform(self._call.name, *arguments)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import Parameter, Signature
+
+        by_position, by_name = self._call.parameters()
+        named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in by_name]
+        places = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", *by_position)]
+        return Signature([places[0].replace(default=Parameter.empty), *places[1:], *named])
+
+
+MethodType = type(LowLevelCalls().send)
+
+for _name, _call in CALLS.items():
+    setattr(LowLevelCalls, _name, _Method(_name, _call))

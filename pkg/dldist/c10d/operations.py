@@ -1,0 +1,78 @@
+"""The collectives, as the table in C has them (csrc/python/group/operations.h): whatever repeats itself for each is made from it."""
+
+from __future__ import annotations
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Operation:
+    """One collective, which is a method of dldist.Group.
+
+    A side is the kind of its tensors and which parameter they are. The kinds: "one" tensor, "many" that are moved together, one for each
+    of the "ranks", "lists" of those, one "whole" of parts for the ranks, several "wholes", or "nothing".
+    """
+
+    __slots__ = (
+        "as_one", "call", "collective", "former_call", "input", "name", "nrequired", "op_type", "output", "parameters", "recorded",
+    )  # fmt: skip
+
+    name: str
+    collective: str
+    op_type: int
+    """The number of c10d's OpType."""
+    recorded: str
+    """Its name in the flight recorder."""
+    call: str
+    """Which low-level call of c10d's it is; empty: none."""
+    former_call: str
+    """What that was named before; empty: the same."""
+    as_one: str
+    """The operation that coalesce() makes of several; empty: none."""
+    parameters: tuple[str, ...]
+    nrequired: int
+    input: tuple[str, int]
+    output: tuple[str, int]
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        (
+            self.name, self.collective, self.op_type, self.recorded, self.call, self.former_call, self.as_one, self.parameters,
+            self.nrequired, self.input, self.output,
+        ) = row  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}>"
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the same tensors go in and come out."""
+        return self.input == self.output and self.input[0] != "nothing"
+
+    def bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+        """The values of the parameters, in order, from the arguments of a call; None for those that are not given."""
+        if len(args) > len(self.parameters):
+            raise TypeError(f"{self.name}() takes at most {len(self.parameters)} positional arguments ({len(args)} given)")
+        values = [*args, *[None] * (len(self.parameters) - len(args))]
+        for name, value in named.items():
+            if name not in self.parameters:
+                raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
+            place = self.parameters.index(name)
+            if place < len(args):
+                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+            values[place] = value
+        for place in range(self.nrequired):
+            if place >= len(args) and self.parameters[place] not in named:
+                raise TypeError(f"{self.name}() missing required argument {self.parameters[place]!r}")
+        return values
+
+    def tensors(self, values: list[Any]) -> tuple[Any, Any]:
+        """Of bound values the inputs and the outputs; what is read and written in place counts as an input."""
+        inputs = values[self.input[1]] if self.input[0] != "nothing" else None
+        return inputs, None if self.is_in_place or self.output[0] == "nothing" else values[self.output[1]]
+
+
+OPERATIONS = {row[0]: Operation(row) for row in _core._operations()}
+"""By name."""

@@ -1,0 +1,55 @@
+"""The table of operations, and what is made from it."""
+
+import pathlib
+import subprocess
+import sys
+
+import dldist
+import pytest
+from dldist.c10d.dispatch import Dispatcher
+from dldist.c10d.low_level import CALLS
+from dldist.c10d.operations import OPERATIONS
+from dldist.c10d.options import OpType
+
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = [path for part, kinds in (("csrc", "ch"), ("pkg", ("py", "pyi"))) for kind in kinds for path in (ROOT / part).rglob(f"*.{kind}")]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_row_is_whole(name):
+    operation = OPERATIONS[name]
+    assert callable(getattr(dldist.Group, name)) and callable(getattr(dldist.Group, f"plan_{name}"))
+    assert callable(getattr(Dispatcher, name))
+    assert OpType(operation.op_type)
+    assert not operation.as_one or OPERATIONS[operation.as_one].collective == operation.collective
+    if operation.call:
+        assert CALLS[operation.call].operation is operation
+        assert callable(getattr(dldist.ProcessGroup, operation.call))
+    if operation.former_call:
+        assert CALLS[operation.former_call] is CALLS[operation.call]
+
+
+def test_the_stubs_are_made_from_it():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "make_stubs.py"), "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_operation_is_named_in_few_files():
+    """The table, the stub, and the functions that users call, which have words and types of their own."""
+    named = [path for path in SOURCES if "reduce_scatter_single" in path.read_text(encoding="utf-8")]
+    assert len(named) <= 6, named
+
+
+def test_binding_of_arguments():
+    reduce = OPERATIONS["reduce"]
+    assert reduce.bind(("x",), {"op": "max"}) == ["x", None, "max"]
+    for args, named, text in (
+        (("x", 0, "sum", 1), {}, r"reduce\(\) takes at most 3 positional arguments \(4 given\)"),
+        (("x",), {"tensor": "y"}, r"reduce\(\) got multiple values for argument 'tensor'"),
+        (("x",), {"dst": 0}, r"reduce\(\) got an unexpected keyword argument 'dst'"),
+        ((), {"root": 0}, r"reduce\(\) missing required argument 'tensor'"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            reduce.bind(args, named)

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Writes what the table of operations says into the stubs: the methods of Group in _core.pyi, and all of c10d/low_level.pyi.
+
+    python tools/make_stubs.py           write them
+    python tools/make_stubs.py --check   fail where a stub is not what would be written
+
+The extension must have been built; the table is csrc/python/group/operations.h.
+"""
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "pkg" / "dldist"
+BEGIN = "    # The operations: made by tools/make_stubs.py.\n"
+END = "    # End of the operations.\n"
+WIDTH = 120
+
+TYPES = {
+    "one": "_Tensor",
+    "whole": "_Tensor",
+    "many": "_Tensors",
+    "ranks": "_Tensors",
+    "wholes": "_Tensors",
+    "lists": "list[_Tensors] | tuple[_Tensors, ...]",
+    "op": "ReduceOp | str",
+    "root": "SupportsIndex",
+}
+DEFAULTS = {"op": '"sum"', "root": "0"}
+TIMEOUT = "timeout: _Timeout | None = None"
+RESULTS = {"Literal[False] = False": "None", "Literal[True]": "Work", "bool": "Work | None"}
+
+
+def definition(name: str, parameters: list[str], result: str) -> str:
+    head = f"    def {name}("
+    short = f"{head}{', '.join(['self', *parameters])}) -> {result}: ...\n"
+    if len(short) <= WIDTH:
+        return short
+    lines = "".join(f"        {parameter},\n" for parameter in ["self", *parameters])
+    return f"{head}\n{lines}    ) -> {result}: ...\n"
+
+
+def parameter_of(operation, place: int) -> str:
+    name = operation.parameters[place]
+    kind = next((kind for kind, at in (operation.input, operation.output) if at == place), None)
+    hint = TYPES[kind or name] if kind or name in TYPES else "_Ints | None"
+    if place < operation.nrequired:
+        return f"{name}: {hint}"
+    default = DEFAULTS.get(name, "None")
+    return f"{name}: {hint}{' | None' if kind else ''} = {default}"
+
+
+def methods(operation) -> str:
+    parameters = [parameter_of(operation, place) for place in range(len(operation.parameters))] + ["*", TIMEOUT]
+    text = "".join(
+        "    @overload\n" + definition(operation.name, [*parameters, f"async_op: {flag}"], result)
+        for flag, result in RESULTS.items()
+    )
+    return text + definition(f"plan_{operation.name}", parameters, "Plan")
+
+
+def core_stub(before: str, operations) -> str:
+    head, rest = before.split(BEGIN)
+    return head + BEGIN + "".join(map(methods, operations)) + END + rest.split(END)[1]
+
+
+LOW_LEVEL_HEAD = '''# Made by tools/make_stubs.py from the table of operations.
+from datetime import timedelta
+from typing import Any
+
+from dldist.c10d.operations import Operation
+
+class Side:
+    kind: str
+    parameter: int
+    what: str
+    is_wrapped: bool
+    is_for_root: bool
+    names: tuple[str, ...]
+
+class Call:
+    name: str
+    former_name: str
+    operation: Operation
+    options: Any
+    sides: list[Side]
+    splits: list[str]
+    def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]: ...
+    def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]: ...
+    def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]: ...
+    def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]: ...
+
+CALLS: dict[str, Call]
+CALL_OF: dict[str, Call]
+
+class LowLevelCalls:
+    def _perform(self, method: str, *arguments: Any) -> Any: ...
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None: ...
+    def send(self, tensors: Any, dstRank: int, tag: int) -> Any: ...
+    def recv(self, tensors: Any, srcRank: int, tag: int) -> Any: ...
+    def recv_anysource(self, tensors: Any, tag: int) -> Any: ...
+'''
+
+
+def low_level_stub(calls) -> str:
+    text = LOW_LEVEL_HEAD
+    for name, call in calls.items():
+        by_position, by_name = call.parameters()
+        parameters = [f"{each}: Any = None" for each in by_position] + ["*"] + [f"{each}: Any = None" for each in by_name]
+        text += definition(name, parameters if by_name else parameters[:-1], "Any")
+    return text
+
+
+def main() -> int:
+    sys.path.insert(0, str(PACKAGE.parent))
+    from dldist.c10d.low_level import CALLS
+    from dldist.c10d.operations import OPERATIONS
+
+    core, low_level = PACKAGE / "_core.pyi", PACKAGE / "c10d" / "low_level.pyi"
+    stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
+    differ = [path for path, text in stubs.items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv:
+        for path in differ:
+            print(f"{path}: not what the table of operations makes of it: run tools/make_stubs.py")
+        return 1 if differ else 0
+    for path in differ:
+        path.write_text(stubs[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
