@@ -59,7 +59,7 @@ class _Rank:
         self.is_late = False
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         self.channel, theirs = connection.Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist import testing_child as c; c.main({theirs.fileno()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist.launch import testing_child as c; c.main({theirs.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
