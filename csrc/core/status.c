@@ -42,6 +42,7 @@ error_vset(dd_error *err, dd_status code, const char *format, va_list args)
     err->code = code;
     err->sys_errno = 0;
     err->culprit = (dd_culprit){.rank = -1};
+    err->call.op[0] = '\0';
     int wanted = vsnprintf(err->message, sizeof err->message, format, args);
     mark_if_cut(err, wanted < 0 ? 0 : (size_t)wanted);
 }
@@ -85,6 +86,18 @@ dd_error_blame(dd_error *err, int rank, const char *host, long long pid)
         err->culprit.rank = rank;
         err->culprit.pid = pid;
         snprintf(err->culprit.host, sizeof err->culprit.host, "%s", host != NULL ? host : "");
+    }
+}
+
+void
+dd_error_note_call(dd_error *err, const char *op, unsigned long long sequence, long long elapsed_ns,
+                   const void *group, size_t group_len)
+{
+    if (err != NULL) {
+        snprintf(err->call.op, sizeof err->call.op, "%s", op);
+        snprintf(err->call.group, sizeof err->call.group, "%.*s", (int)group_len, (const char *)group);
+        err->call.sequence = sequence;
+        err->call.elapsed_ns = elapsed_ns;
     }
 }
 

@@ -7,6 +7,7 @@
 #define DD_CORE_STATUS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* X(name, text): the name of the code and what it means. csrc/python/base/error.c maps each to an exception. */
 #define DD_STATUS_LIST(X)                                      \
@@ -51,10 +52,19 @@ typedef struct dd_culprit {
     char host[DD_HOST_NAME_MAX];
 } dd_culprit;
 
+/* The call on a group that has failed. */
+typedef struct dd_failed_call {
+    char op[32];                 /* "all_reduce"; empty: the error is not about such a call */
+    char group[64];              /* its name, as much of it as there is room for */
+    unsigned long long sequence; /* of the group's collectives; 0: it is none of them, or it has not begun */
+    long long elapsed_ns;        /* since it began */
+} dd_failed_call;
+
 typedef struct dd_error {
     dd_status code;
     int sys_errno; /* errno of the system call behind it, or 0 */
     dd_culprit culprit;
+    dd_failed_call call;
     char message[1024];
 } dd_error;
 
@@ -73,6 +83,10 @@ dd_status dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const
 
 /* Names the culprit of the error that is there. host may be NULL. */
 void dd_error_blame(dd_error *err, int rank, const char *host, long long pid);
+
+/* Says which call has failed by the error that is there. The group's name has `group_len` bytes. */
+void dd_error_note_call(dd_error *err, const char *op, unsigned long long sequence, long long elapsed_ns,
+                        const void *group, size_t group_len);
 
 /* Puts "<text>: " before the message that is there. */
 void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);

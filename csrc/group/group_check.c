@@ -20,6 +20,7 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
         dd_engine_finish_telling_locked(group->engine);
         dd_error_copy(err, &group->cause);
         dd_error_prepend(err, "%s on " GROUP_FORMAT ": the group has failed before", what, GROUP_ARGS(group));
+        dd_error_note_call(err, what, 0, 0, group->name.data, group->name.len);
         return group->cause.code;
     }
     return DD_OK;

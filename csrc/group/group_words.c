@@ -301,6 +301,8 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
         }
     }
     dd_error_prepend(error, "%s%s on " GROUP_FORMAT, work->what, sequence, GROUP_ARGS(group));
+    dd_error_note_call(error, work->what, work->sequence, dd_clock_now_ns() - work->start_ns,
+                       group->name.data, group->name.len);
 }
 
 /* ---- packets that the network loses */

@@ -174,6 +174,9 @@ nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error
                      work->is_message ? " message" : "", (unsigned long long)work->number,
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
                      group->size);
+    dd_error_note_call(error, work->what, work->is_message ? 0 : work->number,
+                       dd_clock_now_ns() - work->base.base.start_ns, group->options.name.data,
+                       group->options.name.len);
 }
 
 /* ---- ends */

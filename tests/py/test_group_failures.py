@@ -283,3 +283,35 @@ def test_ways_to_wait(procs, tmp_path):
         ranks = [procs.start(cases.sleeps_in_barrier, str(tmp_path / way), rank, env={"DLDIST_WAIT": way}) for rank in (0, 1)]
         counts[way] = [child.result() for child in ranks][0]
     assert counts["poll"] <= 2 < 5 <= counts["sleep"], counts
+
+
+# ---- which call it was
+
+
+def call_of(error):
+    return error.op, error.seq, error.group
+
+
+def test_errors_know_their_call():
+    """Blame is data: a collective has a number, a message has none, and a call that does not begin neither."""
+    store, is_over = dldist.HashStore(), threading.Event()
+
+    def case(rank):
+        group = dldist.Group(store, rank, 2, timeout=20, name="known")
+        x = array.array("f", [1])
+        group.barrier()
+        if rank == 1:
+            is_over.wait(under_load(10))
+            return None
+        message = error_of(group.recv, x, src=1, timeout=0.2)
+        late = error_of(group.all_reduce, x, timeout=0.3)
+        refused = error_of(group.all_reduce, x)
+        is_over.set()
+        return message, late, refused
+
+    message, late, refused = on_threads(2, case)[0]
+    assert call_of(message) == ("recv", None, "known") and 0.15 < message.elapsed < under_load(2)
+    assert call_of(late) == ("all_reduce", 2, "known") and 0.25 < late.elapsed < under_load(3)
+    assert call_of(refused) == ("all_reduce", None, "known") and refused.elapsed == 0
+    plain = dldist.DistError("made by a program")
+    assert call_of(plain) == (None, None, None) and plain.elapsed is None

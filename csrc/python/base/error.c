@@ -22,7 +22,8 @@ static const struct {
      "dldist.DistError",
      {NO_BASE, NO_BASE},
      "Any failure of dldist.\n\n`code` names its kind; `rank`, `host` and `pid` say whom it is about, where "
-     "that is one rank of a group."},
+     "that is one rank of a group; `op`, `seq`, `group` and `elapsed` (seconds) which call of which group has failed: "
+     "its number is None for messages, and for calls that did not begin. What is not known is None."},
     {PY_ERROR_BACKEND, "dldist.DistBackendError", {PY_ERROR_DIST, NO_BASE}, "A backend failed."},
     {PY_ERROR_NETWORK, "dldist.DistNetworkError", {PY_ERROR_DIST, NO_BASE}, "A connection failed."},
     {PY_ERROR_STORE, "dldist.DistStoreError", {PY_ERROR_DIST, NO_BASE}, "A store failed."},
@@ -87,8 +88,10 @@ static PyObject *
 make_attributes(py_error_kind kind)
 {
     bool is_argument = kind == PY_ERROR_ARGUMENT || kind == PY_ERROR_TYPE;
-    return Py_BuildValue("{sz sO sO sO}", "code", is_argument ? dd_status_name(DD_INVALID_ARGUMENT) : NULL,
-                         "rank", Py_None, "host", Py_None, "pid", Py_None);
+    return Py_BuildValue("{sz sO sO sO sO sO sO sO}", "code",
+                         is_argument ? dd_status_name(DD_INVALID_ARGUMENT) : NULL, "rank", Py_None, "host",
+                         Py_None, "pid", Py_None, "op", Py_None, "seq", Py_None, "group", Py_None, "elapsed",
+                         Py_None);
 }
 
 int
@@ -175,15 +178,29 @@ set_attribute(PyObject *error, const char *name, PyObject *value)
     return is_set;
 }
 
+static PyObject *
+make_text(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+}
+
 static bool
 set_culprit(PyObject *error, const dd_culprit *culprit)
 {
     return (culprit->rank < 0 || set_attribute(error, "rank", PyLong_FromLong(culprit->rank))) &&
-           (culprit->host[0] == '\0' ||
-            set_attribute(error, "host",
-                          PyUnicode_DecodeUTF8(culprit->host, (Py_ssize_t)strlen(culprit->host),
-                                               "backslashreplace"))) &&
+           (culprit->host[0] == '\0' || set_attribute(error, "host", make_text(culprit->host))) &&
            (culprit->pid == 0 || set_attribute(error, "pid", PyLong_FromLongLong(culprit->pid)));
+}
+
+static bool
+set_call(PyObject *error, const dd_failed_call *call)
+{
+    return call->op[0] == '\0' ||
+           (set_attribute(error, "op", make_text(call->op)) &&
+            set_attribute(error, "group", make_text(call->group)) &&
+            (call->sequence == 0 ||
+             set_attribute(error, "seq", PyLong_FromUnsignedLongLong(call->sequence))) &&
+            set_attribute(error, "elapsed", PyFloat_FromDouble((double)call->elapsed_ns * 1e-9)));
 }
 
 /* Gives the instance its attributes; the ones of Python itself have none of them and get none. */
@@ -194,8 +211,9 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
     if (is_ours <= 0) {
         return is_ours == 0;
     }
+    bool is_told = err != NULL && err->message[0] != '\0';
     return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
-           (err == NULL || err->message[0] == '\0' || set_culprit(error, &err->culprit));
+           (!is_told || (set_culprit(error, &err->culprit) && set_call(error, &err->call)));
 }
 
 /* Programs look for the word in the text of what they catch; ours says "timed out", or what did not come. */
@@ -203,7 +221,7 @@ static PyObject *
 message_of(dd_status status, const char *text)
 {
     bool is_timeout = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT || status == DD_OP_TIMED_OUT;
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+    PyObject *message = make_text(text);
     if (message == NULL || !is_timeout || strcasestr(text, "timeout") != NULL) {
         return message;
     }

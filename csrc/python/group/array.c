@@ -1,4 +1,6 @@
 /* dldist.SharedArray: memory of Group.empty, as a buffer and by DLPack. */
+#include "python/group/array.h"
+
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/group/group.h"
@@ -111,28 +113,22 @@ destroy_part(py_memory *memory)
     dd_mem_free(part);
 }
 
-/* NULL with an exception. */
-static py_memory *
-make_part(const py_state *state, py_memory *whole, Py_ssize_t start, const dd_view *shape)
+PyObject *
+py_shared_array_view(PyObject *array, size_t start, const dd_view *shape)
 {
-    size_t size = dd_dtype_size(whole->view.dtype);
-    if (start < 0 || (size_t)start > whole->view.count || shape->count > whole->view.count - (size_t)start) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "part(): %zu elements from number %zd on are not all in an array of %zu", shape->count,
-                     start, whole->view.count);
-        return NULL;
-    }
+    const py_memory_array *self = (const py_memory_array *)array;
+    py_memory *whole = self->memory;
     memory_part *part = dd_mem_alloc(sizeof *part);
     if (part == NULL) {
-        PyErr_NoMemory();
-        return NULL;
+        return PyErr_NoMemory();
     }
     dd_view view = *shape;
-    view.data = (char *)whole->view.data + (size_t)start * size;
+    view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
+    (void)py_tensor_set_row_major(&view); /* it fits, as the whole does */
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);
-    return &part->memory;
+    return py_memory_array_make(Py_TYPE(array), self->module, &part->memory);
 }
 
 static PyObject *
@@ -148,8 +144,14 @@ shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
         !py_memory_read_shape(&shape, &view)) {
         return NULL;
     }
-    py_memory *part = make_part(state, self->memory, start, &view);
-    return part != NULL ? py_memory_array_make(Py_TYPE(object), self->module, part) : NULL;
+    size_t count = self->memory->view.count;
+    if (start < 0 || (size_t)start > count || view.count > count - (size_t)start) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "part(): %zu elements from number %zd on are not all in an array of %zu", view.count,
+                     start, count);
+        return NULL;
+    }
+    return py_shared_array_view(object, (size_t)start, &view);
 }
 
 static PyObject *
@@ -236,22 +238,63 @@ shared_array_dlpack_device(PyObject *object, PyObject *unused)
 
 /* ---- questions */
 
+/* dldist.base.shared_array.<function>(object, *args, **kwargs): what is written in Python. */
+static PyObject *
+call_python(PyObject *object, const char *function, PyObject *args, PyObject *kwargs)
+{
+    PyObject *module = PyImport_ImportModule("dldist.base.shared_array");
+    PyObject *callable = module != NULL ? PyObject_GetAttrString(module, function) : NULL;
+    PyObject *head = callable != NULL ? PyTuple_Pack(1, object) : NULL;
+    PyObject *all = head == NULL ? NULL : args != NULL ? PySequence_Concat(head, args) : Py_NewRef(head);
+    PyObject *result = all != NULL ? PyObject_Call(callable, all, kwargs) : NULL;
+    Py_XDECREF(all);
+    Py_XDECREF(head);
+    Py_XDECREF(callable);
+    Py_XDECREF(module);
+    return result;
+}
+
 static PyObject *
 shared_array_repr(PyObject *object)
 {
-    PyObject *shape = py_memory_array_get_shape(object, NULL);
-    PyObject *text =
-        shape != NULL ? PyUnicode_FromFormat("<dldist.SharedArray: %R of %s>", shape,
-                                             dd_dtype_name(((py_memory_array *)object)->memory->view.dtype))
-                      : NULL;
-    Py_XDECREF(shape);
-    return text;
+    return call_python(object, "represent", NULL, NULL);
+}
+
+static PyObject *
+shared_array_to_list(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return call_python(object, "to_list", NULL, NULL);
+}
+
+static PyObject *
+shared_array_as_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    return call_python(object, "as_numpy", args, kwargs);
+}
+
+static PyObject *
+shared_array_get_ndim(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(((py_memory_array *)object)->memory->view.ndim);
+}
+
+static PyObject *
+shared_array_get_size(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromSize_t(((py_memory_array *)object)->memory->view.count);
 }
 
 static PyMethodDef shared_array_methods[] = {
     {"part", (PyCFunction)(void (*)(void))shared_array_part, METH_VARARGS | METH_KEYWORDS,
      "part($self, /, start, shape)\n--\n\n"
      "An array of this shape over the elements from number `start` on, in the same memory."},
+    {"tolist", shared_array_to_list, METH_NOARGS,
+     "tolist($self, /)\n--\n\nThe values, in lists of lists; without dimensions the value."},
+    {"__array__", (PyCFunction)(void (*)(void))shared_array_as_numpy, METH_VARARGS | METH_KEYWORDS,
+     "__array__($self, dtype=None, *, copy=None)\n--\n\nFor numpy.asarray(): an array of NumPy in the same memory."},
     {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
      "_note_unmapped($self, /)\n--\n\n"
      "The mapping that Group._adopt was called for is gone."},
@@ -267,6 +310,8 @@ static PyGetSetDef shared_array_getset[] = {
     {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
     {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
     {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"ndim", shared_array_get_ndim, NULL, "How many dimensions.", NULL},
+    {"size", shared_array_get_size, NULL, "How many elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -279,6 +324,7 @@ static PyType_Slot shared_array_slots[] = {
     {Py_tp_doc,
      "Memory that the ranks of a host share; made by Group.empty.\n\n"
      "It is a writable buffer and speaks DLPack: numpy.asarray(a), torch.from_dlpack(a), memoryview(a).\n"
+     "a[i], a[i, j], a[i:j] and a[i:j] = ... are there for what lies in one piece; parts share the memory.\n"
      "It may outlive its group."},
     {Py_tp_dealloc, (void *)shared_array_dealloc},
     {Py_tp_traverse, (void *)shared_array_traverse},
@@ -286,6 +332,11 @@ static PyType_Slot shared_array_slots[] = {
     {Py_tp_methods, shared_array_methods},
     {Py_tp_getset, shared_array_getset},
     {Py_tp_members, shared_array_members},
+    {Py_sq_length, (void *)py_shared_array_length},
+    {Py_sq_item, (void *)py_shared_array_item},
+    {Py_mp_length, (void *)py_shared_array_length},
+    {Py_mp_subscript, (void *)py_shared_array_get},
+    {Py_mp_ass_subscript, (void *)py_shared_array_set},
     {Py_bf_getbuffer, (void *)shared_array_get_buffer},
     {0, NULL},
 };

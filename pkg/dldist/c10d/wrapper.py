@@ -259,5 +259,5 @@ def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
     if not isinstance(error, _core.DistError):
         return RuntimeError(text)
     told = type(error)(text)
-    told.code, told.rank, told.host, told.pid = error.code, error.rank, error.host, error.pid
+    vars(told).update(vars(error))
     return told
