@@ -1,0 +1,44 @@
+"""How Sphinx makes the site: the pages of this folder, and a reference from the docstrings of the installed dldist."""
+
+import dldist
+
+project = "dldist"
+version = release = dldist.__version__
+html_title = f"dldist {version}"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_copy_source = False
+
+# Headings can be linked to by their words, as where the same files are read without this site.
+myst_heading_anchors = 4
+# Links out of this folder lead to sources, which are not part of the site.
+suppress_warnings = ["myst.xref_missing_source"]
+
+# Docstrings quote code with single backquotes.
+default_role = "code"
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+maximum_signature_line_length = 88
+autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+
+# Types in signatures may be private, or of the standard library, which has its pages elsewhere. What the pages themselves
+# refer to is public, and has to be there.
+PUBLIC = r"dldist\.((functional|symmetric_memory|testing|reducer|nccl|trace|rendezvous|comm_hooks|flight_recorder)\.)?[A-Za-z]\w*$"
+nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*")]
+
+
+def find_public_name(app, env, node, contnode):
+    """A type that a signature names by the module that defines it is looked for under its public name."""
+    if node.get("refdomain") != "py" or node.get("reftype") != "class":
+        return None
+    name = node["reftarget"].rpartition(".")[2]
+    return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "class", f"dldist.{name}", node, contnode)
+
+
+def setup(app):
+    app.connect("missing-reference", find_public_name)
