@@ -14,8 +14,8 @@ html_copy_source = False
 
 # Headings can be linked to by their words, as where the same files are read without this site.
 myst_heading_anchors = 4
-# Links out of this folder lead to sources, which are not part of the site.
-suppress_warnings = ["myst.xref_missing_source"]
+# Files of the source that have a page here, which include them.
+PAGE_OF = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
 
 # Docstrings quote code with single backquotes.
 default_role = "code"
@@ -40,5 +40,12 @@ def find_public_name(app, env, node, contnode):
     return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "class", f"dldist.{name}", node, contnode)
 
 
+def lead_to_pages(app, docname, source):
+    """Links to those files lead to their pages."""
+    for file, page in PAGE_OF.items():
+        source[0] = source[0].replace(f"]({file}", f"]({page}")
+
+
 def setup(app):
+    app.connect("source-read", lead_to_pages)
     app.connect("missing-reference", find_public_name)
