@@ -11,6 +11,7 @@ html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 
 # Headings can be linked to by their words, as where the same files are read without this site.
 myst_heading_anchors = 4
