@@ -23,7 +23,7 @@ default_role = "code"
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 88
-autodoc_member_order = "groupwise"
+autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 
@@ -47,6 +47,13 @@ def lead_to_pages(app, docname, source):
         source[0] = source[0].replace(f"]({file}", f"]({page}")
 
 
+def keep_colons(app, what, name, obj, options, lines):
+    """Napoleon takes what is before a colon in the first line on an attribute for its type; ours say types by annotations."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+
+
 def setup(app):
     app.connect("source-read", lead_to_pages)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", find_public_name)
