@@ -29,7 +29,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TIMEOUT_S = 25
+TIMEOUT_S = 60
 MARKER = re.compile(r"<!-- (run|output of rank)(?::| )\s*(.+?) -->")
 NOT_RUN = re.compile(r"# not run by the tests: .+")
 FENCE = re.compile(r"```(\w*|\{\w+\}.*)")
