@@ -80,7 +80,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
-        ext symbols test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
+        ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
@@ -231,6 +231,9 @@ check-system: $(BUILD)/fast/tests_c ## csrc asks the system through csrc/core al
 
 symbols: ## the built extension exports its init function alone and needs libc alone
 	@$(PYTHON) tools/check_symbols.py
+
+docs: ## the site, from docs/ and the docstrings of the dldist that $(PYTHON) imports, into build/docs (needs `pip install ".[docs]"`)
+	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
 test-py: ext ## pytest on the extension in place (needs pytest in $(PYTHON))
 	PYTHONPATH=pkg $(PYTHON) -m pytest -q tests/py

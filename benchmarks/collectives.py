@@ -482,7 +482,7 @@ def parse_arguments():
     parser.add_argument("--targets", action="store_true", help="print which of the targets are met")
     parser.add_argument("--quick", action="store_true", help="5 rounds of 20 ms, up to 1 MiB")
     parser.add_argument("--json", metavar="FILE", help="all numbers (default: a new file in build/bench)")
-    parser.add_argument("--plot", metavar="FILE", help="draw times by size: .svg; .png with matplotlib")
+    parser.add_argument("--plot", metavar="FILE", help="draw times by size, with matplotlib: .svg, .png, .pdf")
     args = parser.parse_args()
     try:
         args.sizes = [parse_size(word) for word in args.sizes.split(",")]

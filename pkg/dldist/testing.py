@@ -156,7 +156,7 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     init: bool = True,
 ) -> list[Any]:
-    """Run fn(*args) on `nranks` new processes; gives what each returned, by rank.
+    """Run `fn(*args)` on `nranks` new processes; gives what each returned, by rank.
 
     They have their ranks in the environment, with `env` on top; with init=True also the default world, which is closed at the
     end. What they print is shown afterwards. When some fail, the others have two seconds to fail as well; ranks that are still

@@ -1,19 +1,23 @@
-"""What README.md and docs/*.md show is true: programs run, output is what is said, links lead somewhere.
+"""What README.md and docs/*.md show is true: programs run, output is what is said, links lead somewhere, nothing public is left out.
 
-A block of Python (```python) is run as it stands, as a world of one, if it imports dldist or is a doctest (>>>); others are
-fragments, and have to compile. A comment before the fence says otherwise:
+Every block of Python (```python) is run as it stands, as a world of one; a doctest (>>>) as one, and functions called test_... by
+pytest. A comment before the fence asks for something else:
 
     <!-- run: 2 ranks -->                           on two processes, with a launcher's variables in the environment
     <!-- run: 2 ranks, after the first block -->    the same, with the first block of the page in front of it
-    <!-- not run: needs a GPU -->                   it compiles, and that is all
-    <!-- not Python: two programs side by side -->  not even that
     <!-- output of rank 0 -->                       before a block of text: what the program above it prints
+
+A block that cannot be run says so to its readers, in its first line, and has to compile:
+
+    # not run by the tests: needs a GPU
 
 Blocks that import what is not installed are skipped. In output, hosts, pids and times may differ.
 """
 
 import ast
+import importlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -25,8 +29,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TIMEOUT_S = 25
-MARKER = re.compile(r"<!-- (run|not run|not Python|output of rank)(?::| )\s*(.+?) -->")
+TIMEOUT_S = 60
+MARKER = re.compile(r"<!-- (run|output of rank)(?::| )\s*(.+?) -->")
+NOT_RUN = re.compile(r"# not run by the tests: .+")
+FENCE = re.compile(r"```(\w*|\{\w+\}.*)")
 RUN = re.compile(r"(\d+) ranks?(, after the first block)?")
 
 
@@ -44,10 +50,6 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
     @property
-    def is_fragment(self):
-        return not re.search(r"^(import|from) dldist\b", self.text, re.MULTILINE)
-
-    @property
     def is_doctest(self):
         return self.text.startswith(">>>")
 
@@ -58,13 +60,14 @@ class Block:
             found = RUN.fullmatch(what)
             assert found, f"{self}: no idea what {what!r} means"
             return int(found[1]), (self.first.text + "\n\n" if found[2] else "") + self.text
-        return (0 if verb or (self.is_fragment and not self.is_doctest) else 1), self.text
+        assert verb is None, f"{self}: a block of Python is no output"
+        return (0 if NOT_RUN.match(self.text) else 1), self.text
 
 
 def blocks_of(page):
     blocks, fence, before = [], None, ""
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        opening = re.fullmatch(r"```(\w*)", line)
+        opening = FENCE.fullmatch(line)
         if fence is None and opening:
             found = MARKER.fullmatch(before)
             fence = Block(page, number, opening[1], found and found.groups(), "")
@@ -103,12 +106,20 @@ def missing_modules(source):
     return sorted(name for name in names if importlib.util.find_spec(name) is None)
 
 
+def runner_of(path):
+    """The module that runs a file, if it is no plain program."""
+    if path.suffix == ".txt":
+        return ["-m", "doctest"]
+    has_tests = re.search(r"^def test_", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if has_tests else []
+
+
 def start(path, rank, size, place):
     """One rank, as torchrun and dlrun start it; its errors are part of its output."""
     numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     where = {"PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__)), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return subprocess.Popen(
-        [sys.executable, "-m", "doctest", path] if path.suffix == ".txt" else [sys.executable, path],
+        [sys.executable, *runner_of(path), path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -145,10 +156,6 @@ def without_particulars(text):
 @pytest.mark.parametrize("block", programs(), ids=repr)
 def test_program(block, tmp_path):
     size, source = block.ranks()
-    if block.marker and block.marker[0] == "not Python":
-        with pytest.raises(SyntaxError):
-            compile(source, repr(block), "exec")
-        return
     if not block.is_doctest:
         compile(source, repr(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if size == 0:
@@ -163,12 +170,75 @@ def test_program(block, tmp_path):
         assert without_particulars(outputs[rank]) == without_particulars(text), outputs[rank]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def without_code(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page):
+    """What links to the headings of a page end with: their words in lower case, joined by dashes."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    words = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in words}
+
+
+def problem_of(page, target):
+    """Why a link leads nowhere, or None."""
+    file, mark, anchor = target.partition("#")
+    other = (page.parent / file).resolve() if file else page
+    if not other.exists():
+        return f"{target}: no such file"
+    if mark and other.suffix == ".md" and anchor not in anchors_of(other):
+        return f"{target}: no such heading"
+    return None
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    targets = re.findall(r"\]\(([^()\s]+)\)", text)
-    relative = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    assert [target for target in relative if not (page.parent / target).exists()] == []
+    targets = re.findall(r"\]\(([^()\s]+)\)", without_code(page))
+    inner = [target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [problem for target in inner if (problem := problem_of(page, target))] == []
+
+
+def test_every_page_is_in_the_site():
+    listed = re.findall(r"^[a-z][a-z\d/-]*$", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for name in listed if "/" not in name) == sorted(page.stem for page in PAGES[1:] if page.stem != "index")
+
+
+def names_in_reference():
+    """What docs/reference/ has an entry for: "all_reduce" of dldist, "functional.all_reduce" of a module in it."""
+    for path in (ROOT / "docs" / "reference").glob("*.rst"):
+        module = ""
+        for directive, target in re.findall(r"^\.\. (currentmodule|auto\w+):: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            if directive == "currentmodule":
+                module = target.removeprefix("dldist").removeprefix(".")
+            else:
+                yield f"{module}.{target}" if module else target
+
+
+# Modules of their own section or page in the reference, all of whose public names are there.
+DOCUMENTED = "functional testing reducer nccl symmetric_memory trace rendezvous comm_hooks flight_recorder".split()
+
+
+def test_reference_is_complete():
+    described = list(names_in_reference())
+    assert sorted(described) == sorted(set(described)), "each has one place"
+    public = set(dldist.__all__) - {"__version__"}
+    for name in DOCUMENTED:
+        module = importlib.import_module(f"dldist.{name}")
+        own = {key for key in module.__all__ if not key.startswith("_")}
+        public |= {f"{name}.{key}" for key in own if getattr(dldist, key, None) is not getattr(module, key)}
+    assert sorted(public - set(described)) == []
+
+
+def test_plotted_figures_are_those_of_the_page():
+    """benchmarks/two_ranks.json, of which the pictures are made, against the table of docs/benchmarks.md."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = re.search(r"^Two ranks, .*?\n\n(\|.*?)\n\n", page, re.MULTILINE | re.DOTALL)[1].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    shown = [[float(cell.split()[0].replace(",", "")) for cell in row[2:] if cell != "-"] for row in rows[2:]]
+    report = json.loads((ROOT / "benchmarks" / "two_ranks.json").read_text(encoding="utf-8"))
+    assert [[row["time_us"] for row in result["peers"].values()] for result in report["results"]] == shown
+    assert [list(result["peers"]) for result in report["results"][:1]] == [rows[0][2:]]
 
 
 def names_read_by_python(path):

@@ -267,7 +267,7 @@ def spawn(
     daemon: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Run fn(i, *args) in `nprocs` new processes, i from 0; gives the list of what they returned.
+    """Run `fn(i, *args)` in `nprocs` new processes, i from 0; gives the list of what they returned.
 
     Each has a rank in its environment, so init_process_group() works in them without arguments. With join=False gives a
     ProcessContext at once. When one fails the others are ended, and its traceback is raised: ProcessRaisedException, or
