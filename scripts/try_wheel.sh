@@ -4,7 +4,7 @@
 #
 #   bash scripts/try_wheel.sh [x86_64] [aarch64]     both of them without arguments
 #
-# The Debians are made in build/roots/ and used again. Needs debootstrap, and for other processors qemu-user-static; no right of root,
+# The Debians are made in .debian/ and used again. Needs debootstrap, and for other processors qemu-user-static; no right of root,
 # where the system lets everybody make name spaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -53,7 +53,7 @@ try_in_root() {
 }
 
 try_wheel() {
-    local processors=$1 root=$PWD/build/roots/$1
+    local processors=$1 root=$PWD/.debian/$1
     make_root "$root" "${debian_name[$processors]}"
     rm -f "$root"/tmp/*.whl
     cp dist/dldist-*_"$processors".whl tests/smoke.py "$root/tmp/"
