@@ -9,9 +9,11 @@ import shutil
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from itertools import chain
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 # Free-threaded Python has no stable ABI; csrc/python/base/api.h makes the same choice.
 IS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -57,21 +59,27 @@ def what_is_missing(compiler):
 class parallel_build_ext(build_ext):
     """Compiles the files side by side."""
 
-    def build_extensions(self):
+    def build_extension(self, ext):
         if missing := what_is_missing(self.compiler.compiler_so[0]):
             raise SystemExit(f"error: dldist is compiled when it is installed, and there is {missing}")
-        compile_all, compile_one, jobs = self.compiler.compile, self.compiler._compile, []
+        built = self.get_ext_fullpath(ext.name)
+        if not self.force and not newer_group([*ext.sources, *ext.depends], built):
+            return
 
-        def compile_and_wait(*args, **kwargs):
-            objects = compile_all(*args, **kwargs)
-            for job in jobs:
-                job.result()
-            return objects
+        def compile_one(source):
+            return self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                include_dirs=ext.include_dirs,
+                debug=self.debug,
+                extra_postargs=ext.extra_compile_args,
+            )
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))
-            self.compiler.compile = compile_and_wait
-            super().build_extensions()
+            objects = list(chain.from_iterable(pool.map(compile_one, ext.sources)))
+        self.compiler.link_shared_object(
+            objects, built, debug=self.debug, build_temp=self.build_temp, extra_postargs=ext.extra_link_args
+        )
 
 
 setup(

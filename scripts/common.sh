@@ -46,3 +46,22 @@ patiently() {
     trap - EXIT
     return "$status"
 }
+
+# find_python_version 3.12: a Python of this version, from PATH or pyenv; fails where there is none.
+find_python_version() {
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        if "$candidate" -c "import sys, ensurepip, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+            command -v "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# wheel_compiler FOLDER PROCESSORS: the compiler of wheels, which the environment FOLDER has. It brings the C libraries that it links
+# against, of the version asked for: 2.28 is Debian's since 10 and Red Hat's since 8. Its checks for undefined behaviour are left out.
+GLIBC=2.28
+wheel_compiler() {
+    echo "$1/bin/python -m ziglang cc -target $2-linux-gnu.$GLIBC -fno-sanitize=undefined"
+}

@@ -323,6 +323,10 @@ static PyMethodDef core_methods[] = {
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
+#ifdef Py_mod_gil
+    /* Objects count on it: a free-threaded Python turns it on. */
+    {Py_mod_gil, Py_MOD_GIL_USED},
+#endif
     {0, NULL},
 };
 

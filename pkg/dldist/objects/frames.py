@@ -60,7 +60,8 @@ class Outgoing:
             head = BytesIO(_describe(error))
         head.seek(0, os.SEEK_END)
         head.write(struct.pack(f"<{len(self._buffers)}Q", *(buffer.nbytes for buffer in self._buffers)))
-        self._head = head.getbuffer()
+        # Not getbuffer(): collected as a part of a cycle, the file would complain of a buffer in use (from Python 3.13 on).
+        self._head = memoryview(head.getvalue())
         self.rounds = _rounds_of(len(self._head), len(self._buffers))
 
     def prefix(self, rounds: range) -> bytes:

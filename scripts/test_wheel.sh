@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs the wheel of dist/ for this machine into a fresh environment of every Python that is here, and runs a part of the tests
+# with each: one wheel serves them all. The tests are those of the source distribution beside it, which has to have what they need.
+#
+#   bash scripts/test_wheel.sh [3.12]...     these versions; without arguments all that dldist is for
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+
+# What goes through the most of the binding, and of what Pythons differ in: frames, signals, threads, buffers, pickles.
+files=(tests/py/test_{tensors,group_works,work_class,python_store,objects,flight_recorder,threads_signals_fork}.py)
+# What a call may cost is measured with the Python that runs all tests.
+left_out=test_it_costs_little
+source_tree=build/sdist
+
+test_with() {
+    local python=$1 venv=$2
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+        dist/dldist-*_"$(uname -m)".whl pytest numpy cloudpickle
+    venv=$(realpath "$venv")
+    (
+        cd "$source_tree"
+        "$venv/bin/python" tests/smoke.py
+        timeout 600 "$venv/bin/python" -m pytest -q -p no:cacheprovider -k "not $left_out" "${files[@]}"
+    )
+}
+
+rm -rf "$source_tree"
+mkdir -p "$source_tree"
+tar -xzf dist/dldist-*.tar.gz --strip-components=1 -C "$source_tree"
+
+[[ $# -gt 0 ]] || set -- 3.11 3.12 3.13 3.14
+for version in "$@"; do
+    if python=$(find_python_version "$version"); then
+        echo "== the wheel with Python $version"
+        test_with "$python" ".venv-wheel-$version"
+    else
+        echo "== no Python $version here: the wheel is not tested with it"
+    fi
+done

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes the source distribution, and from it the wheels, into dist/, and checks them.
+#
+#   bash scripts/wheels.sh [x86_64] [aarch64]      the source distribution and these wheels; both of them without arguments
+#
+#   VENV=folder    where the environment of the tools goes (.venv-wheels); it is used again if it is there
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+
+venv=${VENV:-.venv-wheels}
+work=build/wheels
+# A wheel is made as it is meant to be, whatever this shell has set for other builds (see setup.py).
+unset DLDIST_WERROR DLDIST_SANITIZE DLDIST_FAULTS DLDIST_DEBUG
+
+install_tools() {
+    [[ -x $venv/bin/python ]] || fresh_venv "$venv"
+    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        ziglang==0.17.1 "setuptools>=77" build abi3audit auditwheel check-wheel-contents
+    venv=$(realpath "$venv")
+}
+
+make_sdist() {
+    rm -rf dist/dldist-*.tar.gz "$work" pkg/dldist.egg-info
+    "$venv/bin/python" -m build --sdist --no-isolation --outdir dist . >/dev/null
+    "$venv/bin/python" tools/check_sdist.py dist/dldist-*.tar.gz
+}
+
+# From the source distribution and not from this folder, which may have objects of other builds.
+make_wheel() {
+    local processors=$1 compiler
+    compiler=$(wheel_compiler "$venv" "$processors")
+    rm -f dist/dldist-*_"$processors".whl
+    mkdir -p "$work/$processors"
+    tar -xzf dist/dldist-*.tar.gz --strip-components=1 -C "$work/$processors"
+    CC=$compiler LDSHARED="$compiler -shared" CFLAGS="-g0 -DNDEBUG" LDFLAGS=-s \
+        patiently "$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist \
+        --config-settings=--build-option=--plat-name="manylinux_${GLIBC/./_}_$processors" "./$work/$processors"
+}
+
+check_wheel() {
+    local wheel=$1
+    "$venv/bin/python" tools/check_wheel.py "$wheel"
+    "$venv/bin/python" -m abi3audit --strict --summary "$wheel"
+    "$venv/bin/check-wheel-contents" "$wheel"
+}
+
+install_tools
+echo "== source distribution"
+make_sdist
+[[ $# -gt 0 ]] || set -- x86_64 aarch64
+for processors in "$@"; do
+    echo "== wheel for $processors"
+    make_wheel "$processors"
+    check_wheel dist/dldist-*_"$processors".whl
+done

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Checks the extension in a wheel: it loads wherever the wheel's name says, and holds nothing of the machine that made it.
+
+Needs auditwheel.
+
+    python tools/check_wheel.py dist/*.whl
+"""
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from check_symbols import output
+from check_symbols import problems as symbol_problems
+
+EXTENSION = "dldist/_core.abi3.so"
+NAME = re.compile(r"dldist-.+-cp311-abi3-manylinux_2_(\d+)_(\w+)\.whl")
+
+
+def platform(wheel: Path) -> tuple[int, str] | None:
+    """The minor version of the glibc, and the processors, that a wheel is for by its name."""
+    matched = NAME.fullmatch(wheel.name)
+    return (int(matched[1]), matched[2]) if matched else None
+
+
+def needed_platform(wheel: Path) -> tuple[int, str]:
+    """The same, by the symbols that the extension asks for."""
+    told = json.loads("".join(output(sys.executable, "-m", "auditwheel", "show", "--json", str(wheel))))
+    matched = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", told["overall_tag"])
+    assert matched, told["overall_tag"]
+    return int(matched[1]), matched[2]
+
+
+def platform_problems(wheel: Path) -> list[str]:
+    named, needed = platform(wheel), needed_platform(wheel)
+    if named is None:
+        return ["is not named as a wheel for every Python from 3.11 on and a manylinux"]
+    if named[1] != needed[1] or named[0] < needed[0]:
+        return [f"is for glibc 2.{named[0]} on {named[1]} by its name, and needs 2.{needed[0]} on {needed[1]}"]
+    return []
+
+
+def unresolved(extension: str) -> list[str]:
+    """Undefined symbols that neither Python nor a version of the C library is known to have."""
+    lines = [line.split() for line in output("nm", "-D", "--undefined-only", extension)]
+    strong = [fields[-1] for fields in lines if fields and fields[0] == "U"]
+    return sorted(name for name in strong if not name.startswith(("Py", "_Py")) and "@GLIBC_" not in name)
+
+
+def leftovers(extension: str) -> list[str]:
+    """What the machine that made it has left in it."""
+    found = []
+    if any("RUNPATH" in line or "RPATH" in line for line in output("readelf", "--wide", "-d", extension)):
+        found.append("is told where to look for libraries")
+    if any(".symtab" in line or ".debug_" in line for line in output("readelf", "--wide", "-S", extension)):
+        found.append("is not stripped")
+    return found
+
+
+def extension_problems(extension: str) -> list[str]:
+    found = symbol_problems(extension) + leftovers(extension)
+    if names := unresolved(extension):
+        found.append(f"asks for what nothing is known to have: {', '.join(names)}")
+    return [f"{EXTENSION} {text}" for text in found]
+
+
+def main() -> int:
+    failures = 0
+    for wheel in map(Path, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+            extension = archive.extract(EXTENSION, folder)
+            found = platform_problems(wheel) + extension_problems(extension)
+            nbytes = Path(extension).stat().st_size
+        for text in found:
+            print(f"{wheel}: {text}")
+        failures += len(found)
+        print(f"wheel: {wheel} has {wheel.stat().st_size:,} bytes, {EXTENSION} in it {nbytes:,}")
+    return 1 if failures or not sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
