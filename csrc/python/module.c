@@ -271,7 +271,7 @@ static PyMethodDef core_methods[] = {
      "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},
     {"start_all", py_plan_start_all, METH_O,
      "start_all($module, plans, /)\n--\n\n"
-     "Starts Plans in this order, those of one group that follow one another in one go: all of these, or none."},
+     "Starts several Plans, in this order. Of neighbours that belong to one group either all start or none does."},
     {"wait_all", py_plan_wait_all, METH_O,
      "wait_all($module, plans, /)\n--\n\nWaits for the last start of each; raises the first failure."},
     {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,

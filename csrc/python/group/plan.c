@@ -524,7 +524,7 @@ static PyMethodDef plan_methods[] = {
      "wait($self, /)\n--\n\nWaits for the end of the last start and raises what went wrong."},
     {"is_completed", plan_is_completed, METH_NOARGS,
      "is_completed($self, /)\n--\n\n"
-     "Whether the last start has ended, well or not; what it has filled can be read then."},
+     "Whether the last start has ended, well or not. Its outputs can be read then."},
     {"close", plan_close, METH_NOARGS,
      "close($self, /)\n--\n\nLets the tensors go, once what is under way has ended. Does not wait."},
     {NULL, NULL, 0, NULL},
@@ -532,7 +532,7 @@ static PyMethodDef plan_methods[] = {
 
 static PyGetSetDef plan_getset[] = {
     {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
-    {"tensors", get_tensors, NULL, "The tensors that it fills, as they were given, in a list.", NULL},
+    {"tensors", get_tensors, NULL, "A list of the tensors that it fills, as they were given.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -544,7 +544,7 @@ static PyMemberDef plan_members[] = {
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc,
      "A collective that is started again and again; Group.plan_all_reduce() and its like make one.\n\n"
-     "Called, it starts and waits."},
+     "Calling a Plan starts it and waits for it."},
     {Py_tp_call, (void *)plan_call},
     {Py_tp_dealloc, (void *)plan_dealloc},
     {Py_tp_traverse, (void *)plan_traverse},

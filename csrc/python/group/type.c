@@ -405,7 +405,7 @@ group_exit(PyObject *object, PyObject *args)
 /* ---- the type */
 
 #define COMMON \
-    "\n\nWith async_op it returns a Work at once; `timeout` (seconds or a timedelta) is the group's unless given."
+    "\n\nWith async_op=True it returns a Work at once. `timeout` is in seconds, or a timedelta; None means the group's."
 #define METHOD(name, signature, doc)                                           \
     {                                                                          \
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
@@ -414,25 +414,27 @@ group_exit(PyObject *object, PyObject *args)
 #define COLLECTIVE(name, coll, type, call, former, recorded, as_one, nrequired, parameters, input, output, \
                    signature, doc)                                                                         \
     METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),                                   \
-        METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc),
+        METHOD(plan_##name, signature "timeout=None)",                                                     \
+               "Returns a Plan, which does this every time it is started. " doc),
 
 static PyMethodDef group_methods[] = {
     PY_OPERATION_LIST(COLLECTIVE) METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
-                                         "Sends to a rank, which receives it with the same tag."),
+                                         "Sends a tensor to a rank, which receives it with the same tag."),
     METHOD(
         recv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
-        "Receives from a rank, or from any; returns which it was. The message may be smaller than the tensor.\n"
-        "Another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False."),
-    METHOD(isend, "($self, tensor, dst, tag=0, *, timeout=None)", "send that returns a Work at once."),
+        "Receives a tensor from a rank, or from any rank, and returns which it was. The message may be smaller than the tensor.\n"
+        "If the sender's dtype differs, it raises DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False."),
+    METHOD(isend, "($self, tensor, dst, tag=0, *, timeout=None)",
+           "Starts to send, and returns a Work at once."),
     METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
-           "recv that returns a Work at once."),
+           "Starts to receive, and returns a Work at once."),
     {"monitored_barrier", (PyCFunction)(void (*)(void))py_group_monitored_barrier,
      METH_VARARGS | METH_KEYWORDS,
      "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\n"
-     "A barrier whose error on rank 0 names the first rank that has not come, or all of them."},
+     "A barrier whose error on rank 0 names the first rank that is missing, or all of them with wait_all_ranks."},
     {"batch_isend_irecv", (PyCFunction)(void (*)(void))py_group_batch_isend_irecv,
      METH_VARARGS | METH_KEYWORDS,
-     "batch_isend_irecv($self, p2p_op_list)\n--\n\nStarts the P2POps of a list; returns their Works."},
+     "batch_isend_irecv($self, p2p_op_list)\n--\n\nStarts the P2POps of a list, and returns their Works."},
     {"coalesce", (PyCFunction)(void (*)(void))py_group_coalesce, METH_VARARGS | METH_KEYWORDS,
      "coalesce($self, *, timeout=None, async_op=False)\n--\n\n"
      "A context manager: the calls in it by this thread, of all_reduce or of the single forms of all_gather and\n"
@@ -443,24 +445,24 @@ static PyMethodDef group_methods[] = {
      "_serving($self, tensor, /)\n--\n\nThe group that serves the tensor's device: this one, or that beside it."},
     {"empty", (PyCFunction)(void (*)(void))py_group_empty, METH_VARARGS | METH_KEYWORDS,
      "empty($self, shape, dtype='float32')\n--\n\n"
-     "A SharedArray of zeros: memory that the ranks of this host share, so that collectives on it copy less."},
+     "Makes a SharedArray of zeros. The ranks of this host share its memory, so collectives on it copy less."},
     {"_adopt", py_group_adopt, METH_VARARGS,
      "_adopt($self, address, fd, nbytes, /)\n--\n\n"
      "A SharedArray of the bytes at an address, which is a shared mapping of fd, the caller's alone, and stays where it is."},
     {"split", (PyCFunction)(void (*)(void))group_split, METH_VARARGS | METH_KEYWORDS,
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
-     "A group of these ranks, in this order; they alone call it."},
+     "Makes a group of these ranks, in this order. Only they call it."},
     {"_describe", group_describe, METH_VARARGS,
      "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the group is called in dumps of the flight recorder."},
     {"abort", (PyCFunction)(void (*)(void))group_abort, METH_VARARGS | METH_KEYWORDS,
      "abort($self, reason='abort() was called')\n--\n\n"
-     "Ends all operations at once, here and on the other ranks, with DistAbortedError. From any thread."},
+     "Ends all operations at once, here and on the other ranks, with a DistAbortedError. May be called from any thread."},
     {"close", (PyCFunction)(void (*)(void))group_close, METH_VARARGS | METH_KEYWORDS,
      "close($self, timeout=None)\n--\n\n"
-     "Waits for operations under way (10 s unless told otherwise) and says goodbye. From any thread."},
+     "Waits for the operations that are under way (10 s unless a timeout is given) and leaves the group. May be called from any thread."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", group_exit, METH_VARARGS,
-     "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts first, and the others hear why."},
+     "__exit__($self, *exception)\n--\n\nCloses the group; after an exception it aborts it, and the other ranks hear why."},
     {NULL, NULL, 0, NULL},
 };
 

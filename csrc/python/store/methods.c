@@ -262,7 +262,7 @@ PyMethodDef py_store_methods[] = {
      "try_get($self, key)\n--\n\nThe value at the key, or None when there is none now."},
     {"add", PY_FAST_METHOD(store_add),
      "add($self, key, amount)\n--\n\n"
-     "Adds to the decimal number at the key (a missing one is 0) and returns the sum."},
+     "Adds to the number at the key, which is 0 if it is missing, and returns the sum."},
     {"compare_set", PY_FAST_METHOD(store_compare_set),
      "compare_set($self, key, expected_value, desired_value)\n--\n\n"
      "Stores desired_value if the key holds expected_value, or is missing and expected_value is\n"
@@ -270,7 +270,7 @@ PyMethodDef py_store_methods[] = {
      "expected_value."},
     {"wait", PY_FAST_METHOD(store_wait),
      "wait($self, keys, timeout=None)\n--\n\n"
-     "Waits until every key has a value or a queue that is not empty."},
+     "Waits until every key has a value, or a queue with something in it."},
     {"check", PY_FAST_METHOD(store_check),
      "check($self, keys)\n--\n\nWhether every key has a value or a queue that is not empty."},
     {"delete_key", PY_FAST_METHOD(store_delete_key),
@@ -292,10 +292,10 @@ PyMethodDef py_store_methods[] = {
      "queue_len($self, key)\n--\n\nHow many values are in the queue at the key."},
     {"list_keys", PY_FAST_METHOD(store_list_keys),
      "list_keys($self)\n--\n\n"
-     "All keys with a value, as str. What is not UTF-8 comes by surrogateescape, and back by it."},
+     "All keys that have a value, as str. Bytes that are not UTF-8 are kept by surrogateescape."},
     {"barrier", PY_FAST_METHOD(store_barrier),
      "barrier($self, key, world_size, timeout=None)\n--\n\n"
-     "Returns when world_size callers have come to the key, which is good for one time."},
+     "Returns when world_size callers have called it with this key. A key works once."},
     {"clone", py_store_clone, METH_NOARGS, "clone($self)\n--\n\nAnother store on the same data."},
     {"set_timeout", PY_FAST_METHOD(store_set_timeout),
      "set_timeout($self, timeout)\n--\n\nHow long calls wait that are given no time-out."},

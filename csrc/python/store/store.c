@@ -236,7 +236,7 @@ store_get_timeout(PyObject *object, void *closure)
 
 static PyGetSetDef store_getset[] = {
     {"timeout", store_get_timeout, NULL,
-     "How long calls wait that are given no time-out, a datetime.timedelta.", NULL},
+     "How long calls wait that are given no timeout of their own, as a timedelta.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -248,7 +248,7 @@ static PyMemberDef store_members[] = {
 static const char store_doc[] =
     "Store()\n--\n\n"
     "A key-value store that processes meet in.\n\n"
-    "Keys are str or bytes-like, values come back as bytes. A class derived from Store that overrides set,\n"
+    "Keys are str or bytes-like; values are returned as bytes. A class derived from Store that overrides set,\n"
     "get, add, compare_set, wait, check, delete_key, num_keys and clone can be handed to whatever takes a\n"
     "store; what it does not override of append, multi_get, multi_set, try_get and barrier is made of\n"
     "those. Any object is good for many threads at once.";

@@ -13,7 +13,7 @@ bool
 py_window_require_open(const py_window *self)
 {
     if (self->window == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the window has been let go");
+        PyErr_SetString(PyExc_RuntimeError, "this window has been closed");
         return false;
     }
     return true;
@@ -641,22 +641,23 @@ py_window_write32(PyObject *module, PyObject *args)
 static PyMethodDef window_methods[] = {
     METHOD(
         put, "($self, tensor, rank, offset=0, channel=None, *, timeout=None, async_op=False)",
-        "Writes the tensor into the memory of a rank, from element `offset` (of the tensor's dtype) on.\n\n"
+        "Copies the tensor into the memory of a rank, from element `offset` on, counted in the tensor's dtype.\n\n"
         "With a channel a signal follows the data. When it returns the tensor may be used again."),
-    METHOD(get, "($self, tensor, rank, offset=0, *, timeout=None, async_op=False)",
-           "Fills the tensor from the memory of a rank, from element `offset` (of the tensor's dtype) on."),
+    METHOD(
+        get, "($self, tensor, rank, offset=0, *, timeout=None, async_op=False)",
+        "Copies elements from the memory of a rank into the tensor, from element `offset` on, counted in the tensor's dtype."),
     METHOD(flush, "($self, *, timeout=None)",
-           "Returns when all that was put before is in place, on all ranks."),
+           "Returns when everything that was put before has arrived, on all ranks."),
     METHOD(signal, "($self, dst_rank, channel=0, timeout_ms=0)",
-           "One more signal to a rank, whether or not it has taken the ones before."),
+           "Sends one more signal to a rank, whether or not it has taken those before."),
     METHOD(put_signal, "($self, dst_rank, channel=0, timeout_ms=0)",
-           "A signal to a rank; waits until the one before on this channel has been taken."),
+           "Sends a signal to a rank. Waits until the rank has taken the one before on this channel."),
     METHOD(wait_signal, "($self, src_rank, channel=0, timeout_ms=0)",
-           "Takes a signal of a rank; waits for it. A time-out of 0 is the group's."),
+           "Waits for a signal from a rank and takes it. timeout_ms=0 means the group's timeout."),
     METHOD(take_signal, "($self, src_rank, channel=0)",
-           "Takes a signal of a rank if there is one; tells whether there was."),
+           "Takes a signal from a rank if there is one, and returns whether there was."),
     METHOD(barrier, "($self, channel=0, timeout_ms=0)",
-           "Waits until all ranks are here; what they have put before is in place then."),
+           "Waits until all ranks have called it. What they had put before has arrived then."),
     {"get_buffer", (PyCFunction)(void (*)(void))window_get_buffer, METH_VARARGS | METH_KEYWORDS,
      "get_buffer($self, rank, sizes, dtype, storage_offset=0)\n--\n\n"
      "The memory of a rank of this host as a SharedArray, from element `storage_offset` on."},

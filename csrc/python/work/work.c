@@ -472,10 +472,11 @@ static PyMethodDef work_methods[] = {
 };
 
 static PyGetSetDef work_getset[] = {
-    {"duration", get_duration, NULL, "Seconds from its start to its end.", NULL},
-    {"sequence", get_sequence, NULL, "Its number among the collectives of its group; 0 for messages.", NULL},
+    {"duration", get_duration, NULL, "Seconds from start to end.", NULL},
+    {"sequence", get_sequence, NULL, "Its number among the collectives of its group, from 1; 0 for messages.",
+     NULL},
     {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
-    {"timeout", get_timeout, NULL, "How long the operation may take; 0 is no limit.", NULL},
+    {"timeout", get_timeout, NULL, "How long the operation may take; 0 means there is no limit.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -486,7 +487,7 @@ static PyMemberDef work_members[] = {
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc,
-     "Work()\n--\n\nAn operation under way.\n\nIt keeps its tensors alive until it has ended, also when it is dropped. "
+     "Work()\n--\n\nAn operation that is under way.\n\nIt keeps its tensors alive until it has ended, even if nobody holds it. "
      "It can be awaited;\nthat gives result(). One that Python makes is a base to derive from: it has no operation."},
     {Py_tp_new, (void *)work_new},
     {Py_tp_init, (void *)work_init},

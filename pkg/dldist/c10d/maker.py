@@ -213,7 +213,7 @@ class Maker:
 
 
 def _give_up(pg: ProcessGroup, error: BaseException) -> None:
-    """End the backends that there are of a group that is not to be."""
+    """End the backends of a group whose making has failed."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:

@@ -42,7 +42,7 @@ class Verdict:
     """The name of the group; empty: it is about no group."""
     desc: str = ""
     seq: int | None = None
-    """Of a collective: the how-manieth of its group."""
+    """Of a collective: its number in its group, from 1."""
     op: str = ""
     culprits: list[int] = dataclasses.field(default_factory=list)
     """Global ranks that differ from the others. Of two that disagree nobody can say who is wrong: then it is the higher one."""

@@ -41,14 +41,14 @@ class Entry:
     """One call of one rank."""
 
     index: int
-    """The how-manieth of the dump."""
+    """Its number in the dump."""
     record_id: int
     group: str
     """The name of its group."""
     desc: str
     group_id: int
     seq: int
-    """Of collectives: the how-manieth of the group. Those of one coalesced block share it."""
+    """Of a collective: its number in the group. Those of one coalesced block share a number."""
     is_p2p: bool
     op: str
     """Without the backend: "all_reduce", "send"."""
