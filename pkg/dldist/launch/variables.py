@@ -1,0 +1,41 @@
+"""What ranks find in their environment, under torchrun's names; for dlrun, spawn() and dldist.testing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from dldist import _core
+
+
+def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
+    """Its numbers."""
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": nnodes,
+    }
+    return {name: str(number) for name, number in numbers.items()}
+
+
+def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
+    """Where a store is that the launcher serves."""
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        # The store is there: no rank is to serve one. The second says where, for a program that changes MASTER_ADDR or
+        # MASTER_PORT afterwards and means a store of its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "DLDIST_AGENT_STORE": f"{host}:{port}",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+    }
+
+
+def serve_store() -> tuple[_core.TCPStore, dict[str, str]]:
+    """A store for processes of this host, and what they have in their environment to find it."""
+    secret = os.environ.get("DLDIST_SECRET", "") or secrets.token_hex(16)
+    store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
+    return store, {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
