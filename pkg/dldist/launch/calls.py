@@ -9,7 +9,7 @@ import pickle
 import traceback
 from collections.abc import Iterable
 from multiprocessing import connection
-from typing import Any
+from typing import Any, TypeVar
 
 from dldist import _core
 from dldist.launch import by_value
@@ -51,7 +51,10 @@ class Call:
         self.channel.close()
 
 
-def with_news(calls: Iterable[Call], timeout: float | None) -> list[Call]:
+_AnyCall = TypeVar("_AnyCall", bound=Call)
+
+
+def with_news(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
     """Those that have said something or ended, as soon as there are any; none after `timeout` seconds."""
     owners = {sign: call for call in calls for sign in call.signs()}
     return list(dict.fromkeys(owners[sign] for sign in connection.wait(list(owners), timeout)))

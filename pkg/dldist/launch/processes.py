@@ -51,7 +51,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended within so many seconds."""
-        connection.wait([self], max(seconds, 0.0))
+        connection.wait([self._pidfd], max(seconds, 0.0))
         return self.has_ended()
 
     def send(self, number: int) -> bool:
