@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import sys
 import tempfile
 
 from dldist import _core
+from dldist.base import settings, watch
 from dldist.launch import attempt as launch_attempt
-from dldist.launch import dumps, nodes, output, report
+from dldist.launch import nodes, output, report
 from dldist.launch import options as launch_options
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     output.open_missing_streams()
     options = launch_options.parse(argv)
     try:
-        with launch_attempt.Signals(dumps.signal_number()) as signals:
+        with launch_attempt.Signals(watch.dump_signal()) as signals:
             return _launch(_with_folder(options), signals)
     except launch_attempt.Interrupted as error:
         return 128 + error.number
@@ -40,7 +40,7 @@ def _secret(options: launch_options.Options) -> str:
     """What every connection of the job has to prove that it knows; empty: nothing."""
     if not options.has_secret:
         return ""
-    given = os.environ.get("DLDIST_SECRET", "")
+    given = settings.value("secret")
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
     _say(

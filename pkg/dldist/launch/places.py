@@ -6,6 +6,7 @@ import os
 import time
 
 from dldist import _core
+from dldist.base import settings
 from dldist.base.future import seconds_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -259,7 +260,7 @@ def _integer(scheme: str, name: str, text: str) -> int:
 
 
 def _set_options(place: AtServer, scheme: str, query: dict[str, str], listen_fd: int | None) -> AtServer:
-    place.use_libuv = query.get("use_libuv", os.environ.get("USE_LIBUV", "1")) == "1"
+    place.use_libuv = query.get("use_libuv", settings.value("use_libuv")) == "1"
     if "listen_fd" in query:
         listen_fd = _integer(scheme, "listen_fd", query["listen_fd"])
     place.listen_fd = listen_fd

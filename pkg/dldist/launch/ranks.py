@@ -46,12 +46,14 @@ def environment(place: Place, attempt: Attempt, local_rank: int, options: launch
         **os.environ,
         **variables.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
         **variables.of_store(attempt.host, attempt.port, attempt.number),
-        "ROLE_NAME": options.role,
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
-        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
-        "TORCHELASTIC_RUN_ID": attempt.run_id,
     }
+    env.update(
+        ROLE_NAME=options.role,
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(place.world_size),
+        TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
+        TORCHELASTIC_RUN_ID=attempt.run_id,
+    )
     if place.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.pop("DLDIST_SECRET", None)

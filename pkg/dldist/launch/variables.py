@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 
 from dldist import _core
+from dldist.base import settings
 
 
 def of_rank(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
@@ -36,6 +36,6 @@ def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
 
 def serve_store() -> tuple[_core.TCPStore, dict[str, str]]:
     """A store for processes of this host, and what they have in their environment to find it."""
-    secret = os.environ.get("DLDIST_SECRET", "") or secrets.token_hex(16)
+    secret = settings.value("secret") or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
     return store, {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
