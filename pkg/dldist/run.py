@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import sys
 import tempfile
@@ -24,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     options = launch_options.parse(argv)
     try:
         with launch_attempt.Signals(watch.dump_signal()) as signals:
-            return _launch(_with_folder(options), signals)
+            _choose_folder(options)
+            return _launch(options, signals)
     except launch_attempt.Interrupted as error:
         return 128 + error.number
     except (nodes.LaunchError, _core.DistError, OSError) as error:
@@ -83,13 +83,11 @@ def _leave(meeting: nodes.Alone | nodes.Meeting, signals: launch_attempt.Signals
         pass  # the one that serves the store has gone first
 
 
-def _with_folder(options: launch_options.Options) -> launch_options.Options:
-    """The options, with a place for files where some are asked for and none is given."""
-    if options.log_dir or not any(any(options.kept(rank)) for rank in range(options.nproc)):
-        return options
-    folder = tempfile.mkdtemp(prefix="dlrun_")
-    _say(f"files are in {folder}")
-    return dataclasses.replace(options, log_dir=folder)
+def _choose_folder(options: launch_options.Options) -> None:
+    """A place for files, where some are asked for and none is given."""
+    if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
+        options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
+        _say(f"files are in {options.log_dir}")
 
 
 if __name__ == "__main__":
