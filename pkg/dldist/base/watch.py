@@ -3,6 +3,7 @@ several ranks."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found, unused-ignore]
 import _thread
 import _weakref
 import atexit
@@ -94,8 +95,6 @@ def _is_detailed() -> bool:
 
 def dump_signal() -> int:
     """What asks ranks for dumps: the number of the signal that DLDIST_DUMP_SIGNAL names, SIGUSR2 where it names none, 0 for "none"."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
     name = settings.value("dump_signal")
     wanted = name.upper() or "SIGUSR2"
     if wanted == "NONE":

@@ -137,7 +137,7 @@ class Supervisor:
         return self._signals.first is None and (not is_ending or time.monotonic() - self._told_end_at < _READER_PATIENCE_S)
 
     def run(self) -> report.Failure | None:
-        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._on_signal)
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.clear)
         try:
             self._start()
             while not self._is_over():
@@ -177,7 +177,7 @@ class Supervisor:
     def _start(self) -> None:
         place = self._meeting.place
         if (why := launch_ranks.why_no_script(self._options)) is not None:
-            self._fail(report.of_launcher(place.node, _NOT_FOUND, why))
+            self._give_up(_NOT_FOUND, why)
             return
         for local_rank in range(place.nproc):
             # A rank by itself has the console to itself: a terminal stays one.
@@ -190,17 +190,11 @@ class Supervisor:
                 self._ranks.append(rank)
                 self._watch(rank)
             except OSError as error:
-                self._fail(self._not_started(error))
+                program = launch_ranks.command(self._options)[0]
+                about = "" if error.filename in (None, program) else f": {error.filename}"
+                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED
+                self._give_up(code, f"cannot start {program}: {error.strerror or error}{about}")
                 return
-
-    def _not_started(self, error: OSError) -> report.Failure:
-        program = launch_ranks.command(self._options)[0]
-        about = "" if error.filename in (None, program) else f": {error.filename}"
-        return report.of_launcher(
-            self._meeting.place.node,
-            _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED,
-            f"cannot start {program}: {error.strerror or error}{about}",
-        )
 
     def _watch(self, rank: launch_ranks.Rank) -> None:
         self._selector.register(rank.child, selectors.EVENT_READ, lambda: self._on_end(rank))
@@ -220,38 +214,26 @@ class Supervisor:
         )
 
     def _log_file(self, rank: int, name: str) -> BinaryIO:
-        folder = os.path.join(
-            self._options.log_dir or "",
-            self._attempt.folder,
-            f"attempt_{self._attempt.number}",
-            str(rank),
-        )
+        folder = os.path.join(self._attempt.log_folder(self._options), str(rank))
         os.makedirs(folder, exist_ok=True)
         return open(os.path.join(folder, name), "xb", buffering=0)
 
     # What happens
-
-    def _on_signal(self) -> None:
-        self._signals.clear()
 
     def _on_output(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
         if not stream.read():
             self._selector.unregister(stream.pipe)
         self._note_shown(rank, stream)
         if stream.has_marker and not self._failures:
-            self._fail(self._torch_was_refused(rank))
+            self._give_up(
+                1,
+                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
+                "vain for minutes: run it with --no-secret",
+            )
 
     def _note_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
         if stream is rank.streams[1] and stream.is_shown:
             self._nlines_at[rank.rank] = self._nlines()
-
-    def _torch_was_refused(self, rank: launch_ranks.Rank) -> report.Failure:
-        return report.of_launcher(
-            self._meeting.place.node,
-            1,
-            f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
-            "vain for minutes: run it with --no-secret",
-        )
 
     def _on_end(self, rank: launch_ranks.Rank) -> None:
         if not rank.child.has_ended():
@@ -263,6 +245,12 @@ class Supervisor:
                 self._note_shown(rank, rank.streams[1])
             self._fail(failure)
 
+    def _of_launcher(self, code: int, why: str) -> report.Failure:
+        return report.of_launcher(self._meeting.place.node, code, why)
+
+    def _give_up(self, code: int, why: str) -> None:
+        self._fail(self._of_launcher(code, why))
+
     def _fail(self, failure: report.Failure) -> None:
         self._failures.append(failure)
         at = time.monotonic() + (_CULPRIT_GRACE_S if failure.is_consequence else 0.0)
@@ -272,7 +260,7 @@ class Supervisor:
         if self._signals.first is not None:
             self._obey(self._signals.first)
         if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
-            self._fail(report.of_launcher(self._meeting.place.node, -signal.SIGPIPE, "nobody reads the output any more"))
+            self._give_up(-signal.SIGPIPE, "nobody reads the output any more")
         self._look_elsewhere()
         self._answer()
         now = time.monotonic()
@@ -329,7 +317,7 @@ class Supervisor:
     def _obey(self, number: int) -> None:
         if self._kill_at is None:
             name = signal.Signals(number).name
-            self._failures.insert(0, report.of_launcher(self._meeting.place.node, -number, f"ended by {name}"))
+            self._failures.insert(0, self._of_launcher(-number, f"ended by {name}"))
             self._end_all(number)
             self._tell_others()
         elif self._signals.count > 1:
@@ -346,7 +334,7 @@ class Supervisor:
         return [rank for rank in self._ranks if rank.code is None]
 
     def _look_elsewhere(self) -> None:
-        if self._meeting.poll_interval is None or self._told is not None:
+        if self._told is not None:
             return
         try:
             self._told = self._meeting.failure_elsewhere(self._attempt.number)
@@ -359,7 +347,7 @@ class Supervisor:
             self._end_at = time.monotonic()
 
     def _out_of_reach(self, error: Exception) -> report.Failure:
-        return report.of_launcher(self._meeting.place.node, 1, f"the other launchers are out of reach: {error}")
+        return self._of_launcher(1, f"the other launchers are out of reach: {error}")
 
     def _tell_others(self) -> None:
         if self._told is not None:
@@ -384,8 +372,6 @@ class Supervisor:
             return False
         if self._failures or self._told is not None:
             return self._told is not None
-        if self._meeting.poll_interval is None:
-            return True
         try:
             return self._is_noted_done and self._meeting.is_done(self._attempt.number)
         except _core.DistError as error:

@@ -46,7 +46,7 @@ class Dumps:
     def _make_place(self, options: launch_options.Options, attempt: launch_ranks.Attempt) -> str:
         if options.log_dir:
             # Made by the first rank that writes.
-            self._made = os.path.join(options.log_dir, attempt.folder, f"attempt_{attempt.number}", "traces")
+            self._made = os.path.join(attempt.log_folder(options), "traces")
         else:
             try:
                 self._made = tempfile.mkdtemp(prefix="dlrun_")  # for this user alone

@@ -38,6 +38,9 @@ class Attempt:
     port: int
     secret: str
 
+    def log_folder(self, options: launch_options.Options) -> str:
+        return os.path.join(options.log_dir or "", self.folder, f"attempt_{self.number}")
+
 
 def environment(place: Place, attempt: Attempt, local_rank: int, options: launch_options.Options) -> dict[str, str]:
     """torchrun's variables for one rank, on top of this process's own."""

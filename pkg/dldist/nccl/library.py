@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 from dldist import _core
-from dldist.base import settings
+from dldist.base import completions, settings  # noqa: F401 - completions sees to the end of the process
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ def _load() -> None:
     global _reason
     if _core._nccl_info() is not None:
         return
-    from dldist.base import completions  # noqa: F401 - sees to the end of the process
-
     nccl, cuda = paths()
     try:
         _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.value("async_error_handling") in (0, 3))
@@ -52,8 +51,6 @@ def _load() -> None:
         _reason = error
         raise
     _reason = None
-    import atexit
-
     # Before what the package does at exit: communicators use threads and memory of CUDA's.
     atexit.register(_core._shutdown_nccl)
 
