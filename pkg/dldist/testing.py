@@ -209,15 +209,14 @@ def _run(
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
-    store, place = variables.serve_store()
+    store, environments = variables.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
     )
     ranks: list[_Rank] = []
     try:
-        for number in range(nranks):
-            numbers = variables.of_rank(number, nranks, number, nranks)
-            ranks.append(_Rank(number, {**os.environ, **place, **numbers, **(env or {})}, job))
+        for number, place in enumerate(environments):
+            ranks.append(_Rank(number, {**os.environ, **place, **(env or {})}, job))
         _wait(ranks, timeout)
     finally:
         for rank in ranks:

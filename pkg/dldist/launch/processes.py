@@ -25,13 +25,19 @@ class Child:
     """
 
     def __init__(self, pid: int, reap: Callable[[], int], leads_session: bool = False) -> None:
-        """`reap` waits for it and gives its code, as the library that has started it does."""
+        """`reap` waits for it and gives its code, as the library that has started it does. Raises OSError, and ends it, when it
+        cannot be watched."""
         self.pid = pid
         self.code: int | None = None
         """How it has ended, once has_ended() has said so: exit code, or minus the number of the signal."""
         self._reap = reap
         self._leads_session = leads_session
-        self._pidfd = os.pidfd_open(pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            reap()
+            raise
 
     def fileno(self) -> int:
         return self._pidfd

@@ -198,16 +198,15 @@ def spawn(
     """
     _check(fn, nprocs, args)
     context = multiprocessing.get_context("spawn")
-    store, env = variables.serve_store()
+    store, environments = variables.serve_store(nprocs)
     running = ProcessContext(store, nprocs)
     # The kernel's way to end a process with its parent goes by thread: in others than the main one it would be too early.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
-        for rank in range(nprocs):
+        for rank, env in enumerate(environments):
             receiver, sender = context.Pipe(duplex=False)
-            everything = env | variables.of_rank(rank, nprocs, rank, nprocs)
             process: Any = context.Process(
-                target=_child, args=(_Call(fn, tuple(args)), rank, everything, sender, parent), daemon=daemon
+                target=_child, args=(_Call(fn, tuple(args)), rank, env, sender, parent), daemon=daemon
             )
             process.start()
             sender.close()

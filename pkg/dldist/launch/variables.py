@@ -34,8 +34,9 @@ def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
     }
 
 
-def serve_store() -> tuple[_core.TCPStore, dict[str, str]]:
-    """A store for processes of this host, and what they have in their environment to find it."""
+def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
+    """A store for so many processes of this host, and what each has in its environment to find it."""
     secret = settings.value("secret") or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
-    return store, {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
+    where = {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
+    return store, [where | of_rank(rank, size, rank, size) for rank in range(size)]
