@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from dldist import _core
+
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -254,8 +256,6 @@ def _make_private(directory: str) -> str:
         pass  # a rank of this host was first, or another job
     reason = _why_not_private(directory)
     if reason is not None:
-        from dldist import _core
-
         raise _core.DistStoreError(
             f"the ranks of this host cannot meet in {directory}, which {reason}: remove it, or set TMPDIR, "
             "or MASTER_ADDR and MASTER_PORT"

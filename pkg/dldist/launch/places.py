@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -212,7 +213,6 @@ def _is_own_address(host: str) -> bool:
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
     import _socket  # `socket` takes ten times as long to import, and a name that is no bytes its codec for domain names
-    import errno
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
