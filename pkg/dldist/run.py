@@ -28,12 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     except launch_attempt.Interrupted as error:
         return 128 + error.number
     except (nodes.LaunchError, _core.DistError, OSError) as error:
-        _say(str(error))
+        output.say(str(error))
         return 1
-
-
-def _say(text: str) -> None:
-    print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
 def _secret(options: launch_options.Options) -> str:
@@ -43,7 +39,7 @@ def _secret(options: launch_options.Options) -> str:
     given = settings.value("secret")
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
-    _say(
+    output.say(
         "warning: no secret: whoever reaches the port can take part in this job. Set DLDIST_SECRET to the same text on "
         "all machines, or say --no-secret"
     )
@@ -67,7 +63,7 @@ def _launch(options: launch_options.Options, signals: launch_attempt.Signals) ->
         if failure.is_final:
             break
         if number < options.max_restarts:
-            _say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
+            output.say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
     _leave(meeting, signals)
     return failure.exit_code if failure is not None else 0
 
@@ -87,7 +83,7 @@ def _choose_folder(options: launch_options.Options) -> None:
     """A place for files, where some are asked for and none is given."""
     if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
         options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
-        _say(f"files are in {options.log_dir}")
+        output.say(f"files are in {options.log_dir}")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ TORCH = (
     Setting("use_libuv", ("USE_LIBUV",), _text("`1`, `0`"), "1",
             "Taken, and changes nothing but what `store.libuvBackend` says: there is one server."),
 )
-"""Those of torch.distributed alone."""
+"""Those of torch.distributed alone; c10d/ reads the first two when it is asked."""
 
 LIBRARIES = (
     Setting("nccl_library", ("DLDIST_NCCL_LIBRARY", "VLLM_NCCL_SO_PATH"), _PATH, "",

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -357,7 +356,7 @@ class Supervisor:
             self._told = self._meeting.report(self._attempt.number, mine)
         except _core.DistError as error:
             self._told = dataclasses.replace(mine, is_final=True)
-            print(f"dlrun: the other launchers could not be told: {error}", file=sys.stderr, flush=True)
+            output.say(f"the other launchers could not be told: {error}")
 
     # The end
 

@@ -30,6 +30,11 @@ def open_missing_streams() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
+def say(text: str) -> None:
+    """Tells whoever looks at dlrun's stderr."""
+    print(f"dlrun: {text}", file=sys.stderr, flush=True)
+
+
 class Console:
     """One of this process's own streams. A reader who does not read holds up no signal."""
 
