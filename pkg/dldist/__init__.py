@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os as _os
-
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
 from dldist import _core, rendezvous  # noqa: F401
 from dldist._core import (
@@ -152,8 +150,8 @@ def set_log_level(level: str) -> None:
 
 
 def _set_log_level_from_environment() -> None:
-    level = _os.environ.get("DLDIST_LOG")
-    if not level:
+    level = settings.value("log")
+    if level == "off":
         return
     try:
         set_log_level(level)

@@ -98,34 +98,24 @@ def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
     raise RuntimeError("Unable to perform rerendezvous using file:// method")
 
 
-def _tcp_handler(
-    url: str,
-    timeout: Any = DEFAULT_TIMEOUT_S,
-    *,
-    wait_for_workers: bool = True,
-    listen_fd: int | None = None,
-    **_: Any,
-) -> Iterator[tuple[_core.Store, int, int]]:
-    place = places.tcp_place(url, listen_fd)
-    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
-    raise RuntimeError("Unable to perform re-rendezvous using tcp:// method")
+def _handler(scheme: str, place_of: Callable[..., places.Place]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
+    def handler(
+        url: str,
+        timeout: Any = DEFAULT_TIMEOUT_S,
+        *,
+        wait_for_workers: bool = True,
+        listen_fd: int | None = None,
+        **_: Any,
+    ) -> Iterator[tuple[_core.Store, int, int]]:
+        place = place_of(url, listen_fd)
+        yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+        raise RuntimeError(f"Unable to perform re-rendezvous using {scheme}:// method")
+
+    return handler
 
 
-def _env_handler(
-    url: str,
-    timeout: Any = DEFAULT_TIMEOUT_S,
-    *,
-    wait_for_workers: bool = True,
-    listen_fd: int | None = None,
-    **_: Any,
-) -> Iterator[tuple[_core.Store, int, int]]:
-    place = places.env_place(url, listen_fd)
-    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
-    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
-
-
-register_rendezvous_handler("tcp", _tcp_handler)
-register_rendezvous_handler("env", _env_handler)
+register_rendezvous_handler("tcp", _handler("tcp", places.tcp_place))
+register_rendezvous_handler("env", _handler("env", places.env_place))
 register_rendezvous_handler("file", _file_handler)
 
 
@@ -315,7 +305,7 @@ def meet(
 
 def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Any, store: _core.Store | None) -> places.Place:
     if store is not None:
-        return places.InStore(store, rank, world_size)
+        return places.in_store(store, rank, world_size)
     rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)
     if init_method is None:
         return places.auto_place(rank, world_size)
@@ -326,7 +316,7 @@ def _find_place(init_method: str | None, rank: int, world_size: int, timeout: An
         if place.world_size > 1 and isinstance(place, places.AtServer) and place.port == 0:
             raise places.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
         return place
-    return places.InStore(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+    return places.in_store(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
 
 def _base_of(name: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import secrets
 import sys
 import tempfile
 
 from dldist import _core
+from dldist.base import settings, watch
 from dldist.launch import attempt as launch_attempt
-from dldist.launch import dumps, nodes, output, report
+from dldist.launch import nodes, output, report
 from dldist.launch import options as launch_options
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
@@ -23,27 +22,24 @@ def main(argv: list[str] | None = None) -> int:
     output.open_missing_streams()
     options = launch_options.parse(argv)
     try:
-        with launch_attempt.Signals(dumps.signal_number()) as signals:
-            return _launch(_with_folder(options), signals)
+        with launch_attempt.Signals(watch.dump_signal()) as signals:
+            _choose_folder(options)
+            return _launch(options, signals)
     except launch_attempt.Interrupted as error:
         return 128 + error.number
     except (nodes.LaunchError, _core.DistError, OSError) as error:
-        _say(str(error))
+        output.say(str(error))
         return 1
-
-
-def _say(text: str) -> None:
-    print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
 def _secret(options: launch_options.Options) -> str:
     """What every connection of the job has to prove that it knows; empty: nothing."""
     if not options.has_secret:
         return ""
-    given = os.environ.get("DLDIST_SECRET", "")
+    given = settings.value("secret")
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
-    _say(
+    output.say(
         "warning: no secret: whoever reaches the port can take part in this job. Set DLDIST_SECRET to the same text on "
         "all machines, or say --no-secret"
     )
@@ -67,7 +63,7 @@ def _launch(options: launch_options.Options, signals: launch_attempt.Signals) ->
         if failure.is_final:
             break
         if number < options.max_restarts:
-            _say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
+            output.say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
     _leave(meeting, signals)
     return failure.exit_code if failure is not None else 0
 
@@ -83,13 +79,11 @@ def _leave(meeting: nodes.Alone | nodes.Meeting, signals: launch_attempt.Signals
         pass  # the one that serves the store has gone first
 
 
-def _with_folder(options: launch_options.Options) -> launch_options.Options:
-    """The options, with a place for files where some are asked for and none is given."""
-    if options.log_dir or not any(any(options.kept(rank)) for rank in range(options.nproc)):
-        return options
-    folder = tempfile.mkdtemp(prefix="dlrun_")
-    _say(f"files are in {folder}")
-    return dataclasses.replace(options, log_dir=folder)
+def _choose_folder(options: launch_options.Options) -> None:
+    """A place for files, where some are asked for and none is given."""
+    if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
+        options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
+        output.say(f"files are in {options.log_dir}")
 
 
 if __name__ == "__main__":

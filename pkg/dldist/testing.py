@@ -31,7 +31,7 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from dldist import _core
-from dldist.launch import by_value, report, spawn, testing_child
+from dldist.launch import by_value, calls, processes, testing_child, variables
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
@@ -45,81 +45,61 @@ class RanksFailed(AssertionError):
     """Ranks have failed, not all in the same way. The text has the traceback of each."""
 
 
-class _Rank:
+class _Rank(calls.Call):
     """A new interpreter that runs a function, and what has come of it."""
 
-    def __init__(self, rank: int, env: dict[str, str], job: bytes) -> None:
-        self.rank = rank
+    def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
         self.end = ""
         """How it has failed, in words; empty: it has not."""
         self.error: BaseException | None = None
         self.skip: str | None = None
         self.result: Any = None
-        self.is_done = False
         self.is_late = False
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
-        self.channel, theirs = connection.Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist.launch import testing_child as c; c.main({theirs.fileno()})"
-        self.process = subprocess.Popen(
+        ours, theirs = connection.Pipe()
+        fd = theirs.fileno()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist.launch import testing_child as c; c.main({fd})"
+        process = subprocess.Popen(
             [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             stdout=self._files[0],
             stderr=self._files[1],
             env=env,
         )
-        # Not only the end of the channel is watched: children of the rank's own may keep that open when it dies.
-        self.pidfd = os.pidfd_open(self.process.pid)
+        super().__init__(number, processes.Child(process.pid, process.wait), ours)
         theirs.close()
         try:
-            self.channel.send_bytes(job)
+            ours.send_bytes(job)
         except OSError:
-            pass  # it has ended already: receive() says how
+            pass  # it has ended already: hear() says how
 
-    def receive(self) -> None:
+    def take(self) -> None:
         """Takes what it says; it says one thing."""
-        self.is_done = True
         try:
-            data = self.channel.recv_bytes() if self.channel.poll() else b""
-        except (EOFError, OSError):
-            data = b""
-        if not data:
-            self.end = f"ended without a result: {self._how()}\n{self.stderr()}"
-            return
-        try:
-            kind, *rest = pickle.loads(data)
+            said = self.hear() or ("failure", f"ended without a result: {self._how()}\n{self.stderr()}", None)
         except Exception as error:
+            said = "failure", f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}", None
             self.error = error
-            self.end = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
-            return
+        kind, value, *data = said
         if kind == "result":
-            (self.result,) = rest
+            self.result = value
         elif kind == "skip":
-            (self.skip,) = rest
+            self.skip = value
         else:
-            self.end, data = rest
-            self.error = spawn.revive(data)
+            self.end = value
+            self.error = self.error or calls.revive(*data)
 
     @property
     def has_failed(self) -> bool:
         return bool(self.end)
 
     def _how(self) -> str:
-        try:
-            return report.how_it_ended(self.process.wait(_DUMP_S))
-        except subprocess.TimeoutExpired:
-            return "it has closed its pipe"
-
-    def interrupt(self) -> None:
-        """Ends one that is late; faulthandler writes where it is."""
-        self.process.send_signal(signal.SIGABRT)
+        has_ended = self.child.wait(_DUMP_S)
+        return processes.how_it_ended(self.child.code or 0) if has_ended else "it has closed its pipe"
 
     def note_late(self, seconds: float) -> None:
-        self.is_done = self.is_late = True
-        try:
-            self.process.wait(_DUMP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        self.is_late = True
         text = self.stderr()
         at = text.rfind("Fatal Python error: Aborted")
         self.end = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
@@ -133,18 +113,12 @@ class _Rank:
 
     def close(self) -> None:
         """Ends it, and shows what it has printed."""
-        if self.is_done and not self.has_failed:
-            try:
-                self.process.wait(_DUMP_S)
-            except subprocess.TimeoutExpired:
-                pass  # a thread of the test's own keeps it
-        self.process.kill()
-        self.process.wait()
-        os.close(self.pidfd)
-        self.channel.close()
+        if self.is_heard and not self.has_failed:
+            self.child.wait(_DUMP_S)  # a thread of the test's own may keep it for longer
+        super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():
-                print(f"[rank{self.rank}]: {line}", file=stream)
+                print(f"[rank{self.number}]: {line}", file=stream)
             self._files[index].close()
 
 
@@ -235,15 +209,14 @@ def _run(
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
-    store, place = spawn.serve_store()
+    store, environments = variables.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
     )
     ranks: list[_Rank] = []
     try:
-        for number in range(nranks):
-            numbers = spawn.rank_environment(number, nranks)
-            ranks.append(_Rank(number, {**os.environ, **place, **numbers, **(env or {})}, job))
+        for number, place in enumerate(environments):
+            ranks.append(_Rank(number, {**os.environ, **place, **(env or {})}, job))
         _wait(ranks, timeout)
     finally:
         for rank in ranks:
@@ -251,7 +224,7 @@ def _run(
         del store
     failed = [rank for rank in ranks if rank.has_failed]
     reasons = [rank.skip for rank in ranks if rank.skip is not None]
-    if reasons and all(rank.is_late or spawn.is_consequence(rank.error) for rank in failed):
+    if reasons and all(rank.is_late or calls.is_consequence(rank.error) for rank in failed):
         raise unittest.SkipTest(reasons[0])
     if failed:
         _raise(failed, nranks)
@@ -261,29 +234,27 @@ def _run(
 def _wait(ranks: list[_Rank], timeout: float) -> None:
     began = time.monotonic()
     deadline = began + timeout
-    while waiting := {sign: rank for rank in ranks if not rank.is_done for sign in (rank.channel, rank.pidfd)}:
+    while late := [rank for rank in ranks if not rank.is_heard]:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        for sign in connection.wait(list(waiting), left):
-            rank = waiting[sign]  # type: ignore[index]
-            if not rank.is_done:
-                rank.receive()
+        for rank in calls.with_news(late, left):
+            rank.take()
             if rank.has_failed or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-    late = list(dict.fromkeys(waiting.values()))
+    seconds = time.monotonic() - began
+    # faulthandler writes where they are.
+    processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
     for rank in late:
-        rank.interrupt()
-    for rank in late:
-        rank.note_late(time.monotonic() - began)
+        rank.note_late(seconds)
 
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     """One exception for all that has happened; that which began it first."""
-    failed.sort(key=lambda rank: spawn.is_consequence(rank.error))
+    failed.sort(key=lambda rank: calls.is_consequence(rank.error))
     first = failed[0].error
-    texts = [f"---- rank {rank.rank} ----\n{rank.end.rstrip()}" for rank in failed]
-    summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.rank for r in failed))}"
+    texts = [f"---- rank {rank.number} ----\n{rank.end.rstrip()}" for rank in failed]
+    summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.number for r in failed))}"
     everything = "\n".join([summary, *texts])
     if first is not None and len(failed) == nranks and all(type(rank.error) is type(first) for rank in failed):
         first.add_note(everything)
@@ -360,7 +331,7 @@ def _run_threads(
 
 
 def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threading.Thread], nranks: int) -> NoReturn:
-    order = sorted(errors, key=lambda rank: (spawn.is_consequence(errors[rank]), rank))
+    order = sorted(errors, key=lambda rank: (calls.is_consequence(errors[rank]), rank))
     if order and not late and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
         raise errors[order[0]]
     texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
@@ -373,4 +344,4 @@ def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threadin
 
 def _is_primary(error: BaseException, first: BaseException) -> bool:
     """Whether an exception tells something that the first one does not."""
-    return not spawn.is_consequence(error) and type(error) is not type(first)
+    return not calls.is_consequence(error) and type(error) is not type(first)

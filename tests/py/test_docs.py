@@ -264,6 +264,14 @@ def names_read_by_python(path):
 NO_VARIABLES = {"LOCAL_SIZE"}
 
 
+def test_environment_page_is_that_of_the_table():
+    tool = ROOT / "tools" / "environment_page.py"
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
+    printed = subprocess.run([sys.executable, tool], env=env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert page == printed.stdout, f"python {tool.name} > docs/environment.md renews it"
+
+
 def test_environment_variables():
     package = pathlib.Path(dldist.__file__).parent
     read = {name for path in package.rglob("*.py") for name in names_read_by_python(path)} - NO_VARIABLES

@@ -7,31 +7,28 @@ import warnings
 
 import pytest
 from dldist import _core
-from dldist.base import settings as base_settings, watch, watch_settings
+from dldist.base import settings, watch
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-ROWS = {row[0]: row for row in watch_settings.SETTINGS}
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    for _, ours, names, old, _, _ in watch_settings.SETTINGS:
-        for name in (ours, *names, *old):
+    for setting in settings.FAILURES:
+        for name in (*setting.names, *setting.old):
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(watch_settings, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
 
 
 def test_defaults():
-    settings = watch_settings.read_settings()
-    assert settings.given == set()
-    assert {row[0]: getattr(settings, row[0]) for row in ROWS.values()} == {row[0]: row[5] for row in ROWS.values()}
+    assert vars(settings.of_failures()) == {setting.attribute: setting.default for setting in settings.FAILURES}
 
 
 @pytest.mark.parametrize("text, value", [*[(t, True) for t in ("y", "YES", "1", "t", "True")], *[(t, False) for t in ("n", "no", "0", "F", "FALSE")]])
 def test_truth(monkeypatch, text, value):
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
-    settings = watch_settings.read_settings()
-    assert settings.blocking_wait is value and settings.given == {"blocking_wait"}
+    assert settings.of_failures().blocking_wait is value
+    assert settings.value("high_priority") is False, "no other setting has changed"
 
 
 @pytest.mark.parametrize(
@@ -52,32 +49,32 @@ def test_truth(monkeypatch, text, value):
 def test_nonsense(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(_core.DistArgumentError, match=f"^Invalid value for environment variable: {name}"):
-        watch_settings.read_settings()
+        settings.of_failures()
 
 
 def test_empty_is_unset(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "")
-    assert watch_settings.read_settings().dump_on_timeout is None
+    assert settings.of_failures().dump_on_timeout is None
 
 
 def test_ours_comes_first(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/c")
-    assert watch_settings.read_settings().dump_file == "/c"
+    assert settings.of_failures().dump_file == "/c"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/b")
-    assert watch_settings.read_settings().dump_file == "/b"
+    assert settings.of_failures().dump_file == "/b"
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", "/a")
-    assert watch_settings.read_settings().dump_file == "/a"
+    assert settings.of_failures().dump_file == "/a"
 
 
 def test_names_of_old_warn_once(monkeypatch):
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.warns(FutureWarning, match="NCCL_ASYNC_ERROR_HANDLING is deprecated; use TORCH_NCCL_ASYNC_ERROR_HANDLING"):
-        assert watch_settings.read_settings().async_error_handling == 1
+        assert settings.of_failures().async_error_handling == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert watch_settings.read_settings().async_error_handling == 1
+        assert settings.of_failures().async_error_handling == 1
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        assert watch_settings.read_settings().async_error_handling == 0
+        assert settings.of_failures().async_error_handling == 0
 
 
 @pytest.mark.parametrize(
@@ -92,20 +89,20 @@ def test_names_of_old_warn_once(monkeypatch):
 def test_what_is_dumped(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert watch._dumping(watch_settings.read_settings()) == dumping
+    assert watch._dumping(settings.of_failures()) == dumping
 
 
 def test_the_default_place(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert base_settings.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
+    assert settings.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert base_settings.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
+    assert settings.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
 
 
 @pytest.mark.parametrize("page", ["watchdog.md", "environment.md"])
 def test_the_pages_have_all_variables(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     known = set(re.findall(r"`([A-Z0-9_]+)`", text))
-    for _, ours, names, old, _, _ in watch_settings.SETTINGS:
-        assert {ours, *names, *old} <= known
-    assert set(watch_settings.WITHOUT_EFFECT) <= known
+    for setting in settings.FAILURES:
+        assert {*setting.names, *setting.old} <= known
+    assert set(settings.WITHOUT_EFFECT) <= known

@@ -1,104 +1,367 @@
-"""What the environment says about connections, algorithms and the flight recorder; docs/environment.md lists it."""
+"""The environment variables of dldist: one table of what is read, which docs/environment.md is made of, and how it is read.
+
+Every setting has a name of ours, which comes first, and perhaps those of torch.distributed. A variable that is empty counts as unset. A
+value that makes no sense is an error that names the variable.
+"""
+
+from __future__ import annotations
 
 import os
 
-_MAX_LANES = 16
-_DEFAULT_RECORDS = 2000
-_DEFAULT_FRAMES = 4
-_MAX_FRAMES = 16
+from dldist import _core
 
-DUMP_FILE_NAMES = ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""What says how the names of dumps begin; the first that is set."""
-
-
-def _fail(name: str, wanted: str) -> ValueError:
-    return ValueError(f"{name} must be {wanted}, not {os.environ[name]!r}")
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
-def _interfaces() -> str:
-    name = "DLDIST_SOCKET_IFNAME" if os.environ.get("DLDIST_SOCKET_IFNAME") else "GLOO_SOCKET_IFNAME"
-    return os.environ.get(name, "")
+# ---- kinds of values
 
 
-def _ports() -> tuple[int, int]:
-    name = "DLDIST_PORT_RANGE"
-    text = os.environ.get(name, "")
-    if not text:
-        return 0, 0
-    first, _, last = text.partition("-")
-    try:
-        ports = int(first), int(last or first)
-    except ValueError:
-        ports = 0, 0
-    if not 1 <= ports[0] <= ports[1] <= 65535:
-        raise _fail(name, 'a range of ports such as "5000-5010"')
-    return ports
+class Kind:
+    """How the text of a variable is read. `wanted` says what it has to be, where that is ours to say."""
+
+    __slots__ = ("parse", "wanted", "words")
+
+    def __init__(self, words: str, parse: Callable[[str], Any], wanted: str = "") -> None:
+        self.words = words
+        """The values, for the page."""
+        self.parse = parse
+        """Raises ValueError."""
+        self.wanted = wanted
+
+    def error(self, name: str, text: str) -> ValueError:
+        if self.wanted:
+            return ValueError(f"{name} must be {self.wanted}, not {text!r}")
+        # As torch.distributed says it. This class is a RuntimeError, too.
+        return _core.DistArgumentError(f"Invalid value for environment variable: {name} ({text!r})")
 
 
-def _is_on(name: str) -> bool:
-    """What is on unless it is turned off."""
-    text = os.environ.get(name, "") or "1"
+_YES = ("y", "yes", "1", "t", "true")
+_NO = ("n", "no", "0", "f", "false")
+
+
+def _text(words: str) -> Kind:
+    return Kind(words, str)
+
+
+def _number(least: int, most: int = 2**31 - 1, wanted: str = "") -> Kind:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Kind(f"{least} or more" if most == 2**31 - 1 else f"{least} to {most}", parse, wanted)
+
+
+def _one_of(*values: str, wanted: str = "") -> Kind:
+    def parse(text: str) -> str:
+        said = text.strip().lower()
+        if said not in values:
+            raise ValueError
+        return said
+
+    return Kind(", ".join(f"`{value}`" for value in values), parse, wanted)
+
+
+def _parse_flag(text: str) -> bool:
     if text not in ("0", "1"):
-        raise _fail(name, '"0" or "1"')
+        raise ValueError
     return text == "1"
 
 
-def _lanes() -> int:
-    name = "DLDIST_TCP_LANES"
-    text = os.environ.get(name, "") or "1"
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LANES:
-        raise _fail(name, f"a number from 1 to {_MAX_LANES}")
-    return int(text)
+def _parse_truth(text: str) -> bool:
+    said = text.strip().lower()
+    if said not in _YES + _NO:
+        raise ValueError
+    return said in _YES
 
 
-def _waiting() -> int:
-    name = "DLDIST_WAIT"
-    ways = ("adaptive", "poll", "sleep")  # as dd_spin_policy numbers them
-    text = os.environ.get(name, "") or ways[0]
-    if text not in ways:
-        raise _fail(name, '"adaptive", "poll" or "sleep"')
-    return ways.index(text)
+def _parse_ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    ports = int(first), int(last or first)
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise ValueError
+    return ports
+
+
+_PATH = _text("a path")
+_FLAG = Kind("`1`, `0`", _parse_flag, '"0" or "1"')
+_TRUTH = Kind("`1`, `0`", _parse_truth)  # with the words that torch.distributed understands
+_PORTS = Kind("`5000-5010`, or one port", _parse_ports, 'a range of ports such as "5000-5010"')
+
+
+# ---- the table
+
+
+class Setting:
+    """One variable: what it is called here, its names, how it is read, what holds without it, and what it means."""
+
+    __slots__ = ("attribute", "default", "kind", "meaning", "names", "old")
+
+    def __init__(
+        self, attribute: str, names: tuple[str, ...], kind: Kind, default: Any, meaning: str, *, old: tuple[str, ...] = ()
+    ) -> None:
+        self.attribute = attribute
+        self.names = names
+        """The first that is set counts."""
+        self.kind = kind
+        self.default = default
+        self.meaning = meaning
+        """In words, for the page."""
+        self.old = old
+        """Names that come last, and warn."""
+
+
+WAITING = ("adaptive", "poll", "sleep")
+"""As dd_spin_policy numbers them."""
+_MAX_FRAMES = 16
+
+PROGRAM = (
+    Setting("log", ("DLDIST_LOG",), _text("`off`, `info`, `debug`"), "off",
+            "How much goes to Python's `logging`, under the logger `dldist`. Read at import; `dldist.set_log_level` changes "
+            "it later. `off` costs nothing: nothing is formatted and no thread runs."),
+    Setting("secret", ("DLDIST_SECRET",), _text("any text"), "",
+            "The shared secret of every `TCPStore` that is given no `secret=`, and of the connections between the members of "
+            "groups. Each connection proves in both directions that it knows it, without sending it. A server with a secret "
+            "serves no client without it, and a client with a secret talks to no server without it. Unset: no authentication."),
+    Setting("interfaces", ("DLDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+            _text("names of network interfaces, separated by commas"), "",
+            "Which interfaces groups publish addresses of and listen on, as long as somebody may come "
+            "([rendezvous.md](rendezvous.md#where-groups-listen)). Unset: those that reach the store, then all others that "
+            "are up; the loopback address alone where the store's host is `localhost` or such an address."),
+    Setting("ports", ("DLDIST_PORT_RANGE",), _PORTS, (0, 0),
+            "Groups listen on a free port of this range; without it on any. A process needs one port, however many groups it "
+            "has."),
+    Setting("shm", ("DLDIST_SHM",), _FLAG, True,
+            "`0`: processes of one host talk over TCP, as if they were on different ones."),
+    Setting("lanes", ("DLDIST_TCP_LANES",), _number(1, 16, "a number from 1 to 16"), 1,
+            "How many TCP connections a pair of processes uses for large messages."),
+    Setting("congestion", ("DLDIST_TCP_CONGESTION",), _text("such as `bbr`"), "",
+            "The congestion control of the TCP connections of groups. Unset: the system's."),
+    Setting("waiting", ("DLDIST_WAIT",), _one_of(*WAITING, wanted='"adaptive", "poll" or "sleep"'), "adaptive",
+            "How calls of groups wait for other ranks. `adaptive` polls for up to a millisecond, or less if the last waits "
+            "were longer than that, and then sleeps until it is woken. A thread that waits for a rank on its own CPU moves to "
+            "another of its CPUs that no rank of the group uses. `poll` polls until the deadline and never sleeps: use it if "
+            "every rank has a core to itself. `sleep` sleeps at once: use it if the ranks share their cores. If several "
+            "threads of a process wait, one polls for all and the others sleep."),
+    Setting("algorithm", ("DLDIST_ALGORITHM",), _text("`all_reduce=ring,broadcast=chain`; `flat`"), "",
+            "One algorithm a collective instead of the choice by size; `flat` does without shared memory's short cuts and "
+            "without hierarchy. Must be the same on all ranks. A name that does not exist is an error that lists those that "
+            "do."),
+    Setting("share_buckets", ("DLDIST_TORCH_SHARE_BUCKETS",), _FLAG, None,
+            "Which buckets of PyTorch's `DistributedDataParallel` move into shared memory "
+            "([torch.md](torch.md#buckets-in-shared-memory)). Unset: those that are not the gradients themselves; `1`: those "
+            'of `gradient_as_bucket_view=True`, too; `0`: none. Read with every group of the backend "dldist".'),
+    Setting("records", ("DLDIST_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+            _number(0, wanted="a number, 0 or more"), 2000,
+            "How many operations the flight recorder keeps; 0 turns it off."),
+    Setting("frames", ("DLDIST_FR_STACK_DEPTH",), _number(0, wanted="a number, 0 or more"), 4,
+            f"How many frames of Python the flight recorder keeps of who called, {_MAX_FRAMES} at most; 0: none."),
+    Setting("cache_home", ("XDG_CACHE_HOME",), _text("a folder"), "",
+            "That of dumps that have no other place; `~/.cache` without it."),
+)
+
+TORCH = (
+    Setting("debug_level", ("TORCH_DISTRIBUTED_DEBUG",), _text("`OFF`, `INFO`, `DETAIL`"), "OFF",
+            "`DETAIL`: groups that are made by `init_process_group` and `new_group` compare every collective of all ranks "
+            "before it runs, as c10d's do. Ours find out what does not fit without it, too ([failures.md](failures.md)). "
+            "`INFO` changes nothing. Read when it is first asked for; `dldist.set_debug_level` changes it."),
+    Setting("init_barrier", ("TORCH_DIST_INIT_BARRIER",), _text("`1`"), "",
+            "`init_process_group` and `new_group` end with a barrier of all ranks in the store."),
+    Setting("use_libuv", ("USE_LIBUV",), _text("`1`, `0`"), "1",
+            "Taken, and changes nothing but what `store.libuvBackend` says: there is one server."),
+)
+"""Those of torch.distributed alone; c10d/ reads the first two when it is asked."""
+
+LIBRARIES = (
+    Setting("nccl_library", ("DLDIST_NCCL_LIBRARY", "VLLM_NCCL_SO_PATH"), _PATH, "",
+            "The NCCL that is used; nothing else is tried then. Unset: a copy that the process has loaded already, NVIDIA's "
+            "wheel, the loader's path."),
+    Setting("cuda_library", ("DLDIST_CUDA_LIBRARY",), _PATH, "", "The same for the driver. Unset: `libcuda.so.1`."),
+)
+
+FAILURES = (
+    Setting("coord_check_ms", ("DLDIST_COORD_CHECK_MS", "TORCH_NCCL_COORD_CHECK_MILSEC"), _number(1), 1000,
+            "How often a process looks in the store for the failures of others."),
+    Setting("propagate_error", ("DLDIST_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"), _TRUTH, True,
+            "`0`: a failure of an NCCL group is not told to the other ranks."),
+    Setting("dump_on_timeout", ("DLDIST_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), _TRUTH, None,
+            "Whether failures write the flight recorder to a file. Unset: those of NCCL's groups do, and those of all groups "
+            "once `DLDIST_FR_DUMP_FILE` is set."),
+    Setting("dump_timeout_ms", ("DLDIST_WAIT_TIMEOUT_DUMP_MS", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"), _number(1), 15000,
+            "How long that may take."),
+    Setting("dump_file", ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+            _text("the beginning of a path"), "",
+            "Where the flight recorder's dumps go: the rank follows. Unset: `torch/comm_lib_trace_rank_` in `$XDG_CACHE_HOME` "
+            "or `~/.cache`. dlrun sets it for its ranks where none of the three is set."),
+    Setting("dump_format", ("DLDIST_FR_DUMP_FORMAT",), _one_of("pickle", "json"), "pickle", "How such a file is written."),
+    Setting("include_stacks", ("DLDIST_FR_INCLUDE_STACKS", "TORCH_INCLUDE_STACK_TRACE"), _TRUTH, True,
+            "Whether who called is in the file."),
+    Setting("only_active", ("DLDIST_FR_ONLY_ACTIVE", "TORCH_INCLUDE_ONLY_ACTIVE"), _TRUTH, False,
+            "`1`: of the operations only those that have not completed are in the file."),
+    Setting("extra_dump_on_exec", ("DLDIST_EXTRA_DUMP_ON_EXEC", "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"), _TRUTH, False,
+            "`1`: a group that is aborted counts as a failure, too."),
+    Setting("dump_pipe", ("DLDIST_DUMP_PIPE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"), _text("the beginning of a path"), "",
+            "Named pipes, without `<rank>.pipe`, which ask for dumps. Unset: there are none."),
+    Setting("dump_signal", ("DLDIST_DUMP_SIGNAL",), _text("`SIGUSR1`, a number, `none`"), "",
+            "The signal that asks ranks for dumps and dlrun for a report; `none`: none does. Unset: SIGUSR2, in processes "
+            "that have no other use for it."),
+    Setting("desync_debug", ("DLDIST_DESYNC_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"), _TRUTH, False,
+            "`1`: reports of failures say how far all ranks are.",
+            old=("NCCL_DESYNC_DEBUG",)),
+    Setting("heartbeat_timeout_s", ("DLDIST_HEARTBEAT_TIMEOUT_S", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"), _number(1), 480,
+            "How long NCCL's watchdog may stand still."),
+    Setting("enable_monitoring", ("DLDIST_ENABLE_MONITORING", "TORCH_NCCL_ENABLE_MONITORING"), _TRUTH, False,
+            "`1`: the process ends when it stands still for longer."),
+    Setting("async_error_handling", ("DLDIST_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"), _number(0, 3), 2,
+            "What becomes of NCCL groups that fail. 0: works end with the error, nothing is aborted; 1: the process ends; 2: "
+            "communicators are aborted; 3: the process ends, without aborting them.",
+            old=("NCCL_ASYNC_ERROR_HANDLING",)),
+    Setting("blocking_wait", ("DLDIST_NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"), _TRUTH, False,
+            "`1`: `wait()` blocks the host.",
+            old=("NCCL_BLOCKING_WAIT",)),
+    Setting("high_priority", ("DLDIST_NCCL_HIGH_PRIORITY", "TORCH_NCCL_HIGH_PRIORITY"), _TRUTH, False,
+            "`1`: streams of NCCL groups have a high priority."),
+    Setting("enable_timing", ("DLDIST_NCCL_ENABLE_TIMING", "TORCH_NCCL_ENABLE_TIMING"), _TRUTH, False,
+            "`1`: works of NCCL groups know how long they took.",
+            old=("NCCL_ENABLE_TIMING",)),
+    Setting("event_cache", ("DLDIST_NCCL_EVENT_CACHE", "TORCH_NCCL_CUDA_EVENT_CACHE"), _TRUTH, True,
+            "`0`: events of CUDA's are not used again."),
+    Setting("nan_check", ("DLDIST_NCCL_NAN_CHECK", "TORCH_NCCL_NAN_CHECK", "TORCH_DIST_NAN_CHECK"), _TRUTH, False,
+            "`1`: inputs are looked through for NaN."),
+    Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
+            "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
+    Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, None,
+            "Whether NCCL makes its communicators without blocking. Unset: whatever is best here."),
+    Setting("nonblocking_timeout_s", ("DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", "TORCH_NCCL_NONBLOCKING_TIMEOUT"), _number(1), None,
+            "How long that may take. Unset: the group's time-out."),
+)
+
+WITHOUT_EFFECT = (
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN",
+    "TORCH_NCCL_BCAST_UNIQUEID",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    "TORCH_FR_DUMP_DYNAMIC_FILE_NAME",
+    "TORCH_FR_CPP_STACK",
+    "TORCH_NCCL_TRACE_CPP_STACK",
+)
+"""Variables of torch.distributed that are accepted, whatever they hold, and change nothing."""
+
+LAUNCHERS = (
+    (("RANK", "WORLD_SIZE"), "The number of this rank, and how many there are."),
+    (("MASTER_ADDR", "MASTER_PORT"),
+     "Where the store is, or where rank 0 is to serve one. They come before what `mpirun` and `srun` say."),
+    (("LOCAL_RANK", "LOCAL_WORLD_SIZE"), "The same on this host; for `get_node_local_rank`."),
+    (("GROUP_RANK", "GROUP_WORLD_SIZE"), "The number of this host, and how many agents there are."),
+    (("TORCHELASTIC_USE_AGENT_STORE",),
+     "`True`: the launcher serves the store at `MASTER_ADDR` and `MASTER_PORT`; no rank does."),
+    (("TORCHELASTIC_RESTART_COUNT",),
+     "How often the ranks have been started again. With one agent, those of an attempt meet only each other."),
+    (("TORCHELASTIC_RUN_ID",), "The name of the job. `is_torchelastic_launched()` says whether it is set."),
+    (("DLDIST_AGENT_STORE",),
+     "`host:port` of the launcher's store, from `dlrun` and `spawn`: a program that sets `MASTER_ADDR` and `MASTER_PORT` to "
+     "something else wants a store of its own there."),
+    (("DLDIST_MASTER_FD",),
+     "The number of a descriptor: a socket that is bound to `MASTER_PORT`, which rank 0 serves its store on."),
+    (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+     "Open MPI's `mpirun`: ranks."),
+    (("PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2"),
+     "Open MPI: which job."),
+    (("PMIX_SERVER_TMPDIR",), "Open MPI: a directory of the job, where its ranks meet if they are all on one host."),
+    (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), "`mpirun` of MPICH and Intel MPI: ranks."),
+    (("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"),
+     "`srun`: ranks."),
+    (("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT"), "`srun`: which job; the second is an older name of the first."),
+    (("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "`srun`: hosts; rank 0 is taken to be on the first."),
+    (("TMPDIR",), "Where ranks of one host meet that a launcher has told nothing better; `/tmp` without it."),
+)
+"""What launchers say: names, and what they mean. launch/environment.py reads them, and launch/places.py."""
+
+
+# ---- reading
+
+_SETTINGS = {setting.attribute: setting for setting in (*PROGRAM, *TORCH, *LIBRARIES, *FAILURES)}
+_PREFIXES = ("DLDIST_", "TORCH_", "NCCL_")
+_warned: set[str] = set()
+
+
+def _warn_old(name: str, better: str) -> None:
+    import warnings
+
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(f"Environment variable {name} is deprecated; use {better} instead", FutureWarning, stacklevel=4)
+
+
+def _read(setting: Setting, environ: Mapping[str, str]) -> Any:
+    for name in setting.names + setting.old:
+        text = environ.get(name)
+        if not text:
+            continue
+        if name in setting.old:
+            _warn_old(name, setting.names[1])
+        try:
+            return setting.kind.parse(text)
+        except ValueError:
+            raise setting.kind.error(name, text) from None
+    return setting.default
+
+
+def value(attribute: str) -> Any:
+    """What the environment says now."""
+    return _read(_SETTINGS[attribute], os.environ)
+
+
+class Values:
+    """Several settings at one moment, each an attribute."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def of_failures() -> Values:
+    """About failures, dumps and NCCL's groups. Raises DistArgumentError, which is a RuntimeError and a ValueError."""
+    # Of all variables at once: to ask for each of them takes three times as long.
+    given = {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
+    values = Values()
+    for setting in FAILURES:
+        setattr(values, setting.attribute, _read(setting, given))
+    return values
 
 
 def connection() -> tuple[str, int, int, bool, int, str, bytes, int]:
     """Interfaces, first and last port, whether shared memory may be used, connections a peer, TCP's congestion control,
-    the secret, how calls wait."""
-    congestion = os.environ.get("DLDIST_TCP_CONGESTION", "")
-    secret = os.environb.get(b"DLDIST_SECRET", b"")
-    return (_interfaces(), *_ports(), _is_on("DLDIST_SHM"), _lanes(), congestion, secret, _waiting())
-
-
-def shares_buckets() -> bool | None:
-    """Whether the buckets of DistributedDataParallel move into shared memory; None: where no program can have their addresses."""
-    return _is_on("DLDIST_TORCH_SHARE_BUCKETS") if os.environ.get("DLDIST_TORCH_SHARE_BUCKETS") else None
+    the secret, how calls wait; for the C side."""
+    return (
+        value("interfaces"),
+        *value("ports"),
+        value("shm"),
+        value("lanes"),
+        value("congestion"),
+        os.fsencode(value("secret")),
+        WAITING.index(value("waiting")),
+    )
 
 
 def algorithm() -> str:
-    """The algorithms that are asked for, whatever the size."""
-    return os.environ.get("DLDIST_ALGORITHM", "")
-
-
-def _number(names: tuple[str, ...], default: int) -> int:
-    """Of the first of these that is set."""
-    for name in names:
-        text = os.environ.get(name, "")
-        if text:
-            if not text.isdecimal():
-                raise _fail(name, "a number, 0 or more")
-            return int(text)
-    return default
+    """The algorithms that are asked for, whatever the size; for the C side."""
+    return str(value("algorithm"))
 
 
 def recorder() -> tuple[int, int]:
-    """How many operations the flight recorder keeps, 0 for none; and how many frames of who called, 0 for none."""
-    records = _number(("DLDIST_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _DEFAULT_RECORDS)
-    return records, min(_number(("DLDIST_FR_STACK_DEPTH",), _DEFAULT_FRAMES), _MAX_FRAMES)
+    """How many operations the flight recorder keeps, 0 for none; and how many frames of who called, 0 for none; for the C side."""
+    return value("records"), min(value("frames"), _MAX_FRAMES)
 
 
 def dump_prefix() -> str:
     """What names of files with dumps begin with; the rank follows."""
-    for name in DUMP_FILE_NAMES:
-        if os.environ.get(name):
-            return os.environ[name]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "torch", "comm_lib_trace_rank_")
+    cache = value("cache_home") or os.path.expanduser("~/.cache")
+    return value("dump_file") or os.path.join(cache, "torch", "comm_lib_trace_rank_")

@@ -3,6 +3,7 @@ several ranks."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found, unused-ignore]
 import _thread
 import _weakref
 import atexit
@@ -10,14 +11,11 @@ import os
 import sys
 
 from dldist import _core
-from dldist.base import settings as base_settings
-from dldist.base import watch_settings
+from dldist.base import settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     import weakref
-
-    from dldist.base.watch_settings import WatchSettings
 
 STOP_TIMEOUT_S = 1.0
 """What the end of the process may wait for the monitor."""
@@ -53,40 +51,40 @@ def start(rank: int) -> None:
     with _lock:
         if _is_started:
             return
-        settings = watch_settings.read_settings()
-        _core._monitor_open(*_options(settings, rank))
-        number = dump_signal(settings.dump_signal)
+        said = settings.of_failures()
+        _core._monitor_open(*_options(said, rank))
+        number = dump_signal()
         if number:
             # By default only where the signal would end the process: the program has no use for it.
-            _core._monitor_on_signal(number, not settings.dump_signal)
+            _core._monitor_on_signal(number, not said.dump_signal)
         _thread.start_new_thread(_core._monitor_run, ())  # costs a fifth of a threading.Thread
         _is_started = True
 
 
-def _options(settings: WatchSettings, rank: int) -> tuple[int | str, ...]:
-    is_json = settings.dump_format == "json"
+def _options(said: settings.Values, rank: int) -> tuple[int | str, ...]:
+    is_json = said.dump_format == "json"
     return (
-        settings.coord_check_ms,
-        settings.dump_timeout_ms,
-        settings.heartbeat_timeout_s,
-        _dumping(settings),
-        settings.propagate_error,
-        settings.desync_debug or _is_detailed(),
-        settings.extra_dump_on_exec,
+        said.coord_check_ms,
+        said.dump_timeout_ms,
+        said.heartbeat_timeout_s,
+        _dumping(said),
+        said.propagate_error,
+        said.desync_debug or _is_detailed(),
+        said.extra_dump_on_exec,
         is_json,
-        settings.include_stacks,
-        settings.only_active,
-        base_settings.dump_prefix() + str(rank) + (".json" if is_json else ""),
-        f"{settings.dump_pipe}{rank}.pipe" if settings.dump_pipe else "",
-        settings.enable_monitoring is True,
-        settings.async_error_handling in (1, 3),
+        said.include_stacks,
+        said.only_active,
+        settings.dump_prefix() + str(rank) + (".json" if is_json else ""),
+        f"{said.dump_pipe}{rank}.pipe" if said.dump_pipe else "",
+        said.enable_monitoring,
+        said.async_error_handling in (1, 3),
     )
 
 
-def _dumping(settings: WatchSettings) -> int:
-    if settings.dump_on_timeout is not None:
-        return _DUMPING_ON if settings.dump_on_timeout else _DUMPING_OFF
-    return _DUMPING_ON if settings.dump_file else _DUMPING_DEVICES
+def _dumping(said: settings.Values) -> int:
+    if said.dump_on_timeout is not None:
+        return _DUMPING_ON if said.dump_on_timeout else _DUMPING_OFF
+    return _DUMPING_ON if said.dump_file else _DUMPING_DEVICES
 
 
 def _is_detailed() -> bool:
@@ -95,10 +93,9 @@ def _is_detailed() -> bool:
     return get_debug_level() is DebugLevel.DETAIL
 
 
-def dump_signal(name: str) -> int:
-    """The number of the signal that DLDIST_DUMP_SIGNAL names: SIGUSR2 where it names none, 0 for "none" and "0"."""
-    import _signal  # type: ignore[import-not-found, unused-ignore]
-
+def dump_signal() -> int:
+    """What asks ranks for dumps: the number of the signal that DLDIST_DUMP_SIGNAL names, SIGUSR2 where it names none, 0 for "none"."""
+    name = settings.value("dump_signal")
     wanted = name.upper() or "SIGUSR2"
     if wanted == "NONE":
         return 0
@@ -108,7 +105,7 @@ def dump_signal(name: str) -> int:
         number = None
     if not isinstance(number, int):
         raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})")
-    return int(number)
+    return number
 
 
 def request_dump() -> bool:

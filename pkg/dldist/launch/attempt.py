@@ -6,12 +6,10 @@ import dataclasses
 import os
 import selectors
 import signal
-import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from dldist import _core
 from dldist.launch import dumps as launch_dumps
@@ -51,29 +49,25 @@ class Signals:
         self.first: int | None = None
         self.count = 0
         self.is_report_wanted = False
-        self._asking = asking if asking not in self.HANDLED else 0
+        self._handlers = {asking: self._note_question} | dict.fromkeys(self.HANDLED, self._note)
         self._is_raising = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in self.HANDLED:
+        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number, handler in self._handlers.items():
             # What is ignored stays ignored: nohup dlrun.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
-        if self._asking and signal.getsignal(self._asking) is not signal.SIG_IGN:
-            self._before[self._asking] = signal.signal(self._asking, self._note_question)
+            if number and signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._fd_before)
-        self.reader.close()
-        self._writer.close()
+        os.close(self.reader)
+        os.close(self._writer)
 
     def _note(self, number: int, _frame: object) -> None:
         self.count += 1
@@ -97,7 +91,7 @@ class Signals:
 
     def clear(self) -> None:
         try:
-            while self.reader.recv(4096):
+            while os.read(self.reader, 4096):
                 pass
         except BlockingIOError:
             pass
@@ -142,7 +136,7 @@ class Supervisor:
         return self._signals.first is None and (not is_ending or time.monotonic() - self._told_end_at < _READER_PATIENCE_S)
 
     def run(self) -> report.Failure | None:
-        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._on_signal)
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.clear)
         try:
             self._start()
             while not self._is_over():
@@ -182,43 +176,36 @@ class Supervisor:
     def _start(self) -> None:
         place = self._meeting.place
         if (why := launch_ranks.why_no_script(self._options)) is not None:
-            self._fail(report.of_launcher(place.node, _NOT_FOUND, why))
+            self._give_up(_NOT_FOUND, why)
             return
         for local_rank in range(place.nproc):
-            rank = launch_ranks.Rank(self._options, place, self._attempt, local_rank, self._dumps.environment)
             # A rank by itself has the console to itself: a terminal stays one.
             is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
             has_pipes = place.world_size > 1 or not is_plain
             try:
-                rank.start(has_pipes)
+                rank = launch_ranks.Rank(
+                    self._options, place, self._attempt, local_rank, self._dumps.environment, has_pipes
+                )
                 self._ranks.append(rank)
                 self._watch(rank)
             except OSError as error:
-                if rank not in self._ranks:
-                    rank.close()
-                self._fail(self._not_started(error))
+                program = launch_ranks.command(self._options)[0]
+                about = "" if error.filename in (None, program) else f": {error.filename}"
+                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED
+                self._give_up(code, f"cannot start {program}: {error.strerror or error}{about}")
                 return
 
-    def _not_started(self, error: OSError) -> report.Failure:
-        program = launch_ranks.command(self._options)[0]
-        about = "" if error.filename in (None, program) else f": {error.filename}"
-        return report.of_launcher(
-            self._meeting.place.node,
-            _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED,
-            f"cannot start {program}: {error.strerror or error}{about}",
-        )
-
     def _watch(self, rank: launch_ranks.Rank) -> None:
-        self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_end(rank))
-        rank.pass_on([self._stream(rank, fd, index) for index, fd in enumerate(rank.pipes)])
+        self._selector.register(rank.child, selectors.EVENT_READ, lambda: self._on_end(rank))
+        rank.streams = [self._stream(rank, pipe, index) for index, pipe in enumerate(rank.pipes)]
         for stream in rank.streams:
-            self._selector.register(stream.fd, selectors.EVENT_READ, lambda stream=stream: self._on_output(rank, stream))
+            self._selector.register(stream.pipe, selectors.EVENT_READ, lambda stream=stream: self._on_output(rank, stream))
 
-    def _stream(self, rank: launch_ranks.Rank, fd: int, index: int) -> output.Stream:
+    def _stream(self, rank: launch_ranks.Rank, pipe: IO[bytes], index: int) -> output.Stream:
         kept, hidden = self._options.kept(rank.local_rank)
         bit = (launch_options.KEEP_STDOUT, launch_options.KEEP_STDERR)[index]
         return output.Stream(
-            fd,
+            pipe,
             f"[rank{rank.rank}]: ".encode() if self._meeting.place.world_size > 1 else b"",
             self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
             self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
@@ -226,49 +213,42 @@ class Supervisor:
         )
 
     def _log_file(self, rank: int, name: str) -> BinaryIO:
-        folder = os.path.join(
-            self._options.log_dir or "",
-            self._attempt.folder,
-            f"attempt_{self._attempt.number}",
-            str(rank),
-        )
+        folder = os.path.join(self._attempt.log_folder(self._options), str(rank))
         os.makedirs(folder, exist_ok=True)
         return open(os.path.join(folder, name), "xb", buffering=0)
 
     # What happens
 
-    def _on_signal(self) -> None:
-        self._signals.clear()
-
     def _on_output(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
         if not stream.read():
-            self._selector.unregister(stream.fd)
+            self._selector.unregister(stream.pipe)
         self._note_shown(rank, stream)
         if stream.has_marker and not self._failures:
-            self._fail(self._torch_was_refused(rank))
+            self._give_up(
+                1,
+                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
+                "vain for minutes: run it with --no-secret",
+            )
 
     def _note_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
         if stream is rank.streams[1] and stream.is_shown:
             self._nlines_at[rank.rank] = self._nlines()
 
-    def _torch_was_refused(self, rank: launch_ranks.Rank) -> report.Failure:
-        return report.of_launcher(
-            self._meeting.place.node,
-            1,
-            f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
-            "vain for minutes: run it with --no-secret",
-        )
-
     def _on_end(self, rank: launch_ranks.Rank) -> None:
-        rank.note_end()
-        if rank.code is None:
+        if not rank.child.has_ended():
             return
-        self._selector.unregister(rank.pidfd)
+        self._selector.unregister(rank.child)
         if rank.code != 0 and self._kill_at is None:
             failure = rank.failure()
             if rank.streams:
                 self._note_shown(rank, rank.streams[1])
             self._fail(failure)
+
+    def _of_launcher(self, code: int, why: str) -> report.Failure:
+        return report.of_launcher(self._meeting.place.node, code, why)
+
+    def _give_up(self, code: int, why: str) -> None:
+        self._fail(self._of_launcher(code, why))
 
     def _fail(self, failure: report.Failure) -> None:
         self._failures.append(failure)
@@ -279,7 +259,7 @@ class Supervisor:
         if self._signals.first is not None:
             self._obey(self._signals.first)
         if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
-            self._fail(report.of_launcher(self._meeting.place.node, -signal.SIGPIPE, "nobody reads the output any more"))
+            self._give_up(-signal.SIGPIPE, "nobody reads the output any more")
         self._look_elsewhere()
         self._answer()
         now = time.monotonic()
@@ -289,7 +269,7 @@ class Supervisor:
             self._kill_at = now + _KILL_AGAIN_S
             self._notice_at = None
             for rank in self._ranks:
-                rank.end(signal.SIGKILL)
+                rank.child.send_to_all(signal.SIGKILL)
         if self._notice_at is not None and now >= self._notice_at and not self._has_ended():
             self._notice_at = now + _NOTICE_S
             self._say_who_is_waited_for(now)
@@ -336,7 +316,7 @@ class Supervisor:
     def _obey(self, number: int) -> None:
         if self._kill_at is None:
             name = signal.Signals(number).name
-            self._failures.insert(0, report.of_launcher(self._meeting.place.node, -number, f"ended by {name}"))
+            self._failures.insert(0, self._of_launcher(-number, f"ended by {name}"))
             self._end_all(number)
             self._tell_others()
         elif self._signals.count > 1:
@@ -347,13 +327,13 @@ class Supervisor:
         self._kill_at = self._told_end_at + self._options.grace_s
         self._notice_at = self._told_end_at + _FIRST_NOTICE_S
         for rank in self._running():
-            rank.end(number)
+            rank.child.send_to_all(number)
 
     def _running(self) -> list[launch_ranks.Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
     def _look_elsewhere(self) -> None:
-        if self._meeting.poll_interval is None or self._told is not None:
+        if self._told is not None:
             return
         try:
             self._told = self._meeting.failure_elsewhere(self._attempt.number)
@@ -366,7 +346,7 @@ class Supervisor:
             self._end_at = time.monotonic()
 
     def _out_of_reach(self, error: Exception) -> report.Failure:
-        return report.of_launcher(self._meeting.place.node, 1, f"the other launchers are out of reach: {error}")
+        return self._of_launcher(1, f"the other launchers are out of reach: {error}")
 
     def _tell_others(self) -> None:
         if self._told is not None:
@@ -376,7 +356,7 @@ class Supervisor:
             self._told = self._meeting.report(self._attempt.number, mine)
         except _core.DistError as error:
             self._told = dataclasses.replace(mine, is_final=True)
-            print(f"dlrun: the other launchers could not be told: {error}", file=sys.stderr, flush=True)
+            output.say(f"the other launchers could not be told: {error}")
 
     # The end
 
@@ -391,8 +371,6 @@ class Supervisor:
             return False
         if self._failures or self._told is not None:
             return self._told is not None
-        if self._meeting.poll_interval is None:
-            return True
         try:
             return self._is_noted_done and self._meeting.is_done(self._attempt.number)
         except _core.DistError as error:

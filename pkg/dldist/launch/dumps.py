@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 
-from dldist.base import settings
+from dldist.base import settings, watch
 from dldist.launch import options as launch_options
 from dldist.launch import ranks as launch_ranks
 
@@ -19,13 +19,6 @@ _PREFIX = "trace_"
 
 Stamp = tuple[int, int] | None
 """What tells a file from an earlier one under its name."""
-
-
-def signal_number() -> int:
-    """What ranks are asked by, and what asks this dlrun; 0: nothing. Raises DistArgumentError."""
-    from dldist.base import watch
-
-    return watch.dump_signal(os.environ.get("DLDIST_DUMP_SIGNAL", ""))
 
 
 class Dumps:
@@ -40,11 +33,11 @@ class Dumps:
         """Those that were asked last, and have not answered."""
         self.deaf: list[launch_ranks.Rank] = []
         """Those that could not be asked last."""
-        self._number = signal_number()
+        self._number = watch.dump_signal()
         self._before: dict[int, Stamp] = {}
         self._is_wanted = False
         self._made: str | None = None
-        self._prefix = next((os.environ[name] for name in settings.DUMP_FILE_NAMES if os.environ.get(name)), "")
+        self._prefix = settings.value("dump_file")
         if not self._prefix and place.world_size > 1:
             self._prefix = self._make_place(options, attempt)
         self._ranks = range(place.first_rank, place.first_rank + place.nproc)
@@ -53,7 +46,7 @@ class Dumps:
     def _make_place(self, options: launch_options.Options, attempt: launch_ranks.Attempt) -> str:
         if options.log_dir:
             # Made by the first rank that writes.
-            self._made = os.path.join(options.log_dir, attempt.folder, f"attempt_{attempt.number}", "traces")
+            self._made = os.path.join(attempt.log_folder(options), "traces")
         else:
             try:
                 self._made = tempfile.mkdtemp(prefix="dlrun_")  # for this user alone

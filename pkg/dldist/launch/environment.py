@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from dldist import _core
+
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,18 +21,6 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 class Launch:
     """What a launcher told this process. None stands for what it did not say."""
-
-    __slots__ = (
-        "job",
-        "kind",
-        "local_rank",
-        "local_size",
-        "master_addr",
-        "master_port",
-        "node_rank",
-        "rank",
-        "world_size",
-    )
 
     def __init__(self, kind: str, rank: int, world_size: int) -> None:
         self.kind = kind  # "torchrun", "env", "slurm", "openmpi", "pmi"
@@ -48,7 +38,7 @@ class Launch:
         return self.local_size == self.world_size
 
     def __repr__(self) -> str:
-        return f"Launch({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+        return f"Launch({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -71,20 +61,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """The rank among the processes of this host: LOCAL_RANK, else what the launcher says."""
-    rank = _number(environ, "LOCAL_RANK")
-    if rank is not None:
-        return rank
-    launch = detect(environ)
-    return launch.local_rank if launch is not None else None
+    return _said_or_launched(environ, "LOCAL_RANK", "local_rank")
 
 
 def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """How many processes of the job are on this host: LOCAL_WORLD_SIZE, else what the launcher says."""
-    size = _number(environ, "LOCAL_WORLD_SIZE")
-    if size is not None:
-        return size
-    launch = detect(environ)
-    return launch.local_size if launch is not None else None
+    return _said_or_launched(environ, "LOCAL_WORLD_SIZE", "local_size")
+
+
+def _said_or_launched(environ: Mapping[str, str], name: str, attribute: str) -> int | None:
+    said = _number(environ, name)
+    return said if said is not None else getattr(detect(environ), attribute, None)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -130,8 +117,7 @@ def _from_env(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
-    prefix = "OMPI_COMM_WORLD_"
-    names = prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK", prefix + "LOCAL_SIZE"
+    names = (f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     launch = _from_names(environ, "openmpi", *names)
     # OMPI_COMM_WORLD_NODE_RANK is no number of a node: it counts processes of all jobs on this one.
     namespace = environ.get("PMIX_NAMESPACE")
@@ -219,39 +205,27 @@ def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
 
 def expand_hosts(text: str) -> Iterator[str]:
     """The hosts of a list of Slurm's: "node[01-03,7],gpu5" is node01, node02, node03, node7, gpu5."""
-    depth, start = 0, 0
-    for index, char in enumerate(text + ","):
-        if char == "[":
-            depth += 1
-        elif char == "]":
-            depth -= 1
-        elif char == "," and depth == 0:
-            yield from _expand_one(text[start:index], text)
-            start = index + 1
-        if depth not in (0, 1):
-            break
-    if depth != 0:
-        raise ValueError(f"unbalanced brackets in the list of hosts {text!r}")
+    import re
+
+    numbers = r"\d+(?:-\d+)?"
+    host = rf"(?:[^,\[\]]|\[{numbers}(?:,{numbers})*\])+"
+    if not re.fullmatch(f"{host}(?:,{host})*", text):
+        raise ValueError(f"unbalanced brackets, no number in them, or an empty name in the list of hosts {text!r}")
+    for pattern in re.findall(host, text):
+        yield from _expand_one(pattern)
 
 
-def _expand_one(pattern: str, whole: str) -> Iterator[str]:
+def _expand_one(pattern: str) -> Iterator[str]:
     head, bracket, rest = pattern.partition("[")
     if not bracket:
-        if not head or "]" in head:
-            raise ValueError(f"an empty name, or a stray bracket, in the list of hosts {whole!r}")
         yield head
         return
     inside, _, tail = rest.partition("]")
     for part in inside.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is no range of numbers in the list of hosts {whole!r}")
+        first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            name = f"{head}{number:0{len(first)}d}"
-            if tail:
-                yield from _expand_one(name + tail, whole)
-            else:
-                yield name
+            for end in _expand_one(tail):
+                yield f"{head}{number:0{len(first)}d}{end}"
 
 
 def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -282,8 +256,6 @@ def _make_private(directory: str) -> str:
         pass  # a rank of this host was first, or another job
     reason = _why_not_private(directory)
     if reason is not None:
-        from dldist import _core
-
         raise _core.DistStoreError(
             f"the ranks of this host cannot meet in {directory}, which {reason}: remove it, or set TMPDIR, "
             "or MASTER_ADDR and MASTER_PORT"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 from dldist import _core
 from dldist.launch import options as launch_options
-from dldist.launch import ranks
+from dldist.launch import output, ranks
 from dldist.launch import report as launch_report
 
 JOIN_TIMEOUT_S = 600.0
@@ -41,7 +40,7 @@ def _saying(text: Callable[[], str]) -> Iterator[None]:
     def run() -> None:
         while not is_over.wait(NOTICE_S):
             try:
-                print(f"dlrun: {text()}", file=sys.stderr, flush=True)
+                output.say(text())
             except (_core.DistError, OSError):
                 return  # who waits finds out by itself
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from dataclasses import dataclass
+from typing import Any
 
 from dldist import __version__
 
@@ -30,8 +30,50 @@ on each of two machines:
   DLDIST_SECRET=... dlrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint 10.0.0.1:29500 train.py"""
 
 
-@dataclass(frozen=True)
-class Options:
+_STREAMS = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
+# By group of the help: the names of an option, and how argparse takes it.
+_OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "how many": (
+        ("-n -np --nproc-per-node", {"dest": "nproc", "default": "1", "metavar": "N",
+         "help": 'ranks on this machine, or "cpu" or "auto" for as many as there are usable cores (default: 1)'}),
+        ("--nnodes", {"default": "1", "metavar": "N", "help": "machines, each with a dlrun of its own (default: 1)"}),
+    ),
+    "how several machines meet": (
+        ("--node-rank", {"type": int, "metavar": "N", "help": "which of the machines this is; without it, in order of arrival"}),
+        ("--master-addr", {"dest": "host", "metavar": "HOST", "help": "address of machine 0 (default: 127.0.0.1)"}),
+        ("--master-port", {"dest": "port", "type": int, "metavar": "PORT",
+         "help": f"port there (default: {DEFAULT_PORT}; for one machine a free one)"}),
+        ("--rdzv-endpoint", {"metavar": "HOST:PORT", "help": "both in one; the dlrun whose machine has that address serves it"}),
+        ("--rdzv-backend", {"default": "c10d", "choices": ("c10d", "static"),
+         "help": "for torchrun's command lines: whichever is named, the machines meet at the endpoint"}),
+        ("--monitor-interval", {"dest": "poll_s", "type": float, "default": _POLL_S, "metavar": "SECONDS",
+         "help": f"how often it is looked whether ranks on other machines have failed (default: {_POLL_S:g})"}),
+        ("--rdzv-id", {"dest": "run_id", "metavar": "NAME", "help": "name of the job, the same on all machines"}),
+        ("--standalone", {"action": "store_true", "help": "one machine and a free port, whatever else is given"}),
+        ("--no-secret", {"dest": "has_secret", "action": "store_false",
+         "help": "do not demand a secret of those who connect: for programs that use the store of torch, which cannot show one"}),
+    ),
+    "how it runs": (
+        ("-m --module", {"dest": "is_module", "action": "store_true", "help": "the program is a module, as with python -m"}),
+        ("--no-python", {"dest": "is_python", "action": "store_false", "help": "the program is a command, not a Python script"}),
+        ("--role", {"default": "default", "metavar": "NAME", "help": "what ranks find in ROLE_NAME (default: default)"}),
+        ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "start all ranks again after a failure, N times"}),
+        ("--shutdown-timeout", {"dest": "grace_s", "type": float, "default": GRACE_S, "metavar": "SECONDS",
+         "help": f"how long ranks that are told to end may take before they are killed (default: {GRACE_S:g})"}),
+        ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "give each rank cores of its own"}),
+        ("--log-dir", {"metavar": "DIR",
+         "help": "keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
+        ("--local-ranks-filter", {"dest": "shown_ranks", "default": "", "metavar": "RANKS",
+         "help": 'show what these local ranks print, and of others nothing, for example "0,2" (default: of all)'}),
+        ("-t --tee", {"metavar": "WHAT", "help": f"what goes to files and to the console ({_STREAMS})"}),
+        ("-r --redirects", {"default": "0", "metavar": "WHAT", "help": "what goes to files alone, written likewise"}),
+    ),
+}
+
+
+class Options(argparse.Namespace):
+    """What was said, in the end as it is meant: checked, and with all that follows from it."""
+
     nproc: int
     nnodes: int
     node_rank: int | None
@@ -69,11 +111,12 @@ class Options:
 
 def parse(argv: list[str] | None) -> Options:
     parser = _parser()
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv, Options())
     try:
-        return _checked(given)
+        _check(options)
     except ValueError as error:
         parser.error(str(error))
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,144 +128,44 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dlrun of dldist {__version__}")
-    _add_size(parser)
-    _add_meeting(parser)
-    _add_running(parser)
+    for title, rows in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for text, how in rows:
+            names = text.split()
+            # As torchrun's, they may be written with underscores.
+            names.append("--" + names[-1][2:].replace("-", "_"))
+            group.add_argument(*dict.fromkeys(names), **how)
     parser.add_argument("program", help="script to run; with -m a module, with --no-python a command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, name: str, *others: str, **how: object) -> None:
-    """An option that may be written with dashes or, as torchrun's may, with underscores."""
-    names = dict.fromkeys([*others, name, "--" + name[2:].replace("-", "_")])
-    group.add_argument(*names, **how)  # type: ignore[arg-type]
-
-
-def _add_size(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how many")
-    _add(
-        group,
-        "--nproc-per-node",
-        "-n",
-        "-np",
-        default="1",
-        metavar="N",
-        help='ranks on this machine, or "cpu" or "auto" for as many as there are usable cores (default: 1)',
-    )
-    _add(group, "--nnodes", default="1", metavar="N", help="machines, each with a dlrun of its own (default: 1)")
-
-
-def _add_meeting(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how several machines meet")
-    _add(group, "--node-rank", type=int, metavar="N", help="which of the machines this is; without it, in order of arrival")
-    _add(group, "--master-addr", metavar="HOST", help="address of machine 0 (default: 127.0.0.1)")
-    _add(
-        group,
-        "--master-port",
-        type=int,
-        metavar="PORT",
-        help=f"port there (default: {DEFAULT_PORT}; for one machine a free one)",
-    )
-    _add(group, "--rdzv-endpoint", metavar="HOST:PORT", help="both in one; the dlrun whose machine has that address serves it")
-    _add(
-        group,
-        "--rdzv-backend",
-        default="c10d",
-        choices=("c10d", "static"),
-        help="for torchrun's command lines: whichever is named, the machines meet at the endpoint",
-    )
-    _add(
-        group,
-        "--monitor-interval",
-        type=float,
-        default=_POLL_S,
-        metavar="SECONDS",
-        help=f"how often it is looked whether ranks on other machines have failed (default: {_POLL_S:g})",
-    )
-    _add(group, "--rdzv-id", metavar="NAME", help="name of the job, the same on all machines")
-    _add(group, "--standalone", action="store_true", help="one machine and a free port, whatever else is given")
-    _add(
-        group,
-        "--no-secret",
-        action="store_true",
-        help="do not demand a secret of those who connect: for programs that use the store of torch, which cannot show one",
-    )
-
-
-def _add_running(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how it runs")
-    group.add_argument("-m", "--module", action="store_true", help="the program is a module, as with python -m")
-    _add(group, "--no-python", action="store_true", help="the program is a command, not a Python script")
-    _add(group, "--role", default="default", metavar="NAME", help="what ranks find in ROLE_NAME (default: default)")
-    _add(group, "--max-restarts", type=int, default=0, metavar="N", help="start all ranks again after a failure, N times")
-    _add(
-        group,
-        "--shutdown-timeout",
-        type=float,
-        default=GRACE_S,
-        metavar="SECONDS",
-        help=f"how long ranks that are told to end may take before they are killed (default: {GRACE_S:g})",
-    )
-    _add(group, "--bind-cores", action="store_true", help="give each rank cores of its own")
-    _add(
-        group,
-        "--log-dir",
-        metavar="DIR",
-        help="keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log",
-    )
-    _add(
-        group,
-        "--local-ranks-filter",
-        default="",
-        metavar="RANKS",
-        help='show what these local ranks print, and of others nothing, for example "0,2" (default: of all)',
-    )
-    streams = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
-    group.add_argument("-t", "--tee", metavar="WHAT", help=f"what goes to files and to the console ({streams})")
-    group.add_argument("-r", "--redirects", default="0", metavar="WHAT", help="what goes to files alone, written likewise")
-
-
-def _checked(given: argparse.Namespace) -> Options:
-    nproc, nnodes = ranks_here(given.nproc_per_node), _count("--nnodes", given.nnodes)
+def _check(given: Options) -> None:
+    """Raises ValueError; leaves in place of what was said what is meant."""
+    given.nproc, given.nnodes = ranks_here(str(given.nproc)), _count("--nnodes", str(given.nnodes))
     if given.max_restarts < 0:
         raise ValueError(f"--max-restarts must be 0 or more, not {given.max_restarts}")
-    if not 0 <= given.shutdown_timeout < math.inf:
-        raise ValueError(f"--shutdown-timeout must be a number of seconds, 0 or more, not {given.shutdown_timeout:g}")
-    if not 0 < given.monitor_interval < math.inf:
-        raise ValueError(f"--monitor-interval must be a number of seconds above 0, not {given.monitor_interval:g}")
+    if not 0 <= given.grace_s < math.inf:
+        raise ValueError(f"--shutdown-timeout must be a number of seconds, 0 or more, not {given.grace_s:g}")
+    if not 0 < given.poll_s < math.inf:
+        raise ValueError(f"--monitor-interval must be a number of seconds above 0, not {given.poll_s:g}")
     if given.standalone:
-        nnodes, given.node_rank, given.master_addr, given.master_port, given.rdzv_endpoint = 1, None, None, None, None
-    if given.node_rank is not None and not 0 <= given.node_rank < nnodes:
-        raise ValueError(f"--node-rank must be from 0 to {nnodes - 1} with --nnodes {nnodes}, not {given.node_rank}")
-    if given.module and given.no_python:
+        given.nnodes = 1
+        given.node_rank = given.host = given.port = given.rdzv_endpoint = None  # type: ignore[assignment]
+    if given.node_rank is not None and not 0 <= given.node_rank < given.nnodes:
+        raise ValueError(
+            f"--node-rank must be from 0 to {given.nnodes - 1} with --nnodes {given.nnodes}, not {given.node_rank}"
+        )
+    if given.is_module and not given.is_python:
         raise ValueError("-m and --no-python exclude each other")
-    host, port = _endpoint(given, nnodes)
-    # Somebody who asks for a directory wants files, and still sees what happens.
-    tee = given.tee if given.tee is not None else "3" if given.log_dir and given.redirects == "0" else "0"
-    for name, text in (("--tee", tee), ("--redirects", given.redirects)):
-        _check_streams(name, text)
-    return Options(
-        nproc=nproc,
-        nnodes=nnodes,
-        node_rank=given.node_rank,
-        host=host,
-        port=port,
-        run_id=given.rdzv_id,
-        max_restarts=given.max_restarts,
-        poll_s=given.monitor_interval,
-        role=given.role,
-        shown_ranks=_local_ranks(given.local_ranks_filter),
-        grace_s=given.shutdown_timeout,
-        log_dir=given.log_dir,
-        tee=tee,
-        redirects=given.redirects,
-        has_bound_cores=given.bind_cores,
-        has_secret=not given.no_secret,
-        is_module=given.module,
-        is_python=not given.no_python,
-        program=[given.program, *given.arguments],
-    )
+    given.host, given.port = _endpoint(given)
+    if given.tee is None:
+        # Somebody who asks for a directory wants files, and still sees what happens.
+        given.tee = "3" if given.log_dir and given.redirects == "0" else "0"
+    for name in ("tee", "redirects"):
+        _check_streams(f"--{name}", getattr(given, name))
+    given.shown_ranks = _local_ranks(str(given.shown_ranks))
+    given.program = [str(given.program), *given.arguments]
 
 
 def _local_ranks(text: str) -> frozenset[int] | None:
@@ -232,22 +175,22 @@ def _local_ranks(text: str) -> frozenset[int] | None:
     return frozenset(map(int, parts)) or None
 
 
-def _endpoint(given: argparse.Namespace, nnodes: int) -> tuple[str, int]:
-    host, port = given.master_addr, given.master_port
+def _endpoint(given: Options) -> tuple[str, int]:
+    host: str | None = given.host
+    port: object = given.port
     if given.rdzv_endpoint:
         if host is not None or port is not None:
             raise ValueError("--rdzv-endpoint says what --master-addr and --master-port say: give one or the other")
-        host, _, text = given.rdzv_endpoint.rpartition(":") if ":" in given.rdzv_endpoint else (given.rdzv_endpoint, "", "")
+        host, _, port = given.rdzv_endpoint.rpartition(":") if ":" in given.rdzv_endpoint else (given.rdzv_endpoint, "", "")
         if ":" in host and not host.startswith("["):
             raise ValueError(f"--rdzv-endpoint: {given.rdzv_endpoint!r}: such an address is written in brackets: [::1]:29500")
-        port = _port("--rdzv-endpoint", text) if text else None
-    elif nnodes > 1 and host is None:
-        raise ValueError(f"--nnodes {nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")
-    elif nnodes > 1 and given.node_rank is None:
+    elif given.nnodes > 1 and host is None:
+        raise ValueError(f"--nnodes {given.nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")
+    elif given.nnodes > 1 and given.node_rank is None:
         raise ValueError("--master-addr with several machines needs --node-rank; with --rdzv-endpoint it may be left out")
-    if port is None:
-        port = DEFAULT_PORT if nnodes > 1 else 0
-    return (host or "127.0.0.1").strip("[]"), _port("--master-port", port)
+    if port in (None, ""):
+        port = DEFAULT_PORT if given.nnodes > 1 else 0
+    return (host or "127.0.0.1").strip("[]"), _port("--rdzv-endpoint" if given.rdzv_endpoint else "--master-port", port)
 
 
 def _port(name: str, value: object) -> int:

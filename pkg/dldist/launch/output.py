@@ -7,7 +7,7 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 _CHUNK = 65536
 # The largest pipe of an ordinary user has 1 MiB.
@@ -28,6 +28,11 @@ def open_missing_streams() -> None:
     os.close(fd)
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def say(text: str) -> None:
+    """Tells whoever looks at dlrun's stderr."""
+    print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
 class Console:
@@ -94,9 +99,9 @@ class Stream:
     """The reading end of a rank's stdout or stderr."""
 
     def __init__(
-        self, fd: int, prefix: bytes, console: Console | None, file: BinaryIO | None, marker: bytes = b""
+        self, pipe: IO[bytes], prefix: bytes, console: Console | None, file: BinaryIO | None, marker: bytes = b""
     ) -> None:
-        self.fd = fd
+        self.pipe = pipe
         self.has_marker = False
         """Whether the marker has come by."""
         self.is_shown = console is not None
@@ -106,28 +111,24 @@ class Stream:
         self._file = file
         self._marker = marker
         self._tail = bytearray()
-        os.set_blocking(fd, False)
+        os.set_blocking(pipe.fileno(), False)
 
     def read(self) -> bool:
         """Passes on what is there; False at the end."""
-        try:
-            data = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return True
-        if data:
-            self._take(data)
-        return bool(data)
+        return self._pass_on() != b""
 
     def drain(self) -> None:
         """Passes on what is in the pipe. No more: somebody may go on writing."""
         for _ in range(_CHUNKS_IN_PIPE):
-            try:
-                data = os.read(self.fd, _CHUNK)
-            except BlockingIOError:
+            if not self._pass_on():
                 return
-            if not data:
-                return
+
+    def _pass_on(self) -> bytes | None:
+        """A piece: None while there is nothing, b"" at the end."""
+        data: bytes | None = self.pipe.read(_CHUNK)
+        if data:
             self._take(data)
+        return data
 
     def _take(self, data: bytes) -> None:
         if self._file is not None:
@@ -144,7 +145,7 @@ class Stream:
         return bytes(self._tail[-_TAIL_BYTES:])
 
     def close(self) -> None:
-        os.close(self.fd)
+        self.pipe.close()
         if self._file is not None:
             self._file.close()
         if self._console is not None:

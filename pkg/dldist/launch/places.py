@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
 from dldist import _core
+from dldist.base import settings
 from dldist.base.future import seconds_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from dldist.launch.environment import Launch
@@ -23,43 +26,31 @@ _served: set[int] = set()
 class Place:
     """Where to meet, as which rank of how many."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
         self.is_host = False  # the store lives in this process, and ends with it
         self.is_guest = False  # it lives in that of rank 0, which may make it anew
+        self._connect = connect
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        raise NotImplementedError
+        assert self._connect is not None
+        return self._connect(timeout)
 
 
-class Alone(Place):
+def _alone(rank: int) -> Place:
     """The only rank needs nobody."""
-
-    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        return _core.HashStore(timeout=timeout)
+    return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
 
 
-class InFile(Place):
+def _in_file(path: str, rank: int, world_size: int) -> Place:
     """A file that all ranks can open."""
-
-    def __init__(self, path: str, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size)
-        self.path = path
-
-    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        return _core.FileStore(self.path, self.world_size, timeout=timeout)
+    return Place(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
 
 
-class InStore(Place):
+def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
     """A store that somebody else has opened."""
-
-    def __init__(self, store: _core.Store, rank: int, world_size: int) -> None:
-        super().__init__(rank, world_size)
-        self.store = store
-
-    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        return self.store
+    return Place(rank, world_size, lambda _timeout: store)
 
 
 class AtServer(Place):
@@ -222,7 +213,6 @@ def _is_own_address(host: str) -> bool:
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
     import _socket  # `socket` takes ten times as long to import, and a name that is no bytes its codec for domain names
-    import errno
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
@@ -259,7 +249,7 @@ def _integer(scheme: str, name: str, text: str) -> int:
 
 
 def _set_options(place: AtServer, scheme: str, query: dict[str, str], listen_fd: int | None) -> AtServer:
-    place.use_libuv = query.get("use_libuv", os.environ.get("USE_LIBUV", "1")) == "1"
+    place.use_libuv = query.get("use_libuv", settings.value("use_libuv")) == "1"
     if "listen_fd" in query:
         listen_fd = _integer(scheme, "listen_fd", query["listen_fd"])
     place.listen_fd = listen_fd
@@ -270,7 +260,7 @@ def file_place(url: str) -> Place:
     _, path, query = _split_url(url)
     if not path:
         raise fail("file", "path missing")
-    return InFile(path, *_ranks("file", query))
+    return _in_file(path, *_ranks("file", query))
 
 
 def tcp_place(url: str, listen_fd: int | None = None) -> Place:
@@ -372,7 +362,7 @@ def auto_place(rank: int, world_size: int) -> Place:
         )
     is_set = any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if not is_set and rank in (-1, 0) and world_size in (-1, 1):
-        return Alone(0, 1)
+        return _alone(0)
     return env_place(with_ranks("env://", rank, world_size))
 
 
@@ -388,11 +378,11 @@ def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
             raise fail("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
         return _server_place(launch.master_addr, launch.master_port, rank, world_size)
     if world_size == 1:
-        return Alone(rank, world_size)
+        return _alone(rank)
     if launch.is_on_one_host and launch.job is not None:
         from dldist.launch import environment
 
-        return InFile(environment.meeting_file(launch.job), rank, world_size)
+        return _in_file(environment.meeting_file(launch.job), rank, world_size)
     where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
     raise fail(
         "env",

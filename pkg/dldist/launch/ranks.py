@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import IO
 
 from dldist.launch import options as launch_options
-from dldist.launch import output, report
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+from dldist.launch import output, processes, report, variables
 
 
 @dataclass(frozen=True)
@@ -42,30 +38,22 @@ class Attempt:
     port: int
     secret: str
 
+    def log_folder(self, options: launch_options.Options) -> str:
+        return os.path.join(options.log_dir or "", self.folder, f"attempt_{self.number}")
 
-def environment(
-    place: Place, attempt: Attempt, local_rank: int, options: launch_options.Options
-) -> dict[str, str]:
+
+def environment(place: Place, attempt: Attempt, local_rank: int, options: launch_options.Options) -> dict[str, str]:
     """torchrun's variables for one rank, on top of this process's own."""
-    rank = str(place.first_rank + local_rank)
-    env = dict(os.environ)
+    rank = place.first_rank + local_rank
+    env = {
+        **os.environ,
+        **variables.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
+        **variables.of_store(attempt.host, attempt.port, attempt.number),
+    }
     env.update(
-        RANK=rank,
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_RANK=str(local_rank),
-        LOCAL_WORLD_SIZE=str(place.nproc),
-        GROUP_RANK=str(place.node),
-        GROUP_WORLD_SIZE=str(place.nnodes),
         ROLE_NAME=options.role,
-        ROLE_RANK=rank,
+        ROLE_RANK=str(rank),
         ROLE_WORLD_SIZE=str(place.world_size),
-        MASTER_ADDR=attempt.host,
-        MASTER_PORT=str(attempt.port),
-        # The store is there: no rank is to serve one. The second says where, for a program that changes MASTER_ADDR or
-        # MASTER_PORT and means a store of its own.
-        TORCHELASTIC_USE_AGENT_STORE="True",
-        DLDIST_AGENT_STORE=f"{attempt.host}:{attempt.port}",
-        TORCHELASTIC_RESTART_COUNT=str(attempt.number),
         TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
         TORCHELASTIC_RUN_ID=attempt.run_id,
     )
@@ -111,6 +99,18 @@ def _is_handled_by(pid: int, number: int) -> bool:
     return number > 0 and bool(caught >> (number - 1) & 1)
 
 
+def _before_exec(cores: list[int] | None) -> Callable[[], None]:
+    launcher = os.getpid()
+
+    def run() -> None:
+        # A launcher that is killed takes its ranks with it.
+        processes.die_with(launcher)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    return run
+
+
 class Rank:
     """A process with its two streams; its children are in its session, unless they leave it."""
 
@@ -120,105 +120,49 @@ class Rank:
         place: Place,
         attempt: Attempt,
         local_rank: int,
-        more: Mapping[str, str] | None = None,
+        more: Mapping[str, str],
+        has_pipes: bool,
     ) -> None:
-        """`more` comes into its environment."""
+        """Starts it, with `more` in its environment. Raises OSError when the program cannot be started."""
         self.local_rank = local_rank
         self.rank = place.first_rank + local_rank
-        self.code: int | None = None
-        """How it has ended: exit code, or minus the signal."""
         self.streams: list[output.Stream] = []
+        """stdout and stderr, once they are passed on; none when they are this process's own."""
         self._place = place
         self._attempt = attempt
         self._began = time.monotonic()
-        self._pipes: list[tuple[int, int]] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._options = options
-        self._more = more or {}
-
-    def start(self, has_pipes: bool) -> None:
-        """Raises OSError when the program cannot be started."""
-        if has_pipes:
-            self._pipes = [os.pipe(), os.pipe()]
-        stdout, stderr = [writing for _, writing in self._pipes] or (None, None)
-        # As under mpirun, the keyboard belongs to one rank.
-        stdin = None if self.local_rank == 0 else subprocess.DEVNULL
-        env = environment(self._place, self._attempt, self.local_rank, self._options) | dict(self._more)
-        try:
-            with warnings.catch_warnings():
-                # About fork() where there are threads: what follows it here takes no lock.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._process = subprocess.Popen(
-                    command(self._options),
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=env,
-                    start_new_session=True,
-                    preexec_fn=self._before_exec(),
-                )
-        finally:
-            for _, writing in self._pipes:
-                os.close(writing)
-        self._pidfd = os.pidfd_open(self._process.pid)
-
-    def _before_exec(self) -> Callable[[], None]:
-        launcher = os.getpid()
-        cores = None
-        if self._options.has_bound_cores:
-            cores = cores_of(self.local_rank, self._place.nproc, sorted(os.sched_getaffinity(0)))
-
-        def run() -> None:
-            # A launcher that is killed takes its ranks with it.
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != launcher:
-                os._exit(1)
-            if cores is not None:
-                os.sched_setaffinity(0, cores)
-
-        return run
-
-    def pass_on(self, streams: list[output.Stream]) -> None:
-        self.streams = streams
+        pipe = subprocess.PIPE if has_pipes else None
+        cores = cores_of(local_rank, place.nproc, sorted(os.sched_getaffinity(0))) if options.has_bound_cores else None
+        with warnings.catch_warnings():
+            # About fork() where there are threads: what follows it here takes no lock.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process = subprocess.Popen(
+                command(options),
+                bufsize=0,
+                # As under mpirun, the keyboard belongs to one rank.
+                stdin=None if local_rank == 0 else subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment(place, attempt, local_rank, options) | dict(more),
+                start_new_session=True,
+                preexec_fn=_before_exec(cores),
+            )
+        self.pid = self.process.pid
+        self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
 
     @property
-    def pipes(self) -> list[int]:
-        """The ends to read from, stdout's and stderr's; none when they are this process's own."""
-        return [reading for reading, _ in self._pipes]
+    def pipes(self) -> list[IO[bytes]]:
+        """The ends to read from, stdout's and stderr's."""
+        return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
 
     @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else -1
-
-    @property
-    def pidfd(self) -> int:
-        return self._pidfd
-
-    def note_end(self) -> None:
-        """It has ended. It stays a zombie until close(): as long, its number is nobody else's, and end() is safe."""
-        state = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
-        if state is not None:
-            # si_code says which of the two si_status is.
-            self.code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+    def code(self) -> int | None:
+        """How it has ended: exit code, or minus the signal."""
+        return self.child.code
 
     def ask_by(self, number: int) -> bool:
         """Sends it alone a signal that it handles. False: it does not run, or this signal would end it."""
-        if self.code is not None or self._pidfd < 0 or not _is_handled_by(self.pid, number):
-            return False
-        try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def end(self, number: int) -> None:
-        """Sends a signal to it and its children."""
-        if self._process is not None:
-            try:
-                os.killpg(self._process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass  # all gone, or somebody else by now
+        return self.code is None and _is_handled_by(self.pid, number) and self.child.send(number)
 
     def failure(self) -> report.Failure:
         """The report of one that has ended badly."""
@@ -243,16 +187,11 @@ class Rank:
 
     def close(self) -> None:
         """Ends what is left of it, and of its children; nothing of it stays."""
-        self.end(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
+        self.child.close()
         for stream in self.streams:
             try:
                 stream.drain()
             finally:
                 stream.close()
-        if not self.streams:
-            for reading in self.pipes:
-                os.close(reading)
+        for pipe in self.pipes:
+            pipe.close()

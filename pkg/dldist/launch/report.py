@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import time
 from dataclasses import asdict, dataclass
+
+from dldist.launch.processes import how_it_ended
 
 # Where a report of Python begins: an exception, a group of them, or what faulthandler writes.
 _BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
@@ -66,17 +67,6 @@ def of_launcher(node: int, code: int, why: str) -> Failure:
     host, pid = os.uname().nodename, os.getpid()
     text = f"{why} (machine {node}, host {host}, pid {pid}, at {now()})"
     return Failure(LAUNCHER, LAUNCHER, node, host, pid, code, 0, 0.0, now(), text, is_consequence=False, is_final=True)
-
-
-def how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
 
 
 def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
@@ -139,4 +129,4 @@ def is_time_out(failure: Failure) -> bool:
 
 def first(failures: list[Failure]) -> Failure:
     """The one to show of those that failed, in the order in which they ended."""
-    return next((failure for failure in failures if not failure.is_consequence), failures[0])
+    return min(failures, key=lambda failure: failure.is_consequence)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import multiprocessing.connection
 import os
 import pickle
-import secrets
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
-from dldist.launch import by_value
+from dldist.launch import by_value, calls, processes, variables
 
 _KILL_AFTER_S = 1.5
 # A process that has lost another may be quicker to end than the one that is lost.
 _CULPRIT_GRACE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 class ProcessException(_core.DistError):
@@ -54,35 +49,6 @@ class ProcessExitedException(ProcessException):
         return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name), vars(self)
 
 
-def serve_store() -> tuple[_core.TCPStore, dict[str, str]]:
-    """A store for processes of this host, and what they have in their environment to find it."""
-    secret = os.environ.get("DLDIST_SECRET", "") or secrets.token_hex(16)
-    store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
-    return store, {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "DLDIST_SECRET": secret,
-        # The store is there: no rank is to serve one. DLDIST_AGENT_STORE says where, for a program that changes
-        # MASTER_ADDR or MASTER_PORT afterwards and means a store of its own.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "DLDIST_AGENT_STORE": f"127.0.0.1:{store.port}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-
-
-def rank_environment(rank: int, size: int) -> dict[str, str]:
-    """The numbers of one of `size` processes of one host."""
-    numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    return {name: str(number) for name, number in (numbers | {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}).items()}
-
-
-def die_with(parent: int) -> None:
-    """Have this process killed when the thread that has started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 class _Call:
     """The function and its arguments, pickled while the process is started: the only moment in which queues and locks can be."""
 
@@ -101,56 +67,29 @@ def _unpack(data: bytes) -> _Call:
 
 def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: int | None) -> None:
     if parent is not None:
-        die_with(parent)
+        processes.die_with(parent)
     os.environ.update(env)
     # Nobody writes a traceback for being told to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        message = (True, call.fn(rank, *call.args), None)
-        data = by_value.dumps_object(message)
+        data = by_value.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent has had it, too
     except Exception as error:
-        channel.send_bytes(pickle.dumps((False, *describe(error))))
+        channel.send_bytes(pickle.dumps(calls.failure(error)))
         sys.exit(1)
     channel.send_bytes(data)
-
-
-def describe(error: BaseException) -> tuple[str, bytes | None]:
-    """An exception as another process can have it: its traceback, and itself where that can be pickled."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        data = by_value.dumps_object(error)
-        pickle.loads(data)
-    except Exception:  # whatever __reduce__ and __init__ of anybody's exception do
-        return text, None
-    return text, data
-
-
-def revive(data: bytes | None) -> BaseException | None:
-    """The exception that describe() has packed, if this process can have it."""
-    try:
-        return None if data is None else pickle.loads(data)
-    except Exception:
-        return None
-
-
-def is_consequence(error: BaseException | None) -> bool:
-    """Whether a rank has raised this only because another one has failed."""
-    return isinstance(error, (_core.DistPeerLostError, _core.DistAbortedError))
 
 
 class ProcessContext:
     """Processes that run; what spawn() gives with join=False."""
 
-    def __init__(self, store: _core.TCPStore) -> None:
+    def __init__(self, store: _core.TCPStore, count: int) -> None:
         self.processes: list[Any] = []
-        self.results: list[Any] = []
+        self.results: list[Any] = [None] * count
         """What the function has returned in each process; None where it has not yet."""
         self._store = store
-        self._channels: dict[int, Any] = {}
-        self._running: dict[int, int] = {}
-        """The pidfds of those that run. Their sentinels are pipes, which children of their own may keep open."""
+        self._running: list[calls.Call] = []
         self._failures: list[ProcessException] = []
 
     def pids(self) -> list[int]:
@@ -178,84 +117,63 @@ class ProcessContext:
 
     def terminate(self) -> None:
         """End all that still run: SIGTERM, and SIGKILL after a moment."""
-        deadline = time.monotonic() + _KILL_AFTER_S
-        running = [(self.processes[index], pidfd) for index, pidfd in self._running.items()]
-        for process, _ in running:
-            process.terminate()
-        for process, pidfd in running:
-            multiprocessing.connection.wait([pidfd], max(deadline - time.monotonic(), 0.0))
-            if process.is_alive():
-                process.kill()
-            process.join()
-        for pidfd in self._running.values():
-            os.close(pidfd)
+        processes.end([call.child for call in self._running], signal.SIGTERM, _KILL_AFTER_S)
+        for call in self._running:
+            call.close()
         self._running.clear()
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+
+    def _watch(self, process: Any, channel: Any) -> None:
+        def reap() -> int:
+            process.join()
+            return int(process.exitcode)
+
+        self._running.append(calls.Call(len(self.processes), processes.Child(process.pid, reap), channel))
+        self.processes.append(process)
 
     def _look(self, timeout: float | None) -> None:
-        ends = {pidfd: index for index, pidfd in self._running.items()}
-        channels = {channel: index for index, channel in self._channels.items()}
-        for ready in multiprocessing.connection.wait([*channels, *ends], timeout):
-            if ready in channels:
-                self._receive(channels[ready])
-            else:
-                self._note_end(ends[ready])  # type: ignore[index]
+        for call in calls.with_news(self._running, timeout):
+            self._hear(call)
+            if call.child.has_ended():
+                self._running.remove(call)
+                call.close()
+                self._note_end(call)
 
-    def _receive(self, index: int) -> None:
-        channel = self._channels.pop(index)
+    def _hear(self, call: calls.Call) -> None:
         try:
-            data = channel.recv_bytes() if channel.poll() else b""
-        except (EOFError, OSError):
-            data = b""
-        finally:
-            channel.close()
-        if not data:
-            return  # how it has ended is seen by its exit code
-        try:
-            is_good, value, *error = pickle.loads(data)
+            said = call.hear()
         except Exception as unreadable:
-            unreadable.add_note(f"spawn(): while the result of process {index} was read")
+            unreadable.add_note(f"spawn(): while the result of process {call.number} was read")
             raise
-        if is_good:
-            self.results[index] = value
+        if said is None:
+            return  # how it has ended is seen by its exit code
+        kind, value, *error = said
+        if kind == "result":
+            self.results[call.number] = value
             return
-        cause = revive(error[0])
         failure = ProcessRaisedException(
-            f"\n\n-- Process {index} terminated with the following error:\n{value}", index, self.processes[index].pid
+            f"\n\n-- Process {call.number} terminated with the following error:\n{value}", call.number, call.child.pid
         )
-        failure.__cause__ = cause
+        failure.__cause__ = calls.revive(*error)
         self._failures.append(failure)
 
-    def _note_end(self, index: int) -> None:
-        if index in self._channels:
-            self._receive(index)
-        process = self.processes[index]
-        process.join()
-        os.close(self._running.pop(index))
-        if process.exitcode == 0 or any(failure.error_index == index for failure in self._failures):
+    def _note_end(self, call: calls.Call) -> None:
+        code = call.child.code or 0
+        if code == 0 or any(failure.error_index == call.number for failure in self._failures):
             return
-        code, name = process.exitcode, None
-        how = f"exit code {code}"
-        if code < 0:
-            name = next((known.name for known in signal.Signals if known == -code), f"<Unknown signal {-code}>")
-            how = f"signal {name}"
-        self._failures.append(
-            ProcessExitedException(f"process {index} terminated with {how}", index, process.pid, code, name)
-        )
+        name = processes.signal_name(-code) if code < 0 else None
+        how = f"exit code {code}" if name is None else f"signal {name}"
+        text = f"process {call.number} terminated with {how}"
+        self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
         """Raises the failure that began it all: perhaps not the first that was seen."""
         deadline = time.monotonic() + _CULPRIT_GRACE_S
-        while all(is_consequence(failure.__cause__) for failure in self._failures):
+        while self._running and all(calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
-            if left <= 0 or not self._running:
+            if left <= 0:
                 break
             self._look(left)
-        raise next(
-            (failure for failure in self._failures if not is_consequence(failure.__cause__)), self._failures[0]
-        )
+        raise min(self._failures, key=lambda failure: calls.is_consequence(failure.__cause__))
 
 
 def spawn(
@@ -280,30 +198,26 @@ def spawn(
     """
     _check(fn, nprocs, args)
     context = multiprocessing.get_context("spawn")
-    store, env = serve_store()
-    running = ProcessContext(store)
-    running.results = [None] * nprocs
+    store, environments = variables.serve_store(nprocs)
+    running = ProcessContext(store, nprocs)
     # The kernel's way to end a process with its parent goes by thread: in others than the main one it would be too early.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
-        for rank in range(nprocs):
+        for rank, env in enumerate(environments):
             receiver, sender = context.Pipe(duplex=False)
-            running._channels[rank] = receiver
-            everything = env | rank_environment(rank, nprocs)
             process: Any = context.Process(
-                target=_child, args=(_Call(fn, tuple(args)), rank, everything, sender, parent), daemon=daemon
+                target=_child, args=(_Call(fn, tuple(args)), rank, env, sender, parent), daemon=daemon
             )
             process.start()
             sender.close()
-            running.processes.append(process)
-            running._running[rank] = os.pidfd_open(process.pid)
+            running._watch(process, receiver)
     except BaseException:
         running.terminate()
         raise
     if not join:
         return running
     if not running.join(timeout):
-        late = sorted(running._running)
+        late = sorted(call.number for call in running._running)
         running.terminate()
         raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within the timeout of {timeout} s: {late}")
     return running.results

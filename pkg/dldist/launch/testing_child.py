@@ -15,8 +15,7 @@ import unittest
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dldist.launch import by_value
-from dldist.launch import spawn as launch_spawn
+from dldist.launch import by_value, calls, processes
 
 
 def main(fd: int) -> None:
@@ -24,7 +23,7 @@ def main(fd: int) -> None:
     faulthandler.enable()
     channel = Connection(fd)
     job = pickle.loads(channel.recv_bytes())
-    launch_spawn.die_with(job["parent"])
+    processes.die_with(job["parent"])
     data = _outcome(job)
     sys.stdout.flush()
     channel.send_bytes(data)
@@ -36,10 +35,10 @@ def _outcome(job: dict[str, Any]) -> bytes:
         return pickle.dumps(("result", _call(job)))
     except (SystemExit, KeyboardInterrupt) as error:
         # Not to be raised where the tests are run: that would end them.
-        return pickle.dumps(("failure", launch_spawn.describe(error)[0], None))
+        return pickle.dumps((*calls.failure(error)[:2], None))
     except BaseException as error:
         reason = _skip_reason(error)
-        return pickle.dumps(("skip", reason) if reason is not None else ("failure", *launch_spawn.describe(error)))
+        return pickle.dumps(("skip", reason) if reason is not None else calls.failure(error))
 
 
 def _skip_reason(error: BaseException) -> str | None:

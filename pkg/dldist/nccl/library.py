@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 from dldist import _core
+from dldist.base import completions, settings  # noqa: F401 - completions sees to the end of the process
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -26,8 +28,7 @@ def candidates() -> list[str]:
 
 def paths() -> tuple[str | None, str | None]:
     """The paths of NCCL and of the CUDA driver that the environment insists on."""
-    nccl = os.environ.get("DLDIST_NCCL_LIBRARY") or os.environ.get("VLLM_NCCL_SO_PATH") or None
-    return nccl, os.environ.get("DLDIST_CUDA_LIBRARY") or None
+    return settings.value("nccl_library") or None, settings.value("cuda_library") or None
 
 
 def load() -> None:
@@ -43,19 +44,13 @@ def _load() -> None:
     global _reason
     if _core._nccl_info() is not None:
         return
-    from dldist.base import completions  # noqa: F401 - sees to the end of the process
-    from dldist.base.watch_settings import read_settings
-
     nccl, cuda = paths()
-    settings = read_settings()
     try:
-        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.async_error_handling in (0, 3))
+        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.value("async_error_handling") in (0, 3))
     except NotImplementedError as error:
         _reason = error
         raise
     _reason = None
-    import atexit
-
     # Before what the package does at exit: communicators use threads and memory of CUDA's.
     atexit.register(_core._shutdown_nccl)
 
@@ -89,17 +84,15 @@ def info() -> dict[str, Any]:
 
 def group_settings() -> dict[str, Any]:
     """What the environment says about groups, as arguments of NcclGroup."""
-    from dldist.base.watch_settings import read_settings
-
-    settings = read_settings()
-    config = {} if settings.nonblocking is None else {"blocking": 0 if settings.nonblocking else 1}
+    said = settings.of_failures()
+    config = {} if said.nonblocking is None else {"blocking": 0 if said.nonblocking else 1}
     return {
-        "is_high_priority": settings.high_priority,
-        "has_timing": settings.enable_timing or settings.desync_debug,
-        "is_nan_check": settings.nan_check,
-        "is_blocking_wait": settings.blocking_wait,
-        "event_cache": settings.event_cache,
-        "ranks_per_root": settings.ranks_per_root,
-        "init_timeout": settings.nonblocking_timeout_s,
+        "is_high_priority": said.high_priority,
+        "has_timing": said.enable_timing or said.desync_debug,
+        "is_nan_check": said.nan_check,
+        "is_blocking_wait": said.blocking_wait,
+        "event_cache": said.event_cache,
+        "ranks_per_root": said.ranks_per_root,
+        "init_timeout": said.nonblocking_timeout_s,
         "config": config,
     }

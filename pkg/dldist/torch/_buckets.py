@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.autograd.graph
 
-from dldist.base.settings import shares_buckets
+from dldist.base import settings
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -64,7 +64,7 @@ class Buckets:
     def __init__(self, world: dldist.World) -> None:
         self._world = world
         self._moved: dict[int, _Bucket] = {}
-        is_asked_for = shares_buckets()
+        is_asked_for = settings.value("share_buckets")
         self._is_on = _use_count is not None and is_asked_for is not False
         self._moves_views = is_asked_for is True
         self._a_view = 0  # the address of a bucket that is a gradient too

@@ -104,7 +104,7 @@ if __name__ == "__main__":
             spawn(dies_as_a_parent, 2, timeout=6)
         elif how == "is cut off":
             context = spawn(returns_much, 1, join=False)
-            assert context._channels[0].poll(15)
+            assert context._running[0].channel.poll(15)
             os.kill(context.pids()[0], signal.SIGKILL)  # more is to come than a pipe holds
             context.join()
         elif how == "unreadable":

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Prints docs/environment.md: what dldist reads comes from its own table, what tests and builds read is written here.
+
+    PYTHONPATH=pkg python tools/environment_page.py > docs/environment.md
+"""
+
+from dldist.base import settings
+
+PAGE = """# Environment variables
+
+<!-- Printed by tools/environment_page.py: the tables are those of pkg/dldist/base/settings.py. -->
+
+A variable that is empty counts as unset. Of several in one row the first that is set counts.
+
+## When a program runs
+
+{program}
+
+The variables for groups are read when a process makes its first group; `DLDIST_ALGORITHM` is read with every group, and
+`DLDIST_SECRET` also with every `TCPStore`. The Python package reads the environment, and the binding reads
+`DLDIST_SECRET`. The C library reads nothing from the environment; it gets what it needs as options.
+
+### torch.distributed's own
+
+{torch}
+
+### Where NCCL is
+
+{libraries}
+
+### Failures, dumps, and NCCL's groups
+
+[watchdog.md](watchdog.md) explains these, with torch.distributed's defaults. They are read when a process makes its first group of
+several ranks; those of NCCL, with every NCCL group. `yes`, `no`, `true`, `false` and their first letters mean `1` and `0`, too.
+
+{failures}
+
+Names of old warn once: {old}.
+
+Accepted, without effect: {without_effect}.
+
+Other variables of NCCL, and those of Gloo beyond `GLOO_SOCKET_IFNAME`, are not read by dldist.
+
+## What launchers say
+
+Launchers describe the job in the environment of the ranks. [Rendezvous](rendezvous.md) says how dldist uses this, and in
+which order it looks for launchers. A value that makes no sense is an error that names the variable.
+
+{launchers}
+
+`dlrun` sets the variables of the first eight rows, `DLDIST_SECRET`, `DLDIST_FR_DUMP_FILE` and more
+([launcher.md](launcher.md)). `dldist.spawn` sets `DLDIST_SECRET` and those rows, except the name of the job.
+
+## When the tests run
+
+| variable | values | meaning |
+| --- | --- | --- |
+| `DLDIST_TEST_SLOW` | a factor, default 1 | Stretches the deadlines of the C tests, for slow machines; the sanitizer targets of the Makefile set 3 and 5. |
+| `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
+| `DLDIST_TEST_ALL` | `1` | `scripts/test.sh` installs PyTorch, JAX and mypy, for the tests that need them. Without it they are skipped, unless these are there anyway. |
+| `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |
+| `VENV` | a folder | Where `scripts/test.sh`, `scripts/demo.sh` and `scripts/wheels.sh` make their virtual environment. |
+
+## When the extension is built
+
+`setup.py` reads these; set them for `pip install .` or `make ext`.
+
+| variable | values | meaning |
+| --- | --- | --- |
+| `DLDIST_WERROR` | `1` | Warnings of the C compiler are errors. Off by default, so that a newer compiler's opinion does not stop an installation. |
+| `DLDIST_SANITIZE` | `address` (with undefined behaviour), `thread` | Compiles with these sanitizers. The runtime has to be loaded before Python, for instance `LD_PRELOAD=$(gcc -print-file-name=libasan.so)`, and with `ASAN_OPTIONS=detect_leaks=0`, as the interpreter itself keeps memory at exit. `make test-py-asan` does all of it. |
+| `DLDIST_DEBUG` | `1` | No optimisation, full debug information. |
+| `DLDIST_FAULTS` | `1` | Adds `_core._fail_allocation`, by which tests make allocations of the core fail. |
+
+The Makefile's variables (`CC`, `CLANG`, `PYTHON`, `TESTS`, `FUZZ_SECONDS`) are listed by `make help`."""
+
+
+def quoted(names):
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def values_of(setting):
+    """What may be said; the default is among it, unless being unset means something that no value does."""
+    if setting.default in (None, "", (0, 0)):
+        return setting.kind.words
+    default = int(setting.default) if isinstance(setting.default, bool) else setting.default
+    shown = f"`{default}`"
+    if shown in setting.kind.words:
+        return setting.kind.words.replace(shown, f"{shown} (default)")
+    return f"{setting.kind.words}, default {default}"
+
+
+def table(head, rows):
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def table_of(part):
+    rows = [(quoted(setting.names), values_of(setting), setting.meaning) for setting in part]
+    return table(("variable", "values", "meaning"), rows)
+
+
+def page():
+    every = (*settings.PROGRAM, *settings.TORCH, *settings.LIBRARIES, *settings.FAILURES)
+    return PAGE.format(
+        program=table_of(settings.PROGRAM),
+        torch=table_of(settings.TORCH),
+        libraries=table_of(settings.LIBRARIES),
+        failures=table_of(settings.FAILURES),
+        old=quoted(name for setting in every for name in setting.old),
+        without_effect=quoted(settings.WITHOUT_EFFECT),
+        launchers=table(("variable", "meaning"), [(quoted(names), meaning) for names, meaning in settings.LAUNCHERS]),
+    )
+
+
+if __name__ == "__main__":
+    print(page())
