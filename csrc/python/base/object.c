@@ -16,3 +16,19 @@ py_object_free(PyObject *object, PyObject *module)
     Py_DECREF(type);
     Py_XDECREF(module);
 }
+
+PyObject *
+py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
+                      PyObject *kwargs)
+{
+    PyObject *imported = PyImport_ImportModule(module);
+    PyObject *callable = imported != NULL ? PyObject_GetAttrString(imported, function) : NULL;
+    PyObject *head = callable != NULL ? PyTuple_Pack(1, self) : NULL;
+    PyObject *all = head == NULL ? NULL : args != NULL ? PySequence_Concat(head, args) : Py_NewRef(head);
+    PyObject *result = all != NULL ? PyObject_Call(callable, all, kwargs) : NULL;
+    Py_XDECREF(all);
+    Py_XDECREF(head);
+    Py_XDECREF(callable);
+    Py_XDECREF(imported);
+    return result;
+}

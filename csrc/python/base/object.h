@@ -7,6 +7,10 @@
 /* Zeroed, and tracked by the collector where the type is; NULL with an exception. */
 PyObject *py_object_alloc(PyTypeObject *type);
 
+/* Calls <module>.<function>(self, *args, **kwargs): for methods that are written in Python. args and kwargs may be NULL. */
+PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
+                                PyObject *kwargs);
+
 /* The last act of a dealloc: gives the memory back, and then what the object held of its type and its module (may be NULL). */
 void py_object_free(PyObject *object, PyObject *module);
 

@@ -3,6 +3,7 @@
 
 #include "core/mem.h"
 #include "python/base/error.h"
+#include "python/base/object.h"
 #include "python/group/group.h"
 #include "python/tensor/dtype.h"
 #include "python/tensor/memory.h"
@@ -238,39 +239,25 @@ shared_array_dlpack_device(PyObject *object, PyObject *unused)
 
 /* ---- questions */
 
-/* dldist.base.shared_array.<function>(object, *args, **kwargs): what is written in Python. */
-static PyObject *
-call_python(PyObject *object, const char *function, PyObject *args, PyObject *kwargs)
-{
-    PyObject *module = PyImport_ImportModule("dldist.base.shared_array");
-    PyObject *callable = module != NULL ? PyObject_GetAttrString(module, function) : NULL;
-    PyObject *head = callable != NULL ? PyTuple_Pack(1, object) : NULL;
-    PyObject *all = head == NULL ? NULL : args != NULL ? PySequence_Concat(head, args) : Py_NewRef(head);
-    PyObject *result = all != NULL ? PyObject_Call(callable, all, kwargs) : NULL;
-    Py_XDECREF(all);
-    Py_XDECREF(head);
-    Py_XDECREF(callable);
-    Py_XDECREF(module);
-    return result;
-}
+#define IN_PYTHON "dldist.base.shared_array"
 
 static PyObject *
 shared_array_repr(PyObject *object)
 {
-    return call_python(object, "represent", NULL, NULL);
+    return py_object_call_python(object, IN_PYTHON, "represent", NULL, NULL);
 }
 
 static PyObject *
 shared_array_to_list(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return call_python(object, "to_list", NULL, NULL);
+    return py_object_call_python(object, IN_PYTHON, "to_list", NULL, NULL);
 }
 
 static PyObject *
 shared_array_as_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    return call_python(object, "as_numpy", args, kwargs);
+    return py_object_call_python(object, IN_PYTHON, "as_numpy", args, kwargs);
 }
 
 static PyObject *

@@ -1,23 +1,13 @@
 /* Coalescing and batches, whose outer halves are written in Python (dldist.base.group). */
+#include "python/base/object.h"
 #include "python/group/call.h"
 
-/* dldist.base.group.<function>(self, ...) */
 static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
-    if (!py_group_require_either((py_group *)self)) {
-        return NULL;
-    }
-    PyObject *module = PyImport_ImportModule("dldist.base.group");
-    PyObject *callable = module != NULL ? PyObject_GetAttrString(module, function) : NULL;
-    PyObject *head = callable != NULL ? PyTuple_Pack(1, self) : NULL;
-    PyObject *all = head != NULL ? PySequence_Concat(head, args) : NULL;
-    PyObject *result = all != NULL ? PyObject_Call(callable, all, kwargs) : NULL;
-    Py_XDECREF(all);
-    Py_XDECREF(head);
-    Py_XDECREF(callable);
-    Py_XDECREF(module);
-    return result;
+    return py_group_require_either((py_group *)self)
+               ? py_object_call_python(self, "dldist.base.group", function, args, kwargs)
+               : NULL;
 }
 
 PyObject *
