@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys as _sys
+
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
 from dldist import _core, rendezvous  # noqa: F401
 from dldist._core import (
@@ -147,6 +149,10 @@ def set_log_level(level: str) -> None:
         from dldist.base import log
 
         log.start(level)
+    if level.lower() == "debug" or "dldist.c10d_logger" in _sys.modules:
+        from dldist import c10d_logger
+
+        c10d_logger.watch_calls(level.lower() == "debug")
 
 
 def _set_log_level_from_environment() -> None:

@@ -268,7 +268,7 @@ class record_comm:
 # ---- private names of c10d
 
 _GLOO_AVAILABLE = True
-_MPI_AVAILABLE = _NCCL_AVAILABLE = _UCC_AVAILABLE = _XCCL_AVAILABLE = False
+_MPI_AVAILABLE = _UCC_AVAILABLE = _XCCL_AVAILABLE = False
 
 _DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
 
@@ -339,11 +339,6 @@ def _get_group_tag(pg: ProcessGroup) -> str:
     """The tag of a group; "" where it was given none."""
     tag = registry._world.pg_to_tag[pg]
     return tag.removeprefix("user:") if tag.startswith("user:") else ""
-
-
-def _get_object_coll_device(group: Any = None) -> str:
-    """The type of the device through which objects travel."""
-    return "cpu"
 
 
 # ---- groups whose members change, and windows
@@ -443,6 +438,14 @@ def _find(name: str, module: str) -> Any:
         return timedelta(minutes=_MINUTES[name])
     if name == "default_pg_nccl_timeout":
         return _get_default_timeout("nccl") if is_nccl_available() else None
+    if name == "ProcessGroupNCCL" and is_nccl_available():
+        from dldist.c10d.nccl import ProcessGroupNCCL
+
+        return ProcessGroupNCCL
+    if module == __name__:
+        from dldist.c10d import private
+
+        return private.find(name, module)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 

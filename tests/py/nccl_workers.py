@@ -303,6 +303,23 @@ def nccl_monitored_barrier(module, rank, size):
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
 
 
+def nccl_names(module, rank, size):
+    """What c10d has where NCCL is available, and says of its groups."""
+    from dldist import distributed_c10d as c10d
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    dist = module.dist
+    world = dist.group.WORLD
+    assert c10d._NCCL_AVAILABLE is True
+    assert dist.ProcessGroupNCCL is c10d.ProcessGroupNCCL is ProcessGroupNCCL
+    backend = world._get_backend("cuda")
+    assert isinstance(backend, dist.ProcessGroupNCCL)
+    assert c10d._get_process_group_uid(world) == backend.uid
+    assert c10d._get_split_source(world) is backend
+    assert c10d._get_object_coll_device() == ("cpu" if "cpu" in world._device_types else "cuda")
+    assert c10d._get_object_coll_device(backend) == "cuda"
+
+
 def nccl_barriers(module, rank, size):
     """Devices may be named, and a list of none is none."""
     dist = module.dist

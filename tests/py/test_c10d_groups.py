@@ -107,9 +107,9 @@ def test_init_refuses(arguments, kind, text, monkeypatch):
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=9), 9, 9.0])
 def test_a_timeout_is_a_timedelta_or_seconds(timeout):
-    dldist.init_process_group(timeout=timeout, device_id="cpu", group_name="no matter", pg_options=object())
+    dldist.init_process_group(timeout=timeout, group_name="no matter", pg_options=object())
     assert dldist.default_world().timeout == dldist.group.WORLD.get_timeout() == timedelta(seconds=9)
-    assert dldist.group.WORLD.bound_device_id == "cpu"
+    assert dldist.group.WORLD.bound_device_id is None
     # Of a group it is the backend's, not the parent's.
     assert dldist.new_group([0]).get_timeout() == timedelta(minutes=30)
     assert dldist.new_group([0], timeout=3).get_timeout() == timedelta(seconds=3)

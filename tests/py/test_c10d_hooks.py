@@ -3,6 +3,7 @@
 import array
 import inspect
 
+import dldist
 import numpy as np
 import pytest
 from dldist.c10d import hooks
@@ -19,6 +20,7 @@ from dldist.c10d.options import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from thread_ranks import in_worlds
 
 X, Y, Z = (np.zeros(1) for _ in range(3))
 
@@ -150,6 +152,27 @@ def test_nan_check_hook():
     another.remove()
     assert not group.hooks
     run(group.hooks, "allreduce", [np.array([NAN])], AllreduceOptions())
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_the_environment_has_groups_checked_for_nan(value, monkeypatch):
+    monkeypatch.setenv("TORCH_DIST_NAN_CHECK", value)
+
+    def case(rank):
+        x = np.array([NAN if rank == 1 else 1.0])
+        dldist.broadcast(x, src=0)  # rank 1 sends nothing of what it has
+        assert x[0] == 1
+        pair = dldist.new_group([0, 1])
+        refusals = []
+        for group in (None, pair):
+            try:
+                dldist.all_reduce(np.array([NAN]), group=group)
+            except RuntimeError as error:
+                refusals.append(str(error).split(" (")[0])
+        return refusals
+
+    expected = ["NaN found in input tensor 0 of ALLREDUCE"] * 2 if value == "1" else []
+    assert in_worlds(2, case) == [expected] * 2
 
 
 @pytest.mark.parametrize(

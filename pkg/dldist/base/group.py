@@ -19,7 +19,7 @@ class Coalescing:
         self._group = group
         self._timeout = timeout
         self._is_async = async_op
-        self._calls: list[tuple[str, Any, Any, Any]] = []
+        self.noted: list[tuple[str, Any, Any, Any]] = []
         self._is_open = False
         self.work: _core.Work | None = None
         """The operation, with async_op, once the block has ended and if anything was called in it."""
@@ -32,14 +32,14 @@ class Coalescing:
             self._group._set_recorder(before)
             raise RuntimeError("coalesce() inside of coalesce()")
         self._is_open = True
-        self._calls.clear()
+        self.noted.clear()
         self.work = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._group._set_recorder(None)
         self._is_open = False
-        calls, self._calls = self._calls, []
+        calls, self.noted = self.noted, []
         if kind is None and calls:
             self.work = self._run(calls)
 
@@ -48,13 +48,13 @@ class Coalescing:
         op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
-        if self._calls and self._calls[0][0] != name:
+        if self.noted and self.noted[0][0] != name:
             raise RuntimeError(
-                f"{name}(): coalesce() wants all calls to be of the same type, and {self._calls[0][0]}() came before"
+                f"{name}(): coalesce() wants all calls to be of the same type, and {self.noted[0][0]}() came before"
             )
-        if self._calls and self._calls[0][3] != op:
-            raise ValueError(f"{name}(): coalesce() wants one op for all calls: {self._calls[0][3]} and {op}")
-        self._calls.append((name, first, second, op))
+        if self.noted and self.noted[0][3] != op:
+            raise ValueError(f"{name}(): coalesce() wants one op for all calls: {self.noted[0][3]} and {op}")
+        self.noted.append((name, first, second, op))
         if not is_async:
             return None
         from dldist.c10d.work import _IllegalWork

@@ -50,14 +50,20 @@ def _emit(record: tuple[str, float, int, str] | None) -> bool:
     entry = _logger.makeRecord(_logger.name, _LEVELS[level], "dldist", 0, message, (), None)
     entry.created = created
     entry.msecs = int(created % 1 * 1000)
+    hand_on(entry)
+    return True
+
+
+def hand_on(entry: logging.LogRecord) -> None:
+    """Give a record to the handlers of its logger, or to stderr where there are none."""
+    logger = logging.getLogger(entry.name)
     try:
-        if _logger.hasHandlers():
-            _logger.handle(entry)
-        elif _logger.isEnabledFor(entry.levelno):
+        if logger.hasHandlers():
+            logger.handle(entry)
+        elif logger.isEnabledFor(entry.levelno):
             _fallback.handle(entry)
     except Exception:
         logging.Handler.handleError(_fallback, entry)
-    return True
 
 
 def _stop() -> None:

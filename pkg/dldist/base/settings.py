@@ -171,10 +171,12 @@ TORCH = (
             "`INFO` changes nothing. Read when it is first asked for; `dldist.set_debug_level` changes it."),
     Setting("init_barrier", ("TORCH_DIST_INIT_BARRIER",), _text("`1`"), "",
             "`init_process_group` and `new_group` end with a barrier of all ranks in the store."),
+    Setting("nan_check_of_all", ("TORCH_DIST_NAN_CHECK",), _text("`1`"), "",
+            "Groups of every backend that are made from then on look through what they send for NaN: a RuntimeError names the tensor."),
     Setting("use_libuv", ("USE_LIBUV",), _text("`1`, `0`"), "1",
             "Taken, and changes nothing but what `store.libuvBackend` says: there is one server."),
 )
-"""Those of torch.distributed alone; c10d/ reads the first two when it is asked."""
+"""Those of torch.distributed alone; c10d/ reads the first three when it is asked."""
 
 LIBRARIES = (
     Setting("nccl_library", ("DLDIST_NCCL_LIBRARY", "VLLM_NCCL_SO_PATH"), _PATH, "",
@@ -230,7 +232,7 @@ FAILURES = (
             old=("NCCL_ENABLE_TIMING",)),
     Setting("event_cache", ("DLDIST_NCCL_EVENT_CACHE", "TORCH_NCCL_CUDA_EVENT_CACHE"), _TRUTH, True,
             "`0`: events of CUDA's are not used again."),
-    Setting("nan_check", ("DLDIST_NCCL_NAN_CHECK", "TORCH_NCCL_NAN_CHECK", "TORCH_DIST_NAN_CHECK"), _TRUTH, False,
+    Setting("nan_check", ("DLDIST_NCCL_NAN_CHECK", "TORCH_NCCL_NAN_CHECK"), _TRUTH, False,
             "`1`: inputs are looked through for NaN."),
     Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist.c10d import registry
+from dldist.c10d.operations import OPERATIONS
 from dldist.c10d.ranks import group_or_default, is_non_member
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 class _CoalescingManager:
     """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""
 
-    def __init__(self, recording: Any = None) -> None:
+    def __init__(self, recording: Any = None, group: Any = None) -> None:
         self._recording = recording
+        self._group = group
         self.works: list[Any] = []
 
     def append(self, work: Any = None) -> None:
@@ -30,16 +32,42 @@ class _CoalescingManager:
     def __enter__(self) -> _CoalescingManager:
         if self._recording is not None:
             self._recording.__enter__()
+            registry._world.coalescing[self._group] = self._recording
         return self
 
     def __exit__(self, *exception: Any) -> None:
         if self._recording is not None:
+            registry._world.coalescing.pop(self._group, None)
             self._recording.__exit__(*exception)
             self.append(self._recording.work)
 
 
+class _CollOp:
+    """One collective as data: what c10d notes of each while it coalesces."""
+
+    def __init__(self, op: Any, tensor: Any, dst_tensor: Any = None, redop: Any = None, root: int | None = None) -> None:
+        self.op = op
+        self.tensor = tensor
+        self.dst_tensor = dst_tensor
+        self.redop = redop
+        self.root = root
+
+
+def noted_of(recording: Any) -> list[_CollOp]:
+    """What has been called in a block so far."""
+    from dldist import distributed_c10d
+
+    return [
+        _CollOp(getattr(distributed_c10d, name), first if OPERATIONS[name].is_in_place else second,
+                None if OPERATIONS[name].is_in_place else first, op)
+        for name, first, second, op in recording.noted
+    ]  # fmt: skip
+
+
 class _Started:
     """Coalescing by the backend of a device: it makes one operation of whatever is called in the block."""
+
+    noted = ()  # the backend notes them, where nobody looks
 
     def __init__(self, backend: Any, is_async: bool) -> None:
         self._backend = backend
@@ -74,8 +102,9 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
     if is_non_member(group):
         return _CoalescingManager()
     if device is not None:
-        return _CoalescingManager(_Started(group_or_default(group)._get_backend(device), async_ops))
-    return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops))
+        pg = group_or_default(group)
+        return _CoalescingManager(_Started(pg._get_backend(device), async_ops), pg)
+    return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
 def _time_estimator(group: Any = None, device: Any = None) -> Any:

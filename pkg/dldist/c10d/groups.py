@@ -101,6 +101,7 @@ def init_process_group(
         world.forget_all()
         raise
     world.default_pg = pg
+    world.init_method = init_method
     _prefix_tracebacks(pg.rank())
     try:
         _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), limit)
@@ -125,7 +126,7 @@ def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: in
 
 
 def _check_device_id(device_id: Any) -> Any:
-    """The device that the world is bound to; there are none but the CPU without an accelerator's backend."""
+    """The device that a group is bound to: one of an accelerator, which needs its backend."""
     if device_id is None:
         return None
     if isinstance(device_id, int):
@@ -136,11 +137,12 @@ def _check_device_id(device_id: Any) -> Any:
         kind = device_type_of(device_id)
     except TypeError as error:
         raise ValueError(f"device_id: {error}") from None
-    if kind == "cuda" and is_nccl_available():
-        if getattr(device_id, "index", 0) is None or device_id == "cuda":
-            raise ValueError(f"device_id {device_id} has no index: say which device")
-    elif kind != "cpu":
+    if kind == "cpu":
+        raise ValueError(f"device_id {device_id} is no accelerator: a group is bound to one with an index, such as cuda:0")
+    if kind != "cuda" or not is_nccl_available():
         raise ValueError(f"device_id {device_id} does not match the accelerators that are supported: None")
+    if getattr(device_id, "index", 0) is None or device_id == "cuda":
+        raise ValueError(f"device_id {device_id} has no index: say which device")
     return device_id
 
 
@@ -172,8 +174,13 @@ def _prefix_tracebacks(rank: int) -> None:
 STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
 
 
+def _is_barrier_after_init() -> int:
+    """1 where new groups have to pass a barrier: TORCH_DIST_INIT_BARRIER."""
+    return int(os.environ.get("TORCH_DIST_INIT_BARRIER") or 0)
+
+
 def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int, timeout: timedelta) -> None:
-    if os.environ.get("TORCH_DIST_INIT_BARRIER", "0") == "1":
+    if _is_barrier_after_init() == 1:
         store_based_barrier(rank, store, group_name, count, timeout)
 
 

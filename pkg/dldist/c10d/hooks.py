@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from dldist import _core
@@ -141,21 +142,32 @@ _next_id = itertools.count(1 << 62)  # for hooks of our own; callers choose smal
 
 
 class NanCheckHook:
-    """Refuses to send NaN: every input of floating point is looked through before the operation starts."""
+    """Refuses to send NaN: every input of floating point is looked through before the operation starts.
+
+    TORCH_DIST_NAN_CHECK=1 attaches one to every new group.
+    """
 
     def __init__(self, pg: Any, id: int) -> None:
-        self._pg = pg
+        self._pg = weakref.ref(pg)  # which holds the hook
         self._id = id
 
     @classmethod
     def attach(cls, pg: Any) -> NanCheckHook:
         """Check all operations of the process group from now on, until remove()."""
         hook = cls(pg, next(_next_id))
-        pg.register_pre_hook(hook._id, _refuse_nan)
+        pg.register_pre_hook(hook._id, hook._look)
         return hook
 
     def remove(self) -> None:
-        self._pg.unregister_pre_hook(self._id)
+        pg = self._pg()
+        if pg is not None:
+            pg.unregister_pre_hook(self._id)
+
+    def _look(self, told: PreHookArgs) -> None:
+        pg = self._pg()
+        is_written = told.name is HookOpName.BROADCAST and pg is not None and pg.rank() != told.root
+        if not is_written:
+            _refuse_nan(told)
 
 
 def _refuse_nan(told: PreHookArgs) -> None:

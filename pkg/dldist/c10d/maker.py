@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.base import settings
 from dldist.c10d import registry
 from dldist.c10d.names import Backend, BackendConfig, is_nccl_available
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
@@ -133,6 +134,7 @@ class Maker:
             registry._world.add(
                 pg, name=name, backend=self.backend, config=repr(self.config), store=own, ranks=ranks, tag=tag
             )
+            _check_for_nan_if_asked(pg)
         except BaseException as error:
             _give_up(pg, error)
             raise
@@ -212,12 +214,22 @@ class Maker:
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
 
 
+def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
+    if settings.value("nan_check_of_all") == "1":
+        from dldist.c10d.hooks import NanCheckHook
+
+        NanCheckHook.attach(pg)
+
+
 def _give_up(pg: ProcessGroup, error: BaseException) -> None:
     """End the backends of a group whose making has failed."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:
         pass  # the first error says more
+
+
+PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
 
 
 def create_process_group_wrapper(
@@ -228,5 +240,5 @@ def create_process_group_wrapper(
     from dldist.c10d.wrapper import _ProcessGroupWrapper
 
     limit = default_timeout(Backend.GLOO) if timeout is None else timeout
-    helper_store = _core.PrefixStore(f"pg_wrapper:{store_prefix}", store)
+    helper_store = _core.PrefixStore(f"{PG_WRAPPER_STORE_PREFIX}:{store_prefix}", store)
     return _ProcessGroupWrapper(wrapped_pg, ProcessGroupGloo(helper_store, rank, world_size, timeout=limit))

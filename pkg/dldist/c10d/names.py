@@ -231,7 +231,12 @@ def is_backend_available(backend: str) -> bool:
     """Whether there is such a backend, or all those of "cpu:gloo,cuda:nccl"."""
     name = Backend(backend)
     names = _read_pairs(name).values() if ":" in name else [name]
-    return all(_CHECKS[each]() if each in _CHECKS else each in Backend.backend_list for each in names)
+    return all(map(_check_single_backend_availability, names))
+
+
+def _check_single_backend_availability(backend_name: str) -> bool:
+    name = Backend(backend_name)
+    return _CHECKS[name]() if name in _CHECKS else name in Backend.backend_list
 
 
 def is_launched() -> bool:

@@ -134,10 +134,8 @@ class P2POp:
         self.tag = tag
         self.peer: int | None
         self.group_peer: int | None
-        if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
-            raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
-        if not hasattr(tensor, "__dlpack__"):
-            _check_buffer(tensor)
+        _check_op(op)
+        _check_single_tensor(tensor, "tensor")
         if op is isend or op is irecv:
             self.group = group_or_default(group)
             rank = canonical_rank(self.group, peer, group_peer)
@@ -164,15 +162,34 @@ class P2POp:
         return f"P2POp({self.kind} pg={name}, group_src={src}, group_dst={dst},  {shape}, {dtype})"
 
 
-def _check_buffer(tensor: Any) -> None:
-    # Before other messages of the batch are under way, which nothing could take back.
+def _check_op(op: Any) -> None:
+    """Refuse what is no message."""
+    if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
+        raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
+
+
+def _check_single_tensor(param: Any, param_name: str) -> None:
+    """Refuse what is no tensor: for P2POp, before other messages of the batch are under way, which nothing could take back."""
+    if hasattr(param, "__dlpack__"):
+        return
     try:
-        memoryview(tensor)
+        memoryview(param)
     except TypeError:
         raise TypeError(
-            "Invalid function argument. Expected parameter `tensor` to be an object with __dlpack__ or the buffer protocol, "
-            f"but got {type(tensor).__name__} instead."
+            f"Invalid function argument. Expected parameter `{param_name}` to be an object with __dlpack__ or the buffer protocol, "
+            f"but got {type(param).__name__} instead."
         ) from None
+
+
+def _check_p2p_op_list(p2p_op_list: Any) -> None:
+    """Refuse what is no list of messages of one group."""
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
+    if not p2p_op_list:
+        raise IndexError("batch_isend_irecv(): the list is empty")
+    group = p2p_op_list[0].group
+    if not all(op.group is group for op in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
@@ -186,11 +203,5 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
     >>> x[0] == (rank - 1) % size
     True
     """
-    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
-        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
-    if not p2p_op_list:
-        raise IndexError("batch_isend_irecv(): the list is empty")
-    group = p2p_op_list[0].group
-    if not all(op.group is group for op in p2p_op_list):
-        raise ValueError("All ops need to use the same group.")
-    return registry.operations(group).batch_isend_irecv(p2p_op_list)
+    _check_p2p_op_list(p2p_op_list)
+    return registry.operations(p2p_op_list[0].group).batch_isend_irecv(p2p_op_list)

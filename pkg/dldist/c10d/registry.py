@@ -11,11 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from dldist.c10d.coalescing import _CollOp
     from dldist.c10d.process_group import ProcessGroup
 
 NON_GROUP_MEMBER = -100
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
+
+
+def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
+    """A name for the group of these ranks of which there are `count` already."""
+    from hashlib import sha1
+
+    return sha1("_".join(map(str, [*ranks, count])).encode(), usedforsecurity=False).hexdigest()
 
 
 class Registry:
@@ -35,6 +43,8 @@ class Registry:
     def forget_all(self) -> None:
         """As when nothing was ever initialised."""
         self.default_pg = None
+        self.init_method: str | None = None
+        """What init_process_group was given."""
         self.pg_map: dict[ProcessGroup, tuple[str, Any]] = {}
         self.pg_names: dict[ProcessGroup, str] = {}
         self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
@@ -42,6 +52,8 @@ class Registry:
         self.pg_to_tag: dict[ProcessGroup, str] = {}
         self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
         self._by_name.clear()
+        self.coalescing: dict[Any, Any] = {}
+        """The groups inside of a _coalescing_manager, and what records their calls."""
         self.group_count = 0
         """How many groups have been made or attempted."""
         self.shared_count = 0
@@ -75,9 +87,7 @@ class Registry:
             self.group_count += 1
             count = self.own_counts.get(key, 0)
             self.own_counts[key] = count + 1
-        from hashlib import sha1
-
-        return sha1("_".join(map(str, [*key, count])).encode(), usedforsecurity=False).hexdigest()
+        return hash_of_ranks(ranks, count)
 
     # ---- the groups there are
 
@@ -145,6 +155,13 @@ class Registry:
         if group is None:
             raise RuntimeError(f"Could not resolve the process group registered under the name {name!r}")
         return group
+
+    @property
+    def pg_coalesce_state(self) -> dict[Any, list[_CollOp]]:
+        """The groups inside of a _coalescing_manager, and which calls have been noted of each."""
+        from dldist.c10d.coalescing import noted_of
+
+        return {group: noted_of(recording) for group, recording in self.coalescing.items()}
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:

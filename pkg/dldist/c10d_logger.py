@@ -1,0 +1,125 @@
+"""Records of the calls at module level: which has failed, how, in which group, and how long groups take to make.
+
+They are of the level DEBUG and go to the logger "dldist.c10d_logger", as the dicts that torch.distributed logs. The calls are
+watched while dldist's log is at "debug" (DLDIST_LOG, set_log_level); else nothing stands between a program and a call. Names that a
+program has imported before then are not watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import dldist
+from dldist import distributed_c10d
+from dldist.base import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger("dldist.distributed_c10d")
+_c10d_logger = logging.getLogger(__name__)
+
+
+# ---- what a record says
+
+
+def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Of a call, and of the group that is given to it as `group` or `process_group`."""
+    told = {"func_name": func_name}
+    if not dldist.is_initialized():
+        return told
+    group = kwargs.get("group") or kwargs.get("process_group")
+    told |= {"world_size": f"{dldist.get_world_size()}", "global_rank": f"{dldist.get_rank()}"}
+    world = distributed_c10d._world
+    pg = world.default_pg if group is None else group
+    if isinstance(pg, dldist.ProcessGroup) and pg in world.pg_map:
+        told |= {
+            "pg_name": world.pg_names[pg],
+            "backend": world.pg_map[pg][0],
+            "group_size": f"{pg.size()}",
+            "local_rank": f"{pg.rank()}",
+        }
+        if told["backend"] == "nccl":
+            from dldist.nccl import library
+
+            told["nccl_version"] = f"{library.info()['version']}"
+    return told
+
+
+def _say(told: dict[str, Any]) -> None:
+    if _c10d_logger.isEnabledFor(logging.DEBUG):
+        log.hand_on(_c10d_logger.makeRecord(_c10d_logger.name, logging.DEBUG, __file__, 0, str(told), (), None))
+
+
+def _group_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = inspect.signature(func).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        given = kwargs
+    return given.get("group", given.get("process_group"))
+
+
+# ---- watching calls
+
+
+def _exception_logger(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what a function raises logged, too."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            _say({**_get_msg_dict(func.__name__, group=_group_of(func, args, kwargs)), "error": f"{error}"})
+            raise
+
+    return wrapper
+
+
+def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the time logged that a function takes when it comes back."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = func(*args, **kwargs)
+        _say({**_get_msg_dict(func.__name__), "seconds": time.perf_counter() - start})
+        return result
+
+    return wrapper
+
+
+_TIMED = ("init_process_group", "new_group", "split_group", "shrink_group", "destroy_process_group")
+_UNWATCHED = ("isend", "irecv")  # a P2POp knows them by identity
+_watched: dict[str, Any] = {}
+"""The calls that are watched, as they are by themselves."""
+
+
+def _calls() -> dict[str, Any]:
+    """The calls that have to do with a group, by name."""
+    named = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _UNWATCHED}
+    modules = ("dldist.c10d.collectives", "dldist.c10d.objects", "dldist.c10d.p2p")
+    return {
+        name: call
+        for name, call in named.items()
+        if name in _TIMED
+        or (inspect.isfunction(call) and call.__module__ in modules and "group" in inspect.signature(call).parameters)
+    }
+
+
+def watch_calls(is_on: bool) -> None:
+    """Put what logs in front of the calls of dldist and dldist.distributed_c10d, or take it away."""
+    if is_on == bool(_watched):
+        return
+    calls = _calls() if is_on else dict(_watched)
+    _watched.clear()
+    if is_on:
+        _watched.update(calls)
+        calls = {name: _exception_logger(_time_logger(call) if name in _TIMED else call) for name, call in calls.items()}
+    for name, call in calls.items():
+        setattr(dldist, name, call)
+        setattr(distributed_c10d, name, call)

@@ -1,0 +1,21 @@
+"""The time-outs of groups that are given none, under the name that torch.distributed has for this module."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    default_pg_timeout: timedelta
+    default_pg_nccl_timeout: timedelta | None
+
+__all__ = ["default_pg_nccl_timeout", "default_pg_timeout"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dldist import distributed_c10d
+
+    return getattr(distributed_c10d, name)
