@@ -175,7 +175,6 @@ DIFFERENCES = {
     "_ProcessGroupWrapper.wrapped_pg": "an attribute of the instance",
     "*.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
     "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory of GPUs",
-    "ProcessGroupGloo.Device": "create_device gives an object that has no meaning here",
     "Future._set_unwrap_func": "of futures between devices",
     "Future._is_protocol": "machinery of typing",
     "Reducer._delay_all_reduce": AUTOGRAD,

@@ -404,6 +404,20 @@ def sparse(rank, size):
         dist.all_reduce(other)
 
 
+def several_tensors(rank, size):
+    """Of one rank in a low-level call, as Gloo takes them."""
+    group = dist.group.WORLD
+    tensors = [torch.tensor([rank + 1.0]), torch.tensor([10.0])]
+    work = group.allreduce(tensors)
+    work.wait()
+    check(torch.cat(tensors), [sum(range(1, size + 1)) + 10.0 * size] * 2)
+    assert work.is_success() and work.get_future().wait() == tensors
+    outputs = [[torch.zeros(1) for _ in range(2 * size)] for _ in range(2)]
+    group.allgather(outputs, [torch.tensor([float(rank)]), torch.tensor([rank + 0.5])]).wait()
+    for output in outputs:
+        check(torch.cat(output), [other + half for other in range(size) for half in (0.0, 0.5)])
+
+
 # ---- works and futures
 
 

@@ -32,7 +32,7 @@ def supports_complex(reduceOp: Any) -> bool:
 
 
 def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None) -> Any:
-    """Reduce the tensors of all ranks, in place, so that all have the result.
+    """Reduce the tensors of all ranks, in place, so that all have the result. Sparse ones (torch's COO, SciPy's) are summed up.
 
     >>> x = array("f", [1, 2])
     >>> dist.all_reduce(x)                                # the sum over all ranks
@@ -44,7 +44,12 @@ def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = F
     calls = registry._world.operations if group is None else None
     if calls is None and (calls := calls_of(group, "all_reduce")) is None:
         return None
-    return calls.all_reduce(tensor, op, timeout=timeout, async_op=async_op)
+    try:
+        return calls.all_reduce(tensor, op, timeout=timeout, async_op=async_op)
+    except (_core.DistArgumentError, TypeError) as refusal:
+        from dldist.c10d import sparse
+
+        return sparse.all_reduce(calls, tensor, op, timeout, async_op, refusal)
 
 
 def broadcast(

@@ -20,20 +20,35 @@ if TYPE_CHECKING:
 
 class GlooOptions(BackendOptions):
     """ProcessGroupGloo._Options. Devices and threads are taken and have no meaning here: environment variables say which
-    interfaces are used, and whoever waits does the work."""
+    interfaces are used, and whoever waits does the work. So a list without devices is as good as one with some."""
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         super().__init__("gloo", timeout)
-        self._devices: list[Any] = []
+        self._devices = []
         self._threads = 2
+
+    @property
+    def _devices(self) -> list[GlooDevice]:
+        return self._given_devices
+
+    @_devices.setter
+    def _devices(self, devices: list[GlooDevice]) -> None:
+        devices = list(devices)
+        wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
+        if wrong is not None:
+            raise TypeError(f"Options._devices must be a list of ProcessGroupGloo.Device, and has a {type(wrong).__name__}")
+        self._given_devices = devices
 
 
 class GlooDevice:
-    """What create_device gives; it has no meaning here."""
+    """ProcessGroupGloo.Device, which create_device gives: an address of this host, which groups do not use."""
 
-    def __init__(self, hostname: str, interface: str) -> None:
+    def __init__(self, hostname: str = "", interface: str = "") -> None:
         self.hostname = hostname
         self.interface = interface
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroupGloo.Device hostname={self.hostname!r} interface={self.interface!r}>"
 
 
 class ProcessGroupGloo(OverGroup):
@@ -44,6 +59,7 @@ class ProcessGroupGloo(OverGroup):
 
     Options = GlooOptions
     _Options = GlooOptions
+    Device = GlooDevice
 
     supports_splitting = True
     supports_reconfigure = True
@@ -128,19 +144,36 @@ class ProcessGroupGloo(OverGroup):
             )
         return self.group
 
-    # ---- devices, which have no meaning here
+    # ---- several tensors in a call, and sparse ones
+
+    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+        from dldist.c10d import gloo_forms
+
+        return gloo_forms.run(self, method, arguments, refusal)
+
+    def _run_allreduce_sparse(self, tensors: Any, opts: Any) -> Any:
+        from dldist.c10d import gloo_forms
+
+        refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: the tensor is not sparse")
+        return gloo_forms.all_reduce_sparse(self, tensors, opts, refusal)
+
+    # ---- devices, which groups do not use
 
     @staticmethod
     def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
-        """An object for options; DLDIST_SOCKET_IFNAME says which interfaces are used."""
-        if not hostname and not interface:
+        """An object for options, of an interface or an address that this host has. DLDIST_SOCKET_IFNAME says which are used."""
+        if interface:
+            _check_interface(interface)
+        elif hostname:
+            _check_local(hostname)
+        else:
             raise ValueError("Specify either `hostname` or `interface` argument.")
         return GlooDevice(hostname, interface)
 
     @staticmethod
     def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
         """An object for options."""
-        return GlooDevice("", "")
+        return GlooDevice()
 
     # ---- the group
 
@@ -235,6 +268,27 @@ class ProcessGroupGloo(OverGroup):
         work = PythonCallbackWork(lambda timeout: True)
         work.wait()
         return work
+
+
+def _check_interface(name: str) -> None:
+    import socket
+
+    names = [each for _, each in socket.if_nameindex()]
+    if name not in names:
+        raise RuntimeError(f"Unable to find address for: {name}: the interfaces of this host are {', '.join(names)}")
+
+
+def _check_local(hostname: str) -> None:
+    """Refuse what is not an address of this host: nothing can listen there."""
+    import socket
+
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(hostname, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return
+    except OSError as error:
+        raise RuntimeError(f"Cannot resolve {hostname} to a (local) address: {error}") from error
 
 
 def _options_of(options: Any, timeout: Any) -> GlooOptions:

@@ -51,6 +51,10 @@ def _wrong(called: str, what: str) -> TypeError:
     return TypeError(f"{called}(): incompatible function arguments: {what}")
 
 
+class NotOneTensor(RuntimeError):
+    """A call has several tensors of a rank, or none, where the operation takes one."""
+
+
 class Side:
     """The tensors of a call that go in, or come out."""
 
@@ -109,7 +113,7 @@ class Side:
                 raise RuntimeError(f"{where}: requires empty {self.what} on non-root")
             return None
         if len(argument) != 1:
-            raise RuntimeError(f"{where}: requires a single-element {self.what} list, not one of {len(argument)}")
+            raise NotOneTensor(f"{where}: requires a single-element {self.what} list, not one of {len(argument)}")
         return argument[0]
 
 
@@ -211,11 +215,11 @@ class Call:
         """The values of the operation's parameters, from the arguments of the call of a backend; `op` is the reduction that it asks for."""
         where = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
-        if getattr(opts, "rootTensor", 0) != 0:
-            raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
         root = getattr(opts, "rootRank", None)
         for side, argument in zip(self.sides, arguments):
             values[side.parameter] = side.raised(where, argument, root == backend.rank())
+        if getattr(opts, "rootTensor", 0) != 0:
+            raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
         for name, split in zip(self.splits, arguments[len(self.sides) :]):
             values[self.operation.parameters.index(name)] = split or None
         for name, value in (("root", root), ("op", op)):

@@ -4,6 +4,8 @@ from typing import Any
 
 from dldist.c10d.operations import Operation
 
+class NotOneTensor(RuntimeError): ...
+
 class Side:
     kind: str
     parameter: int

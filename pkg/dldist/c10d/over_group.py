@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dldist import _core
 from dldist.c10d.backend_base import Backend
-from dldist.c10d.low_level import CALLS
+from dldist.c10d.low_level import CALLS, NotOneTensor
 from dldist.c10d.options import timeout_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -37,7 +38,14 @@ class OverGroup(Backend):
         run = getattr(self.group, call.operation.name, None)
         if run is None:
             raise self._unsupported(method)
-        return run(*call.raised(self, arguments, self._op(opts)), **self._how(opts))
+        try:
+            return run(*call.raised(self, arguments, self._op(opts)), **self._how(opts))
+        except (NotOneTensor, _core.DistArgumentError, TypeError) as refusal:
+            return self._run_otherwise(method, arguments, refusal)
+
+    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+        """For a backend that takes more than its group does."""
+        raise refusal
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
         self.group.monitored_barrier(timeout, wait_all_ranks)

@@ -107,6 +107,37 @@ class FutureWork(_core.Work):
         return self._future
 
 
+class FollowedWork(FutureWork):
+    """An operation, and what has to be done here when it has ended well."""
+
+    def __init__(self, work: _core.Work, follow: Callable[[], object]) -> None:
+        self._before = work.get_future()
+        super().__init__(self._before.then(lambda before: self._followed(before, follow)))
+        self._work = work
+
+    @staticmethod
+    def _followed(before: Future, follow: Callable[[], object]) -> Any:
+        value = before.value()
+        follow()
+        return value
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._before.wait(_limit(timeout).total_seconds() or None)
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return self._before.done() and super().is_completed()
+
+    def _watch(self, callback: Callable[[], object]) -> None:
+        self._future.add_done_callback(lambda _: callback())
+
+    def _get_duration(self) -> float:
+        return self._work._get_duration()
+
+    def _get_sequence_number(self) -> int:
+        return self._work._get_sequence_number()
+
+
 def _create_work_from_future(future: Future) -> FutureWork:
     """A work that ends when the future does."""
     return FutureWork(future)

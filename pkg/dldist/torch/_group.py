@@ -18,7 +18,7 @@ from dldist.c10d.gloo import ProcessGroupGloo
 from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import OpType
 from dldist.c10d.over_group import OverGroup
-from dldist.torch import _dispatcher, _profile, _sparse
+from dldist.torch import _dispatcher, _profile
 from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
@@ -39,22 +39,20 @@ class CpuBackend(FromTorch, ProcessGroupGloo):
         return "dldist"
 
 
-def _run_otherwise(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+def _run_otherwise(run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
     """Run a call that dldist has refused because of what a tensor holds, if it can be put in other words."""
-    if name == "allreduce" and arguments[0] and arguments[0][0].layout is torch.sparse_coo:
-        return _sparse.all_reduce(backend.group, *arguments)
     if "reduce" in name or not isinstance(refusal, _core.DistTypeError):
         raise refusal
     return run(*map(as_bytes, arguments))
 
 
-def _run(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+def _run(run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
     """Start a call: its work, and what stands for its first argument in it, where lazy tensors made it run on copies; else None."""
     try:
         return run(*arguments), None
     except _core.DistArgumentError as refusal:
         if not is_lazy(arguments):
-            return _run_otherwise(backend, run, name, arguments, refusal), None
+            return _run_otherwise(run, name, arguments, refusal), None
     copies = resolved(arguments)
     return run(*copies), copies[0]
 
@@ -101,7 +99,7 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
             placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
         with _profile.entry(name_of_entry) as entry:
             try:
-                started, copies = _run(backend, partial(backend._perform, method), name, placed)
+                started, copies = _run(partial(backend._perform, method), name, placed)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()

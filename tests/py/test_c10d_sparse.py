@@ -1,0 +1,138 @@
+"""all_reduce of sparse tensors, which their libraries have to be there for."""
+
+import array
+
+import numpy as np
+import pytest
+from thread_ranks import error_of, in_worlds
+
+import dldist
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+KINDS = ["torch", "coo_matrix", "coo_array", "csr_matrix", "csr_array", "csc_array"]
+
+
+def sparse(kind, dense):
+    """A dense matrix as a sparse one; the first element is there twice, as halves, where that can be."""
+    dense = np.array(dense, "f8")
+    rows, columns = np.nonzero(dense)
+    values = dense[rows, columns]
+    if len(values):
+        rows, columns = np.append(rows, rows[0]), np.append(columns, columns[0])
+        values = np.append(values, values[0] / 2)
+        values[0] /= 2
+    if kind == "torch":
+        import torch
+
+        where = torch.tensor(np.stack([rows, columns]))
+        return torch.sparse_coo_tensor(where, torch.tensor(values), dense.shape, check_invariants=False)
+    import scipy.sparse
+
+    return getattr(scipy.sparse, kind)((values, (rows, columns)), shape=dense.shape)
+
+
+def dense(tensor):
+    return (tensor.to_dense() if hasattr(tensor, "to_dense") else tensor.toarray()).tolist()
+
+
+@pytest.fixture
+def nothing_is_left():
+    yield
+    if dldist.is_initialized():
+        dldist.destroy_process_group()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    library = "torch" if request.param == "torch" else "scipy.sparse"
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    return request.param
+
+
+def test_the_sum_of_all_ranks(kind):
+    def case(rank):
+        x = sparse(kind, [[rank + 1, 0, 0], [0, 10 * rank, 5]])
+        before, nothing = x, sparse(kind, np.zeros((2, 3)))
+        assert dldist.all_reduce(x) is None
+        assert x is before
+        only = sparse(kind, [[0, 7, 0]]) if rank == 1 else sparse(kind, [[0, 0, 0]])
+        work = dldist.all_reduce(only, dldist.ReduceOp.SUM, async_op=True, timeout=10)
+        assert work.wait() and work.result()[0] is only
+        dldist.all_reduce(nothing, "sum")
+        counts = [each._nnz() if kind == "torch" else each.nnz for each in (x, only, nothing)]
+        return dense(x), dense(only), dense(nothing), counts
+
+    expected = [[6.0, 0, 0], [0, 30.0, 15.0]], [[0, 7.0, 0]], [[0.0] * 3] * 2, [3, 1, 0]
+    assert in_worlds(3, case) == [expected] * 3
+
+
+def test_the_result_can_be_used(kind):
+    """What the library keeps of a tensor beside its elements fits them."""
+
+    def case(rank):
+        x = sparse(kind, [[rank, 0], [0, 2]])
+        dldist.all_reduce(x)
+        if kind == "torch":
+            return x.is_coalesced() and dense(x * 2)
+        return x.has_canonical_format and dense(x.T @ x + x)
+
+    assert in_worlds(2, case) == [[[2.0, 0], [0, 8.0]] if kind == "torch" else [[2.0, 0], [0, 20.0]]] * 2
+
+
+def test_low_level_calls(kind):
+    def case(rank):
+        group = dldist.group.WORLD
+        x, y = sparse(kind, [[1, rank]]), sparse(kind, [[1, rank]])
+        assert group.allreduce([x]).wait() and group.allreduce_sparse([y]).wait()
+        error = error_of(group.allreduce_sparse, [x, y])
+        return dense(x), dense(y), str(error)
+
+    assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]], "allreduce of sparse tensors takes a single tensor, not 2")] * 2
+
+
+def test_ranks_that_differ(kind):
+    def case(rank):
+        error = error_of(dldist.all_reduce, sparse(kind, np.ones((2, 2 + rank))))
+        dldist.barrier()
+        return type(error), str(error)
+
+    assert in_worlds(2, case) == [(ValueError, "Sizes do not match")] * 2
+
+
+def test_reductions_that_are_not_sums(kind):
+    dldist.init_process_group()
+    for op in (dldist.ReduceOp.MAX, "avg", dldist.ReduceOp.AVG):
+        with pytest.raises(RuntimeError, match="only works with ReduceOp.SUM"):
+            dldist.all_reduce(sparse(kind, [[1]]), op)
+    dldist.destroy_process_group()
+
+
+def test_dimensions_that_are_dense():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def case(rank):
+        x = torch.sparse_coo_tensor([[rank]], [[1.0, 2.0]], (3, 2), check_invariants=False)
+        dldist.all_reduce(x)
+        own = torch.sparse_coo_tensor([[0]] * (1 + rank), [[1.0, 2.0]] if rank == 0 else [1.0], (3, 2), check_invariants=False)
+        return x.to_dense().tolist(), str(error_of(dldist.all_reduce, own))
+
+    assert in_worlds(2, case) == [([[1, 2], [1, 2], [0, 0]], "Sparse dimensions do not match")] * 2
+
+
+def test_formats_that_cannot_be():
+    dldist.init_process_group()
+    scipy = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
+    with pytest.raises(TypeError, match=r"format 'lil': only coo, csr, csc can be reduced \(tocoo\(\)\)"):
+        dldist.all_reduce(scipy.lil_array((2, 2)))
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(TypeError, match=r"torch.sparse_csr tensor: .* only COO"):
+        dldist.all_reduce(torch.eye(2).to_sparse_csr())
+    dldist.destroy_process_group()
+
+
+def test_what_is_dense_is_refused_as_ever():
+    dldist.init_process_group()
+    for wrong, kind in ((3, TypeError), (array.array("u", "a"), TypeError), (b"abc", ValueError)):
+        assert isinstance(error_of(dldist.all_reduce, wrong), kind)
+    dldist.destroy_process_group()
