@@ -354,3 +354,22 @@ def test_nccl_is_not_named_where_it_is_not():
     if dldist.is_nccl_available():
         pytest.skip("NCCL is available here: test_nccl_c10d_calls.py has the names")
     assert not hasattr(dldist, "ProcessGroupNCCL") and not hasattr(c10d, "ProcessGroupNCCL")
+
+
+def test_the_current_group_is_the_threads():
+    pg = dldist.ProcessGroup(0, 1)
+    assert c10d._current_process_group() is None
+    c10d._set_process_group(pg)
+    try:
+        assert c10d._current_process_group() is pg
+        assert on_threads(1, lambda rank: c10d._current_process_group()) == [None]
+    finally:
+        c10d._set_process_group(None)
+    assert c10d._current_process_group() is None
+
+
+def test_a_group_has_the_types_of_backends():
+    assert dldist.ProcessGroup.GLOO is dldist.ProcessGroup.BackendType.GLOO
+    assert {name for name in dldist.ProcessGroup.BackendType.__members__ if hasattr(dldist.ProcessGroup, name)} == {
+        "UNDEFINED", "GLOO", "NCCL", "XCCL", "UCC", "MPI", "CUSTOM",
+    }  # fmt: skip

@@ -148,7 +148,7 @@ NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  #
 AUTOGRAD = "of autograd, which is a framework's: a Reducer is told of gradients"
 MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
-OWN_VALUES = "pybind11 repeats an enum's members on the class around it; ProcessGroup.BackendType has them"
+TENSOR_WORKS = "torch's dispatcher waits for tensors: wait_tensor() of dldist.functional knows its own"
 TORCH_SCRIPT = "for torch's script objects"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
 
@@ -156,6 +156,18 @@ DIFFERENCES = {
     "_test_python_store": "a test of torch's own bindings",
     "_export_c_types": "has torch's extension types say that they come from this module",
     "_TimeEstimator": "no backend estimates times: _time_estimator says so",
+    "_DMAConnectivity": "of links between GPUs, for symmetric memory there",
+    "_detect_dma_connectivity": "of links between GPUs, for symmetric memory there",
+    "_SymmetricMemory": "dldist.symmetric_memory has it, under torch's names",
+    "_allow_inflight_collective_as_graph_input": TENSOR_WORKS,
+    "_set_allow_inflight_collective_as_graph_input": TENSOR_WORKS,
+    "_get_work_registry_size": TENSOR_WORKS,
+    "_register_work": TENSOR_WORKS,
+    "_get_comm_profiling_name": "there is no profiler here whose entries it could name",
+    "_set_comm_profiling_name": "there is no profiler here whose entries it could name",
+    "_set_global_rank": "for the log of torch's C++",
+    "_set_thread_isolation_mode": "for torch's tests with threads as ranks",
+    "WorkInfo": "what a hook on completion gets, which the backends here have none of",
     "_remote_device": "belongs to RPC, which is another library",
     "DeviceMesh": MESH,
     "init_device_mesh": MESH,
@@ -165,13 +177,6 @@ DIFFERENCES = {
     "ProcessGroup.bound_device_id": "an attribute of the instance",
     "ProcessGroup.boxed": TORCH_SCRIPT,
     "ProcessGroup.unbox": TORCH_SCRIPT,
-    "ProcessGroup.CUSTOM": OWN_VALUES,
-    "ProcessGroup.GLOO": OWN_VALUES,
-    "ProcessGroup.MPI": OWN_VALUES,
-    "ProcessGroup.NCCL": OWN_VALUES,
-    "ProcessGroup.UCC": OWN_VALUES,
-    "ProcessGroup.UNDEFINED": OWN_VALUES,
-    "ProcessGroup.XCCL": OWN_VALUES,
     "_ProcessGroupWrapper.wrapped_pg": "an attribute of the instance",
     "*.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
     "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory of GPUs",
@@ -380,6 +385,20 @@ def test_signatures_against_torch():
     assert len(checked) > 70, checked
 
 
+# Handlers that a server in the process answers with: another subject than process groups.
+CONTROL_PLANE = {"_Request", "_Response", "_WorkerServer", "_get_handler", "_get_handler_names", "_register_handler"}
+
+
+@pytest.mark.torch
+def test_bindings_against_torch():
+    """What torch's extension has and its modules use."""
+    import torch._C._distributed_c10d as theirs
+
+    names = {name for name in dir(theirs) if not name.startswith("__")} - CONTROL_PLANE
+    missing = [name for name in names if not hasattr(dldist, name) and not hasattr(c10d, name) and not is_excused(name)]
+    assert len(names) > 60 and not missing, "add them, or say in DIFFERENCES why not"
+
+
 def enums():
     import torch._C._distributed_c10d as theirs
 
@@ -509,6 +528,7 @@ def test_every_difference_is_one():
     used_differences.clear()
     test_names_against_torch()
     test_signatures_against_torch()
+    test_bindings_against_torch()
     test_classes_against_torch()
     for kind in METHODS_OF:
         test_methods_arguments_against_torch(kind)

@@ -808,6 +808,15 @@ def test_statistics_names_against_torch():
         assert theirs - of_torch - wall_clock <= set(logger._get_ddp_logging_data())
 
 
+def test_texts_and_numbers_of_the_statistics():
+    with dldist.Group(None, 0, 1) as group:
+        logger = dldist.Logger(make(group))
+        logger.set_construction_data_and_log("Net", [], -1, True, False, False)
+        data = logger._get_ddp_logging_data()
+    assert data.strs_map["module_name"] == "Net" and data.ints_map["broadcast_buffers"] == 1
+    assert {**data.strs_map, **data.ints_map} == data
+
+
 # ---- the parts of shared arrays
 
 

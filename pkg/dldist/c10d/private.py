@@ -14,6 +14,7 @@ _IN = {
         _check_tensor_list _ensure_all_tensors_same_dtype _is_fp8
     """,
     "dldist.c10d.coalescing": "_CollOp",
+    "dldist.c10d.current": "_current_process_group _set_process_group",
     "dldist.c10d.group_facts": """
         _device_capability _get_all_pg_configs _get_group_size_by_name _get_object_coll_device _get_pg_config
         _get_pg_default_device _get_process_group_uid _get_split_source _is_safe_to_split
@@ -27,6 +28,7 @@ _IN = {
     "dldist.c10d.maker": "PG_WRAPPER_STORE_PREFIX",
     "dldist.c10d.names": "_check_single_backend_availability",
     "dldist.c10d.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
+    "dldist.reducer.log": "DDPLoggingData",
     "dldist.c10d_logger": "_exception_logger _time_logger logger",
 }
 _WHERE = {name: module for module, names in _IN.items() for name in names.split()}

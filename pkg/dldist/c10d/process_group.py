@@ -515,6 +515,10 @@ class ProcessGroup(LowLevelCalls):
         return self._only_backend("memory_stats").memory_stats()
 
 
+for _name, _type in BackendType.__members__.items():
+    setattr(ProcessGroup, _name, _type)  # as pybind11 repeats the members of an enum on the class around it
+
+
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:
     """The options of a backend's offspring: those given, or its own with another time-out."""
     if opts is None:

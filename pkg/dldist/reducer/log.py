@@ -73,6 +73,18 @@ class Times:
         return {**self.last, **averages}
 
 
+class DDPLoggingData(dict[str, "Any"]):
+    """Facts and statistics by name; c10d keeps texts and numbers apart."""
+
+    @property
+    def strs_map(self) -> dict[str, str]:
+        return {name: value for name, value in self.items() if isinstance(value, str)}
+
+    @property
+    def ints_map(self) -> dict[str, int]:
+        return {name: value for name, value in self.items() if isinstance(value, int)}
+
+
 class Logger:
     """What c10d calls the place of a Reducer's statistics. They are the same as those of reducer.stats()."""
 
@@ -116,11 +128,11 @@ class Logger:
     def _set_static_graph(self) -> None:
         self._overrides["static_graph"] = 1
 
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
+    def _get_ddp_logging_data(self) -> DDPLoggingData:
         """All of it, under c10d's names."""
         surroundings = {
             "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
             "master_port": os.environ.get("MASTER_PORT", "N/A"),
             "torch_distributed_debug": os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A"),
         }
-        return {**surroundings, **self._reducer.stats(), **self._construction, **self._overrides}
+        return DDPLoggingData({**surroundings, **self._reducer.stats(), **self._construction, **self._overrides})
