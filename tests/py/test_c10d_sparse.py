@@ -91,6 +91,23 @@ def test_low_level_calls(kind):
     assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]], "allreduce of sparse tensors takes a single tensor, not 2")] * 2
 
 
+def test_behind_what_compares_calls(kind):
+    before = dldist.get_debug_level()
+    dldist.set_debug_level(dldist.DebugLevel.DETAIL)
+
+    def case(rank):
+        told = []
+        dldist.group.WORLD.register_pre_hook(1, lambda arguments: told.append(arguments.name.name))
+        x = sparse(kind, [[1, rank]])
+        dldist.all_reduce(x)
+        return dense(x), told[0]
+
+    try:
+        assert in_worlds(2, case) == [([[2.0, 1.0]], "ALLREDUCE")] * 2
+    finally:
+        dldist.set_debug_level(before)
+
+
 def test_ranks_that_differ(kind):
     def case(rank):
         error = error_of(dldist.all_reduce, sparse(kind, np.ones((2, 2 + rank))))
@@ -120,6 +137,7 @@ def test_dimensions_that_are_dense():
     assert in_worlds(2, case) == [([[1, 2], [1, 2], [0, 0]], "Sparse dimensions do not match")] * 2
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_formats_that_cannot_be():
     dldist.init_process_group()
     scipy = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
