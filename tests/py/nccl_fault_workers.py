@@ -9,7 +9,7 @@ import threading
 import time
 
 import dldist
-from dldist import _core
+from dldist import _core, flight_recorder
 
 LIMIT_S = 20.0
 SOON_S = 1.0
@@ -416,8 +416,8 @@ def killed(channel, port, rank, size, version):
 
 
 def report_with(text):
-    wait_until(lambda: text in dldist.distributed_c10d._watchdog_report(), f"{text!r} in the report")
-    return dldist.distributed_c10d._watchdog_report()
+    wait_until(lambda: text in flight_recorder.report(), f"{text!r} in the report")
+    return flight_recorder.report()
 
 
 def mismatched(channel, port, rank, size, version):
