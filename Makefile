@@ -27,6 +27,7 @@ BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
+PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
 ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
@@ -79,7 +80,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
+.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl ruff tidy format \
         ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -206,6 +207,9 @@ format-check: ## clang-format would change nothing
 	@differ=0; for file in $(ALL_C); do \
 	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
 	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
+
+ruff: ## ruff over all Python (pip install ruff), as pyproject.toml has it
+	@$(PYTHON) -m ruff check $(PYTHON_DIRS)
 
 check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
 	@$(PYTHON) tools/check_nccl.py

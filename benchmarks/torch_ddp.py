@@ -143,10 +143,9 @@ def measure(torch, timer, groups, bucket_sizes, millions, options):
 
 
 def worker(options):
+    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
     import torch
     import torch.distributed as dist
-
-    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
 
     torch.set_num_threads(max(len(os.sched_getaffinity(0)) // options.world, 1))
     store = dist.FileStore(options.store, options.world)

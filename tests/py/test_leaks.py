@@ -5,10 +5,9 @@ import os
 import sys
 from datetime import timedelta
 
+import dldist
 import procs as helper
 import pytest
-
-import dldist
 
 LOOPBACK = "127.0.0.1"
 CYCLES = 1000

@@ -9,7 +9,6 @@ import weakref
 
 import dlpack_producer as dl
 import pytest
-
 from dldist import _core
 
 NATIVE_FORMATS = {
