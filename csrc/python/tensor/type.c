@@ -22,11 +22,11 @@ struct py_tensor_types {
 
 /* ---- what dies */
 
-/* Of the table, in a capsule: the class that `ref` stood for is gone. */
+/* Of the table, in a capsule that is renamed when the table goes: the class that `ref` stood for is gone. */
 static PyObject *
 forget(PyObject *capsule, PyObject *ref)
 {
-    bool is_there = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0; /* else a reference has outlived the table */
+    bool is_there = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
     py_tensor_types *types = is_there ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
     for (size_t i = 0; types != NULL && i < MAX_TYPES; i++) {
         if (types->known[i].ref == ref) {
