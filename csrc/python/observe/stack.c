@@ -142,12 +142,12 @@ static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
     PyObject *back = read_field(&self->back, cursor.frame);
-    if (back == NULL) {
-        PyErr_Clear();
+    Py_XDECREF(back); /* it runs */
+    if (back == NULL || back == Py_None) {
+        PyErr_Clear(); /* without memory CPython answers None and has an exception set */
         return (frame_cursor){.frame = NULL};
     }
-    Py_DECREF(back); /* it runs */
-    return cursor_at(self, back != Py_None ? (PyFrameObject *)back : NULL);
+    return cursor_at(self, (PyFrameObject *)back);
 }
 
 /* Adds the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
