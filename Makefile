@@ -27,6 +27,7 @@ BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
+PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
 ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
@@ -79,7 +80,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
+.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl ruff tidy format \
         ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -207,6 +208,9 @@ format-check: ## clang-format would change nothing
 	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
 	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
 
+ruff: ## ruff over all Python (pip install ruff), as pyproject.toml has it
+	@$(PYTHON) -m ruff check $(PYTHON_DIRS)
+
 check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
 	@$(PYTHON) tools/check_nccl.py
 
@@ -247,7 +251,7 @@ PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-
               ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
 # What goes through the most of csrc/python/ in a few minutes; FILES='window plans' for others.
 FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
-         stores window plans c10d_calls nccl_comms nccl_streams
+         stores window plans c10d_calls nccl_comms nccl_group nccl_streams
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp

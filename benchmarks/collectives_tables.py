@@ -29,7 +29,8 @@ def cell(result, peer, field):
     is_fair = row["is_python"] or row["ratio_to_plan"] is None
     ratio = row["ratio" if is_fair else "ratio_to_plan"]
     is_base = ratio is None or peer in (result.get("base", "dldist"), PLAN)
-    return number(row[field]) + ("" if is_base else f" ({ratio:.2g})" if ratio < 100 else f" ({ratio:,.0f})") + ("" if row["check"] == "ok" else " wrong")
+    quotient = "" if is_base else f" ({ratio:.2g})" if ratio < 100 else f" ({ratio:,.0f})"
+    return number(row[field]) + quotient + ("" if row["check"] == "ok" else " wrong")
 
 
 def print_table(title, results, peers, field):

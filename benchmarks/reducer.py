@@ -147,9 +147,8 @@ def nanoseconds_of_a_mark(dldist, gradient):
 
 
 def run_rank(rank, port, args, results):
-    import numpy
-
     import dldist
+    import numpy
 
     shapes = shapes_of(args.megabytes, args.parameters)
     compute = Compute(shapes, args.compute_ms, args.busy)

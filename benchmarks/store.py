@@ -21,7 +21,8 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from multiprocessing.connection import Pipe, wait as wait_for_connections
+from multiprocessing.connection import Pipe
+from multiprocessing.connection import wait as wait_for_connections
 
 HOST = "127.0.0.1"
 OPERATIONS = ("set", "get", "add", "wait", "multi_get")

@@ -1,6 +1,6 @@
 """What communication costs a step of DistributedDataParallel, with "dldist" and with "gloo".
 
-    python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--json FILE]
+    python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--private] [--json FILE]
 
 The same processes train four copies of a multilayer perceptron: with each of the backends; with one whose all_reduce leaves
 everything as it is ("none"), which is the step without communication; and with one that reduces a single number for each bucket
@@ -8,6 +8,7 @@ everything as it is ("none"), which is the step without communication; and with 
 a round, in an order that rotates. The communication of a backend is its step minus the step without; beside it stands an all_reduce
 of the same buckets, in the memory that they are in, with nothing to overlap. Times are those of the slowest rank; printed are medians
 over the rounds, and how many times longer gloo takes, as the quotient of medians and with the quartiles of the rounds' own quotients.
+With dldist the buckets are in shared memory, unless --private is given.
 
 Where Gloo does not find an address: unshare -n sh -c 'ip link set lo up; python benchmarks/torch_ddp.py'
 """
@@ -79,14 +80,18 @@ def reduce_numbers_alone(group):
     group.__class__ = Meeting
 
 
-def make_step(torch, millions, group):
+def make_step(torch, millions, group, shares_buckets):
     """A function that makes a step of training."""
+    import dldist.torch
+
     torch.manual_seed(0)
     widths = LAYERS[millions]
     layers = [torch.nn.Linear(before, after, bias=False) for before, after in zip(widths, widths[1:], strict=False)]
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True
     )
+    if shares_buckets:
+        dldist.torch.share_buckets(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     inputs = torch.randn(BATCH, widths[0])
 
@@ -117,9 +122,10 @@ def make_all_reduces(torch, groups, bucket_sizes):
     return {"gloo": make_all_reduce(private, groups["gloo"]), "dldist": make_all_reduce(shared, groups["dldist"])}
 
 
-def measure(torch, timer, groups, bucket_sizes, millions, rounds):
+def measure(torch, timer, groups, bucket_sizes, millions, options):
     """{what: {backend: seconds, for each round}}, `what` being "step" or "all_reduce"."""
-    steps = {backend: make_step(torch, millions, group) for backend, group in groups.items()}
+    sharing = () if options.private else ("dldist",)
+    steps = {backend: make_step(torch, millions, group, backend in sharing) for backend, group in groups.items()}
     bucket_sizes.clear()
     steps[NONE]()
     nbuckets = len(bucket_sizes)
@@ -127,7 +133,7 @@ def measure(torch, timer, groups, bucket_sizes, millions, rounds):
     ways = [("step", name, function) for name, function in steps.items()]
     ways += [("all_reduce", name, function) for name, function in all_reduces.items()]
     times = {"step": {name: [] for name in steps}, "all_reduce": {name: [] for name in all_reduces}}
-    for round_number in range(-WARM_UP_ROUNDS, rounds):
+    for round_number in range(-WARM_UP_ROUNDS, options.rounds):
         shift = round_number % len(ways)
         for what, name, function in ways[shift:] + ways[:shift]:
             elapsed = timer(function, STEPS_A_ROUND[millions])
@@ -137,10 +143,9 @@ def measure(torch, timer, groups, bucket_sizes, millions, rounds):
 
 
 def worker(options):
+    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
     import torch
     import torch.distributed as dist
-
-    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
 
     torch.set_num_threads(max(len(os.sched_getaffinity(0)) // options.world, 1))
     store = dist.FileStore(options.store, options.world)
@@ -151,7 +156,7 @@ def worker(options):
     groups[NONE] = dist.new_group(backend="dldist", timeout=TIMEOUT)
     bucket_sizes = silence(groups[NONE])
     timer = Timer(torch, dist.new_group(backend="gloo"))
-    results = {millions: measure(torch, timer, groups, bucket_sizes, millions, options.rounds) for millions in options.millions}
+    results = {millions: measure(torch, timer, groups, bucket_sizes, millions, options) for millions in options.millions}
     if options.rank == 0:
         print(json.dumps(results))
     dist.destroy_process_group()
@@ -162,11 +167,9 @@ def run_ranks(ranks, options):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--worker", f"--world={ranks}", f"--store={folder}/store"]
         command += [f"--rounds={options.rounds}", "--millions=" + ",".join(map(str, options.millions))]
-        share = os.environ.get("DLDIST_TORCH_SHARE_BUCKETS", "1")  # gradients are views, whose addresses nobody here keeps
+        command += ["--private"] * options.private
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        environment = dict(
-            os.environ, DLDIST_TORCH_SHARE_BUCKETS=share, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=interface
-        )
+        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=interface)
         processes = [
             subprocess.Popen([*command, f"--rank={rank}"], env=environment, stdout=subprocess.PIPE, text=True)
             for rank in range(ranks)
@@ -229,6 +232,7 @@ def main():
     parser.add_argument("--ranks", type=numbers, default=[2, 4])
     parser.add_argument("--millions", type=numbers, default=list(LAYERS), help=f"of parameters: some of {list(LAYERS)}")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--private", action="store_true", help="dldist's buckets stay in private memory")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)

@@ -9,9 +9,8 @@ line to points that only they have.
 
 import sys
 
-import numpy as np
-
 import dldist
+import numpy as np
 
 STEPS = 200
 RATE = 0.1

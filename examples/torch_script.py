@@ -6,12 +6,11 @@
 Each rank learns from its share of the data; gradients are averaged in one operation a step.
 """
 
+import dldist as dist  # was: import torch.distributed as dist
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-import dldist as dist  # was: import torch.distributed as dist
 
 EPOCHS = 5
 BATCH = 64  # of all ranks together

@@ -13,12 +13,11 @@ import socket
 import sys
 import tempfile
 
+import dldist as dist  # the only line that differs
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn, optim
-
-import dldist as dist  # the only line that differs
 
 HOST = "127.0.0.1"
 

@@ -10,12 +10,11 @@ and knows nothing of other processes. (dldist.functional has averages that are c
 import hashlib
 import sys
 
+import dldist
+import dldist.functional as F
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-import dldist
-import dldist.functional as F
 
 STEPS = 300
 RATE = 0.03

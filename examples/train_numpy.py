@@ -10,10 +10,9 @@ with the same weights, bit for bit, as all of them start with the same and add t
 import hashlib
 import sys
 
-import numpy as np
-
 import dldist
 import dldist.functional as F
+import numpy as np
 
 STEPS = 300
 RATE = 0.03

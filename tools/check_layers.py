@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks that the folders of csrc/ include each other in one direction only.
 
-A layer may include itself and the layers named for it below; nothing else. Two more rules: a header called
-x_internal.h is included only from its own folder, and Python.h only by csrc/python/base/api.h.
+A layer may include itself and the layers named for it below; nothing else. More rules: a header called
+x_internal.h is included only from its own folder, and Python.h only by csrc/python/base/api.h; and the binding
+goes to Python by its limited API, whose names the linker resolves, and never by those that lend what may die.
 """
 import re
 import sys
@@ -27,6 +28,11 @@ ALLOWED["python"] |= {*SIDE, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/base/api.h"
+NOT_IN_THE_BINDING = {
+    "dlsym": "what the limited API lacks is not looked up behind its back",
+    "PyWeakref_GetObject": "lends an object that another thread may let die",
+}
+FORBIDDEN = re.compile(rf"\b({'|'.join(NOT_IN_THE_BINDING)})\b")
 
 
 def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | None:
@@ -61,6 +67,9 @@ def main() -> int:
             why = match and problem(source, match[1] == '"', match[2], root)
             if why:
                 print(f"{path}:{number}: {match[2]}: {why}")
+                failures += 1
+            if source.parts[0] == "python" and (name := FORBIDDEN.search(line)):
+                print(f"{path}:{number}: {name[0]}: {NOT_IN_THE_BINDING[name[0]]}")
                 failures += 1
     if not files:
         print(f"{root}: no C files")

@@ -7,7 +7,6 @@ Needs auditwheel.
 """
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile

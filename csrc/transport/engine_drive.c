@@ -448,9 +448,13 @@ dd_engine_kick(dd_engine *engine)
     dd_engine_lock(engine);
     dd_waiter *driver = engine->driver;
     if (driver == NULL || driver->is_asleep) {
-        /* Most sends are through after one look. */
-        if (engine_run_round(engine)) {
+        /* Most sends are through after one look. In a process without peers there is no thread that would go on: all there is to do is
+         * done here. */
+        while (engine_run_round(engine)) {
             engine_wake_done_waiters(engine);
+            if (engine->has_thread || engine->driver != driver) {
+                break;
+            }
         }
         if (driver == NULL) {
             if (!is_idle(engine)) {

@@ -8,7 +8,7 @@ from types import ModuleType
 from dldist._core import DistStoreError, PrefixStore, ReduceOp, Store, Work
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Backend as _Backend
-from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator
+from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator, coalescing
 from dldist.c10d.collectives import (
     _all_gather_base,
     _make_nccl_premul_sum,
@@ -191,6 +191,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "coalescing",
     "default_world",
     "destroy_process_group",
     "gather",
@@ -375,13 +376,6 @@ def _supports_window(group: Any = None) -> bool:
 def _new_window(tensor: Any = None, group: Any = None) -> Any:
     """Memory of every rank that the others put into. All ranks call it."""
     return get_backend_impl(group).new_window(tensor)
-
-
-def _watchdog_report() -> str:
-    """What the monitor of this process has found out last (docs/watchdog.md); "" when there was no reason to look."""
-    from dldist.base import watch
-
-    return watch.report()
 
 
 # ---- what takes a while to import and few look for

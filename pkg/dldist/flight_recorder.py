@@ -30,6 +30,7 @@ __all__ = [
     "is_on",
     "register_writer",
     "registered_writer",
+    "report",
     "request_dump",
     "reset",
 ]
@@ -83,6 +84,13 @@ def request_dump() -> bool:
     from dldist.base import watch
 
     return watch.request_dump()
+
+
+def report() -> str:
+    """What the monitor of this process has found out last, as lines of text; "" when it has had no reason to look (docs/watchdog.md)."""
+    from dldist.base import watch
+
+    return watch.report()
 
 
 def dump_on_signal(signum: int) -> None:

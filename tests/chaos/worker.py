@@ -280,7 +280,10 @@ class World:
         group = self.groups[number]
         allocate = None
         if self.order["has_regions"] and self.dice.random() < 0.2:
-            allocate = lambda count, code: group.empty(count, DTYPES[code])
+
+            def allocate(count, code):
+                return group.empty(count, DTYPES[code])
+
         return self.guard(number, oracle.start, group, case, allocate, async_op=is_async)
 
     def do_batch(self, step):

@@ -5,10 +5,9 @@ import sys
 import time
 from datetime import timedelta
 
+import dldist as dist
 import numpy as np
 import pytest
-
-import dldist as dist
 from dldist import nccl
 
 TWO_RANKS_SINCE = (2, 30, 3)

@@ -9,7 +9,7 @@ import threading
 import time
 
 import dldist
-from dldist import _core
+from dldist import _core, flight_recorder
 
 LIMIT_S = 20.0
 SOON_S = 1.0
@@ -382,7 +382,7 @@ def memory_runs_out(ctx):
     ctx.stubs.cuda.limit_memory(0)
     ctx.stubs.nccl.fail("ncclMemAlloc", result=1, text="out of memory")
     check_error(raised_by(lambda: group.empty(1000)), (dldist.DistBackendError, MemoryError), "ncclMemAlloc", "out of memory")
-    error = raised_by(lambda: group.all_gather(parts, x))
+    error = raised_by(lambda: group.all_gather(parts, x))  # noqa: F821  deleted below
     assert isinstance(error, MemoryError | dldist.DistError) and " bytes" in str(error), repr(error)
     ctx.stubs.cuda.limit_memory(-1)
     ctx.meet()
@@ -416,8 +416,8 @@ def killed(channel, port, rank, size, version):
 
 
 def report_with(text):
-    wait_until(lambda: text in dldist.distributed_c10d._watchdog_report(), f"{text!r} in the report")
-    return dldist.distributed_c10d._watchdog_report()
+    wait_until(lambda: text in flight_recorder.report(), f"{text!r} in the report")
+    return flight_recorder.report()
 
 
 def mismatched(channel, port, rank, size, version):

@@ -106,9 +106,8 @@ def test_streams_are_given_in_several_ways(stubs):
         with nccl.stream(given):
             assert _core._swap_stream(handle) == handle
     assert _core._swap_stream(None) is None
-    with pytest.raises(TypeError, match="must be a CUDA stream"):
-        with nccl.stream("x"):
-            pass
+    with pytest.raises(TypeError, match="must be a CUDA stream"), nccl.stream("x"):
+        pass
 
 
 def test_the_exchange_api_says_the_stream(stubs):

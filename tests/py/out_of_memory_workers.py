@@ -233,8 +233,8 @@ def file_store():
         yield lambda: dldist.FileStore(path, 1)
         store = dldist.FileStore(path, 1)
         store.set("k", "v")
-        yield lambda: store.get("k")
-        yield lambda: store.check(["k"])
+        yield lambda: store.get("k")  # noqa: F821  deleted below
+        yield lambda: store.check(["k"])  # noqa: F821
         del store
 
 

@@ -12,9 +12,8 @@ import random
 import sys
 import time
 
-import procs
-
 import dldist
+import procs
 from dldist import rendezvous
 
 TIMEOUT_S = 20.0

@@ -5,14 +5,13 @@ import time
 import weakref
 from datetime import timedelta
 
-import pytest
-from thread_ranks import error_of, in_worlds, on_threads, total, vector
-
 import dldist
+import pytest
 from dldist import distributed_c10d as c10d
 from dldist.c10d import backend_base
 from dldist.c10d.options import ErrorType, HookOpName, ReconfigureOptions
 from dldist.rendezvous import Meeting
+from thread_ranks import error_of, in_worlds, on_threads, total, vector
 
 CPU, CUDA, XPU, METAL = 1, 2, 14, 8  # DLPack's
 

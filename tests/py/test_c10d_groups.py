@@ -7,15 +7,14 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import pytest
 import world_workers
-from procs import under_load
-from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, total, vector
-
-import dldist
 from dldist import distributed_c10d as c10d
 from dldist.rendezvous import Meeting
 from dldist.testing import run_ranks
+from procs import under_load
+from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, total, vector
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 NON_MEMBER = dldist.GroupMember.NON_GROUP_MEMBER

@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 import dldist
 import dldist.distributed_c10d as c10d
+import pytest
 from dldist.c10d import backend_base, fake, hooks, options, work
 
 # What c10d 2.14 has. Ours may have more arguments, by keyword only.

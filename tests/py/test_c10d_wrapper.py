@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from dldist.c10d import wrapper
 from dldist.c10d.backend_base import Backend
-from dldist.c10d.low_level import CALLS
 from dldist.c10d.fake import FakeProcessGroup
 from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import ErrorType
 from dldist.c10d.wrapper import Fingerprint, _ProcessGroupWrapper
 

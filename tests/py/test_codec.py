@@ -13,12 +13,11 @@ import threading
 import tracemalloc
 from datetime import timedelta
 
-import pytest
-
 import dldist
+import pytest
 from dldist.objects import codec
-from dldist.objects.safe import MAX_DEPTH
 from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing
+from dldist.objects.safe import MAX_DEPTH
 
 SAFE, PICKLE = codec.find("safe"), codec.find("pickle")
 both = pytest.mark.parametrize("serializer", [SAFE, PICKLE], ids=["safe", "pickle"])

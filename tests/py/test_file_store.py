@@ -5,11 +5,10 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import pytest
 import workers
 from procs import under_load
-
-import dldist
 
 LONG = timedelta(seconds=20)
 SHORT = timedelta(milliseconds=200)

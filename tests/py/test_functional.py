@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 import dldist
 import dldist.functional as F
+import pytest
 
 pytest.importorskip("numpy", reason="NumPy is not installed")
 

@@ -135,7 +135,7 @@ def test_reduce_op_as_c10d_has_it():
         assert number == op.value == int(op) == hash(op) == range(10)[op]
         assert op.op is op and op.factor is None
     for op in (getattr(kind, name) for name in CONSTANTS):
-        assert kind(op) == op and op == kind(op) and not op != kind(op)
+        assert kind(op) == op and op == kind(op) and not op != kind(op)  # noqa: SIM202  both operators
         assert op != kind.PREMUL_SUM(1.0) and op != op.value and op != "abc" and kind(op) != op.name
         with pytest.raises(RuntimeError, match=f"Only PREMUL_SUM supports calling with a factor, got ReduceOp.{op.name}$"):
             op(2.0)

@@ -32,6 +32,16 @@ def test_case(teams, size, case):
     teams(size).run(case)
 
 
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_a_work_of_one_rank_needs_nobody_who_waits(alone, count):
+    """There is no other rank, and so no thread of the engine's that looks after it."""
+    tensor = array.array("f", [2.0]) * count
+    ended = threading.Event()
+    work = alone.all_reduce(tensor, async_op=True)
+    work.get_future().add_done_callback(lambda _: ended.set())
+    assert ended.wait(10) and work.is_completed() and tensor[-1] == 2.0
+
+
 @pytest.mark.parametrize("what", ["questions", "await", "futures", "dropped"])
 def test_unfinished(teams, what):
     assert teams(2).run(cases.late_partner, what)[0] == 1

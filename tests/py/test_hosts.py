@@ -4,11 +4,10 @@ import array
 import struct
 import time
 
+import host_workers
 import netns
 import procs as procs_module
 import pytest
-
-import host_workers
 
 pytestmark = pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
 

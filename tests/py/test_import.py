@@ -111,7 +111,7 @@ def test_import_time(tmp_path):
     programs = {"bare": "pass", "ours": "import dldist", "asyncio": "import asyncio"}
     for program in programs.values():
         spend(program, tmp_path)
-    for attempt in range(3):
+    for _attempt in range(3):
         times = {name: [] for name in programs}
         for _ in range(15):
             for name, program in programs.items():

@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 
+import dldist
 import pytest
 import rendezvous_workers
 from conftest import torch_missing
-
-import dldist
 from dldist import rendezvous
 from dldist.launch import environment as launch_environment
 

@@ -5,10 +5,9 @@ import os
 import sys
 from datetime import timedelta
 
+import dldist
 import procs as helper
 import pytest
-
-import dldist
 
 LOOPBACK = "127.0.0.1"
 CYCLES = 1000
@@ -261,3 +260,19 @@ def test_clients_that_come_and_go_leave_the_server_as_it_was(procs):
     print(f"server grew by {grown >> 10} KiB over 500 clients")
     assert grown < 2 << 20
     server.send("stop")
+
+
+PY_TP_CLEAR = 51  # a number of the stable ABI
+
+
+def test_what_the_collector_clears_keeps_the_gil():
+    """An object whose end lets the GIL go has no tp_clear: another thread would see a cycle of which a part is cleared."""
+    import ctypes
+
+    from dldist import _core
+
+    slot_of = ctypes.pythonapi.PyType_GetSlot
+    slot_of.argtypes, slot_of.restype = [ctypes.py_object, ctypes.c_int], ctypes.c_void_p
+    types = {name: kind for name, kind in vars(_core).items() if isinstance(kind, type) and not issubclass(kind, Exception)}
+    assert {"PrefixStore", "Window", "Plan", "Work"} <= set(types)
+    assert {name for name, kind in types.items() if slot_of(kind, PY_TP_CLEAR)} == {"Group", "NcclGroup"}

@@ -3,12 +3,11 @@
 import signal
 import time
 
+import dldist
 import group_team
 import meeting_workers
 import pytest
 from thread_ranks import error_of, on_threads
-
-import dldist
 
 LONG = 60.0  # no test waits for that
 SOON_S = 20.0  # on a busy machine; it takes a second

@@ -3,9 +3,8 @@
 import array
 from datetime import timedelta
 
-import pytest
-
 import dldist
+import pytest
 from thread_ranks import error_of, in_worlds, on_threads
 
 EAGER, LARGE = 8, 100_000  # elements: sent at once; waits at its sender until it is wanted

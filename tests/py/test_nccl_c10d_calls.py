@@ -1,6 +1,5 @@
 """The c10d suite of the CPU's backend on NCCL, over the doubles of tests/stubs, among two and four ranks."""
 
-import c10d_cases
 import c10d_team
 import nccl_stubs
 import nccl_workers

@@ -10,7 +10,6 @@ import nccl_stubs
 import pytest
 
 
-
 def run(program, environment):
     """The output of a Python program in a process that knows this environment."""
     environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}

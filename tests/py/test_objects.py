@@ -2,10 +2,9 @@
 
 import importlib.util
 
-import pytest
-
 import objects_workers as workers
 import procs
+import pytest
 from group_team import start_ranks
 
 SERIALIZERS = ["safe", "pickle"]

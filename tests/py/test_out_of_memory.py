@@ -2,12 +2,11 @@
 
 import importlib.util
 
+import dldist
 import leak_check
 import nccl_stubs
-import pytest
-
-import dldist
 import out_of_memory_workers as cases
+import pytest
 from dldist import _core
 
 NEEDS = {

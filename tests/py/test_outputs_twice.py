@@ -2,9 +2,8 @@
 
 import array
 
-import pytest
-
 import dldist
+import pytest
 from thread_ranks import error_of, on_threads
 
 numpy = pytest.importorskip("numpy")

@@ -7,10 +7,9 @@ import subprocess
 import time
 
 import dldist
+import host_workers
 import procs as procs_module
 import pytest
-
-import host_workers
 
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
 # Uses up so many process ids, and then runs the rest of the command.
@@ -36,7 +35,8 @@ ADDRESS = "127.0.0.1"
 def start(procs, rank, has_shm):
     env = {"DLDIST_SHM": "1" if has_shm else "0"}
     options = {"timeout": 20, "connect_timeout": 20}
-    return procs.start(host_workers.start, "work_together", rank, SIZE, ADDRESS, (), options, env=env, prefix=[*APART, *AFTER, str(NUMBERS_USED[rank])])
+    prefix = [*APART, *AFTER, str(NUMBERS_USED[rank])]
+    return procs.start(host_workers.start, "work_together", rank, SIZE, ADDRESS, (), options, env=env, prefix=prefix)
 
 
 @pytest.mark.deadline(60)

@@ -7,9 +7,8 @@ import sys
 import time
 
 import pytest
-from procs import poll_until, thread_state
-
 from dldist.launch import processes
+from procs import poll_until, thread_state
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import threading
 import weakref
 from datetime import timedelta
 
-import pytest
-
 import dldist
+import pytest
 
 SHORT = timedelta(milliseconds=200)
 

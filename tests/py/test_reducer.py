@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 
-import pytest
-
 import dldist
+import pytest
 from dldist import _core, comm_hooks
 
 numpy = pytest.importorskip("numpy", reason="NumPy is not installed")

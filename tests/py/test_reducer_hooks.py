@@ -1,8 +1,7 @@
 """Communication hooks of dldist.Reducer: those of dldist.comm_hooks, and what a hook may be."""
 
-import pytest
-
 import dldist
+import pytest
 from dldist import comm_hooks
 
 numpy = pytest.importorskip("numpy", reason="NumPy is not installed")

@@ -10,14 +10,13 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import pytest
 import rendezvous_workers
-from procs import fd_count, poll_until, under_load
-
-import dldist
 from dldist import rendezvous
 from dldist.launch import places
 from dldist.rendezvous import meet, register_rendezvous_handler
+from procs import fd_count, poll_until, under_load
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0"}

@@ -7,10 +7,9 @@ import socket
 import subprocess
 import sys
 
+import dldist
 import procs as procs_module
 import pytest
-
-import dldist
 from dldist.launch.spawn import spawn
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs", "spawns.py")

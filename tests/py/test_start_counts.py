@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 
+import dldist
 import leak_check
 import pytest
-
-import dldist
 
 pytestmark = [
     pytest.mark.deadline(120),

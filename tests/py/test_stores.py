@@ -4,11 +4,10 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import pytest
 from kinds import KINDS, LONG, SHORT, TORCH_KINDS, Tcp, torch_server_features
 from procs import under_load
-
-import dldist
 
 ALL_BYTES = bytes(range(256))
 BINARY_VALUES = {

@@ -5,12 +5,11 @@ import socket
 import time
 from datetime import timedelta
 
+import dldist
 import netns
 import pytest
 import strangers_workers
 import workers
-
-import dldist
 
 LOOPBACK = "127.0.0.1"
 MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE

@@ -5,9 +5,8 @@ import inspect
 import pathlib
 from datetime import timedelta
 
-import pytest
-
 import dldist
+import pytest
 from dldist import _core
 
 STORE_KINDS = ["Store", "TCPStore", "FileStore", "HashStore", "PrefixStore"]

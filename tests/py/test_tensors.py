@@ -5,10 +5,10 @@ import ctypes
 import gc
 import struct
 import sys
+import weakref
 
 import dlpack_producer as dl
 import pytest
-
 from dldist import _core
 
 NATIVE_FORMATS = {
@@ -390,6 +390,30 @@ def test_producers_that_refuse():
 
     with pytest.raises(RuntimeError, match="broken property"):
         see(Broken())
+
+
+def test_a_class_that_has_died_is_forgotten():
+    """Another class may come to lie where it lay, and be of another kind."""
+
+    def make_class(answer):
+        class Tensor(dl.Producer):
+            def is_neg(self):
+                return answer
+
+        return Tensor
+
+    for turn in range(6):
+        kind = make_class(turn % 2 == 0)
+        tensor = kind(floats(1), (1,))
+        if turn % 2 == 0:
+            with pytest.raises(ValueError, match="negates"):
+                see(tensor)
+        else:
+            see(tensor)
+        died = weakref.ref(kind)
+        del kind, tensor
+        gc.collect()
+        assert died() is None  # nothing here has kept it
 
 
 def test_what_is_no_fresh_capsule():

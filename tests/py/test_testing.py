@@ -8,9 +8,8 @@ import sys
 import time
 import unittest
 
-import pytest
-
 import dldist
+import pytest
 from dldist.testing import RanksFailed, distributed, run_ranks, threads
 
 

@@ -10,11 +10,10 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import procs as helper
 import pytest
 import workers
-
-import dldist
 
 LOOPBACK = "127.0.0.1"
 LONG = timedelta(seconds=20)

@@ -1,9 +1,8 @@
 """The backend "dldist" of torch.distributed when something goes wrong, at its beginning and end, and beside other backends."""
 
+import dldist
 import pytest
 import torch_backend_faults as workers
-
-import dldist
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
 

@@ -9,11 +9,10 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import pytest
 import workers
 from procs import under_load
-
-import dldist
 
 pytestmark = pytest.mark.torch
 
@@ -217,7 +216,7 @@ def test_torch_client_barrier(torch_dist, client, server):
 
 def test_torch_client_clone(client, server):
     twin = client.clone()
-    thread = threading.Thread(target=lambda: client.wait(["late"], LONG))
+    thread = threading.Thread(target=lambda: client.wait(["late"], LONG))  # noqa: F821  deleted below
     thread.start()
     twin.set("late", "1")
     thread.join(10)

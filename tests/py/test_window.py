@@ -16,7 +16,9 @@ def teams():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(
-    "case", [cases.windows, cases.async_windows, cases.unregistered_source, cases.awaited_twice, cases.nothing_registered], ids=lambda case: case.__name__
+    "case",
+    [cases.windows, cases.async_windows, cases.unregistered_source, cases.awaited_twice, cases.nothing_registered],
+    ids=lambda case: case.__name__,
 )
 def test_case(teams, size, case):
     teams(size).run(case)

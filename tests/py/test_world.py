@@ -6,14 +6,13 @@ import time
 import weakref
 from datetime import timedelta
 
+import dldist
 import procs as helper
 import pytest
 import world_workers
-from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, vector
-
-import dldist
 from dldist.testing import run_ranks
 from dldist.world import call_all
+from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, vector
 
 CYCLES = 1000
 WARM_UP = 100

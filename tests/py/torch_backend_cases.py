@@ -11,13 +11,12 @@ import time
 import warnings
 from contextlib import contextmanager, nullcontext
 
-import torch
-import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-
 import dldist
 import dldist.torch
+import torch
+import torch.distributed as dist
 from dldist.torch import _profile
+from torch._C import _distributed_c10d as c10d
 
 SHORT = datetime.timedelta(milliseconds=300)
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")

@@ -12,10 +12,9 @@ SHORT = datetime.timedelta(milliseconds=300)
 
 def start(port, rank, size, backend="dldist", **named):
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    import dldist.torch
     import torch
     import torch.distributed as dist
-
-    import dldist.torch
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -181,7 +180,7 @@ def other_devices(channel, port, rank, size):
         group_name = property(getGroupName)
 
     dist.Backend.register_backend("stand", lambda store, rank, size, timeout: Stand(rank, size), devices=["meta"])
-    torch, dist, dldist = start(port, rank, size, "cpu:dldist,meta:stand")
+    _, _, dldist = start(port, rank, size, "cpu:dldist,meta:stand")
     group = dist.group.WORLD
     assert [device.type for device in group._device_types] == ["cpu", "meta"]
     x = torch.ones(1)

@@ -9,10 +9,10 @@ import gc
 import os
 import unittest.mock
 
-import dldist.torch  # noqa: F401  registers the backend
+import dldist.torch
 import torch
 import torch.distributed as dist
-from dldist.torch import _buckets, _group
+from dldist.torch import _buckets
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 256
@@ -23,12 +23,17 @@ def buckets(group=None):
     return (group or dist.group.WORLD)._buckets
 
 
-def make_model(group=None, has_views=True, depth=5, moves_views=True, **options):
+def sharing(module, **options):
+    model = DistributedDataParallel(module, **options)
+    dldist.torch.share_buckets(model)
+    return model
+
+
+def make_model(group=None, has_views=True, depth=5, make=sharing, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
-    buckets(group)._moves_views = moves_views  # as where DLDIST_TORCH_SHARE_BUCKETS=1 is set, else by default
     options = {"bucket_cap_mb": BUCKET_MB, **options}
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=has_views, **options)
+    return make(model, process_group=group, gradient_as_bucket_view=has_views, **options)
 
 
 def batch(rank, step):
@@ -85,36 +90,60 @@ def gradients_that_are_copies(rank, size):
         assert same(train(make_model(has_views=False), rank), parameters)
 
 
-def views_stay_unless_they_are_asked_for(rank, size):
-    """Their addresses may be taken, between the passes and in hooks, and are those of the gradients for good."""
-    for megabytes in (BUCKET_MB, 0.1):  # several gradients in a bucket, and one
-        group = dist.new_group()
-        model = make_model(group, moves_views=False, bucket_cap_mb=megabytes)
-        for step in range(3):
-            model.zero_grad(set_to_none=False)
-            loss = model(batch(rank, step)).square().mean()
-            exported = [torch.from_dlpack(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-            loss.backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        assert [array.data_ptr() for array in exported] == [grad.data_ptr() for grad in gradients]
-        assert not buckets(group)._moved and not any(grad.is_shared() for grad in gradients)
-        dist.destroy_process_group(group)
+def nothing_moves_unless_it_is_asked_for(rank, size):
+    """Addresses may be taken, between the passes and in hooks, and are those of the gradients for good."""
+    for has_views in (True, False):
+        for megabytes in (BUCKET_MB, 0.1):  # several gradients in a bucket, and one
+            group = dist.new_group()
+            model = make_model(group, has_views, make=DistributedDataParallel, bucket_cap_mb=megabytes)
+            for step in range(3):
+                model.zero_grad(set_to_none=False)
+                loss = model(batch(rank, step)).square().mean()
+                exported = [torch.from_dlpack(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+                loss.backward()
+            gradients = [parameter.grad for parameter in model.parameters()]
+            assert [array.data_ptr() for array in exported] == [grad.data_ptr() for grad in gradients]
+            assert not buckets(group)._moved and not any(grad.is_shared() for grad in gradients)
+            dist.destroy_process_group(group)
 
 
-def hidden_ones_move_by_themselves(rank, size):
+def all_kinds_of_buckets_move(rank, size):
     for options, count in (({}, 3), ({"find_unused_parameters": True}, 3), ({"bucket_cap_mb": 0.1}, 5)):
         group = dist.new_group()
-        train(make_model(group, has_views=False, moves_views=False, **options), rank)
+        train(make_model(group, has_views=False, **options), rank)
         gc.collect()
         assert len(buckets(group)._moved) >= count, (options, len(buckets(group)._moved))
         dist.destroy_process_group(group)
 
 
-def the_environment_asks_for_views(rank, size):
-    for text, moves_views, is_on in (("1", True, True), ("0", False, False), ("", False, True)):
-        with unittest.mock.patch.dict(os.environ, DLDIST_TORCH_SHARE_BUCKETS=text):
-            made = _buckets.Buckets(dldist.torch.world_of())
-        assert (made._moves_views, made._is_on) == (moves_views, is_on)
+def who_may_ask(rank, size):
+    model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
+    for wrong, kind, text in ((model, TypeError, "must have a process_group of the backend"), (make_model(), RuntimeError, "hook")):
+        try:
+            dldist.torch.share_buckets(wrong)
+        except kind as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError("asked for where it cannot be")
+
+
+def uneven_inputs(rank, size):
+    """Whoever has none left answers with zeros, in memory that nobody has views of."""
+    model = make_model(has_views=False)
+    with model.join():
+        for step in range(2 + rank):
+            backward(model, batch(rank, step))
+    assert len(buckets()._moved) >= 3
+    totals = [torch.zeros(()) for _ in range(size)]
+    dist.all_gather(totals, torch.stack([parameter.detach().sum() for parameter in model.parameters()]).sum())
+    assert len(set(map(float, totals))) == 1
+
+
+def torchs_own_classes_are_as_they_were(rank, size):
+    """Neither the backend nor sharing replaces anything in them."""
+    for name, method in vars(dist.Reducer).items():
+        assert getattr(method, "__module__", None) != "dldist.torch._work", name
+        assert type(method).__name__ != "function", name
 
 
 def gradients_are_the_mean(rank, size):
@@ -130,8 +159,7 @@ def gradients_are_the_mean(rank, size):
 
 def other_types(rank, size):
     for dtype in (torch.float64, torch.bfloat16):
-        model = make_model().module.to(dtype)
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        model = sharing(make_model().module.to(dtype), gradient_as_bucket_view=True)
         for step in range(2):
             model.zero_grad()
             backward(model, batch(rank, step).to(dtype))
@@ -194,7 +222,7 @@ def what_the_program_reduces(rank, size):
 
 def sparse_ones(rank, size):
     before = len(buckets()._moved)
-    model = DistributedDataParallel(torch.nn.Embedding(1000, 100, sparse=True))
+    model = sharing(torch.nn.Embedding(1000, 100, sparse=True))
     for step in range(3):
         model.zero_grad()
         model(torch.tensor([step, step + rank])).sum().backward()
@@ -203,7 +231,7 @@ def sparse_ones(rank, size):
 
 def small_ones(rank, size):
     before = len(buckets()._moved)
-    model = DistributedDataParallel(torch.nn.Linear(16, 16))
+    model = sharing(torch.nn.Linear(16, 16))
     for _ in range(3):
         model(torch.ones(2, 16)).sum().backward()
     assert len(buckets()._moved) == before
@@ -230,14 +258,6 @@ def more_than_a_group_takes(rank, size):
         assert len(buckets(group)._moved) == 2
         assert same(train(make_model(group), rank), parameters)
         assert len(buckets(group)._moved) == 2
-    dist.destroy_process_group(group)
-
-
-def where_it_is_turned_off(rank, size):
-    with unittest.mock.patch.dict(os.environ, DLDIST_TORCH_SHARE_BUCKETS="0"):
-        group = dist.new_group()
-    train(make_model(group), rank)
-    assert not buckets(group)._moved
     dist.destroy_process_group(group)
 
 
@@ -287,40 +307,43 @@ def the_way_to_other_processes(rank, size):
 # ---- what a hook in C++ makes of them
 
 
-@contextlib.contextmanager
-def counting_compressed():
-    with unittest.mock.patch.object(_group, "Compressed", side_effect=_group.Compressed) as counter:
-        yield counter
-
-
 def compressing(group=None):
-    model = make_model(group)
+    model = make_model(group, make=DistributedDataParallel)
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     return model
 
 
 def a_hook_compresses_them(rank, size):
-    with counting_compressed() as counter:
-        compressed = train(compressing(), rank)
-    assert counter.call_count > 4  # of as many passes
+    compressed = train(compressing(), rank)
     exact = train(make_model(), rank)
     assert all(torch.allclose(one, other, atol=1e-3) for one, other in zip(compressed, exact, strict=True))
     assert not same(compressed, exact)
 
 
-def models_of_float16_are_not_compressed(rank, size):
-    model = DistributedDataParallel(make_model().module.half(), gradient_as_bucket_view=True)
-    with counting_compressed() as counter:
-        for step in range(2):
-            backward(model, batch(rank, step).half())
-    assert counter.call_count == 0
+def nobody_waits_for_a_future_of_halves(rank, size):
+    """Neither the hook nor a program, which gets the same tensors."""
+    tensor = torch.ones(4, dtype=torch.float16)
+    if rank == 0:
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        assert not future.done()
+    dist.barrier(dist.new_group())
+    if rank > 0:
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+    (result,) = future.wait()
+    assert result is tensor and tensor.tolist() == [size] * 4
+
+
+def models_of_float16(rank, size):
+    model = sharing(make_model().module.half(), gradient_as_bucket_view=True)
+    for step in range(2):
+        backward(model, batch(rank, step).half())
     assert all(parameter.grad.is_shared() for parameter in model.parameters())
 
 
 def a_hook_fails(rank, size):
     group = dist.new_group()
-    group.set_timeout(datetime.timedelta(milliseconds=500))
     model = compressing(group)
+    group.set_timeout(datetime.timedelta(milliseconds=500))
     if rank < size - 1:
         try:
             backward(model, batch(rank, 0))

@@ -3,9 +3,11 @@
 No pytest here: the children start sooner.
 """
 
+import dldist
 import torch
 import torch.distributed as dist
 import torch_backend_cases as backend_cases
+from dldist.torch import _dispatcher
 from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
@@ -13,9 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_backend_cases import check, of, raises, total
-
-import dldist
-from dldist.torch import _dispatcher
 
 
 class Looking(TorchDispatchMode):

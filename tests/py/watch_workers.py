@@ -8,6 +8,7 @@ import threading
 import time
 
 import dldist
+from dldist import flight_recorder
 
 LIMIT_S = 10.0
 
@@ -29,9 +30,9 @@ def await_file(path, since):
 def await_report(text):
     """The report, once this is in it; or as it is at the end."""
     deadline = time.monotonic() + LIMIT_S
-    while text not in dldist.distributed_c10d._watchdog_report() and time.monotonic() < deadline:
+    while text not in flight_recorder.report() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return dldist.distributed_c10d._watchdog_report()
+    return flight_recorder.report()
 
 
 def expect_time_out(group, seconds):

@@ -40,9 +40,8 @@ NAMES_OF_BACKENDS = re.compile(r"(\w+:)?\w+(,\w+:\w+)*")
 
 def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
     """What ProcessGroupGloo(...) becomes."""
-    from torch._C._distributed_c10d import _DistributedBackendOptions
-
     from dldist.torch._group import create_group
+    from torch._C._distributed_c10d import _DistributedBackendOptions
 
     ours = _DistributedBackendOptions()
     ours.store, ours.group_rank, ours.group_size = store, rank, size
@@ -164,9 +163,8 @@ def load(backend, path):
     sys.path.insert(1, os.path.join(folder.partition(f"{os.sep}test{os.sep}")[0], "test"))
     sys.meta_path.insert(0, Finder(backend, folder))
     if backend == "dldist":
-        import torch.distributed
-
         import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
+        import torch.distributed
 
         torch.distributed.Backend.default_device_backend_map["cpu"] = backend
     return importlib.import_module(os.path.splitext(os.path.basename(path))[0])

@@ -1,4 +1,8 @@
-/* Both ends of the life of an object whose type is on the heap. */
+/* Both ends of the life of an object whose type is on the heap.
+ *
+ * Objects whose end lets the GIL go have a tp_traverse and no tp_clear, as tuples: other threads would run while the collector is clearing
+ * what belongs together. What they refer to is given when they are made, so that every cycle goes through something that was changed later,
+ * which the collector clears. */
 #ifndef DD_PYTHON_BASE_OBJECT_H
 #define DD_PYTHON_BASE_OBJECT_H
 

@@ -124,7 +124,8 @@ plan_dealloc(PyObject *object)
     py_object_free(object, self->module);
 }
 
-/* What the flight refers to is visited only while nothing is under way: that may outlive the cycle. */
+/* What the flight refers to is visited only while nothing is under way: that may outlive the cycle. There is no tp_clear: see
+ * base/object.h. */
 static int
 plan_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -136,13 +137,6 @@ plan_traverse(PyObject *object, visitproc visit, void *arg)
     }
     Py_VISIT(self->flight->group);
     return py_operands_traverse(&self->flight->operands, visit, arg);
-}
-
-static int
-plan_clear(PyObject *object)
-{
-    end((py_plan *)object);
-    return 0;
 }
 
 static PyObject *
@@ -548,7 +542,6 @@ static PyType_Slot plan_slots[] = {
     {Py_tp_call, (void *)plan_call},
     {Py_tp_dealloc, (void *)plan_dealloc},
     {Py_tp_traverse, (void *)plan_traverse},
-    {Py_tp_clear, (void *)plan_clear},
     {Py_tp_repr, (void *)plan_repr},
     {Py_tp_methods, plan_methods},
     {Py_tp_getset, plan_getset},

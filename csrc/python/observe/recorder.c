@@ -53,7 +53,7 @@ create(py_state *state)
         self->generation = dd_fork_generation();
         if (status != DD_OK) {
             py_error_raise(state, status, &err);
-        } else if (!read_folder(self) || !py_recorder_init_stacks(self)) {
+        } else if ((!read_folder(self) || !py_recorder_init_stacks(self)) && PyErr_Occurred() == NULL) {
             PyErr_NoMemory();
         }
     } else if (values != NULL && PyErr_Occurred() == NULL) {

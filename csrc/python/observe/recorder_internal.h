@@ -17,6 +17,12 @@ typedef struct seen_stack {
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
 } seen_stack;
 
+/* An attribute of frames. The limited API gives no other way to a frame's caller, and to where it is. */
+typedef struct frame_field {
+    PyObject *descriptor; /* owned */
+    descrgetfunc get;     /* of its type */
+} frame_field;
+
 /* Never freed: threads of the core may end works until the process does. */
 struct py_recorder {
     uint64_t generation;   /* const; of forks */
@@ -24,10 +30,8 @@ struct py_recorder {
     int max_frames;        /* const: shown ones of a stack; 0: no stacks */
     char *folder;          /* const: of the package, with a slash at its end; whose frames are hidden */
     size_t folder_len;
-    /* const: not of the limited API; NULL where this interpreter has none */
-    PyFrameObject *(*get_back)(PyFrameObject *frame);
-    int (*get_lasti)(PyFrameObject *frame);
-    bool has_raw_frames; /* const: py_raw_frames_are_known */
+    frame_field back;        /* const; f_back */
+    frame_field instruction; /* const; f_lasti */
     /* guarded by the GIL */
     seen_code *codes; /* by address */
     size_t ncodes;
@@ -36,7 +40,7 @@ struct py_recorder {
 
 /* ---- observe/stack.c */
 
-/* Memory for the codes, and what the interpreter has; false without memory. */
+/* False without memory, or with an exception. */
 bool py_recorder_init_stacks(py_recorder *self);
 /* Of one that has been zeroed, too. */
 void py_recorder_fini_stacks(py_recorder *self);

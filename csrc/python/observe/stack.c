@@ -3,9 +3,8 @@
  * A frame is known by its code object and the instruction it is at. Code objects that have been seen are kept, so that their addresses
  * stay theirs; in a program that makes more of them than fit, stacks end where a new one comes. */
 #include "core/mem.h"
-#include "python/observe/frames.h"
+#include "python/observe/recorder_internal.h"
 
-#include <dlfcn.h>
 #include <string.h>
 
 #define CODE_BUCKETS 16384 /* a power of two */
@@ -14,16 +13,38 @@
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
+/* Looked up once: a frame is asked for them in every call. False with an exception. */
+static bool
+find_field(PyObject *frame_type, const char *name, frame_field *field)
+{
+    field->descriptor = frame_type != NULL ? PyObject_GetAttrString(frame_type, name) : NULL;
+    if (field->descriptor != NULL) {
+        field->get = (descrgetfunc)PyType_GetSlot(Py_TYPE(field->descriptor), Py_tp_descr_get);
+    }
+    return field->descriptor != NULL;
+}
+
+static bool
+find_fields(py_recorder *self)
+{
+    PyObject *types = PyImport_ImportModule("types");
+    PyObject *frame_type = types != NULL ? PyObject_GetAttrString(types, "FrameType") : NULL;
+    bool is_found = find_field(frame_type, "f_back", &self->back) &&
+                    find_field(frame_type, "f_lasti", &self->instruction);
+    Py_XDECREF(frame_type);
+    Py_XDECREF(types);
+    return is_found;
+}
+
 bool
 py_recorder_init_stacks(py_recorder *self)
 {
-    /* A pointer to a function is written as one to an object: what POSIX says of dlsym. */
-    *(void **)&self->get_back = dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
-    *(void **)&self->get_lasti = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
     if (self->max_frames <= 0) {
         return true;
     }
-    self->has_raw_frames = py_raw_frames_are_known(self);
+    if (!find_fields(self)) {
+        return false;
+    }
     self->codes = dd_mem_map(CODES_NBYTES);
     self->stacks = dd_mem_map(STACKS_NBYTES);
     return self->codes != NULL && self->stacks != NULL;
@@ -32,6 +53,8 @@ py_recorder_init_stacks(py_recorder *self)
 void
 py_recorder_fini_stacks(py_recorder *self)
 {
+    Py_XDECREF(self->back.descriptor);
+    Py_XDECREF(self->instruction.descriptor);
     dd_mem_unmap(self->codes, CODES_NBYTES);
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
@@ -76,49 +99,55 @@ add_code(py_recorder *self, seen_code *seen, PyObject *code)
     return true;
 }
 
-/* The frames of a thread, from the innermost on. They run for as long as we hold the GIL, and need no references. */
+/* A frame of this thread, which runs for as long as we are called, and needs no reference; NULL: at the end. */
 typedef struct frame_cursor {
-    const py_raw_frame *raw; /* NULL: at the end */
-    PyFrameObject *object;   /* the same, where raw frames are not known */
+    PyFrameObject *frame;
+    dd_call_site_key key;
 } frame_cursor;
 
+static PyObject *
+read_field(const frame_field *field, PyFrameObject *frame)
+{
+    return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
+}
+
+/* -1, and no exception: it is not known. */
+static int
+read_instruction(const py_recorder *self, PyFrameObject *frame)
+{
+    PyObject *number = read_field(&self->instruction, frame);
+    long instruction = number != NULL ? PyLong_AsLong(number) : -1;
+    if (instruction == -1) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(number);
+    return (int)instruction;
+}
+
 static frame_cursor
-innermost_frame(const py_recorder *self)
+cursor_at(const py_recorder *self, PyFrameObject *frame)
 {
-    if (self->has_raw_frames) {
-        return (frame_cursor){.raw = py_raw_frame_current()};
+    if (frame == NULL) {
+        return (frame_cursor){.frame = NULL};
     }
-    return (frame_cursor){.object = PyEval_GetFrame()};
-}
-
-static bool
-is_at_end(const frame_cursor *cursor)
-{
-    return cursor->raw == NULL && cursor->object == NULL;
-}
-
-static void
-move_back(const py_recorder *self, frame_cursor *cursor)
-{
-    if (cursor->raw != NULL) {
-        cursor->raw = cursor->raw->previous;
-        return;
-    }
-    cursor->object = self->get_back != NULL ? self->get_back(cursor->object) : NULL;
-    Py_XDECREF((PyObject *)cursor->object);
-}
-
-static dd_call_site_key
-key_of(const py_recorder *self, const frame_cursor *cursor)
-{
-    if (cursor->raw != NULL) {
-        return py_raw_frame_key(cursor->raw);
-    }
-    PyObject *code = (PyObject *)PyFrame_GetCode(cursor->object);
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
     Py_DECREF(code); /* its frame has it */
-    return (dd_call_site_key){.code = (uintptr_t)code,
-                              .instruction = self->get_lasti != NULL ? self->get_lasti(cursor->object)
-                                                                     : PyFrame_GetLineNumber(cursor->object)};
+    return (frame_cursor){
+        .frame = frame,
+        .key = {.code = (uintptr_t)code, .instruction = read_instruction(self, frame)},
+    };
+}
+
+static frame_cursor
+caller_of(const py_recorder *self, frame_cursor cursor)
+{
+    PyObject *back = read_field(&self->back, cursor.frame);
+    Py_XDECREF(back); /* it runs */
+    if (back == NULL || back == Py_None) {
+        PyErr_Clear(); /* without memory CPython answers None and has an exception set */
+        return (frame_cursor){.frame = NULL};
+    }
+    return cursor_at(self, (PyFrameObject *)back);
 }
 
 /* Adds the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
@@ -135,59 +164,36 @@ visit(py_recorder *self, seen_stack *stack, dd_call_site_key key)
 }
 
 static void
-walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack)
+walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObject **frames)
 {
     int nshown = 0;
     stack->nframes = 0;
-    for (; !is_at_end(&cursor); move_back(self, &cursor)) {
-        int shown = visit(self, stack, key_of(self, &cursor));
+    for (; cursor.frame != NULL; cursor = caller_of(self, cursor)) {
+        frames[stack->nframes] = cursor.frame;
+        int shown = visit(self, stack, cursor.key);
         nshown += shown;
         if (shown < 0 || nshown == self->max_frames || stack->nframes == DD_STACK_MAX_FRAMES) {
             break;
         }
     }
-    stack->is_whole = is_at_end(&cursor);
-}
-
-static bool
-is_key(dd_call_site_key a, dd_call_site_key b)
-{
-    return a.code == b.code && a.instruction == b.instruction;
-}
-
-/* The object of a frame of the stack; NULL: the interpreter does not show it (it is being entered). */
-static PyFrameObject *
-find_object(const py_recorder *self, const seen_stack *stack, size_t index)
-{
-    frame_cursor cursor = {.object = PyEval_GetFrame()};
-    for (size_t i = 0; !is_at_end(&cursor) && i <= index; i++) {
-        bool is_same = key_of(self, &cursor).code == stack->keys[i].code;
-        if (i == index) {
-            return is_same ? cursor.object : NULL;
-        }
-        if (is_same) {
-            move_back(self, &cursor);
-        }
-    }
-    return NULL;
+    stack->is_whole = cursor.frame == NULL;
 }
 
 /* Tells what the frames of a new stack are. */
 static uint32_t
-tell(py_recorder *self, const seen_stack *stack)
+tell(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
-    dd_call_site frames[DD_STACK_MAX_FRAMES];
+    dd_call_site sites[DD_STACK_MAX_FRAMES];
     PyObject *texts[2 * DD_STACK_MAX_FRAMES];
     for (size_t i = 0; i < stack->nframes; i++) {
-        PyFrameObject *shown = find_object(self, stack, i);
         PyObject *code = (PyObject *)stack->keys[i].code;
-        frames[i] = (dd_call_site){.function = text_of(code, "co_name", &texts[2 * i]),
-                                   .file = text_of(code, "co_filename", &texts[2 * i + 1]),
-                                   .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
-                                   .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
+        sites[i] = (dd_call_site){.function = text_of(code, "co_name", &texts[2 * i]),
+                                  .file = text_of(code, "co_filename", &texts[2 * i + 1]),
+                                  .line = PyFrame_GetLineNumber(frames[i]),
+                                  .is_hidden = find_code(self, code)->is_hidden};
     }
     uint32_t added =
-        dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, frames, stack->nframes);
+        dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, sites, stack->nframes);
     for (size_t i = 0; i < 2 * (size_t)stack->nframes; i++) {
         Py_XDECREF(texts[i]);
     }
@@ -195,12 +201,20 @@ tell(py_recorder *self, const seen_stack *stack)
 }
 
 static uint32_t
-look_up(py_recorder *self, const seen_stack *stack)
+look_up(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
     bool can_add;
     dd_call_sites *sites = dd_recorder_call_sites(self->recorder);
     uint32_t found = dd_call_sites_find(sites, stack->keys, stack->nframes, &can_add);
-    return found == 0 && can_add ? tell(self, stack) : found;
+    return found == 0 && can_add ? tell(self, stack, frames) : found;
+}
+
+/* ---- stacks that were there lately */
+
+static bool
+is_key(dd_call_site_key a, dd_call_site_key b)
+{
+    return a.code == b.code && a.instruction == b.instruction;
 }
 
 /* Where a stack with these two innermost frames is kept: the one that came last. */
@@ -212,64 +226,39 @@ place_of(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* The frames are those of the stack, and end where it does. `is_raw` is constant where this is called: the loop of raw frames is a
- * few instructions a frame. */
-static inline bool
-is_stack_of(const py_recorder *self, const seen_stack *stack, frame_cursor cursor, bool is_raw)
+/* The frames are those of the stack but for the innermost, and end where it does. */
+static bool
+has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {
-    for (size_t i = 0; i < stack->nframes; i++) {
-        if (is_at_end(&cursor) ||
-            !is_key(stack->keys[i], is_raw ? py_raw_frame_key(cursor.raw) : key_of(self, &cursor))) {
+    for (size_t i = 1; i < stack->nframes; i++) {
+        if (cursor.frame == NULL || !is_key(stack->keys[i], cursor.key)) {
             return false;
         }
-        if (is_raw) {
-            cursor.raw = cursor.raw->previous;
-        } else {
-            move_back(self, &cursor);
+        if (i + 1 < stack->nframes || stack->is_whole) {
+            cursor = caller_of(self, cursor);
         }
     }
-    return !stack->is_whole || is_at_end(&cursor);
-}
-
-/* The stack that was there last with these innermost frames, in its place. */
-static seen_stack *
-find_kept(const py_recorder *self, frame_cursor innermost, bool *is_same)
-{
-    if (innermost.raw != NULL) {
-        const py_raw_frame *outer = innermost.raw->previous;
-        dd_call_site_key inner_key = py_raw_frame_key(innermost.raw);
-        seen_stack *kept = place_of(self, inner_key, outer != NULL ? py_raw_frame_key(outer) : inner_key);
-        *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, true);
-        return kept;
-    }
-    frame_cursor outer = innermost;
-    dd_call_site_key inner_key = key_of(self, &innermost);
-    move_back(self, &outer);
-    seen_stack *kept = place_of(self, inner_key, is_at_end(&outer) ? inner_key : key_of(self, &outer));
-    *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, false);
-    return kept;
+    return !stack->is_whole || cursor.frame == NULL;
 }
 
 uint32_t
 py_recorder_stack(py_state *state)
 {
     py_recorder *self = state->recorder;
-    if (self->max_frames <= 0) {
+    frame_cursor inner = cursor_at(self, self->max_frames > 0 ? PyEval_GetFrame() : NULL);
+    if (inner.frame == NULL) {
         return 0;
     }
-    frame_cursor innermost = innermost_frame(self);
-    if (is_at_end(&innermost)) {
-        return 0;
-    }
-    bool is_same;
-    seen_stack *kept = find_kept(self, innermost, &is_same);
-    if (is_same) {
+    frame_cursor outer = caller_of(self, inner);
+    seen_stack *kept = place_of(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
+    if (kept->stack != 0 && is_key(kept->keys[0], inner.key) && has_outer_frames(self, kept, outer)) {
         return kept->stack;
     }
     /* Telling what a frame is may run Python, and another thread: the place is written at once. */
     seen_stack stack;
-    walk_stack(self, innermost, &stack);
-    stack.stack = stack.nframes > 0 ? look_up(self, &stack) : 0;
+    PyFrameObject *frames[DD_STACK_MAX_FRAMES];
+    walk_stack(self, inner, &stack, frames);
+    stack.stack = stack.nframes > 0 ? look_up(self, &stack, frames) : 0;
     if (stack.stack != 0) {
         *kept = stack;
     }

@@ -21,6 +21,7 @@ typedef struct bridge_call {
     PyGILState_STATE gil;
 } bridge_call;
 
+/* Operations come from callers in Python and from the monitor, whose thread Python has started: none of them needs the gate. */
 static bridge_call
 enter(dd_store *store, const char *method, const dd_wait *wait)
 {

@@ -66,6 +66,7 @@ object_of_own_bridge(const py_prefix_store *self)
     return atomic_load(&below->refs) == 1 ? py_bridge_object(below) : NULL;
 }
 
+/* There is no tp_clear: see base/object.h. */
 static int
 prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -76,23 +77,13 @@ prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
     return py_store_traverse(object, visit, arg);
 }
 
-static int
-prefix_store_clear(PyObject *object)
-{
-    py_prefix_store *self = (py_prefix_store *)object;
-    dd_store *store = self->base.store;
-    self->base.store = NULL;
-    py_store_drop(store);
-    Py_CLEAR(self->prefix);
-    Py_CLEAR(self->underlying);
-    return 0;
-}
-
 static void
 prefix_store_dealloc(PyObject *object)
 {
+    py_prefix_store *self = (py_prefix_store *)object;
     PyObject_GC_UnTrack(object);
-    (void)prefix_store_clear(object);
+    Py_CLEAR(self->prefix);
+    Py_CLEAR(self->underlying);
     py_store_dealloc(object);
 }
 
@@ -213,7 +204,6 @@ py_prefix_store_make_type(PyObject *module, PyObject *base)
         {Py_tp_repr, (void *)prefix_store_repr},
         {Py_tp_dealloc, (void *)prefix_store_dealloc},
         {Py_tp_traverse, (void *)prefix_store_traverse},
-        {Py_tp_clear, (void *)prefix_store_clear},
         {Py_tp_methods, prefix_store_methods},
         {Py_tp_getset, prefix_store_getset},
         {0, NULL},

@@ -6,17 +6,47 @@
 
 #define MAX_TYPES 16u /* a power of two */
 #define CAPSULE_EXCHANGE_API "dlpack_exchange_api"
+#define CAPSULE_TYPES "dldist.tensor_types"
 
 typedef struct known_type {
-    const PyObject *type; /* to be compared only; NULL: nothing here */
-    PyObject *ref;        /* owned: a weak reference to it */
+    const PyObject *type; /* to be compared only: it is alive. NULL: nothing here */
+    PyObject *ref;        /* owned: a weak reference to it, which empties this place when it dies */
     py_tensor_facts facts;
 } known_type;
 
 /* Each class has one place that it may be in, and takes it from the one before. */
 struct py_tensor_types {
+    PyObject *forget; /* owned: what the weak references call */
     known_type known[MAX_TYPES];
 };
+
+/* ---- what dies */
+
+/* Of the table, in a capsule that is renamed when the table goes: the class that `ref` stood for is gone. */
+static PyObject *
+forget(PyObject *capsule, PyObject *ref)
+{
+    bool is_there = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
+    py_tensor_types *types = is_there ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
+    for (size_t i = 0; types != NULL && i < MAX_TYPES; i++) {
+        if (types->known[i].ref == ref) {
+            types->known[i] = (known_type){0};
+            Py_DECREF(ref);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forget_method = {"forget", forget, METH_O, NULL};
+
+static PyObject *
+make_forget(py_tensor_types *types)
+{
+    PyObject *capsule = PyCapsule_New(types, CAPSULE_TYPES, NULL);
+    PyObject *function = capsule != NULL ? PyCFunction_NewEx(&forget_method, capsule, NULL) : NULL;
+    Py_XDECREF(capsule);
+    return function;
+}
 
 py_tensor_types *
 py_tensor_types_create(void)
@@ -24,6 +54,12 @@ py_tensor_types_create(void)
     py_tensor_types *types = dd_mem_zalloc(sizeof *types);
     if (types == NULL) {
         PyErr_NoMemory();
+        return NULL;
+    }
+    types->forget = make_forget(types);
+    if (types->forget == NULL) {
+        dd_mem_free(types);
+        return NULL;
     }
     return types;
 }
@@ -31,11 +67,18 @@ py_tensor_types_create(void)
 void
 py_tensor_types_destroy(py_tensor_types *types)
 {
-    for (size_t i = 0; types != NULL && i < MAX_TYPES; i++) {
+    if (types == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < MAX_TYPES; i++) {
         Py_XDECREF(types->known[i].ref);
     }
+    (void)PyCapsule_SetName(PyCFunction_GetSelf(types->forget), NULL);
+    Py_DECREF(types->forget);
     dd_mem_free(types);
 }
+
+/* ---- what a class is */
 
 static const dl_exchange_api *
 find_exchange_api(const py_state *state, PyObject *type)
@@ -98,18 +141,11 @@ place_of(const py_state *state, const PyObject *type)
     return &state->tensor_types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }
 
-/* What the reference gives is borrowed, and compared alone: the class at hand is alive, and is that one or is not. */
-static bool
-is_alive(const known_type *known)
-{
-    return PyWeakref_GetObject(known->ref) == known->type;
-}
-
 /* Without memory for it the next object's class is looked at again. */
 static void
 remember(const py_state *state, PyObject *type, const py_tensor_facts *facts)
 {
-    PyObject *ref = PyWeakref_NewRef(type, NULL);
+    PyObject *ref = PyWeakref_NewRef(type, state->tensor_types->forget);
     if (ref == NULL) {
         PyErr_Clear();
         return;
@@ -125,7 +161,7 @@ py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *fa
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     const known_type *known = place_of(state, type);
-    if (known->type == type && is_alive(known)) {
+    if (known->type == type) {
         *facts = known->facts;
     } else {
         find_out(state, object, facts); /* may run Python, and come here again */

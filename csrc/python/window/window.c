@@ -191,6 +191,7 @@ window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* There is no tp_clear: see base/object.h. */
 static int
 window_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -201,10 +202,9 @@ window_traverse(PyObject *object, visitproc visit, void *arg)
     return py_tensor_traverse(&self->memory, visit, arg);
 }
 
-static int
-window_clear(PyObject *object)
+static void
+end(py_window *self)
 {
-    py_window *self = (py_window *)object;
     dd_window *window = self->window;
     py_group *group = self->group;
     self->window = NULL;
@@ -217,7 +217,6 @@ window_clear(PyObject *object)
     }
     py_tensor_fini(&self->memory);
     Py_XDECREF((PyObject *)group);
-    return 0;
 }
 
 static void
@@ -228,7 +227,7 @@ window_dealloc(PyObject *object)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
     }
-    window_clear(object);
+    end(self);
     py_object_free(object, self->module);
 }
 
@@ -705,7 +704,6 @@ static PyType_Slot window_slots[] = {
     {Py_tp_new, (void *)window_new},
     {Py_tp_dealloc, (void *)window_dealloc},
     {Py_tp_traverse, (void *)window_traverse},
-    {Py_tp_clear, (void *)window_clear},
     {Py_tp_repr, (void *)window_repr},
     {Py_tp_methods, window_methods},
     {Py_tp_getset, window_getset},

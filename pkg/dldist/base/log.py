@@ -20,7 +20,7 @@ _level_set = logging.NOTSET
 
 def start(level: str) -> None:
     """Start the thread, unless it runs, and let records of this level pass the logger."""
-    global _level_set, _thread
+    global _level_set
     if _logger.level == _level_set:
         # Nobody else has set it.
         _level_set = _LEVELS[level.lower()]

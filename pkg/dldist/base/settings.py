@@ -151,10 +151,6 @@ PROGRAM = (
             "One algorithm a collective instead of the choice by size; `flat` does without shared memory's short cuts and "
             "without hierarchy. Must be the same on all ranks. A name that does not exist is an error that lists those that "
             "do."),
-    Setting("share_buckets", ("DLDIST_TORCH_SHARE_BUCKETS",), _FLAG, None,
-            "Which buckets of PyTorch's `DistributedDataParallel` move into shared memory "
-            "([torch.md](torch.md#buckets-in-shared-memory)). Unset: those that are not the gradients themselves; `1`: those "
-            'of `gradient_as_bucket_view=True`, too; `0`: none. Read with every group of the backend "dldist".'),
     Setting("records", ("DLDIST_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
             _number(0, wanted="a number, 0 or more"), 2000,
             "How many operations the flight recorder keeps; 0 turns it off."),

@@ -107,6 +107,9 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
+coalescing = _coalescing_manager  # the same under a name that is no secret
+
+
 def _time_estimator(group: Any = None, device: Any = None) -> Any:
     """Only NCCL can estimate how long operations would take."""
     raise NotImplementedError("_time_estimator is currently not supported: no backend can estimate times")

@@ -142,8 +142,8 @@ def device_index(device: Any) -> int | None:
 class ProcessGroupNCCL(OverGroup):
     """c10d's backend of CUDA devices. `group` is the NcclGroup behind it.
 
-    Communicators are made at the first operation, or at once where the group is bound to a device. Waiting for a work makes streams wait, not the host: see
-    docs/nccl.md.
+    Communicators are made at the first operation, or at once where the group is bound to a device. Waiting for a work makes
+    streams wait, not the host: see docs/nccl.md.
     """
 
     Options = NCCLOptions

@@ -145,7 +145,7 @@ class Rank:
                 stderr=pipe,
                 env=environment(place, attempt, local_rank, options) | dict(more),
                 start_new_session=True,
-                preexec_fn=_before_exec(cores),
+                preexec_fn=_before_exec(cores),  # noqa: PLW1509  two calls of the system
             )
         self.pid = self.process.pid
         self.child = processes.Child(self.pid, self.process.wait, leads_session=True)

@@ -9,7 +9,7 @@ from dldist.base import arrays
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     Allocate = Callable[[int, str], _core.SharedArray]

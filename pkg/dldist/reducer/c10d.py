@@ -37,7 +37,6 @@ class C10dNames:
         return self._used
 
     def _get_zeros_like_grad_buckets(self: Any) -> list[GradBucket]:
-        from dldist.base import arrays
         from dldist.reducer.buckets import private_memory
 
         buckets = [self._grad_bucket(bucket) for bucket in self._buckets]

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from _dldist_torch import register
 
+from dldist.torch._buckets import averaged_in_shared_memory
 from dldist.torch._group import ProcessGroup
 from dldist.torch._work import Work
 from dldist.world import World
 
-__all__ = ["ProcessGroup", "Work", "empty", "world_of"]
+__all__ = ["ProcessGroup", "Work", "empty", "share_buckets", "world_of"]
 
 register()
 
@@ -35,3 +36,16 @@ def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> 
     It is a call of this rank alone: the others need not make one, nor one of the same shape.
     """
     return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))
+
+
+def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Have the buckets of a model's gradients in memory that the ranks of a host share: reducing them needs no copy.
+
+    All ranks ask for it, before the first backward pass; it is the model's communication hook, of which DDP takes one. A bucket moves when it
+    is first reduced. With gradient_as_bucket_view=True the gradients are parts of it and move, too: no address of one may have been taken
+    before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
+    """
+    group = model.process_group
+    if not isinstance(group, ProcessGroup):
+        raise TypeError(f'share_buckets(): argument \'model\' must have a process_group of the backend "dldist", not {group!r}')
+    model.register_comm_hook(group, averaged_in_shared_memory)

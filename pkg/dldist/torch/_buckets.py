@@ -1,12 +1,8 @@
-"""DistributedDataParallel's buckets, moved into memory that the ranks of a host share.
+"""DistributedDataParallel's buckets, moved into memory that the ranks of a host share, for models that ask for it.
 
-Its reducer makes them in C++, in private memory, out of and into which every all_reduce would have to copy. It is known by how it calls: from
-C++, in the middle of a backward pass, with a flat tensor that fills a storage of which there are views. The storage of such a tensor moves
-once, in place and for all of its views, the way torch's own share_memory_() moves it; from then on there is nothing to copy.
-
-Addresses change by that, once: who has taken the address of a gradient that is a view of a bucket before the bucket moves, as DLPack does, is
-left with memory that is freed. So a bucket moves by itself only where no program can have its address, since gradients are no views of buckets
-(gradient_as_bucket_view=False); all others where DLDIST_TORCH_SHARE_BUCKETS=1 asks for it.
+Its reducer makes them in C++, in private memory, out of and into which every all_reduce would have to copy. A communication hook gets them, and
+the storage of each moves once, in place and for all of its views, the way torch's own share_memory_() moves it; from then on there is nothing
+to copy. Addresses change by that, once, which is why a program has to ask.
 """
 
 from __future__ import annotations
@@ -16,13 +12,9 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.autograd.graph
-
-from dldist.base import settings
+import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     import dldist
 
 _MIN_BYTES = 65536  # below, there is little to gain
@@ -30,8 +22,6 @@ _MAX_BUCKETS = 128  # of a group: each takes two descriptors
 _TORCHS_FILES = "/dev/shm"  # where torch makes shared storages, which are never written to beyond their first copy
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
-_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
-_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _logger = logging.getLogger("dldist")
 
 
@@ -41,21 +31,25 @@ class _Bucket(NamedTuple):
     tensor: Any  # the array's
 
 
-def is_from_reducer(caller: FrameType | None) -> bool:
-    """Whether a call with this frame before it comes from C++ in a backward pass, on the thread that started it or one of the engine's."""
-    return caller is None or (_backward is not None and caller.f_code is _backward.__code__)
+def averaged_in_shared_memory(group, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
+    """A communication hook of DDP: the mean over the ranks of `group`, in the bucket."""
+    tensor = bucket.buffer()
+    opts = dist.AllreduceOptions()
+    if tensor.layout is torch.strided:
+        opts.reduceOp = dist.ReduceOp.AVG
+    else:
+        tensor.div_(group.size())  # there is only the sum of sparse ones
+
+    def result(done: Any) -> Any:
+        done.value()  # or what has gone wrong
+        return tensor
+
+    return group.allreduce([group._buckets.in_shared_memory(tensor)], opts).get_future().then(result)
 
 
 def _has_views(storage: Any) -> bool:
     """Beside the one tensor, and `storage` itself."""
     return _use_count(storage._cdata) > 2  # type: ignore[no-any-return]
-
-
-def is_compressed(tensor: Any) -> bool:
-    """Whether what comes from a reducer is no bucket but what its hook FP16_COMPRESS has made of one."""
-    if tensor.dtype is not torch.float16 or tensor.layout is not torch.strided or _use_count is None:
-        return False
-    return not _has_views(tensor.untyped_storage())
 
 
 class Buckets:
@@ -64,10 +58,7 @@ class Buckets:
     def __init__(self, world: dldist.World) -> None:
         self._world = world
         self._moved: dict[int, _Bucket] = {}
-        is_asked_for = settings.value("share_buckets")
-        self._is_on = _use_count is not None and is_asked_for is not False
-        self._moves_views = is_asked_for is True
-        self._a_view = 0  # the address of a bucket that is a gradient too
+        self._is_on = _use_count is not None
 
     def in_shared_memory(self, tensor: Any) -> Any:
         """A tensor on the same memory, or `tensor` itself, if it is no bucket or stays where it is."""
@@ -80,22 +71,8 @@ class Buckets:
             return tensor
         bucket = self._moved.get(storage.data_ptr())
         if bucket is None and self._is_on and _has_views(storage) and storage.resizable() and not storage.is_shared():
-            bucket = self._move(storage) if self._moves_views or self._is_hidden(storage) else None
+            bucket = self._move(storage)
         return tensor if bucket is None else bucket.tensor.view(tensor.dtype)
-
-    def _is_hidden(self, storage: Any) -> bool:
-        """Whether the reducer that hands it over keeps its buckets to itself: gradients have storages of their own.
-
-        The reducer runs in a hook of the parameter whose gradient has just come, and hands over that one's bucket before any other.
-        """
-        grad = getattr(getattr(_current_node(), "variable", None), "grad", None)
-        if grad is None or grad.layout is not torch.strided:
-            return False
-        own = grad.untyped_storage()
-        if own.data_ptr() in (storage.data_ptr(), self._a_view):
-            self._a_view = own.data_ptr()
-            return False
-        return bool(own.nbytes() == grad.nbytes)  # else it may be a part of a bucket that is not complete
 
     def _move(self, storage: Any) -> _Bucket | None:
         self._forget_the_dead()

@@ -94,9 +94,8 @@ def is_looked_at(arguments: tuple[Any, ...]) -> bool:
 class _Call:
     """A call that this thread has made an operation of. An operation returns of a work of ours the half in C++ alone: `works` keeps the other."""
 
-    def __init__(self, opts: Any, is_of_reducer: bool, outer: _Call | None) -> None:
+    def __init__(self, opts: Any, outer: _Call | None) -> None:
         self.opts = opts
-        self.is_of_reducer = is_of_reducer
         self.outer = outer
         self.works: list[Work] = []
 
@@ -108,7 +107,7 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...], is_of_reducer: bool) -> Any:
+def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
     """Run a call of a group as an operation: the work that comes of it, which need not be ours."""
     known = _OPERATIONS.get(method)
     hindrance = _hindrance(method, known, arguments)
@@ -135,7 +134,7 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...], is_of_redu
             values.append(_value_of(argument.name, getattr(opts, _FIELDS[argument.name])))
         else:
             values.append(next(given))
-    call = _entered.call = _Call(opts, is_of_reducer, _entered.call)
+    call = _entered.call = _Call(opts, _entered.call)
     try:
         returned = operation(*values)
         return dist.Work.unbox(returned[-1] if isinstance(returned, (list, tuple)) else returned)
@@ -215,7 +214,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
         if not hasattr(group, "_run_here"):
             work = _run_there(group, kind, method, arguments)
         else:
-            work = group._run_here(method, tuple(arguments), call is not None and call.is_of_reducer)
+            work = group._run_here(method, tuple(arguments))
             if call is not None:
                 call.works.append(work)
             else:  # it began in C++, where nobody keeps our half of a work

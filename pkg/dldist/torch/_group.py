@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections import deque
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,20 @@ from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import OpType
 from dldist.c10d.over_group import OverGroup
 from dldist.torch import _dispatcher, _profile
-from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
+from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
 from dldist.torch._options import OPTIONS, FromTorch, in_order
 from dldist.torch._store import TorchStore
 from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
-from dldist.torch._work import Compressed, CopiedBack, Together, Work
+from dldist.torch._work import CopiedBack, Together, Typed, Work
 from dldist.world import call_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_KEPT_NUMBERS = 64  # more than programs start between a forward pass and its backward pass
 
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
@@ -67,7 +70,6 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
     """The call of a group that is named `name`, and `method` in dldist's list of calls."""
     canonical = method or name
     has_options = name not in _MESSAGES
-    may_be_bucket = name == "allreduce"
     run_here = _runner_of(op_type, name, canonical)
     _RUN_HERE.setdefault(canonical, run_here)
 
@@ -76,13 +78,12 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         if named or (has_options and (not args or type(args[-1]) not in OPTIONS)):
             arguments = in_order(name, args, named)
         kind = device_type_of(arguments)
-        is_of_reducer = may_be_bucket and is_from_reducer(sys._getframe().f_back)
         if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
-            return _dispatcher.run(self, canonical, arguments, is_of_reducer)
+            return _dispatcher.run(self, canonical, arguments)
         backend = self._serving(kind)
         if not isinstance(backend, OverGroup):  # a group of torch's
             return getattr(backend, name)(*args, **named)
-        return run_here(self, backend, arguments, is_of_reducer)
+        return run_here(self, backend, arguments)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -91,24 +92,24 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
 def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
     has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
+    is_reduced = name == "allreduce"
     name_of_entry = _profile.name_of_entry(name)
 
-    def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...], is_of_reducer: bool) -> Work:
-        placed = arguments
-        if is_of_reducer:
-            placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
+    def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...]) -> Work:
         with _profile.entry(name_of_entry) as entry:
             try:
-                started, copies = _run(partial(backend._perform, method), name, placed)
+                started, copies = _run(partial(backend._perform, method), name, arguments)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()
             if has_outputs and copies is not None:
                 work: Work = CopiedBack(started, outputs, copies, number)
             else:
-                kind = Compressed if is_of_reducer and is_compressed(outputs[0]) else Work
+                kind = Typed if is_reduced and outputs[0].dtype is torch.float16 else Work
                 work = kind(started, outputs, number)
             entry.lasts_until(work)
+        if is_reduced and started is not None and outputs[0].numel() == 1:
+            self._numbers.append(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -165,6 +166,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._ranks = ranks
         self._cpu = CpuBackend._of(world, ranks, name)
         self._buckets = Buckets(world)
+        # join() hands an all_reduce of a number to DDP's reducer, which keeps the half of its work that is in C++ alone, and waits for it in
+        # the next backward pass. Without the half that is in Python it would wait for ever.
+        self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
         self._served: dict[str, Any] = {}
         self._coalesced: list[Work] | None = None
         _dispatcher.serve("cpu")
@@ -266,10 +270,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     recv = _call_of(OpType.RECV, "recv")
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
 
-    def _run_here(self, method: str, arguments: tuple[Any, ...], is_of_reducer: bool = False) -> Work:
+    def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
         """Run a call of dldist's list, of which PyTorch knows already, on tensors that we serve."""
         backend = self._serving(device_type_of(arguments))
-        return _RUN_HERE[method](self, backend, arguments, is_of_reducer)
+        return _RUN_HERE[method](self, backend, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that are missing; a time-out of None or less than 0 is the group's."""

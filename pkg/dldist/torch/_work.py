@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Work as _Base
 
 import dldist
@@ -121,16 +120,19 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
 
 @not_compiled
-class Compressed(Work):
-    """A call of a hook of DDP in C++, which looks for tensors of C++ in the future. Only futures that are complete can have them."""
+class Typed(Work):
+    """A call whose future has tensors of C++, for which DDP's hook FP16_COMPRESS, in C++, looks in what it has reduced."""
 
     __slots__ = ()
 
     def get_future(self) -> Any:
-        with contextlib.suppress(dldist.DistError):  # which the future has
-            if self._future is None and super().wait():
-                self._future = torch._C.fork(lambda: flat(self._outputs))
-        return super().get_future()
+        if self._future is None:
+            outputs = flat(self._outputs)
+            if self._has_ended() and self.is_success():
+                self._future = torch._C.fork(lambda: outputs)
+            else:
+                self._future = _in_cpp().after(_future_of(self._work, bool), outputs)
+        return self._future
 
 
 @not_compiled
@@ -222,17 +224,16 @@ def _raise_or(error: BaseException | None, result: Any) -> Any:
     return result()
 
 
-_of_forward_passes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""For DDP's reducers: the work that tells how many ranks are in the pass, within DDP's join()."""
+@functools.cache
+def _in_cpp() -> Any:
+    """A future that is made in Python holds whatever it holds as an object of Python; one of TorchScript does not."""
+    return torch.jit.CompilationUnit(
+        """
+        def wait_for(done: Future[bool], tensors: List[Tensor]) -> List[Tensor]:
+            torch.jit.wait(done)
+            return tensors
 
-_Reducer: Any = dist.Reducer
-_take_work = _Reducer._set_forward_pass_work_handle
-
-
-def _take_and_keep_work(reducer: Any, work: Any, use_static_world_size: bool) -> None:
-    """The reducer holds the C++ half of a work alone. Without its Python half that never ends, nor does the backward pass."""
-    _of_forward_passes[reducer] = work
-    _take_work(reducer, work, use_static_world_size)
-
-
-_Reducer._set_forward_pass_work_handle = _take_and_keep_work
+        def after(done: Future[bool], tensors: List[Tensor]) -> Future[List[Tensor]]:
+            return torch.jit.fork(wait_for, done, tensors)
+        """
+    )
