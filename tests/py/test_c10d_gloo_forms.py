@@ -5,12 +5,11 @@ import threading
 import time
 from datetime import timedelta
 
+import dldist
 import numpy as np
 import pytest
-from thread_ranks import error_of, on_threads, vector
-
-import dldist
 from dldist import ProcessGroupGloo
+from thread_ranks import error_of, on_threads, vector
 
 SIZES = [1, 2, 3]
 

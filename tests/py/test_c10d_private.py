@@ -6,13 +6,12 @@ import subprocess
 import sys
 from datetime import timedelta
 
+import dldist
 import numpy as np
 import pytest
-from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, total, vector
-
-import dldist
 from dldist import constants
 from dldist import distributed_c10d as c10d
+from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, total, vector
 
 TEN = timedelta(seconds=10)
 

@@ -2,11 +2,10 @@
 
 import array
 
+import dldist
 import numpy as np
 import pytest
 from thread_ranks import error_of, in_worlds
-
-import dldist
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
