@@ -1,41 +1,44 @@
 #!/usr/bin/env python3
-"""Writes what the table of operations says into the stubs: the methods of Group in _core.pyi, and all of c10d/low_level.pyi.
+"""Writes what can be told from elsewhere into the stubs.
+
+From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of c10d/low_level.pyi. From
+the functions of a module: c10d/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op.
 
     python tools/make_stubs.py           write them
     python tools/make_stubs.py --check   fail where a stub is not what would be written
 
-The extension must have been built; the table is csrc/python/group/operations.h.
+The extension must have been built.
 """
 import sys
 from pathlib import Path
 
+from overloads import definition, module_stub, results_by_flag
+
 PACKAGE = Path(__file__).resolve().parent.parent / "pkg" / "dldist"
 BEGIN = "    # The operations: made by tools/make_stubs.py.\n"
 END = "    # End of the operations.\n"
-WIDTH = 120
+# With the private names that other modules use.
+MODULES = {
+    "c10d/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
+    "functional/__init__.py": (),
+}
 
 TYPES = {
-    "one": "_Tensor",
-    "whole": "_Tensor",
-    "many": "_Tensors",
-    "ranks": "_Tensors",
-    "wholes": "_Tensors",
-    "lists": "list[_Tensors] | tuple[_Tensors, ...]",
-    "op": "ReduceOp | str",
+    "one": "Tensor",
+    "whole": "Tensor",
+    "many": "Tensors",
+    "ranks": "Tensors",
+    "wholes": "Tensors",
+    "lists": "Sequence[Tensors]",
+    "op": "Op",
     "root": "SupportsIndex",
 }
 DEFAULTS = {"op": '"sum"', "root": "0"}
-TIMEOUT = "timeout: _Timeout | None = None"
-RESULTS = {"Literal[False] = False": "None", "Literal[True]": "Work", "bool": "Work | None"}
+TIMEOUT = "timeout: Timeout | None = None"
 
 
-def definition(name: str, parameters: list[str], result: str) -> str:
-    head = f"    def {name}("
-    short = f"{head}{', '.join(['self', *parameters])}) -> {result}: ...\n"
-    if len(short) <= WIDTH:
-        return short
-    lines = "".join(f"        {parameter},\n" for parameter in ["self", *parameters])
-    return f"{head}\n{lines}    ) -> {result}: ...\n"
+def method(name: str, parameters: list[str], result: str) -> str:
+    return definition(name, ["self", *parameters], result, "    ")
 
 
 def parameter_of(operation, place: int) -> str:
@@ -51,10 +54,10 @@ def parameter_of(operation, place: int) -> str:
 def methods(operation) -> str:
     parameters = [parameter_of(operation, place) for place in range(len(operation.parameters))] + ["*", TIMEOUT]
     text = "".join(
-        "    @overload\n" + definition(operation.name, [*parameters, f"async_op: {flag}"], result)
-        for flag, result in RESULTS.items()
+        "    @overload\n" + method(operation.name, [*parameters, f"async_op: {flag}"], result)
+        for flag, result in results_by_flag("Work", "None").items()
     )
-    return text + definition(f"plan_{operation.name}", parameters, "Plan")
+    return text + method(f"plan_{operation.name}", parameters, "Plan")
 
 
 def core_stub(before: str, operations) -> str:
@@ -107,7 +110,7 @@ def low_level_stub(calls) -> str:
     for name, call in calls.items():
         by_position, by_name = call.parameters()
         parameters = [f"{each}: Any = None" for each in by_position] + ["*"] + [f"{each}: Any = None" for each in by_name]
-        text += definition(name, parameters if by_name else parameters[:-1], "Any")
+        text += method(name, parameters if by_name else parameters[:-1], "Any")
     return text
 
 
@@ -118,10 +121,12 @@ def main() -> int:
 
     core, low_level = PACKAGE / "_core.pyi", PACKAGE / "c10d" / "low_level.pyi"
     stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
+    for module, private in MODULES.items():
+        stubs[(PACKAGE / module).with_suffix(".pyi")] = module_stub(PACKAGE / module, private)
     differ = [path for path, text in stubs.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in differ:
-            print(f"{path}: not what the table of operations makes of it: run tools/make_stubs.py")
+            print(f"{path}: not what it would be made: run tools/make_stubs.py")
         return 1 if differ else 0
     for path in differ:
         path.write_text(stubs[path])

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         _verify_params_across_processes,
     )
     from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler
+    from dldist.types import Tensor
 
     default_pg_timeout: timedelta
 
@@ -122,6 +123,7 @@ __all__ = [
     "SharedArray",
     "SignalOptions",
     "TCPStore",
+    "Tensor",
     "WaitSignalOptions",
     "Window",
     "WindowAccessType",

@@ -10,7 +10,6 @@ from typing import (
     Literal,
     NoReturn,
     Self,
-    SupportsFloat,
     SupportsIndex,
     TypeAlias,
     TypedDict,
@@ -23,13 +22,10 @@ from typing_extensions import Buffer, disjoint_base
 from dldist.base.future import Future
 from dldist.base.group import Coalescing
 from dldist.c10d.p2p import P2POp
+from dldist.types import Op, Tensor, Tensors, Timeout
 
 _Bytes: TypeAlias = str | Buffer
 _Keys: TypeAlias = Sequence[str] | Sequence[bytes] | Sequence[str | bytes]
-_Timeout: TypeAlias = timedelta | SupportsFloat
-# Anything with __dlpack__ or the buffer protocol.
-_Tensor: TypeAlias = Any
-_Tensors: TypeAlias = list[_Tensor] | tuple[_Tensor, ...]
 _Ints: TypeAlias = list[int] | tuple[int, ...]
 
 class _TensorDescription(TypedDict):
@@ -76,11 +72,11 @@ QueueEmptyError: TypeAlias = DistQueueEmptyError
 class Store:
     def __init__(self) -> None: ...
     def set(self, key: _Bytes, value: _Bytes) -> None: ...
-    def get(self, key: _Bytes, timeout: _Timeout | None = None) -> bytes: ...
+    def get(self, key: _Bytes, timeout: Timeout | None = None) -> bytes: ...
     def try_get(self, key: _Bytes) -> bytes | None: ...
     def add(self, key: _Bytes, amount: SupportsIndex) -> int: ...
     def compare_set(self, key: _Bytes, expected_value: _Bytes, desired_value: _Bytes) -> bytes: ...
-    def wait(self, keys: _Keys, timeout: _Timeout | None = None) -> None: ...
+    def wait(self, keys: _Keys, timeout: Timeout | None = None) -> None: ...
     def check(self, keys: _Keys) -> bool: ...
     def delete_key(self, key: _Bytes) -> bool: ...
     def num_keys(self) -> int: ...
@@ -88,12 +84,12 @@ class Store:
     def multi_get(self, keys: _Keys) -> list[bytes]: ...
     def multi_set(self, keys: _Keys, values: Sequence[str] | Sequence[Buffer] | Sequence[str | Buffer]) -> None: ...
     def queue_push(self, key: _Bytes, value: _Bytes) -> None: ...
-    def queue_pop(self, key: _Bytes, block: bool = True, timeout: _Timeout | None = None) -> bytes: ...
+    def queue_pop(self, key: _Bytes, block: bool = True, timeout: Timeout | None = None) -> bytes: ...
     def queue_len(self, key: _Bytes) -> int: ...
     def list_keys(self) -> list[str]: ...
-    def barrier(self, key: _Bytes, world_size: SupportsIndex, timeout: _Timeout | None = None) -> None: ...
+    def barrier(self, key: _Bytes, world_size: SupportsIndex, timeout: Timeout | None = None) -> None: ...
     def clone(self) -> Store: ...
-    def set_timeout(self, timeout: _Timeout) -> None: ...
+    def set_timeout(self, timeout: Timeout) -> None: ...
     def has_extended_api(self) -> bool: ...
     @property
     def timeout(self) -> timedelta: ...
@@ -111,7 +107,7 @@ class TCPStore(Store):
         port: SupportsIndex,
         world_size: SupportsIndex | None = None,
         is_master: bool = False,
-        timeout: _Timeout = 300.0,
+        timeout: Timeout = 300.0,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: SupportsIndex | None = None,
@@ -138,14 +134,14 @@ class FileStore(Store):
         file_name: str | bytes | PathLike[str] | PathLike[bytes],
         world_size: SupportsIndex | None = -1,
         *,
-        timeout: _Timeout = 300.0,
+        timeout: Timeout = 300.0,
     ) -> None: ...
     def clone(self) -> FileStore: ...
     @property
     def path(self) -> str: ...
 
 class HashStore(Store):
-    def __init__(self, *, timeout: _Timeout = 300.0) -> None: ...
+    def __init__(self, *, timeout: Timeout = 300.0) -> None: ...
     def clone(self) -> HashStore: ...
 
 @disjoint_base
@@ -208,10 +204,10 @@ class Work:
     def is_completed(self) -> bool: ...
     def is_success(self) -> bool: ...
     def exception(self) -> BaseException | None: ...
-    def result(self) -> list[_Tensor]: ...
+    def result(self) -> list[Any]: ...
     def source_rank(self) -> int: ...
     def _source_rank(self) -> int: ...
-    def wait(self, timeout: _Timeout | None = None) -> bool: ...
+    def wait(self, timeout: Timeout | None = None) -> bool: ...
     def synchronize(self) -> None: ...
     def get_future(self) -> Future: ...
     def get_future_result(self) -> NoReturn: ...
@@ -222,7 +218,7 @@ class Work:
     def _get_duration(self) -> float: ...
     def _get_sequence_number(self) -> int: ...
     def _get_op_type(self) -> int: ...
-    def __await__(self) -> Generator[Any, None, list[_Tensor]]: ...
+    def __await__(self) -> Generator[Any, None, list[Any]]: ...
     def _watch(self, callback: Callable[[], object], /) -> None: ...
     @property
     def duration(self) -> float: ...
@@ -243,7 +239,7 @@ class Plan:
     @property
     def op(self) -> str: ...
     @property
-    def tensors(self) -> list[_Tensor]: ...
+    def tensors(self) -> list[Any]: ...
 
 @final
 class SharedArray:
@@ -282,76 +278,76 @@ class Window:
     def __new__(
         cls,
         group: Group,
-        memory: _Tensor | None = None,
+        memory: Tensor | None = None,
         *,
         is_whole: bool = False,
         pad_size: int = 0,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Self: ...
     @overload
     def put(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         channel: SupportsIndex | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def put(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         channel: SupportsIndex | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def put(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         channel: SupportsIndex | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     @overload
     def get(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def get(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def get(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         rank: SupportsIndex,
         offset: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    def flush(self, *, timeout: _Timeout | None = None) -> None: ...
+    def flush(self, *, timeout: Timeout | None = None) -> None: ...
     def signal(self, dst_rank: SupportsIndex, channel: SupportsIndex = 0, timeout_ms: SupportsIndex = 0) -> None: ...
     def put_signal(self, dst_rank: SupportsIndex, channel: SupportsIndex = 0, timeout_ms: SupportsIndex = 0) -> None: ...
     def wait_signal(self, src_rank: SupportsIndex, channel: SupportsIndex = 0, timeout_ms: SupportsIndex = 0) -> None: ...
@@ -404,655 +400,649 @@ class Group:
         rank: SupportsIndex,
         size: SupportsIndex,
         *,
-        timeout: _Timeout | None = 1800.0,
+        timeout: Timeout | None = 1800.0,
         name: str = "default",
-        connect_timeout: _Timeout | None = None,
+        connect_timeout: Timeout | None = None,
     ) -> None: ...
     # The operations: made by tools/make_stubs.py.
     @overload
     def all_reduce(
         self,
-        tensor: _Tensor,
-        op: ReduceOp | str = "sum",
+        tensor: Tensor,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_reduce(
         self,
-        tensor: _Tensor,
-        op: ReduceOp | str = "sum",
+        tensor: Tensor,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_reduce(
         self,
-        tensor: _Tensor,
-        op: ReduceOp | str = "sum",
+        tensor: Tensor,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    def plan_all_reduce(
-        self,
-        tensor: _Tensor,
-        op: ReduceOp | str = "sum",
-        *,
-        timeout: _Timeout | None = None,
-    ) -> Plan: ...
+    def plan_all_reduce(self, tensor: Tensor, op: Op = "sum", *, timeout: Timeout | None = None) -> Plan: ...
     @overload
     def all_reduce_coalesced(
         self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
+        tensors: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_reduce_coalesced(
         self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
+        tensors: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_reduce_coalesced(
         self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
+        tensors: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_all_reduce_coalesced(
         self,
-        tensors: _Tensors,
-        op: ReduceOp | str = "sum",
+        tensors: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def broadcast(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def broadcast(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def broadcast(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    def plan_broadcast(self, tensor: _Tensor, root: SupportsIndex = 0, *, timeout: _Timeout | None = None) -> Plan: ...
+    def plan_broadcast(self, tensor: Tensor, root: SupportsIndex = 0, *, timeout: Timeout | None = None) -> Plan: ...
     @overload
     def reduce(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
-        op: ReduceOp | str = "sum",
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def reduce(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
-        op: ReduceOp | str = "sum",
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def reduce(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
-        op: ReduceOp | str = "sum",
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_reduce(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         root: SupportsIndex = 0,
-        op: ReduceOp | str = "sum",
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def all_gather(
         self,
-        output_list: _Tensors,
-        tensor: _Tensor,
+        output_list: Tensors,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_gather(
         self,
-        output_list: _Tensors,
-        tensor: _Tensor,
+        output_list: Tensors,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_gather(
         self,
-        output_list: _Tensors,
-        tensor: _Tensor,
+        output_list: Tensors,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    def plan_all_gather(self, output_list: _Tensors, tensor: _Tensor, *, timeout: _Timeout | None = None) -> Plan: ...
+    def plan_all_gather(self, output_list: Tensors, tensor: Tensor, *, timeout: Timeout | None = None) -> Plan: ...
     @overload
     def all_gather_single(
         self,
-        output: _Tensor,
-        tensor: _Tensor,
+        output: Tensor,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_gather_single(
         self,
-        output: _Tensor,
-        tensor: _Tensor,
+        output: Tensor,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_gather_single(
         self,
-        output: _Tensor,
-        tensor: _Tensor,
+        output: Tensor,
+        tensor: Tensor,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
-    def plan_all_gather_single(self, output: _Tensor, tensor: _Tensor, *, timeout: _Timeout | None = None) -> Plan: ...
+    def plan_all_gather_single(self, output: Tensor, tensor: Tensor, *, timeout: Timeout | None = None) -> Plan: ...
     @overload
     def all_gather_coalesced(
         self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
+        output_lists: Sequence[Tensors],
+        tensors: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_gather_coalesced(
         self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
+        output_lists: Sequence[Tensors],
+        tensors: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_gather_coalesced(
         self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
+        output_lists: Sequence[Tensors],
+        tensors: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_all_gather_coalesced(
         self,
-        output_lists: list[_Tensors] | tuple[_Tensors, ...],
-        tensors: _Tensors,
+        output_lists: Sequence[Tensors],
+        tensors: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def all_gather_single_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
+        outputs: Tensors,
+        inputs: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_gather_single_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
+        outputs: Tensors,
+        inputs: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_gather_single_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
+        outputs: Tensors,
+        inputs: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_all_gather_single_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
+        outputs: Tensors,
+        inputs: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def gather(
         self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
+        tensor: Tensor,
+        output_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def gather(
         self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
+        tensor: Tensor,
+        output_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def gather(
         self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
+        tensor: Tensor,
+        output_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_gather(
         self,
-        tensor: _Tensor,
-        output_list: _Tensors | None = None,
+        tensor: Tensor,
+        output_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def gather_single(
         self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
+        tensor: Tensor,
+        output: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def gather_single(
         self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
+        tensor: Tensor,
+        output: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def gather_single(
         self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
+        tensor: Tensor,
+        output: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_gather_single(
         self,
-        tensor: _Tensor,
-        output: _Tensor | None = None,
+        tensor: Tensor,
+        output: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
+        output: Tensor,
+        input_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
+        output: Tensor,
+        input_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
+        output: Tensor,
+        input_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors | None = None,
+        output: Tensor,
+        input_list: Tensors | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor | None = None,
+        output: Tensor,
+        input: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor | None = None,
+        output: Tensor,
+        input: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor | None = None,
+        output: Tensor,
+        input: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor | None = None,
+        output: Tensor,
+        input: Tensor | None = None,
         root: SupportsIndex = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def reduce_scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input_list: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def reduce_scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input_list: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def reduce_scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input_list: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_reduce_scatter(
         self,
-        output: _Tensor,
-        input_list: _Tensors,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input_list: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def reduce_scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input: Tensor,
+        op: Op = "sum",
         split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def reduce_scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input: Tensor,
+        op: Op = "sum",
         split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def reduce_scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input: Tensor,
+        op: Op = "sum",
         split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_reduce_scatter_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
-        op: ReduceOp | str = "sum",
+        output: Tensor,
+        input: Tensor,
+        op: Op = "sum",
         split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def reduce_scatter_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
+        outputs: Tensors,
+        inputs: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def reduce_scatter_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
+        outputs: Tensors,
+        inputs: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def reduce_scatter_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
+        outputs: Tensors,
+        inputs: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_reduce_scatter_coalesced(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
-        op: ReduceOp | str = "sum",
+        outputs: Tensors,
+        inputs: Tensors,
+        op: Op = "sum",
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def all_to_all(
         self,
-        output_list: _Tensors,
-        input_list: _Tensors,
+        output_list: Tensors,
+        input_list: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_to_all(
         self,
-        output_list: _Tensors,
-        input_list: _Tensors,
+        output_list: Tensors,
+        input_list: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_to_all(
         self,
-        output_list: _Tensors,
-        input_list: _Tensors,
+        output_list: Tensors,
+        input_list: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_all_to_all(
         self,
-        output_list: _Tensors,
-        input_list: _Tensors,
+        output_list: Tensors,
+        input_list: Tensors,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
     def all_to_all_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: Tensor,
+        input: Tensor,
         output_split_sizes: _Ints | None = None,
         input_split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[False] = False,
     ) -> None: ...
     @overload
     def all_to_all_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: Tensor,
+        input: Tensor,
         output_split_sizes: _Ints | None = None,
         input_split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: Literal[True],
     ) -> Work: ...
     @overload
     def all_to_all_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: Tensor,
+        input: Tensor,
         output_split_sizes: _Ints | None = None,
         input_split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         async_op: bool,
     ) -> Work | None: ...
     def plan_all_to_all_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: Tensor,
+        input: Tensor,
         output_split_sizes: _Ints | None = None,
         input_split_sizes: _Ints | None = None,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
     ) -> Plan: ...
     @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[False] = False) -> None: ...
+    def barrier(self, *, timeout: Timeout | None = None, async_op: Literal[False] = False) -> None: ...
     @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[True]) -> Work: ...
+    def barrier(self, *, timeout: Timeout | None = None, async_op: Literal[True]) -> Work: ...
     @overload
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool) -> Work | None: ...
-    def plan_barrier(self, *, timeout: _Timeout | None = None) -> Plan: ...
+    def barrier(self, *, timeout: Timeout | None = None, async_op: bool) -> Work | None: ...
+    def plan_barrier(self, *, timeout: Timeout | None = None) -> Plan: ...
     # End of the operations.
-    def send(self, tensor: _Tensor, dst: int, tag: int = 0, *, timeout: _Timeout | None = None) -> None: ...
+    def send(self, tensor: Tensor, dst: int, tag: int = 0, *, timeout: Timeout | None = None) -> None: ...
     def recv(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         src: int | None = None,
         tag: int = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         match_dtype: bool = True,
     ) -> int: ...
-    def isend(self, tensor: _Tensor, dst: int, tag: int = 0, *, timeout: _Timeout | None = None) -> Work: ...
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0, *, timeout: Timeout | None = None) -> Work: ...
     def irecv(
         self,
-        tensor: _Tensor,
+        tensor: Tensor,
         src: int | None = None,
         tag: int = 0,
         *,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         match_dtype: bool = True,
     ) -> Work: ...
-    def monitored_barrier(self, timeout: _Timeout | None = None, wait_all_ranks: bool = False) -> None: ...
-    def _serving(self, tensor: _Tensor, /) -> Group: ...
+    def monitored_barrier(self, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None: ...
+    def _serving(self, tensor: Tensor, /) -> Group: ...
     _device_group: NcclGroup | None
     def batch_isend_irecv(self, p2p_op_list: list[P2POp] | tuple[P2POp, ...]) -> list[Work]: ...
-    def coalesce(self, *, timeout: _Timeout | None = None, async_op: bool = False) -> Coalescing: ...
+    def coalesce(self, *, timeout: Timeout | None = None, async_op: bool = False) -> Coalescing: ...
     def _set_recorder(self, recorder: object, /) -> Any: ...
     def empty(self, shape: SupportsIndex | _Ints, dtype: Any = "float32") -> SharedArray: ...
     def _adopt(self, address: int, fd: int, nbytes: int, /) -> SharedArray: ...
-    def split(self, ranks: _Ints, name: str | None = None, timeout: _Timeout | None = None) -> Self: ...
+    def split(self, ranks: _Ints, name: str | None = None, timeout: Timeout | None = None) -> Self: ...
     def _describe(self, name: str, desc: str, global_ranks: _Ints, /) -> None: ...
     def abort(self, reason: str = "abort() was called") -> None: ...
-    def close(self, timeout: _Timeout | None = None) -> None: ...
+    def close(self, timeout: Timeout | None = None) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     @property
@@ -1064,7 +1054,7 @@ class Group:
     @property
     def timeout(self) -> timedelta: ...
     @timeout.setter
-    def timeout(self, value: _Timeout) -> None: ...
+    def timeout(self, value: Timeout) -> None: ...
     @property
     def sequence(self) -> int: ...
     @property
@@ -1078,7 +1068,7 @@ def _operations() -> tuple[tuple[Any, ...], ...]: ...
 def start_all(plans: list[Plan] | tuple[Plan, ...], /) -> None: ...
 def wait_all(plans: list[Plan] | tuple[Plan, ...], /) -> None: ...
 def _set_log_level(level: str, /) -> bool: ...
-def _take_log_record(timeout: _Timeout, /) -> tuple[str, float, int, str] | None: ...
+def _take_log_record(timeout: Timeout, /) -> tuple[str, float, int, str] | None: ...
 def _stop_log() -> None: ...
 def _call_despite_ctrl_c(function: Callable[..., object], /, *args: object) -> object: ...
 def _raise_status(code: int, /) -> NoReturn: ...
@@ -1096,7 +1086,7 @@ def _close_gate() -> None: ...
 def _call_aloud(callback: Callable[[Any], object], argument: object, /) -> None: ...
 def _monitor_open(*settings: int | str) -> None: ...
 def _monitor_run() -> None: ...
-def _monitor_stop(grace: _Timeout, /) -> None: ...
+def _monitor_stop(grace: Timeout, /) -> None: ...
 def _monitor_add_group(group: Group, /) -> int: ...
 def _monitor_remove_group(number: int, /) -> None: ...
 def _monitor_request_dump() -> bool: ...
@@ -1119,9 +1109,9 @@ class NcclGroup(Group):
         rank: int,
         size: int,
         *,
-        timeout: _Timeout = 600.0,
+        timeout: Timeout = 600.0,
         name: str = "default",
-        init_timeout: _Timeout | None = None,
+        init_timeout: Timeout | None = None,
         config: dict[str, Any] | None = None,
         device: int | None = None,
         is_high_priority: bool = False,
@@ -1134,17 +1124,17 @@ class NcclGroup(Group):
     @property
     def device(self) -> int | None: ...
     def barrier(  # type: ignore[override]
-        self, *, timeout: _Timeout | None = None, async_op: bool = False, device_ids: Sequence[int] | None = None
+        self, *, timeout: Timeout | None = None, async_op: bool = False, device_ids: Sequence[int] | None = None
     ) -> Any: ...
     def start_coalescing(self) -> None: ...
-    def end_coalescing(self, *, timeout: _Timeout | None = None, async_op: bool = True) -> NcclWork | None: ...
+    def end_coalescing(self, *, timeout: Timeout | None = None, async_op: bool = True) -> NcclWork | None: ...
     def drop_coalesced(self) -> None: ...
     def connect(self, device: int | None = None) -> None: ...
     def split(  # type: ignore[override]
         self,
         ranks: list[int] | tuple[int, ...],
         name: str | None = None,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         *,
         color: int | None = None,
         config: dict[str, Any] | None = None,
@@ -1155,7 +1145,7 @@ class NcclGroup(Group):
         self,
         excluded: list[int] | tuple[int, ...],
         name: str | None = None,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         *,
         is_abort: bool = False,
         config: dict[str, Any] | None = None,
@@ -1169,7 +1159,7 @@ class NcclGroup(Group):
         rank: int | None = None,
         *,
         name: str | None = None,
-        timeout: _Timeout | None = None,
+        timeout: Timeout | None = None,
         config: dict[str, Any] | None = None,
     ) -> NcclGroup: ...
     def revoke(self) -> None: ...
@@ -1184,9 +1174,9 @@ class NcclGroup(Group):
         self, shape: int | Sequence[int], dtype: Any = "float32", device: int | None = None
     ) -> NcclArray: ...
     def set_nan_check(self, is_on: bool, /) -> None: ...
-    def add_ephemeral_timeout(self, timeout: _Timeout, /) -> None: ...
-    def _wait_for_works(self, timeout: _Timeout | None = None, /) -> None: ...
-    def abort(self, reason: str = "abort() was called", timeout: _Timeout | None = None) -> None: ...
+    def add_ephemeral_timeout(self, timeout: Timeout, /) -> None: ...
+    def _wait_for_works(self, timeout: Timeout | None = None, /) -> None: ...
+    def abort(self, reason: str = "abort() was called", timeout: Timeout | None = None) -> None: ...
     def _fail(self, text: str, /) -> None: ...
     def _describe(self, name: str, desc: str, global_ranks: Sequence[int] | None, /) -> None: ...
     def _host_view(self) -> NcclGroup: ...
@@ -1219,19 +1209,19 @@ class NcclArray:
 
 @final
 class NcclComms:
-    def __init__(self, devices: Sequence[int | str], timeout: _Timeout | None = None) -> None: ...
+    def __init__(self, devices: Sequence[int | str], timeout: Timeout | None = None) -> None: ...
     @property
     def size(self) -> int: ...
     @property
     def devices(self) -> list[int]: ...
-    def all_reduce(self, tensors: Sequence[Any], op: ReduceOp | str = "sum", streams: Sequence[Any] | None = None) -> None: ...
-    def broadcast(self, tensors: Sequence[Any], root: int = 0, streams: Sequence[Any] | None = None) -> None: ...
+    def all_reduce(self, tensors: Tensors, op: Op = "sum", streams: Sequence[Any] | None = None) -> None: ...
+    def broadcast(self, tensors: Tensors, root: int = 0, streams: Sequence[Any] | None = None) -> None: ...
     def reduce(
-        self, tensors: Sequence[Any], root: int = 0, op: ReduceOp | str = "sum", streams: Sequence[Any] | None = None
+        self, tensors: Tensors, root: int = 0, op: Op = "sum", streams: Sequence[Any] | None = None
     ) -> None: ...
-    def all_gather(self, outputs: Sequence[Any], inputs: Sequence[Any], streams: Sequence[Any] | None = None) -> None: ...
+    def all_gather(self, outputs: Tensors, inputs: Tensors, streams: Sequence[Any] | None = None) -> None: ...
     def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], op: ReduceOp | str = "sum", streams: Sequence[Any] | None = None
+        self, outputs: Tensors, inputs: Tensors, op: Op = "sum", streams: Sequence[Any] | None = None
     ) -> None: ...
     def split(self) -> list[NcclRankComm]: ...
     def abort(self, reason: str = "abort() was called", /) -> None: ...
@@ -1249,14 +1239,14 @@ class NcclRankComm:
     def device(self) -> int: ...
     @classmethod
     def init_rank(
-        cls, rank: int, world_size: int, uid: NcclUniqueId, device: int | str | None = None, timeout: _Timeout | None = None
+        cls, rank: int, world_size: int, uid: NcclUniqueId, device: int | str | None = None, timeout: Timeout | None = None
     ) -> NcclRankComm: ...
-    def all_reduce(self, tensors: Sequence[Any], op: ReduceOp | str = "sum", stream: Any = None) -> None: ...
-    def broadcast(self, tensors: Sequence[Any], root: int = 0, stream: Any = None) -> None: ...
-    def reduce(self, tensors: Sequence[Any], root: int = 0, op: ReduceOp | str = "sum", stream: Any = None) -> None: ...
-    def all_gather(self, outputs: Sequence[Any], inputs: Sequence[Any], stream: Any = None) -> None: ...
+    def all_reduce(self, tensors: Tensors, op: Op = "sum", stream: Any = None) -> None: ...
+    def broadcast(self, tensors: Tensors, root: int = 0, stream: Any = None) -> None: ...
+    def reduce(self, tensors: Tensors, root: int = 0, op: Op = "sum", stream: Any = None) -> None: ...
+    def all_gather(self, outputs: Tensors, inputs: Tensors, stream: Any = None) -> None: ...
     def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], op: ReduceOp | str = "sum", stream: Any = None
+        self, outputs: Tensors, inputs: Tensors, op: Op = "sum", stream: Any = None
     ) -> None: ...
     def abort_handle(self) -> NcclAbortHandle: ...
     def close(self) -> None: ...

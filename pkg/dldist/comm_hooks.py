@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dldist.base.future import Future
     from dldist.reducer.comm import GradBucket
+    from dldist.types import AnyGroup
 
     Hook = Callable[[Any, GradBucket], Any]
 
@@ -34,24 +35,24 @@ __all__ = [
 ]
 
 
-def allreduce_hook(process_group: Any, bucket: GradBucket) -> Future:
+def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
     """The average, as without a hook."""
     work = operations_of(process_group).all_reduce(bucket.buffer(), "avg", async_op=True)
     future: Future = work.get_future()
     return future
 
 
-def fp16_compress_hook(process_group: Any, bucket: GradBucket) -> Future:
+def fp16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
     """The average of the gradients rounded to float16. What is larger than 65504 becomes infinite."""
     return _average_as("float16", process_group, bucket)
 
 
-def bf16_compress_hook(process_group: Any, bucket: GradBucket) -> Future:
+def bf16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
     """The average of the gradients rounded to bfloat16, which has the range of float32."""
     return _average_as("bfloat16", process_group, bucket)
 
 
-def _average_as(dtype: str, process_group: Any, bucket: GradBucket) -> Future:
+def _average_as(dtype: str, process_group: AnyGroup | None, bucket: GradBucket) -> Future:
     compressed = _compress(dtype, bucket)
     work = operations_of(process_group).all_reduce(compressed, "avg", async_op=True)
 
@@ -102,7 +103,7 @@ class PowerSGDState:
 
     def __init__(
         self,
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
         matrix_approximation_rank: int = 1,
         start_powerSGD_iter: int = 1000,
         min_compression_rate: float = 2,

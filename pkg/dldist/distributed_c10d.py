@@ -6,124 +6,43 @@ import sys
 from types import ModuleType
 
 from dldist._core import DistStoreError, PrefixStore, ReduceOp, Store, Work
-from dldist.c10d import registry
+from dldist.c10d import collectives, gloo, groups, names, objects, options, p2p, process_group, ranks, registry
 from dldist.c10d.backend_base import Backend as _Backend
-from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator, coalescing
-from dldist.c10d.collectives import (
-    _all_gather_base,
-    _make_nccl_premul_sum,
-    _reduce_op,
-    _reduce_scatter_base,
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    gather_into_tensor,
-    gather_single,
-    monitored_barrier,
-    reduce,
-    reduce_op,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    scatter,
-    supports_complex,
-)
-from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator
+from dldist.c10d.coalescing import coalescing as coalescing
+from dldist.c10d.collectives import *  # noqa: F403
+from dldist.c10d.collectives import _all_gather_base, _make_nccl_premul_sum, _reduce_op, _reduce_scatter_base
+from dldist.c10d.gloo import *  # noqa: F403
+from dldist.c10d.groups import *  # noqa: F403
 from dldist.c10d.groups import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
     STORE_BASED_BARRIER_PREFIX,
     _abort_process_group,
     _find_pg_by_ranks_and_tag,
     _new_group_with_tag,
     _set_pg_timeout,
-    abort,
-    default_world,
-    destroy_process_group,
-    get_backend,
-    get_backend_config,
     get_backend_impl,
-    get_pg_count,
-    init_process_group,
-    is_initialized,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    set_timeout,
-    shrink_group,
-    split_group,
 )
 from dldist.c10d.groups import check_timeout as _check_valid_timeout
 from dldist.c10d.groups import create_process_group_wrapper as _create_process_group_wrapper
 from dldist.c10d.groups import default_timeout as _get_default_timeout
 from dldist.c10d.groups import store_based_barrier as _store_based_barrier
-from dldist.c10d.names import (
-    Backend,
-    BackendConfig,
-    get_default_backend_for_device,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_launched,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
-    is_xccl_available,
-)
-from dldist.c10d.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from dldist.c10d.options import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    BuiltinCommHookType,
-    DebugLevel,
-    ErrorType,
-    GatherOptions,
-    OpType,
-    ReconfigureOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-    WorkResult,
-    get_debug_level,
-    set_debug_level,
-    set_debug_level_from_env,
-)
-from dldist.c10d.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from dldist.c10d.names import *  # noqa: F403
+from dldist.c10d.names import is_nccl_available
+from dldist.c10d.objects import *  # noqa: F403
+from dldist.c10d.options import *  # noqa: F403
+from dldist.c10d.options import BuiltinCommHookType, ErrorType, OpType, ReconfigureOptions, WorkResult
+from dldist.c10d.p2p import *  # noqa: F403
+from dldist.c10d.process_group import *  # noqa: F403
 from dldist.c10d.process_group import DistributedBackendOptions as _DistributedBackendOptions
 from dldist.c10d.process_group import ProcessGroup
-from dldist.c10d.ranks import (
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-)
+from dldist.c10d.ranks import *  # noqa: F403
+from dldist.c10d.ranks import get_global_rank, get_world_size
 from dldist.c10d.ranks import group_or_default as _group_or_default_group
 from dldist.c10d.ranks import is_non_member as _rank_not_in_group
 from dldist.c10d.ranks import warn_not_in_group as _warn_not_in_group
-from dldist.c10d.registry import GroupMember, default_group, group
+from dldist.c10d.registry import *  # noqa: F403
 from dldist.c10d.registry import Registry as _World
+from dldist.c10d.registry import default_group
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -152,100 +71,25 @@ if TYPE_CHECKING:
     _DEFAULT_PG_TIMEOUT: timedelta
     _DEFAULT_NO_TIMEOUT: timedelta
 
+# A public name is listed once, in the module that it comes from.
 __all__ = [
-    "AllToAllOptions",
-    "AllgatherOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "Backend",
-    "BackendConfig",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "DebugLevel",
-    "GatherOptions",
-    "GroupMember",
     "GroupName",
-    "P2POp",
     "PrefixStore",
-    "ProcessGroup",
-    "ProcessGroupGloo",
     "ReduceOp",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "SHRINK_ABORT",
-    "SHRINK_DEFAULT",
-    "ScatterOptions",
     "Store",
     "Work",
-    "abort",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
     "coalescing",
-    "default_world",
-    "destroy_process_group",
-    "gather",
-    "gather_into_tensor",
-    "gather_object",
-    "gather_single",
-    "get_backend",
-    "get_backend_config",
-    "get_backend_impl",
-    "get_debug_level",
-    "get_default_backend_for_device",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_pg_count",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_launched",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
     "record_comm",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_op",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "set_debug_level",
-    "set_debug_level_from_env",
-    "set_timeout",
-    "shrink_group",
-    "split_group",
-    "supports_complex",
+    *collectives.__all__,
+    *gloo.__all__,
+    *groups.__all__,
+    *names.__all__,
+    *objects.__all__,
+    *options.__all__,
+    *p2p.__all__,
+    *process_group.__all__,
+    *ranks.__all__,
+    *registry.__all__,
 ]
 
 
@@ -404,6 +248,7 @@ _ELSEWHERE = {
     "_StoreCollectives": "dldist.c10d.store_collectives",
     "_create_store_from_options": "dldist.rendezvous",
     "_create_work_from_future": "dldist.c10d.work",
+    "Tensor": "dldist.types",
     "breakpoint": "dldist.c10d.breakpoint",
     "empty": "dldist.c10d.window",
     "register_rendezvous_handler": "dldist.rendezvous",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from dldist.types import Timeout
+
 __all__ = ["register_rendezvous_handler", "rendezvous"]
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -101,7 +103,7 @@ def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
 def _handler(scheme: str, place_of: Callable[..., places.Place]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
     def handler(
         url: str,
-        timeout: Any = DEFAULT_TIMEOUT_S,
+        timeout: Timeout = DEFAULT_TIMEOUT_S,
         *,
         wait_for_workers: bool = True,
         listen_fd: int | None = None,
@@ -123,7 +125,7 @@ register_rendezvous_handler("file", _file_handler)
 
 
 def auto(
-    rank: int = -1, world_size: int = -1, timeout: Any = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
+    rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
     """The rendezvous of this process's launcher, whichever it is; with nothing set, that of a world of one."""
     place = places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
@@ -266,7 +268,7 @@ def meet(
     rank: int = -1,
     world_size: int = -1,
     *,
-    timeout: Any = DEFAULT_TIMEOUT_S,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     name: str = "default_pg",
     store: _core.Store | None = None,
 ) -> Meeting:
@@ -303,7 +305,7 @@ def meet(
             pause = min(2 * pause, 0.1)
 
 
-def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Any, store: _core.Store | None) -> places.Place:
+def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Timeout, store: _core.Store | None) -> places.Place:
     if store is not None:
         return places.in_store(store, rank, world_size)
     rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)

@@ -16,7 +16,11 @@ from dldist.world import World
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    from dldist.types import AnyGroup, Tensor
+
+    TensorT = TypeVar("TensorT", bound=Tensor)
 
 __all__ = [
     "SymmetricMemory",
@@ -95,11 +99,11 @@ class SymmetricMemory(_core.Window):
         return _group("empty_strided_p2p", group_name).empty(tuple(size), dtype)
 
     @staticmethod
-    def rendezvous(tensor: Any, group_name: str | None = None) -> SymmetricMemory:
+    def rendezvous(tensor: Tensor | None, group_name: str | None = None) -> SymmetricMemory:
         return rendezvous(tensor, group_name)
 
     @staticmethod
-    def is_symm_mem_tensor(tensor: Any) -> bool:
+    def is_symm_mem_tensor(tensor: Tensor) -> bool:
         return is_symm_mem_tensor(tensor)
 
     @staticmethod
@@ -120,13 +124,13 @@ class SymmetricMemory(_core.Window):
         return get_mempool_allocator(device)
 
     @staticmethod
-    def stream_write_value32(input: Any, offset: int, val: int) -> Any:
+    def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
         """Write one number of 32 bits, which others see after everything that was written before."""
         _core._write32("stream_write_value32", input, offset, val, 1)
         return input
 
     @staticmethod
-    def memset32(input: Any, offset: int, val: int, count: int = 1) -> Any:
+    def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
         """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
         _core._write32("memset32", input, offset, val, count)
         return input
@@ -139,14 +143,14 @@ _infos: dict[str, tuple[_core.Store, int, int]] = {}
 _worlds: dict[str, World] = {}  # of _infos, for those that have been used
 
 
-def empty(*size: Any, dtype: Any = "float32", device: Any = None, group: Any = None) -> _core.SharedArray:
+def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
     """Zeros in memory that the ranks of this host share: empty(2, 3), empty((2, 3)). `group` is the default one unless given."""
     _require_cpu("empty", device)
-    shape = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
+    shape: Any = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
     return _group("empty", group).empty(tuple(shape), "float32" if dtype is None else dtype)
 
 
-def rendezvous(tensor: Any, group: Any = None) -> SymmetricMemory:
+def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
     """Let the ranks of a group reach each other's tensors. All ranks call it, each with one of its own.
 
     Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
@@ -163,12 +167,12 @@ def rendezvous(tensor: Any, group: Any = None) -> SymmetricMemory:
     return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
 
 
-def is_symm_mem_tensor(tensor: Any) -> bool:
+def is_symm_mem_tensor(tensor: Tensor) -> bool:
     """Whether it lies in memory that empty() of a group which is still there has made."""
     return _core._is_shared(tensor)
 
 
-def put_signal(src: Any, hdl: SymmetricMemory, peer: int) -> None:
+def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it."""
     itemsize = _core._describe_tensor(src, False)["itemsize"]
     offset, rest = divmod(hdl.offset, itemsize)
@@ -239,7 +243,7 @@ def is_symm_mem_enabled_for_group(group_name: str) -> bool:
 # ---- arguments
 
 
-def _group(call: str, group: Any) -> _core.Group:
+def _group(call: str, group: AnyGroup | str | None) -> _core.Group:
     if not isinstance(group, str) or group not in _infos or registry._world.is_named(group):
         return group_of(call, group)
     if group not in _worlds:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dldist.c10d.window import Window
     from dldist.rendezvous import Meeting
     from dldist.symmetric_memory import SymmetricMemory
+    from dldist.types import Tensor, Timeout
 
 
 CLOSE_TIMEOUT_S = 10.0
@@ -45,8 +46,8 @@ class World(_core.Group):
         world_size: int = -1,
         *,
         name: str = "default",
-        timeout: Any = 1800.0,
-        connect_timeout: Any = None,
+        timeout: Timeout = 1800.0,
+        connect_timeout: Timeout | None = None,
         init_method: str | None = None,
         serializer: str = "safe",
     ) -> None:
@@ -83,12 +84,12 @@ class World(_core.Group):
         """How many ranks there are; also `size`."""
         return self.size
 
-    def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Any = None) -> World | None:
+    def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
         """A group of these ranks, in this order; None for those that are not among them, who need not call it."""
         ranks = list(ranks)
         return self.split(ranks, name, timeout) if self.rank in ranks else None
 
-    def split(self, ranks: Sequence[int], name: str | None = None, timeout: Any = None) -> World:
+    def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
         """A group of these ranks, in this order, made by them alone. It ends with this one at the latest."""
         part = super().split(list(ranks), name, timeout)
         part.serializer = self.serializer
@@ -96,7 +97,7 @@ class World(_core.Group):
         self._parts().add(part)
         return part
 
-    def close(self, timeout: Any = None) -> None:
+    def close(self, timeout: Timeout | None = None) -> None:
         """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one.
 
         The time is 10 seconds unless given, and that of all of them together.
@@ -155,13 +156,13 @@ class World(_core.Group):
 
     # ---- memory of the others
 
-    def rendezvous(self, array: Any) -> SymmetricMemory:
+    def rendezvous(self, array: Tensor | None) -> SymmetricMemory:
         """Let the ranks reach each other's arrays, those of one host directly if empty() has made them. All ranks call it."""
         from dldist import symmetric_memory
 
         return symmetric_memory.rendezvous(array, self)
 
-    def new_window(self, tensor: Any = None) -> Window:
+    def new_window(self, tensor: Tensor | None = None) -> Window:
         """c10d's window: memory of every rank that the others put into. All ranks call it."""
         from dldist.c10d.window import Window
 
@@ -169,14 +170,14 @@ class World(_core.Group):
 
     # ---- objects
 
-    def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Any = None) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
         """The objects of all ranks."""
         from dldist.objects import exchange
 
         return exchange.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
 
     def gather_object(
-        self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any] | None:
         """The objects of all ranks, on rank `root`; None on the others."""
         from dldist.objects import exchange
@@ -184,7 +185,7 @@ class World(_core.Group):
         return exchange.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
 
     def broadcast_object(
-        self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
         """The object of rank `root`."""
         from dldist.objects import exchange
@@ -192,7 +193,7 @@ class World(_core.Group):
         return exchange.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
 
     def scatter_objects(
-        self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
         """The object that rank `root` has for this rank."""
         from dldist.objects import exchange
@@ -200,7 +201,7 @@ class World(_core.Group):
         return exchange.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
 
     def all_to_all_objects(
-        self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Any = None
+        self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any]:
         """Give objs[r] to rank r, and get one from each."""
         from dldist.objects import exchange
@@ -208,7 +209,7 @@ class World(_core.Group):
         return exchange.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
 
     def send_object(
-        self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> None:
         """Send an object to rank `dst`."""
         from dldist.objects import exchange
@@ -216,7 +217,7 @@ class World(_core.Group):
         exchange.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
 
     def recv_object(
-        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
         """An object that rank `src`, or any, has sent."""
         from dldist.objects import exchange
@@ -224,7 +225,7 @@ class World(_core.Group):
         return exchange.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
 
     def recv_object_with_source(
-        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> tuple[Any, int]:
         """The same, and the rank that has sent it."""
         from dldist.objects import exchange
@@ -249,7 +250,7 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
         del failure  # its traceback has this frame, and with it what is ended here
 
 
-def _countdown(timeout: Any) -> Callable[[], float]:
+def _countdown(timeout: Timeout | None) -> Callable[[], float]:
     """What is left of the time of close(), whenever that is asked."""
     seconds = CLOSE_TIMEOUT_S
     if timeout is not None:

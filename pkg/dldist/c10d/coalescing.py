@@ -10,6 +10,9 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
+    from dldist import _core
+    from dldist.types import AnyGroup
+
 
 class _CoalescingManager:
     """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""
@@ -17,9 +20,9 @@ class _CoalescingManager:
     def __init__(self, recording: Any = None, group: Any = None) -> None:
         self._recording = recording
         self._group = group
-        self.works: list[Any] = []
+        self.works: list[_core.Work] = []
 
-    def append(self, work: Any = None) -> None:
+    def append(self, work: _core.Work | None = None) -> None:
         """Have wait() wait for this one too."""
         if work is not None:
             self.works.append(work)
@@ -89,7 +92,7 @@ class _Started:
             work.wait()
 
 
-def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
+def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Make one operation of the calls in a `with` block: all_reduce, or the forms of all_gather and reduce_scatter for single
     tensors, all of one kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
     group does nothing, and is warned by the calls in the block.
@@ -110,6 +113,6 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
 coalescing = _coalescing_manager  # the same under a name that is no secret
 
 
-def _time_estimator(group: Any = None, device: Any = None) -> Any:
+def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> Any:
     """Only NCCL can estimate how long operations would take."""
     raise NotImplementedError("_time_estimator is currently not supported: no backend can estimate times")

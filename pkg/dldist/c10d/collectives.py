@@ -1,7 +1,14 @@
 """The collectives of torch.distributed: ranks are those of the default world, groups those of new_group.
 
-A call of a process that is not a member of the group warns, does nothing and returns None. Synchronous calls return None,
-those with async_op=True a Work. `timeout=` is of the call alone, in seconds or as a timedelta.
+What is the same for all of them:
+
+- Every rank of the group makes the same calls in the same order, with tensors of the same dtype and number of elements.
+- A tensor is an array of any library with DLPack or the buffer protocol, strided or not; what is written to must be writable.
+- A call of a process that is not a member of the group warns, does nothing and returns None.
+- With async_op=True the call returns a Work at once. Until work.wait() has returned, inputs must not be changed, nor outputs read.
+- `timeout` is of this call alone, in seconds or as a timedelta: None is the group's own, and 0 fails at once if somebody is missing.
+- What is wrong with arguments is a ValueError (DistArgumentError) or TypeError before anything is sent. Whatever else a call raises
+  ends the group: DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError. See docs/failures.md.
 """
 
 from __future__ import annotations
@@ -15,14 +22,45 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
+    from dldist.base.future import Future
+    from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "monitored_barrier",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "supports_complex",
+]
+
 SUM = _core.ReduceOp.SUM
 
 
-def supports_complex(reduceOp: Any) -> bool:
-    """Whether the reduction makes sense for complex numbers.
+def supports_complex(reduceOp: Op) -> bool:
+    """Whether a reduction makes sense for complex numbers.
 
-    >>> dist.supports_complex(dist.ReduceOp.MAX)
-    False
+    Args:
+        reduceOp: The reduction, or its name.
+
+    Example:
+        >>> dist.supports_complex(dist.ReduceOp.MAX)
+        False
     """
     op = reduceOp if isinstance(reduceOp, _core.ReduceOp) else _core.ReduceOp(reduceOp)
     return op.name in ("SUM", "AVG", "PREMUL_SUM")
@@ -31,15 +69,40 @@ def supports_complex(reduceOp: Any) -> bool:
 # ---- one tensor on every rank
 
 
-def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None) -> Any:
-    """Reduce the tensors of all ranks, in place, so that all have the result. Sparse ones (torch's COO, SciPy's) are summed up.
+def all_reduce(
+    tensor: Tensor,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Reduce the tensors of all ranks, in place, so that all have the result, to the same bits.
 
-    >>> x = array("f", [1, 2])
-    >>> dist.all_reduce(x)                                # the sum over all ranks
-    >>> dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True).wait()
-    True
-    >>> x.tolist()                                        # in a world of one
-    [1.0, 2.0]
+    Args:
+        tensor: The input, and the result. Of the same dtype and number of elements on all ranks; shapes may differ. Sparse ones
+            (torch's COO, SciPy's) are summed up, and of the same shape.
+        op: The reduction, a dldist.ReduceOp or its name ("sum", "max", ...); the same on all ranks.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The reduction or dtype is not one that dldist has. The group lives on.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, has died, or has given up. As after every
+            error that is not about this rank's arguments, the group is of no more use.
+
+    Example:
+        >>> x = array("f", [1, 2])
+        >>> dist.all_reduce(x)                                # the sum over all ranks
+        >>> dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True).wait()
+        True
+        >>> x.tolist()                                        # in a world of one
+        [1.0, 2.0]
     """
     calls = registry._world.operations if group is None else None
     if calls is None and (calls := calls_of(group, "all_reduce")) is None:
@@ -53,18 +116,35 @@ def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = F
 
 
 def broadcast(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Have the tensor of rank `src` on all ranks.
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Have the tensor of one rank on all ranks.
 
-    >>> x = array("f", [1, 2])
-    >>> dist.broadcast(x, src=0, timeout=30)
+    Args:
+        tensor: What rank `src` has is sent, and the others' is filled: the same dtype and number of elements everywhere.
+        src: The rank in the default world that has the data.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: Neither or both of `src` and `group_src` are given, or the rank is not in the group.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the source.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> x = array("f", [1, 2])
+        >>> dist.broadcast(x, src=0, timeout=30)
     """
     calls = calls_of(group, "broadcast")
     if calls is None:
@@ -74,19 +154,37 @@ def broadcast(
 
 
 def reduce(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
-    op: Any = SUM,
-    group: Any = None,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Reduce the tensors of all ranks on rank `dst`, in place there; those of the others are not changed.
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Reduce the tensors of all ranks on one rank, in place there; those of the others are not changed.
 
-    >>> x = array("i", [1, 2])
-    >>> dist.reduce(x, dst=0, op=dist.ReduceOp.BOR)
+    Args:
+        tensor: The input, and on rank `dst` the result. The same dtype and number of elements on all ranks.
+        dst: The rank in the default world that gets the result.
+        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: Neither or both of `dst` and `group_dst` are given, or the rank is not in the group.
+        DistMismatchError: The ranks differ in the call, the dtype, the size, the reduction or the destination.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> x = array("i", [1, 2])
+        >>> dist.reduce(x, dst=0, op=dist.ReduceOp.BOR)
     """
     calls = calls_of(group, "reduce")
     if calls is None:
@@ -96,11 +194,32 @@ def reduce(
 
 
 def barrier(
-    group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None
-) -> Any:
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    device_ids: list[int] | None = None,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
     """Wait until all ranks of the group are here. Every earlier operation of the group has ended then.
 
-    >>> dist.barrier()
+    Args:
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        device_ids: The device with which NCCL makes the barrier, as [0]. On the CPU it is not looked at.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        TypeError: `device_ids` is not a list, and the group is not one of the CPU alone.
+        DistMismatchError: A rank called something else.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+            monitored_barrier asks who is there without such an end.
+
+    Example:
+        >>> dist.barrier()
+        >>> dist.barrier(async_op=True).wait()
+        True
     """
     calls = calls_of(group, "barrier")
     if calls is None:
@@ -115,10 +234,22 @@ def barrier(
     return calls.barrier(timeout=timeout, async_op=async_op, device_ids=device_ids)
 
 
-def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """A barrier whose failure names the ranks that have not come, on rank 0: the first, or all with wait_all_ranks.
+def monitored_barrier(
+    group: AnyGroup | None = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until all ranks are here; where some are not, rank 0 says which, and the group lives on.
 
-    >>> dist.monitored_barrier(timeout=30, wait_all_ranks=True)
+    Args:
+        group: None is the default world.
+        timeout: Seconds or a timedelta that rank 0 waits. None is the group's own; 0 looks who is here already.
+        wait_all_ranks: Wait for all, and name all that are missing; else the first one that is missing ends the wait.
+
+    Raises:
+        DistTimeoutError: Ranks have not come, on rank 0, which names them; or rank 0 has given up, on the others.
+        DistPeerLostError, DistAbortedError: A rank has died, or given up.
+
+    Example:
+        >>> dist.monitored_barrier(timeout=30, wait_all_ranks=True)
     """
     calls = calls_of(group, "monitored_barrier")
     if calls is not None:
@@ -129,28 +260,70 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 
 
 def all_gather(
-    tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
-) -> Any:
-    """Have the tensors of all ranks on every rank: that of rank r in tensor_list[r]. Sizes may differ.
+    tensor_list: Tensors,
+    tensor: Tensor,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Have the tensors of all ranks on every rank: that of rank r in tensor_list[r].
 
-    >>> parts = [array("i", [0, 0]) for _ in range(dist.get_world_size())]
-    >>> dist.all_gather(parts, array("i", [3, 4]))
-    >>> parts[0].tolist()
-    [3, 4]
+    Args:
+        tensor_list: The outputs, a list or tuple of one for each rank, each with the size of what that rank gives.
+        tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The list has another length than the group, dtypes differ, or outputs overlap.
+        DistMismatchError: The ranks differ in the call, the dtype, or what sizes they expect of each other.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> parts = [array("i", [0, 0]) for _ in range(dist.get_world_size())]
+        >>> dist.all_gather(parts, array("i", [3, 4]))
+        >>> parts[0].tolist()
+        [3, 4]
     """
     calls = calls_of(group, "all_gather")
     return None if calls is None else calls.all_gather(tensor_list, tensor, timeout=timeout, async_op=async_op)
 
 
 def all_gather_single(
-    output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
-) -> Any:
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
     """Have the tensors of all ranks in one: one behind the other along the first dimension, or stacked.
 
-    >>> whole = array("i", [0, 0] * dist.get_world_size())
-    >>> dist.all_gather_single(whole, array("i", [3, 4]))
-    >>> whole[:2].tolist()
-    [3, 4]
+    Args:
+        output_tensor: The result, with as many elements as all inputs together.
+        input_tensor: What this rank gives: the same dtype and number of elements on all ranks.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The sizes or dtypes of input and output do not fit.
+        DistMismatchError: The ranks differ in the call, the dtype or the size.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> whole = array("i", [0, 0] * dist.get_world_size())
+        >>> dist.all_gather_single(whole, array("i", [3, 4]))
+        >>> whole[:2].tolist()
+        [3, 4]
     """
     calls = calls_of(group, "all_gather_single")
     if calls is None:
@@ -159,9 +332,22 @@ def all_gather_single(
 
 
 def all_gather_coalesced(
-    output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Any:
-    """Deprecated. Several all_gathers in one: output_tensor_lists[r][i] gets input_tensor_list[i] of rank r."""
+    output_tensor_lists: list[Tensors],
+    input_tensor_list: Tensors,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+) -> Future | None:
+    """Deprecated: several all_gathers in one. all_gather in a `with dldist._coalescing_manager()` block is the same.
+
+    Args:
+        output_tensor_lists: output_tensor_lists[r][i] gets input_tensor_list[i] of rank r.
+        input_tensor_list: What this rank gives.
+        group: None is the default world.
+        async_op: Return a Future at once, instead of waiting.
+
+    Returns:
+        None, or with async_op a Future.
+    """
     _deprecated("all_gather_coalesced", "_coalescing_manager")
     if not isinstance(output_tensor_lists, list):
         raise TypeError("Invalid function argument: output_tensor_lists should be a list")
@@ -172,20 +358,38 @@ def all_gather_coalesced(
 
 
 def gather(
-    tensor: Any,
-    gather_list: Any = None,
+    tensor: Tensor,
+    gather_list: Tensors | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Have the tensors of all ranks on rank `dst` (0): that of rank r in gather_list[r].
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Have the tensors of all ranks on one rank: that of rank r in gather_list[r].
 
-    >>> is_root = dist.get_rank() == 0
-    >>> parts = [array("i", [0]) for _ in range(dist.get_world_size())] if is_root else None
-    >>> dist.gather(array("i", [5]), parts, dst=0)
+    Args:
+        tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
+        gather_list: On rank `dst` the outputs, a list or tuple of one for each rank; None on the others.
+        dst: The rank in the default world that gets all: 0 unless given.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The list is missing on rank `dst`, is there on another one, or has another length than the group.
+        DistMismatchError: The ranks differ in the call, the dtype, a size or the destination.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> is_root = dist.get_rank() == 0
+        >>> parts = [array("i", [0]) for _ in range(dist.get_world_size())] if is_root else None
+        >>> dist.gather(array("i", [5]), parts, dst=0)
     """
     calls = calls_of(group, "gather")
     if calls is None:
@@ -196,16 +400,38 @@ def gather(
 
 
 def gather_single(
-    tensor: Any,
-    gather_tensor: Any = None,
+    tensor: Tensor,
+    gather_tensor: Tensor | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Have the tensors of all ranks in one on rank `dst` (0)."""
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Have the tensors of all ranks in one on one rank, in the order of the ranks.
+
+    Args:
+        tensor: What this rank gives: the same dtype and number of elements on all ranks.
+        gather_tensor: On rank `dst` the result, with as many elements as all inputs together; None on the others.
+        dst: The rank in the default world that gets all: 0 unless given.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The result's tensor is missing on rank `dst`, or sizes or dtypes do not fit.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the destination.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> whole = array("i", [0] * dist.get_world_size()) if dist.get_rank() == 0 else None
+        >>> dist.gather_single(array("i", [5]), whole, dst=0)
+    """
     calls = calls_of(group, "gather_single")
     if calls is None:
         return None
@@ -216,23 +442,41 @@ def gather_single(
 
 
 def scatter(
-    tensor: Any,
-    scatter_list: Any = None,
+    tensor: Tensor,
+    scatter_list: Tensors | None = None,
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Get the tensor that rank `src` (0) has for this rank: scatter_list[r] goes to rank r.
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Get the tensor that one rank has for this rank: scatter_list[r] goes to rank r.
 
-    >>> is_root = dist.get_rank() == 0
-    >>> parts = [array("i", [rank * 10]) for rank in range(dist.get_world_size())] if is_root else None
-    >>> mine = array("i", [-1])
-    >>> dist.scatter(mine, parts, src=0)
-    >>> mine[0] == dist.get_rank() * 10
-    True
+    Args:
+        tensor: The result, with the size of what rank `src` has for this rank.
+        scatter_list: On rank `src` the inputs, a list or tuple of one for each rank; None on the others.
+        src: The rank in the default world that has them: 0 unless given.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The list is missing on rank `src`, is there on another one, or has another length than the group.
+        DistMismatchError: The ranks differ in the call, the dtype, a size or the source.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> is_root = dist.get_rank() == 0
+        >>> parts = [array("i", [rank * 10]) for rank in range(dist.get_world_size())] if is_root else None
+        >>> mine = array("i", [-1])
+        >>> dist.scatter(mine, parts, src=0)
+        >>> mine[0] == dist.get_rank() * 10
+        True
     """
     calls = calls_of(group, "scatter")
     if calls is None:
@@ -246,7 +490,7 @@ def _first_rank(global_rank: int | None, group_rank: int | None) -> int | None:
     return 0 if global_rank is None and group_rank is None else global_rank
 
 
-def _check_roots_list(tensors: Any, is_root: bool, name: str, role: str) -> None:
+def _check_roots_list(tensors: Tensors | None, is_root: bool, name: str, role: str) -> None:
     if is_root and not tensors:
         raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
     if tensors and not is_root:
@@ -254,14 +498,37 @@ def _check_roots_list(tensors: Any, is_root: bool, name: str, role: str) -> None
 
 
 def reduce_scatter(
-    output: Any, input_list: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None
-) -> Any:
+    output: Tensor,
+    input_list: Tensors,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
     """Reduce input_list[r] of all ranks for rank r.
 
-    >>> mine = array("f", [0])
-    >>> dist.reduce_scatter(mine, [array("f", [rank]) for rank in range(dist.get_world_size())])
-    >>> mine[0] == dist.get_rank() * dist.get_world_size()
-    True
+    Args:
+        output: The result for this rank, with the size of input_list[rank].
+        input_list: A list or tuple of one tensor for each rank; all ranks give the same sizes and dtype.
+        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The list has another length than the group, or sizes or dtypes do not fit.
+        DistMismatchError: The ranks differ in the call, the dtype, a size or the reduction.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> mine = array("f", [0])
+        >>> dist.reduce_scatter(mine, [array("f", [rank]) for rank in range(dist.get_world_size())])
+        >>> mine[0] == dist.get_rank() * dist.get_world_size()
+        True
     """
     calls = calls_of(group, "reduce_scatter")
     if calls is None:
@@ -270,12 +537,35 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(
-    output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None
-) -> Any:
+    output: Tensor,
+    input: Tensor,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
     """Reduce the r-th part of all ranks' tensors for rank r.
 
-    >>> mine = array("f", [0])
-    >>> dist.reduce_scatter_single(mine, array("f", range(dist.get_world_size())))
+    Args:
+        output: The result for this rank: an equal part of the input.
+        input: The parts for all ranks, one behind the other; the same dtype and number of elements on all ranks.
+        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The sizes or dtypes of input and output do not fit.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> mine = array("f", [0])
+        >>> dist.reduce_scatter_single(mine, array("f", range(dist.get_world_size())))
     """
     calls = calls_of(group, "reduce_scatter_single")
     if calls is None:
@@ -284,15 +574,36 @@ def reduce_scatter_single(
 
 
 def all_to_all(
-    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
-) -> Any:
+    output_tensor_list: Tensors,
+    input_tensor_list: Tensors,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
     """Give input_tensor_list[r] to rank r, and get output_tensor_list[r] from it.
 
-    >>> to = [array("i", [dist.get_rank()]) for _ in range(dist.get_world_size())]
-    >>> by = [array("i", [-1]) for _ in to]
-    >>> dist.all_to_all(by, to)
-    >>> [part[0] for part in by] == list(range(dist.get_world_size()))
-    True
+    Args:
+        output_tensor_list: A list or tuple of one tensor for each rank, with the size of what that rank gives to this one.
+        input_tensor_list: A list or tuple of one tensor for each rank. All are of one dtype; sizes may differ.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: A list has another length than the group, dtypes differ, or outputs overlap.
+        DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> to = [array("i", [dist.get_rank()]) for _ in range(dist.get_world_size())]
+        >>> by = [array("i", [-1]) for _ in to]
+        >>> dist.all_to_all(by, to)
+        >>> [part[0] for part in by] == list(range(dist.get_world_size()))
+        True
     """
     calls = calls_of(group, "all_to_all")
     if calls is None:
@@ -301,21 +612,39 @@ def all_to_all(
 
 
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: list[int] | tuple[int, ...] | None = None,
+    input_split_sizes: list[int] | tuple[int, ...] | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     *,
-    timeout: Any = None,
-) -> Any:
-    """Give the r-th part of the first dimension to rank r, and get one from it: equal parts, or of the sizes given.
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Give the r-th part of the first dimension to rank r, and get one from it.
 
-    >>> by = array("i", [-1] * dist.get_world_size())
-    >>> dist.all_to_all_single(by, array("i", [dist.get_rank()] * dist.get_world_size()))
-    >>> by.tolist() == list(range(dist.get_world_size()))
-    True
+    Args:
+        output: What comes from the ranks, in their order.
+        input: What goes to the ranks, in their order; of the output's dtype, which is the same on all ranks.
+        output_split_sizes: How long in the first dimension what comes from each rank is; None: equal parts.
+        input_split_sizes: How long what goes to each rank is; None: equal parts.
+        group: None is the default world.
+        async_op: Return a Work at once, instead of waiting.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+
+    Returns:
+        None, or with async_op a Work; None also where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: Sizes are not one for each rank, or not the tensor's length together; or it has no equal parts.
+        DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
+
+    Example:
+        >>> by = array("i", [-1] * dist.get_world_size())
+        >>> dist.all_to_all_single(by, array("i", [dist.get_rank()] * dist.get_world_size()))
+        >>> by.tolist() == list(range(dist.get_world_size()))
+        True
     """
     calls = calls_of(group, "all_to_all_single")
     if calls is None:
@@ -332,52 +661,72 @@ def _deprecated(name: str, instead: str) -> None:
     warn(f"`dldist.{name}` is deprecated, please use `dldist.{instead}` instead", FutureWarning)
 
 
-def _as_future(work: Any) -> Any:
+def _as_future(work: _core.Work | None) -> Future | None:
     return None if work is None else work.get_future()
 
 
-def all_reduce_coalesced(tensors: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Deprecated. Several all_reduces in one; a Future with async_op."""
+def all_reduce_coalesced(
+    tensors: Tensor | Tensors, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
+) -> Future | None:
+    """Deprecated: several all_reduces in one. all_reduce in a `with dldist._coalescing_manager()` block is the same.
+
+    Args:
+        tensors: A list or tuple of tensors of one dtype, or one tensor; reduced in place.
+        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
+        group: None is the default world.
+        async_op: Return a Future at once, instead of waiting.
+
+    Returns:
+        None, or with async_op a Future of the tensors.
+    """
     _deprecated("all_reduce_coalesced", "_coalescing_manager")
     calls = calls_of(group, "all_reduce_coalesced")
     if calls is None:
         return None
-    tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-    return _as_future(calls.all_reduce_coalesced(tensors, op, async_op=async_op))
+    many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    return _as_future(calls.all_reduce_coalesced(many, op, async_op=async_op))
 
 
-def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: AnyGroup | None = None, async_op: bool = False
+) -> _core.Work | None:
     """Deprecated name of all_gather_single."""
     _deprecated("all_gather_into_tensor", "all_gather_single")
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
-def _all_gather_base(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+def _all_gather_base(
+    output_tensor: Tensor, input_tensor: Tensor, group: AnyGroup | None = None, async_op: bool = False
+) -> _core.Work | None:
     """Deprecated name of all_gather_single."""
     _deprecated("_all_gather_base", "all_gather_single")
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
 def gather_into_tensor(
-    tensor: Any,
-    gather_tensor: Any = None,
+    tensor: Tensor,
+    gather_tensor: Tensor | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
-) -> Any:
+) -> _core.Work | None:
     """Deprecated name of gather_single."""
     _deprecated("gather_into_tensor", "gather_single")
     return gather_single(tensor, gather_tensor, dst, group, async_op, group_dst)
 
 
-def reduce_scatter_tensor(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+def reduce_scatter_tensor(
+    output: Tensor, input: Tensor, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
+) -> _core.Work | None:
     """Deprecated name of reduce_scatter_single."""
     _deprecated("reduce_scatter_tensor", "reduce_scatter_single")
     return reduce_scatter_single(output, input, op, group, async_op)
 
 
-def _reduce_scatter_base(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+def _reduce_scatter_base(
+    output: Tensor, input: Tensor, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
+) -> _core.Work | None:
     """Deprecated name of reduce_scatter_single."""
     _deprecated("_reduce_scatter_base", "reduce_scatter_single")
     return reduce_scatter_single(output, input, op, group, async_op)
@@ -396,6 +745,6 @@ class _reduce_op:
 reduce_op = _reduce_op()
 
 
-def _make_nccl_premul_sum(factor: Any) -> _core.ReduceOp:
+def _make_nccl_premul_sum(factor: float | Tensor) -> _core.ReduceOp:
     """The reduction that sums what has been multiplied by this factor: a number, or a tensor of one element, on NCCL's device, too."""
     return _core.ReduceOp.PREMUL_SUM(factor)

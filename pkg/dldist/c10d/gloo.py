@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dldist.c10d.process_group import ProcessGroup
     from dldist.c10d.window import Window
 
+__all__ = ["ProcessGroupGloo"]
+
 
 class GlooOptions(BackendOptions):
     """ProcessGroupGloo._Options. Devices and threads are taken and have no meaning here: environment variables say which

@@ -21,6 +21,30 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
+    from dldist.c10d.backend_base import Backend as BackendImpl
+    from dldist.types import AnyGroup
+    from dldist.world import World
+
+__all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
+    "abort",
+    "default_world",
+    "destroy_process_group",
+    "get_backend",
+    "get_backend_config",
+    "get_backend_impl",
+    "get_pg_count",
+    "init_process_group",
+    "is_initialized",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "set_timeout",
+    "shrink_group",
+    "split_group",
+]
+
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
 
@@ -33,7 +57,7 @@ def is_initialized() -> bool:
 # ---- time-outs
 
 
-def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
+def _set_pg_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
     """Set the time-out of the later operations of a group."""
     if is_non_member(group):
         raise ValueError("Invalid process group specified")
@@ -46,7 +70,7 @@ def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
     pg.set_timeout(check_timeout(timeout))
 
 
-def set_timeout(timeout: timedelta, group: Any = None) -> None:
+def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
     """Set the time-out of the later operations of a group."""
     _set_pg_timeout(timeout, group)
 
@@ -57,7 +81,7 @@ def set_timeout(timeout: timedelta, group: Any = None) -> None:
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
-    timeout: Any = None,
+    timeout: timedelta | float | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: _core.Store | None = None,
@@ -203,14 +227,14 @@ def store_based_barrier(
 
 def new_group(
     ranks: Sequence[int] | None = None,
-    timeout: Any = None,
+    timeout: timedelta | float | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-) -> Any:
+) -> ProcessGroup | Any:
     """Make a group of some ranks of the default world: of all by default. Ranks are sorted unless sort_ranks is False.
 
     Every rank of the world calls it, in the same order, and those that are not in the group get NON_GROUP_MEMBER; with
@@ -225,7 +249,7 @@ def new_group(
 
 def _new_group_with_tag(
     ranks: Sequence[int] | None = None,
-    timeout: Any = None,
+    timeout: timedelta | float | None = None,
     backend: str | None = None,
     backend_options: Any = None,
     pg_tag: str | None = None,
@@ -233,7 +257,7 @@ def _new_group_with_tag(
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-) -> Any:
+) -> ProcessGroup | Any:
     """new_group with a tag: groups of the same tag and ranks are one group."""
     return _new_group(
         ranks, timeout, backend, backend_options, use_local_synchronization, group_desc, device_id, sort_ranks, pg_tag
@@ -372,12 +396,12 @@ def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None
 
 def new_subgroups(
     group_size: int | None = None,
-    group: Any = None,
-    timeout: Any = None,
+    group: AnyGroup | None = None,
+    timeout: timedelta | float | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
     """Cut the world into groups of group_size consecutive ranks. Returns one's own, and all."""
     if group_size is None:
         raise ValueError("Default group size only takes effect when an accelerator is available: give group_size")
@@ -393,16 +417,16 @@ def new_subgroups(
 
 
 def new_subgroups_by_enumeration(
-    ranks_per_subgroup_list: Any,
-    timeout: Any = None,
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | float | None = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
     """Make a group of each list of ranks, which must not overlap. Returns one's own (None for who is in none), and all."""
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
-    seen: dict[int, list[int]] = {}
+    seen: dict[int, Sequence[int]] = {}
     for ranks in ranks_per_subgroup_list:
         for rank in ranks:
             if rank in seen:
@@ -417,13 +441,13 @@ def new_subgroups_by_enumeration(
 
 
 def split_group(
-    parent_pg: Any = None,
-    split_ranks: Any = None,
-    timeout: Any = None,
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | float | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
     backend: str | None = None,
-) -> Any:
+) -> ProcessGroup | None:
     """Split a group into the lists of split_ranks (ranks of the parent). Returns one's own group, None for who is in none.
 
     Only the members of each part need to call it, but for groups of NCCL that are bound to a device, as c10d's are: of those all
@@ -488,8 +512,8 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
 
 
 def shrink_group(
-    ranks_to_exclude: list[int], group: Any = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
-) -> Any:
+    ranks_to_exclude: list[int], group: AnyGroup | None = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
+) -> ProcessGroup:
     """Make a group of those that are not excluded (global ranks), who all call it, and end the old one.
 
     With SHRINK_ABORT what is under way in the old one is ended first. Works also when the excluded ranks have died, as long as
@@ -553,14 +577,14 @@ def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[i
 # ---- the end
 
 
-def destroy_process_group(group: Any = None) -> None:
+def destroy_process_group(group: AnyGroup | None = None) -> None:
     """End a group; the default world, and all groups with it, when none is given."""
     if is_non_member(group):
         return
     _end(group, lambda pg: pg.shutdown())
 
 
-def abort(group: Any = None, reason: str = "abort() was called") -> None:
+def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
     """End what is under way in a group, and the group, at once; in all when none is given. The other ranks hear the reason."""
     if is_non_member(group):
         return
@@ -595,7 +619,7 @@ def _known_group(group: Any) -> ProcessGroup:
     return pg
 
 
-def _abort_process_group(group: Any = None) -> None:
+def _abort_process_group(group: AnyGroup | None = None) -> None:
     """End what is under way in a group, and the group, at once."""
     abort(group)
 
@@ -603,17 +627,17 @@ def _abort_process_group(group: Any = None) -> None:
 # ---- questions
 
 
-def get_backend(group: Any = None) -> str:
+def get_backend(group: AnyGroup | None = None) -> str:
     """The backend that was asked for, in lower case."""
     return registry._world.pg_map[_member_group(group)][0]
 
 
-def get_backend_config(group: Any = None) -> str:
+def get_backend_config(group: AnyGroup | None = None) -> str:
     """The backends by device, as in "cpu:gloo,cuda:nccl"."""
     return registry._world.pg_backend_config[_member_group(group)]
 
 
-def get_backend_impl(group: Any = None, device: Any = None) -> Any:
+def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> BackendImpl:
     """The backend object for a device, or the only one there is."""
     pg = _member_group(group)
     if device is not None:
@@ -636,7 +660,7 @@ def get_pg_count() -> int:
     return registry._world.group_count
 
 
-def default_world() -> Any:
+def default_world() -> World | None:
     """The World behind the default group; None when its backend is not the CPU's."""
     from dldist.c10d.gloo import group_behind
 

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from dldist.types import AnyGroup, Timeout
 
-def _open(name: str, group: Any, weights_only: bool, serializer: str | None, timeout: Any) -> tuple[Any, Exchange]:
+__all__ = [
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+]
+
+
+def _open(name: str, group: AnyGroup, weights_only: bool, serializer: str | None, timeout: Timeout | None) -> tuple[Any, Exchange]:
     """What runs the operations of the group, and what will carry this call's objects."""
     if weights_only and serializer not in (None, "safe"):
         raise ValueError(f"{name}(): weights_only=True means serializer='safe', and serializer={serializer!r} was given, too")
@@ -40,7 +51,7 @@ def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
     return result
 
 
-def _root(group: Any, global_rank: int | None, group_rank: int | None) -> int:
+def _root(group: AnyGroup, global_rank: int | None, group_rank: int | None) -> int:
     """The group rank of a root, which is the global rank 0 when none is given."""
     if global_rank is None and group_rank is None:
         global_rank = 0
@@ -50,11 +61,11 @@ def _root(group: Any, global_rank: int | None, group_rank: int | None) -> int:
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
-    group: Any = None,
+    group: AnyGroup | None = None,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Have the objects of all ranks on every rank: that of rank r in object_list[r].
 
@@ -74,12 +85,12 @@ def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     group_dst: int | None = None,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Have the objects of all ranks on rank `dst` (0): that of rank r in object_gather_list[r]."""
     if is_non_member(group):
@@ -107,13 +118,13 @@ def _fill(name: str, argument: str, output: list[Any], objects: list[Any]) -> No
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     device: Any = None,
     group_src: int | None = None,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Have the objects in the list of rank `src` (0) in the lists of all ranks, which are of the same length.
 
@@ -153,12 +164,12 @@ def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     group_src: int | None = None,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Get the object that rank `src` (0) has for this rank: scatter_object_input_list[r] is for rank r.
 
@@ -184,14 +195,14 @@ def scatter_object_list(
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send the objects of a list to rank `dst`, which calls recv_object_list with a list of the same length.
 
@@ -211,14 +222,14 @@ def send_object_list(
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
     weights_only: bool = False,
     *,
     serializer: str | None = None,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> int:
     """Receive what rank `src`, or any rank, sends with send_object_list; returns the global rank of the sender.
 

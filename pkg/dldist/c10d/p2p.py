@@ -10,37 +10,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from dldist import _core
+    from dldist.types import AnyGroup, Tensor, Timeout
+
+__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
 
 def isend(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
     *,
-    timeout: Any = None,
-) -> Any:
+    timeout: Timeout | None = None,
+) -> _core.Work:
     """Start to send a tensor to rank `dst`; it must not change before the work that is returned has ended."""
     calls = calls_of(group, "isend")
     if calls is None:
-        return None
+        return None  # type: ignore[return-value]  # seldom, and after a warning: others need no check for it
     return calls.isend(tensor, canonical_rank(group_or_default(group), dst, group_dst), tag, **_limit(timeout))
 
 
-def _limit(timeout: Any) -> dict[str, Any]:
+def _limit(timeout: Timeout | None) -> dict[str, Any]:
     return {} if timeout is None else {"timeout": timeout}
 
 
 def irecv(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
     *,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
     match_dtype: bool = True,
-) -> Any:
+) -> _core.Work:
     """Start to receive a tensor from rank `src`, or from the first that sends when none is given.
 
     A message of another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False.
@@ -54,7 +59,7 @@ def irecv(
     """
     calls = calls_of(group, "irecv")
     if calls is None:
-        return None
+        return None  # type: ignore[return-value]  # as of isend
     return calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout), **_match(match_dtype))
 
 
@@ -62,18 +67,18 @@ def _match(match_dtype: bool) -> dict[str, Any]:
     return {} if match_dtype else {"match_dtype": False}
 
 
-def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
+def _source(group: AnyGroup | None, src: int | None, group_src: int | None) -> int | None:
     return None if src is None and group_src is None else canonical_rank(group_or_default(group), src, group_src)
 
 
 def send(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
     *,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
 ) -> None:
     """Send a tensor to rank `dst`, which is another one."""
     calls = calls_of(group, "send")
@@ -88,13 +93,13 @@ def send(
 
 
 def recv(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
     *,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> int:
     """Receive a tensor from rank `src`, or from the first that sends when none is given. Returns the sender's global rank.
@@ -120,9 +125,9 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Any] | str,
-        tensor: Any,
+        tensor: Tensor,
         peer: int | None = None,
-        group: Any = None,
+        group: AnyGroup | None = None,
         tag: int = 0,
         group_peer: int | None = None,
         *,
@@ -192,7 +197,7 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
         raise ValueError("All ops need to use the same group.")
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
     """Start all of these messages, which are of one group. Returns a work for each, in order.
 
     >>> size, rank, x = dist.get_world_size(), dist.get_rank(), array("i", [0])

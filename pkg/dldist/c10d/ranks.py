@@ -12,15 +12,24 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
-    from dldist.c10d.process_group import ProcessGroup
+    from dldist.types import AnyGroup
+
+__all__ = [
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+]
 
 
-def is_non_member(group: Any) -> bool:
+def is_non_member(group: object) -> bool:
     """Whether it is what new_group gives to those who are not in the group."""
     return type(group) is int and group == NON_GROUP_MEMBER
 
 
-def group_or_default(group: Any = None) -> Any:
+def group_or_default(group: AnyGroup | None = None) -> Any:
     """The group that a call is about."""
     return default_group() if group is None else group
 
@@ -32,7 +41,7 @@ def warn_not_in_group(op_name: str) -> None:
     warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
 
 
-def calls_of(group: Any, name: str) -> Any:
+def calls_of(group: AnyGroup | None, name: str) -> Any:
     """What runs the operations of this group; None, after a warning, when this process is not a member."""
     if is_non_member(group):
         warn_not_in_group(name)
@@ -47,7 +56,7 @@ def _ranks_of(group: Any) -> dict[int, int]:
     return ranks
 
 
-def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     """The rank in the group of a rank of the default world."""
     if group is registry._world.default_pg:
         return global_rank
@@ -57,7 +66,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     return ranks[global_rank]
 
 
-def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """The rank in the default world of a rank of the group."""
     if group is registry._world.default_pg:
         return group_rank
@@ -92,12 +101,12 @@ def global_rank_of(group: Any, group_rank: int) -> int:
     return group_rank if _is_outside(group) else get_global_rank(group, group_rank)
 
 
-def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
     """The global ranks of a group's members, in the order of their group ranks."""
     return list(_ranks_of(group_or_default(group)))
 
 
-def get_rank(group: Any = None) -> int:
+def get_rank(group: AnyGroup | None = None) -> int:
     """The rank of this process in the group; -1 when it is not a member."""
     if is_non_member(group):
         return -1
@@ -109,7 +118,7 @@ def get_rank(group: Any = None) -> int:
     return get_group_rank(group, world.rank())
 
 
-def get_world_size(group: Any = None) -> int:
+def get_world_size(group: AnyGroup | None = None) -> int:
     """How many ranks the group has; -1 when this process is not a member."""
     if is_non_member(group):
         return -1

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dldist.c10d.coalescing import _CollOp
     from dldist.c10d.process_group import ProcessGroup
 
+__all__ = ["GroupMember", "group"]
+
 NON_GROUP_MEMBER = -100
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."

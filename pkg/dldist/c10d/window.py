@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
+    from dldist.types import AnyGroup, Tensor
 
-def group_of(call: str, group: Any = None) -> _core.Group:
+
+def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
     """The group of the extension behind a group, a group's name, or (None) the default group."""
     if isinstance(group, _core.Group):
         return group
@@ -30,7 +32,7 @@ def group_of(call: str, group: Any = None) -> _core.Group:
     return behind
 
 
-def empty(shape: Any, dtype: Any = "float32", group: Any = None) -> _core.SharedArray:
+def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
     """An array of zeros in memory that the ranks of this host share: collectives on it copy less, windows reach it directly.
 
     >>> x = dist.empty((2, 3), "int32")
@@ -58,14 +60,14 @@ class Window:
     signal is in place when the signal is taken.
     """
 
-    def __init__(self, group: _core.Group, tensor: Any = None) -> None:
+    def __init__(self, group: _core.Group, tensor: Tensor | None = None) -> None:
         self._group = group
         self._memory: _core.Window | None = None
         self._layouts: list[tuple[str, tuple[int, ...]]] = []
         if tensor is not None:
             self.tensor_register(tensor)
 
-    def tensor_register(self, tensor: Any, owning: bool = True) -> None:
+    def tensor_register(self, tensor: Tensor | None, owning: bool = True) -> None:
         """Give this rank's memory, which may differ in size and shape from the others'. All ranks call it.
 
         The window keeps the tensor until tensor_deregister(), also without `owning`: others may write to it at any time.
@@ -93,7 +95,7 @@ class Window:
 
     def put(
         self,
-        tensor: Any,
+        tensor: Tensor,
         dst_rank: int,
         target_offset_nelems: int = 0,
         async_op: bool = False,

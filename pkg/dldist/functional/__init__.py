@@ -27,7 +27,12 @@ from dldist.functional.pending import Pending
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    from dldist.types import AnyGroup, Op, Tensor, Timeout
+
+    ArrayT = TypeVar("ArrayT", bound=Tensor)
+    TreeT = TypeVar("TreeT")
 
 __all__ = [
     "Pending",
@@ -66,7 +71,9 @@ def _is_average(op: Any) -> bool:
 # ---- reductions
 
 
-def all_reduce(x: Any, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def all_reduce(
+    x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | ArrayT:
     """The reduction of what all ranks give."""
     form = Form("all_reduce", x, group, timeout)
 
@@ -80,7 +87,14 @@ def all_reduce(x: Any, op: Any = "sum", group: Any = None, *, timeout: Any = Non
     return form.run([x], start, [form.shape], fill=True, transpose=gradients, pack=_only, async_op=async_op)
 
 
-def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def all_reduce_tree(
+    tree: TreeT,
+    op: Op = "sum",
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | TreeT:
     """The same tree with every array reduced: one operation for all arrays of a dtype. For gradients and the like.
 
     A tree is a dict, list or tuple of arrays and trees, None, or a container that JAX knows. Dicts are gone through by their
@@ -100,7 +114,7 @@ def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: A
         return works if how["async_op"] else None
 
     def transpose(*gradients: Any) -> list[Any]:
-        reduced: list[Any] = all_reduce_tree(list(gradients), op, group, timeout=timeout)
+        reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
         return reduced
 
     shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
@@ -109,8 +123,14 @@ def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: A
 
 
 def reduce(
-    x: Any, root: int = 0, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    x: ArrayT,
+    root: int = 0,
+    op: Op = "sum",
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT | None:
     """The reduction of what all ranks give on the root, None on the others."""
     form = Form("reduce", x, group, timeout)
     root = form.as_rank(root, "root")
@@ -125,8 +145,14 @@ def reduce(
 
 
 def reduce_scatter(
-    x: Any, op: Any = "sum", axis: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    x: ArrayT,
+    op: Op = "sum",
+    axis: int = 0,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
     """This rank's part, along an axis, of the reduction of what all ranks give."""
     form = Form("reduce_scatter", x, group, timeout)
     axis = form.axis(axis)
@@ -151,8 +177,14 @@ def reduce_scatter(
 
 
 def all_gather(
-    x: Any, axis: int = 0, tiled: bool = True, group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    x: ArrayT,
+    axis: int = 0,
+    tiled: bool = True,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
     """What all ranks give, concatenated along an axis in the order of the ranks; with tiled=False stacked along a new one.
 
     All give the same shape; all_gather_any is for others. What has no axis counts as one element.
@@ -166,7 +198,8 @@ def all_gather(
         return operations.all_gather(arrays.pieces(outputs[0], axis, [extent] * form.size), sources[0], **how)
 
     def transpose(gradient: Any) -> list[Any]:
-        return [reduce_scatter(gradient, "sum", axis, group, timeout=timeout).reshape(form.shape)]
+        parts: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
+        return [parts.reshape(form.shape)]
 
     return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
 
@@ -182,15 +215,15 @@ def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...],
 
 
 def gather(
-    x: Any,
+    x: ArrayT,
     root: int = 0,
     axis: int = 0,
     tiled: bool = True,
-    group: Any = None,
+    group: AnyGroup | None = None,
     *,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Any:
+) -> Pending | ArrayT | None:
     """What all_gather gives, on the root; None on the others."""
     form = Form("gather", x, group, timeout)
     root = form.as_rank(root, "root")
@@ -205,7 +238,9 @@ def gather(
     return form.run([x], start, [shape] if form.rank == root else None, pack=_only, async_op=async_op)
 
 
-def all_gather_any(x: Any, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def all_gather_any(
+    x: ArrayT, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | list[ArrayT]:
     """A list of what all ranks give, whatever the shapes; these travel along. All give the same dtype.
 
     With async_op the shapes are waited for, and the content is not.
@@ -247,7 +282,9 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
 # ---- from one rank, and between all
 
 
-def broadcast(x: Any, root: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def broadcast(
+    x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | ArrayT:
     """What the root gives. The others give an array of the same shape and dtype, whose content does not matter."""
     form = Form("broadcast", x, group, timeout)
     root = form.as_rank(root, "root")
@@ -265,8 +302,14 @@ def broadcast(x: Any, root: int = 0, group: Any = None, *, timeout: Any = None, 
 
 
 def scatter(
-    x: Any, root: int = 0, axis: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    x: ArrayT,
+    root: int = 0,
+    axis: int = 0,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
     """This rank's part, along an axis, of what the root gives. The others give an array like their part."""
     form = Form("scatter", x, group, timeout)
     root = form.as_rank(root, "root")
@@ -284,16 +327,16 @@ def scatter(
 
 
 def all_to_all(
-    x: Any,
+    x: ArrayT,
     split_axis: int = 0,
     concat_axis: int = 0,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
-    group: Any = None,
+    group: AnyGroup | None = None,
     *,
-    timeout: Any = None,
+    timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Any:
+) -> Pending | ArrayT:
     """The r-th part of x goes to rank r; what the ranks have sent is concatenated in their order.
 
     x is split along one axis, and parts are concatenated along another or the same. Parts are equal; of one axis they may have
@@ -342,8 +385,13 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
 
 
 def permute(
-    x: Any, pairs: Iterable[tuple[int, int]], group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    x: ArrayT,
+    pairs: Iterable[tuple[int, int]],
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
     """What another rank gives: for every pair (source, destination) the source's x goes to the destination.
 
     All ranks give the same pairs, and arrays of the same shape. No rank is twice a source or twice a destination; one that is
@@ -390,7 +438,15 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 # ---- messages
 
 
-def send(x: Any, dst: int, tag: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def send(
+    x: Tensor,
+    dst: int,
+    tag: int = 0,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | None:
     """Send x to a rank that receives it."""
     form = Form("send", x, group, timeout)
     dst = form.as_rank(dst, "dst")
@@ -403,8 +459,14 @@ def send(x: Any, dst: int, tag: int = 0, group: Any = None, *, timeout: Any = No
 
 
 def recv(
-    like: Any, src: int | None = None, tag: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False
-) -> Any:
+    like: ArrayT,
+    src: int | None = None,
+    tag: int = 0,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
     """An array of the type, shape and dtype of `like` that a rank sends, or any rank when src is None.
 
     A message that is shorter leaves zeros at the end; one that is longer is an error.
@@ -421,7 +483,7 @@ def recv(
     return form.run([like], start, [form.shape], pack=_only, async_op=async_op)
 
 
-def barrier(group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
+def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
     """Wait until all ranks are here. Compiled functions of JAX that were called before have made their collectives then."""
     let_compiled_calls_finish()
     work = operations_of(group).barrier(timeout=timeout, async_op=async_op)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist import _core
+    from dldist.types import Timeout
 
 
 class Pending:
@@ -24,7 +25,7 @@ class Pending:
         """Whether wait() would return, or raise, at once."""
         return all(work.is_completed() for work in self._works)
 
-    def wait(self, timeout: Any = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> Any:
         """The result; always the same object. A time-out leaves the operation under way."""
         for work in self._works:
             work.wait(timeout)

@@ -16,28 +16,27 @@ from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cov
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
     from typing import Any
 
-    Timeout = timedelta | float | None
+    from dldist.types import Timeout
 
 DEFAULT_SERIALIZER = "safe"
 
 
-def all_gather_object(group: Any, obj: Any, *, serializer: str | None = None, timeout: Timeout = None) -> list[Any]:
+def all_gather_object(group: Any, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
     """The objects of all ranks, on every rank. This rank's own is a copy, too."""
     return Exchange(group, "all_gather_object", serializer, timeout).all_gather(obj)
 
 
 def gather_object(
-    group: Any, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> list[Any] | None:
     """The objects of all ranks, on the root; None on the others."""
     return Exchange(group, "gather_object", serializer, timeout).gather(obj, root)
 
 
 def broadcast_object(
-    group: Any, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> Any:
     """The object of the root, which gets its own back; what the others give is not looked at."""
     return Exchange(group, "broadcast_object", serializer, timeout).broadcast(obj, root)
@@ -49,21 +48,21 @@ def scatter_objects(
     root: int = 0,
     *,
     serializer: str | None = None,
-    timeout: Timeout = None,
+    timeout: Timeout | None = None,
 ) -> Any:
     """The object that the root has for this rank: objs[rank]. What the others give is not looked at."""
     return Exchange(group, "scatter_objects", serializer, timeout).scatter(objs, root)
 
 
 def all_to_all_objects(
-    group: Any, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> list[Any]:
     """Gives objs[r] to rank r, and returns what the ranks had for this one."""
     return Exchange(group, "all_to_all_objects", serializer, timeout).all_to_all(objs)
 
 
 def send_object(
-    group: Any, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> None:
     """Sends an object to a rank that calls recv_object.
 
@@ -73,14 +72,14 @@ def send_object(
 
 
 def recv_object(
-    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> Any:
     """The next object that rank `src`, or any rank, sends with this tag. recv_object_with_source says from whom it is."""
     return Exchange(group, "recv_object", serializer, timeout).recv(src, tag)[0]
 
 
 def recv_object_with_source(
-    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout = None
+    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> tuple[Any, int]:
     """As recv_object; the object and the rank that has sent it."""
     return Exchange(group, "recv_object_with_source", serializer, timeout).recv(src, tag)
@@ -93,7 +92,7 @@ class Exchange:
     says so in its prefix, one that does not want what comes takes it and throws it away. So the group stays usable.
     """
 
-    def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout) -> None:
+    def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout | None) -> None:
         # Objects are bytes of the host, which groups of devices do not take otherwise.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from dldist.types import AnyGroup, Tensor, Timeout
+
 __all__ = [
     "GradBucket",
     "Join",
@@ -73,7 +75,7 @@ class Reducer(C10dNames):
         params: Iterable[Any],
         bucket_indices: Sequence[Sequence[int]] | None = None,
         per_bucket_size_limits: Sequence[int] | None = None,
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
         expect_sparse_gradients: Sequence[bool] = (),
         bucket_bytes_cap: int = BUCKET_BYTES,
         find_unused_parameters: bool = False,
@@ -83,7 +85,7 @@ class Reducer(C10dNames):
         *,
         op: str = "avg",
         static_graph: bool = False,
-        timeout: Any = None,
+        timeout: Timeout | None = None,
     ) -> None:
         if op not in ("avg", "sum"):
             raise ValueError(f"Reducer(): argument 'op' must be \"avg\" or \"sum\", not {op!r}")
@@ -114,7 +116,7 @@ class Reducer(C10dNames):
 
     # ---- the group
 
-    def use_group(self, process_group: Any) -> None:
+    def use_group(self, process_group: AnyGroup | None) -> None:
         """Go on with another group, as if newly made: all of its ranks call this, or make their Reducer. For when ranks have
         been lost; a pass under way is forgotten. A hook whose state is the group gets the other one."""
         operations = operations_of(process_group)
@@ -170,7 +172,7 @@ class Reducer(C10dNames):
     # ---- parameters
 
     def broadcast_parameters(
-        self, tensors: Sequence[Any] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
+        self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
         """The parameters, or other tensors (a model's buffers), with the values of rank `src`.
 
@@ -219,7 +221,7 @@ class Reducer(C10dNames):
         for index in self._static_unused or ():
             self._settle_unused(self._slots[index])
 
-    def mark_ready(self, index: int, gradient: Any = None) -> None:
+    def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
         """The gradient of a parameter is there: an array; or, with gradient_as_bucket_view, what has been written into the
         view that gradient(index) gives. A bucket that is full, and whose turn it is, is on its way when this returns.
 
@@ -406,7 +408,7 @@ class Reducer(C10dNames):
         """gradient() of all parameters."""
         return [self.gradient(index) for index in range(len(self._slots))]
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Tensor | None]) -> list[Any]:
         """A whole pass: the averages of gradients that are all there. None stands for an unused parameter."""
         gradients = list(gradients)
         if len(gradients) != len(self._slots):

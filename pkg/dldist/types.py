@@ -1,0 +1,52 @@
+"""Types for annotations: what may be given as a tensor, a group, a reduction, a time-out.
+
+    def step(gradient: dldist.Tensor, group: dldist.types.AnyGroup | None = None) -> None: ...
+
+This module imports typing, which `import dldist` does not; dldist.Tensor is found here when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, SupportsFloat, TypeAlias
+
+from dldist._core import Group, ReduceOp
+from dldist.c10d.backend_base import Backend
+from dldist.c10d.process_group import ProcessGroup
+
+__all__ = ["AnyGroup", "Op", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
+
+
+class SupportsDLPack(Protocol):
+    """What exports its memory by DLPack, as the arrays of NumPy, PyTorch, JAX and CuPy do."""
+
+    def __dlpack__(self) -> Any: ...
+
+
+class _SupportsDLPackDevice(Protocol):
+    # The same arrays: NumPy's types give __dlpack__ to those of numbers alone, and not to those of bool.
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class SupportsBuffer(Protocol):
+    """What has the buffer protocol: array.array, bytearray, memoryview, ctypes; bytes where nothing is written."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
+"""An array of any library. What a call writes to has to be writable, which no type says."""
+
+Tensors: TypeAlias = Sequence[Tensor]
+"""A list or a tuple of arrays."""
+
+Op: TypeAlias = ReduceOp | str
+"""A reduction: dldist.ReduceOp.SUM, or its name in any case, "sum"."""
+
+Timeout: TypeAlias = timedelta | SupportsFloat
+"""Seconds, or a timedelta."""
+
+AnyGroup: TypeAlias = Group | ProcessGroup | Backend | int
+"""A World or Group, a group of new_group, or a backend by itself. The only int is what new_group gives to those who are not in
+the group, GroupMember.NON_GROUP_MEMBER."""

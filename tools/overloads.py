@@ -1,0 +1,123 @@
+"""The stub of a module whose functions take async_op: each has an overload for what it returns with and without.
+
+A result is annotated with what async_op=True gives first, and with what is returned otherwise behind it: `Work | None`.
+"""
+import ast
+import re
+from pathlib import Path
+
+WIDTH = 120
+
+
+def definition(name: str, parameters: list[str], result: str, indent: str = "") -> str:
+    """A function of a stub, in one line where that is short enough."""
+    head = f"{indent}def {name}("
+    short = f"{head}{', '.join(parameters)}) -> {result}: ...\n"
+    if len(short) <= WIDTH:
+        return short
+    lines = "".join(f"{indent}    {parameter},\n" for parameter in parameters)
+    return f"{head}\n{lines}{indent}) -> {result}: ...\n"
+
+
+def results_by_flag(asynchronous: str, synchronous: str) -> dict[str, str]:
+    """What is returned, by the annotation of async_op."""
+    return {"Literal[False] = False": synchronous, "Literal[True]": asynchronous, "bool": f"{asynchronous} | {synchronous}"}
+
+
+class _Parameter:
+    def __init__(self, argument: ast.arg, default: ast.expr | None, is_by_name: bool) -> None:
+        self.name = argument.arg
+        self.hint = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+        self.default = default
+        self.is_by_name = is_by_name
+
+    def __str__(self) -> str:
+        if self.default is None:
+            return self.without_default()
+        value = ast.unparse(self.default).replace("'", '"') if isinstance(self.default, ast.Constant) else "..."
+        return f"{self.name}{self.hint} = {value}"
+
+    def without_default(self) -> str:
+        return f"{self.name}{self.hint}"
+
+
+def _parameters(function: ast.FunctionDef) -> list[_Parameter]:
+    arguments = function.args
+    none = [None] * (len(arguments.args) - len(arguments.defaults))
+    positional = zip(arguments.args, [*none, *arguments.defaults], strict=True)
+    by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [_Parameter(*each, False) for each in positional] + [_Parameter(*each, True) for each in by_name]
+
+
+def _written(positional: list[str], by_name: list[str]) -> list[str]:
+    return [*positional, *(["*"] if by_name else []), *by_name]
+
+
+def _overloads(function: ast.FunctionDef) -> str:
+    parameters = _parameters(function)
+    place = next(index for index, parameter in enumerate(parameters) if parameter.name == "async_op")
+    flag_is_by_name = parameters[place].is_by_name
+    asynchronous, _, synchronous = ast.unparse(function.returns).partition(" | ")
+    text = ""
+    for flag, result in results_by_flag(asynchronous, synchronous).items():
+        by_name = [str(each) for each in parameters if each.is_by_name and each.name != "async_op"]
+        positional = [str(each) for each in parameters if not each.is_by_name and each.name != "async_op"]
+        ways = []
+        if flag_is_by_name:
+            ways.append((positional, [*by_name, f"async_op: {flag}"]))
+        elif "=" in flag:
+            ways.append(([*positional[:place], f"async_op: {flag}", *positional[place:]], by_name))
+        else:
+            # Without a default it has to be given by name, or behind all that is before it.
+            ways.append((positional[:place], [f"async_op: {flag}", *positional[place:], *by_name]))
+            given = [each.without_default() for each in parameters[:place]]
+            ways.append(([*given, f"async_op: {flag}", *positional[place:]], by_name))
+        for way in ways:
+            text += "@overload\n" + definition(function.name, _written(*way), result)
+    return text
+
+
+def _function(function: ast.FunctionDef, indent: str = "") -> str:
+    parameters = _parameters(function)
+    if any(parameter.name == "async_op" for parameter in parameters):
+        return _overloads(function)
+    positional = [str(each) for each in parameters if not each.is_by_name]
+    by_name = [str(each) for each in parameters if each.is_by_name]
+    return definition(function.name, _written(positional, by_name), ast.unparse(function.returns), indent)
+
+
+def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
+    text = ""
+    for node in tree.body:
+        is_own = getattr(node, "name", "").startswith("_") and node.name not in private
+        if isinstance(node, ast.FunctionDef) and not is_own:
+            text += _function(node)
+        elif isinstance(node, ast.ClassDef) and not is_own:
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            text += f"class {node.name}:\n" + "".join(_function(method, "    ") for method in methods)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and not node.targets[0].id.startswith("_"):
+            text += f"{node.targets[0].id}: {ast.unparse(node.value.func)}\n"
+    return text
+
+
+def _head(tree: ast.Module, body: str) -> str:
+    """The imports that the body needs, type variables, and the public names."""
+    hints = next(node for node in tree.body if isinstance(node, ast.If)).body
+    nodes = [node for node in (*tree.body, *hints) if isinstance(node, ast.Import | ast.ImportFrom)]
+    variables = "".join(f"{ast.unparse(node)}\n" for node in hints if isinstance(node, ast.Assign)).replace("'", '"')
+    names = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    public = "".join(f'    "{name}",\n' for name in ast.literal_eval(names))
+    words = set(re.findall(r"\w+", body + variables + public))
+    lines = ["from typing import Literal, overload"]
+    for node in nodes:
+        node.names = [alias for alias in node.names if (alias.asname or alias.name) in words]
+        if node.names:
+            lines.append(ast.unparse(node))
+    return "\n".join(sorted(lines)) + f"\n\n{variables}__all__ = [\n{public}]\n\n"
+
+
+def module_stub(path: Path, private: tuple[str, ...]) -> str:
+    """The stub of what is public, and of the private names that other modules use."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = _body(tree, private)
+    return f"# Made by tools/make_stubs.py from {path.name}.\n" + _head(tree, body) + body
