@@ -4,7 +4,7 @@
 #   bash scripts/test.sh [pytest arguments]
 #
 #   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
-#   DLDIST_TEST_ALL=1      installs PyTorch, JAX and mypy too, for the tests that need them
+#   DLDIST_TEST_ALL=1      installs PyTorch, JAX, mypy and basedpyright too, for the tests that need them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -16,12 +16,12 @@ fresh_venv "$venv"
 echo "== installing into $venv; the C code is compiled, which takes up to a few minutes"
 patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
 if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
-    echo "== installing PyTorch, JAX and mypy"
-    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy
+    echo "== installing PyTorch, JAX, mypy and basedpyright"
+    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright
 fi
 
 echo "== testing: thousands of tests, most of them with processes of their own; tens of minutes on two cores"
 if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
-    echo "   those that need PyTorch, JAX or mypy are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
+    echo "   those that need PyTorch, JAX or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
 "$venv/bin/python" -m pytest -q tests/py "$@"

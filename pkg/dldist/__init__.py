@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys as _sys
 
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
-from dldist import _core, rendezvous  # noqa: F401
+from dldist import _core, distributed_c10d, rendezvous  # noqa: F401
 from dldist._core import (
     DistAbortedError,
     DistArgumentError,
@@ -26,19 +26,15 @@ from dldist._core import (
     HashStore,
     Member,
     Plan,
-    PrefixStore,
     QueueEmptyError,
-    ReduceOp,
     SharedArray,
-    Store,
     TCPStore,
-    Work,
     start_all,
     wait_all,
 )
 from dldist.base import completions, settings, watch  # noqa: F401
 from dldist.base.future import Future
-from dldist.distributed_c10d import *  # noqa: F403
+from dldist.distributed_c10d import *  # type: ignore[no-redef]  # noqa: F403  # rendezvous is the module here
 from dldist.distributed_c10d import (
     _DEFAULT_FIRST_BUCKET_BYTES,
     BuiltinCommHookType,
@@ -60,12 +56,10 @@ from dldist.distributed_c10d import (
     _time_estimator,
     _Work,
 )
-from dldist.distributed_c10d import __all__ as _c10d_names
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from datetime import timedelta
     from typing import Any
 
     from dldist.c10d.breakpoint import breakpoint
@@ -88,12 +82,9 @@ if TYPE_CHECKING:
     from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler
     from dldist.types import Tensor
 
-    default_pg_timeout: timedelta
-
 __version__ = "0.1.0"
 
 __all__ = [
-    *_c10d_names,
     "BuiltinCommHookType",
     "DistAbortedError",
     "DistArgumentError",
@@ -138,6 +129,8 @@ __all__ = [
     "start_all",
     "wait_all",
 ]
+if not TYPE_CHECKING:  # as in distributed_c10d
+    __all__ += distributed_c10d.__all__
 
 
 def __getattr__(name: str) -> Any:

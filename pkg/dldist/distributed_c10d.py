@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist._core import DistStoreError, PrefixStore, ReduceOp, Store, Work
+from dldist._core import DistStoreError
+from dldist._core import PrefixStore as PrefixStore
+from dldist._core import ReduceOp as ReduceOp
+from dldist._core import Store as Store
+from dldist._core import Work as Work
 from dldist.c10d import collectives, gloo, groups, names, objects, options, p2p, process_group, ranks, registry
 from dldist.c10d.backend_base import Backend as _Backend
 from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator
@@ -71,26 +75,27 @@ if TYPE_CHECKING:
     _DEFAULT_PG_TIMEOUT: timedelta
     _DEFAULT_NO_TIMEOUT: timedelta
 
-# A public name is listed once, in the module that it comes from.
-__all__ = [
-    "GroupName",
-    "PrefixStore",
-    "ReduceOp",
-    "Store",
-    "Work",
-    "coalescing",
-    "record_comm",
-    *collectives.__all__,
-    *gloo.__all__,
-    *groups.__all__,
-    *names.__all__,
-    *objects.__all__,
-    *options.__all__,
-    *p2p.__all__,
-    *process_group.__all__,
-    *ranks.__all__,
-    *registry.__all__,
-]
+if not TYPE_CHECKING:  # checkers go by the imports: of a list that is put together some know a part alone
+    # A public name is listed once, in the module that it comes from.
+    __all__ = [
+        "GroupName",
+        "PrefixStore",
+        "ReduceOp",
+        "Store",
+        "Work",
+        "coalescing",
+        "record_comm",
+        *collectives.__all__,
+        *gloo.__all__,
+        *groups.__all__,
+        *names.__all__,
+        *objects.__all__,
+        *options.__all__,
+        *p2p.__all__,
+        *process_group.__all__,
+        *ranks.__all__,
+        *registry.__all__,
+    ]
 
 
 GroupName = str

@@ -1,26 +1,38 @@
-"""The type stub says what the extension has, and the annotations of the package agree with it and with themselves."""
+"""The type stub says what the extension has, the package agrees with it and with itself, and programs pass the strictest checks."""
 
+import ast
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import dldist
 import pytest
+from dldist import functional
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "pkg" / "dldist"
+PACKAGE_IN_USE = pathlib.Path(dldist.__file__).parent
+PROGRAMS = pathlib.Path(__file__).parent / "typed_programs"
 LIMIT_S = 240
 
 needs_mypy = pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 
 
-def run(module, *args, cwd):
-    """What a checker says, which has to be nothing but that all is well."""
+def check(module, *args, cwd):
+    """What a checker says."""
     environment = dict(os.environ, MYPY_CACHE_DIR=str(cwd))
     if "PYTHONPATH" in environment:  # of somebody who runs the tests without installing
         environment["PYTHONPATH"] = os.path.abspath(environment["PYTHONPATH"])
     command = [sys.executable, "-m", module, *args]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def run(module, *args, cwd):
+    """What it says has to be that all is well."""
+    done = check(module, *args, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -36,27 +48,73 @@ def test_annotations_agree(tmp_path):
     run("mypy", "--python-version", "3.11", "--ignore-missing-imports", str(PACKAGE), cwd=tmp_path)
 
 
-PROGRAM = """
-from typing import assert_type
-
-import dldist
-from dldist._core import Work
-
-world = dldist.World()
-x = bytearray(8)
-work = world.all_reduce(x, async_op=True)
-work.wait()
-world.barrier(async_op=True).wait()
+@needs_mypy
+@pytest.mark.deadline(LIMIT_S)
+def test_bodies_agree_with_signatures(tmp_path):
+    """Of the modules that have a stub made of them, which is what is read of them otherwise."""
+    modules = [str(PACKAGE / name) for name in ("c10d/collectives.py", "functional/__init__.py")]
+    run("mypy", "--python-version", "3.11", "--ignore-missing-imports", *modules, cwd=tmp_path)
 
 
-def either(flag: bool) -> None:
-    assert_type(world.broadcast(x, async_op=flag), Work | None)
-"""
+# ---- programs
+
+
+def programs(*packages):
+    """The programs that use nothing but dldist, and those of the packages that are installed."""
+    names = ["calls.py"]
+    for name, needed in {"arrays.py": ["numpy"], "frameworks.py": ["torch", "jax"]}.items():
+        wanted = set(needed) <= set(packages)
+        missing = [each for each in needed if importlib.util.find_spec(each) is None]
+        if wanted and not missing:
+            names.append(name)
+        elif wanted:
+            print(f"{name} is left out: no {', '.join(missing)}")
+    return [str(PROGRAMS / name) for name in names]
+
+
+def marked_lines():
+    """The lines of the wrong program that are wrong."""
+    lines = (PROGRAMS / "wrong.py").read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+
+
+def test_programs_use_all_there_is():
+    tree = ast.parse((PROGRAMS / "calls.py").read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dist"}
+    assert set(dldist.__all__) - used == set()
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "F"}
+    assert set(functional.__all__) - used == set()
+
+
+STRICT = "--strict --follow-imports=silent --python-version 3.11".split()
 
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_works_need_no_check_for_none(tmp_path):
-    """Of a program, by the strict rules; those do not hold in the package itself."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    run("mypy", "--strict", "--follow-imports=silent", "--python-version", "3.11", "program.py", cwd=tmp_path)
+def test_programs_by_mypy(tmp_path):
+    """By the strict rules, which do not hold in the package itself."""
+    run("mypy", *STRICT, *programs("numpy"), cwd=tmp_path)
+    wrong = check("mypy", *STRICT, str(PROGRAMS / "wrong.py"), cwd=tmp_path)
+    found = {int(number) for number in re.findall(r"wrong\.py:(\d+): error", wrong.stdout)}
+    assert found == marked_lines(), wrong.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="basedpyright is not installed")
+@pytest.mark.deadline(LIMIT_S)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_programs_by_pyright(tmp_path, version):
+    paths = programs("numpy", "torch", "jax")
+    settings = {
+        "typeCheckingMode": "strict",
+        "pythonVersion": version,
+        "extraPaths": [str(PACKAGE_IN_USE.parent)],
+        "include": [*paths, str(PROGRAMS / "wrong.py")],
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = check("basedpyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path), cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(paths) + 1, done.stderr
+    errors = [error for error in report["generalDiagnostics"] if error["severity"] == "error"]
+    wrong = [error for error in errors if error["file"].endswith("wrong.py")]
+    assert [error for error in errors if error not in wrong] == []
+    assert {error["range"]["start"]["line"] + 1 for error in wrong} == marked_lines()
