@@ -10,7 +10,7 @@ import pytest
 from dldist.testing import threads
 
 MODULES = """c10d.coalescing c10d.collectives c10d.groups c10d.names c10d.objects c10d.p2p world testing launch.spawn
-c10d.window symmetric_memory""".split()
+c10d.ranks c10d.window symmetric_memory""".split()
 # What makes the default world itself.
 MAKERS = {"init_process_group"}
 

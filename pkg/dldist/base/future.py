@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
+    from dldist.types import Timeout
+
 
 class Future:
     """A value that is there later: set by set_result or set_exception, or the result of a Work.
@@ -36,12 +38,20 @@ class Future:
             self._take_from_work()
         return self._is_done
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """The value, once it is there; raises the exception if there is one instead."""
+    def wait(self, timeout: Timeout | None = None) -> Any:
+        """The value, once it is there.
+
+        Args:
+            timeout: Seconds or a timedelta. None has no limit of its own: a Work's operation has one. 0 looks once.
+
+        Raises:
+            DistTimeoutError: It is not there in time. It may still come: wait() can be called again.
+            BaseException: The exception that it has instead of a value.
+        """
         if not self.done():
             if self._work is not None:
                 try:
-                    self._work.wait(timeout)
+                    wait_for(self._work, timeout)
                 except Exception:
                     if not self._work.is_completed():
                         raise
@@ -50,7 +60,7 @@ class Future:
                 self._wait(timeout)
         return self.value()
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, timeout: Timeout | None) -> None:
         waiter = allocate_lock()
         waiter.acquire()
         with self._lock:
@@ -162,6 +172,13 @@ def _seconds(timeout: Any) -> float:
     if not seconds >= 0:  # nor NaN
         raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
     return seconds
+
+
+def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
+    """work.wait(), with the meaning of 0 that it has in this package: look once. (Work.wait() is c10d's, where 0 is no limit.)"""
+    if timeout is not None and _seconds(timeout) == 0 and not work.is_completed():
+        raise _core.DistTimeoutError("Operation timed out! the operation is still under way (timeout)")
+    work.wait(timeout)
 
 
 def future_of(work: _core.Work) -> Future:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.base.future import wait_for
 from dldist.c10d.operations import OPERATIONS
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist.c10d.p2p import P2POp
+    from dldist.types import Timeout
 
 
 class Coalescing:
@@ -72,9 +74,11 @@ class Coalescing:
         run = getattr(self._group, operation.as_one)
         return run(*arguments, timeout=self._timeout, async_op=self._is_async)  # type: ignore[no-any-return]
 
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait for the operation; nothing to wait for is fine."""
-        return self.work.wait(timeout) if self.work is not None else True
+    def wait(self, timeout: Timeout | None = None) -> bool:
+        """Wait for the operation; nothing to wait for is fine. None is the operation's own time-out, and 0 looks once."""
+        if self.work is not None:
+            wait_for(self.work, timeout)
+        return True
 
 
 def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False) -> Coalescing:

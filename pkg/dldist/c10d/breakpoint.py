@@ -26,9 +26,15 @@ class _Pdb(pdb.Pdb):
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
-    """Start the debugger on this rank of the default world; the others wait until it goes on, for `timeout_s` at most.
+    """Start the debugger on one rank; the others wait until it goes on. All ranks make the call.
 
-    All ranks make the call. The first `skip` calls from a line do nothing.
+    Args:
+        rank: The rank of the default world that gets the debugger.
+        skip: How many calls from the same line do nothing before.
+        timeout_s: How many seconds the others wait. None is the group's own time-out.
+
+    Raises:
+        DistTimeoutError: On the others: the debugger took longer. The group is of no more use.
     """
     caller = sys._getframe(1)
     place = caller.f_code.co_filename, caller.f_lineno

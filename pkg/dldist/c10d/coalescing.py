@@ -93,14 +93,26 @@ class _Started:
 
 
 def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
-    """Make one operation of the calls in a `with` block: all_reduce, or the forms of all_gather and reduce_scatter for single
-    tensors, all of one kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
-    group does nothing, and is warned by the calls in the block.
+    """Make one operation of the calls in a `with` block.
 
-    >>> tensors = [array("f", [1]), array("f", [2, 3])]
-    >>> with dist._coalescing_manager():
-    ...     for tensor in tensors:
-    ...         dist.all_reduce(tensor)
+    The calls are all_reduce, or the forms of all_gather and reduce_scatter for single tensors: all of one kind, and of one
+    reduction. Nothing runs before the block ends; if it raises, nothing runs at all. A process that is not in the group does nothing,
+    and is warned by the calls in the block.
+
+    Args:
+        group: None is the default world.
+        device: The device whose backend makes one operation of whatever is called, as NCCL does.
+        async_ops: Do not wait at the end of the block: wait() of what the block gives does.
+
+    Raises:
+        RuntimeError: By a call in the block that is of another kind than the first one.
+        ValueError: By a call with another reduction.
+
+    Example:
+        >>> tensors = [array("f", [1]), array("f", [2, 3])]
+        >>> with dist._coalescing_manager():
+        ...     for tensor in tensors:
+        ...         dist.all_reduce(tensor)
     """
     if is_non_member(group):
         return _CoalescingManager()

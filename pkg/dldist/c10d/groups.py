@@ -50,7 +50,7 @@ SHRINK_ABORT = 1
 
 
 def is_initialized() -> bool:
-    """Whether there is a default world."""
+    """Whether there is a default world: init_process_group() has been called, and destroy_process_group() has not."""
     return registry._world.default_pg is not None
 
 
@@ -71,7 +71,19 @@ def _set_pg_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -
 
 
 def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
-    """Set the time-out of the later operations of a group."""
+    """Set the time-out of the later operations of a group, on this rank.
+
+    Args:
+        timeout: Seconds or a timedelta.
+        group: None is the default world.
+
+    Raises:
+        ValueError: The time is negative, or this process is not in the group.
+        TypeError: It is no time.
+
+    Example:
+        >>> dist.set_timeout(60)
+    """
     _set_pg_timeout(timeout, group)
 
 
@@ -93,13 +105,32 @@ def init_process_group(
 ) -> None:
     """Make the default world of this process, with all its ranks.
 
-    They meet in `store`, at `init_method` (a URL: "tcp://host:port", "file:///path", "env://"), or else where the launcher
-    says: torchrun, dlrun, Slurm, mpirun; a process that nobody has launched is a world of one. `backend` is "gloo" for the CPU,
-    which need not be said, "fake", the name of a registered one, or one for each device: "cpu:gloo,cuda:nccl".
+    The ranks meet in `store`, at `init_method`, or else where the launcher says: torchrun, dlrun, Slurm, mpirun. A process that
+    nobody has launched is a world of one.
 
-    >>> dist.init_process_group()
-    >>> dist.get_rank(), dist.get_world_size()
-    (0, 1)
+    Args:
+        backend: "gloo" for the CPU, which need not be said; "nccl" for GPUs, "fake", the name of a registered backend, or one
+            for each device: "cpu:gloo,cuda:nccl".
+        init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
+        timeout: Seconds or a timedelta, for meeting and for all operations: 30 minutes unless given (NCCL: 10 minutes).
+        world_size: How many ranks there are, where nothing else says so.
+        rank: The rank of this process, from 0, where nothing else says so.
+        store: Where the ranks meet, with `rank` and `world_size`, instead of a URL.
+        group_name: For programs that pass it.
+        pg_options: What the backend is made with, such as ProcessGroupNCCL.Options.
+        device_id: The device that the world is bound to, for NCCL: an int, "cuda:0" or an object of torch.
+        enable_reconfigure: Let the members be exchanged later.
+
+    Raises:
+        ValueError: There is a default world already, or rank and size are not known or do not fit.
+        RuntimeError: The backend cannot be used here; the text says why.
+        DistTimeoutError: Ranks have not come in time; the text names them.
+        DistPeerLostError: A rank has died meanwhile.
+
+    Example:
+        >>> dist.init_process_group()
+        >>> dist.get_rank(), dist.get_world_size()
+        (0, 1)
     """
     world = registry._world
     if world.default_pg is not None:
@@ -235,14 +266,29 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | Any:
-    """Make a group of some ranks of the default world: of all by default. Ranks are sorted unless sort_ranks is False.
+    """Make a group of some ranks of the default world. Every rank of the world calls it, in the same order.
 
-    Every rank of the world calls it, in the same order, and those that are not in the group get NON_GROUP_MEMBER; with
-    use_local_synchronization only the members need to call it, and others get None. The time-out is the backend's default unless given.
+    Args:
+        ranks: The members, as ranks of the default world; all unless given.
+        timeout: Seconds or a timedelta for the group's operations: the backend's default (30 minutes) unless given.
+        backend: As in init_process_group; the world's unless given.
+        pg_options: What the backend is made with.
+        use_local_synchronization: Only the members need to call it, and others get None.
+        group_desc: A description, for records.
+        device_id: For programs that pass it: the world's own device.
+        sort_ranks: Number the members by their ranks in the world; False numbers them as they are listed.
 
-    >>> first = dist.new_group([0], timeout=60)
-    >>> if dist.get_rank() == 0:
-    ...     dist.barrier(first)
+    Returns:
+        The group, or GroupMember.NON_GROUP_MEMBER where this process is not in it: calls with that warn and do nothing.
+
+    Raises:
+        ValueError: There is no default world, or ranks are not in it, or repeat themselves.
+        DistTimeoutError: Members have not come in time.
+
+    Example:
+        >>> first = dist.new_group([0], timeout=60)
+        >>> if dist.get_rank() == 0:
+        ...     dist.barrier(first)
     """
     return _new_group(ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, device_id, sort_ranks, None)
 
@@ -402,7 +448,24 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Cut the world into groups of group_size consecutive ranks. Returns one's own, and all."""
+    """Cut a group into groups of as many consecutive ranks. Every rank of the world calls it.
+
+    Args:
+        group_size: How many ranks each has; the group's size is a multiple of it.
+        group: What is cut; None is the default world.
+        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+
+    Returns:
+        This rank's group, and a list of all.
+
+    Raises:
+        ValueError: The size is missing, or does not fit.
+
+    Example:
+        >>> mine, every = dist.new_subgroups(1)
+        >>> len(every) == dist.get_world_size()
+        True
+    """
     if group_size is None:
         raise ValueError("Default group size only takes effect when an accelerator is available: give group_size")
     if group_size <= 0:
@@ -423,7 +486,23 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Make a group of each list of ranks, which must not overlap. Returns one's own (None for who is in none), and all."""
+    """Make a group of each list of ranks. Every rank of the world calls it.
+
+    Args:
+        ranks_per_subgroup_list: Lists of ranks of the default world; no rank is in two of them.
+        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+
+    Returns:
+        This rank's group (None where it is in none), and a list of all.
+
+    Raises:
+        ValueError: There is no list, or a rank is in two.
+
+    Example:
+        >>> mine, every = dist.new_subgroups_by_enumeration([[rank] for rank in range(dist.get_world_size())])
+        >>> mine.size()
+        1
+    """
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     seen: dict[int, Sequence[int]] = {}
@@ -448,15 +527,32 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into the lists of split_ranks (ranks of the parent). Returns one's own group, None for who is in none.
+    """Split a group into parts. Unlike c10d's, it needs no accelerator.
 
     Only the members of each part need to call it, but for groups of NCCL that are bound to a device, as c10d's are: of those all
-    ranks call it. Unlike c10d's, it needs no accelerator.
+    ranks call it.
 
-    >>> half = dist.get_world_size() // 2
-    >>> ranks = range(dist.get_world_size())
-    >>> mine = dist.split_group(split_ranks=[part for part in (list(ranks[:half]), list(ranks[half:])) if part])
-    >>> dist.barrier(mine)
+    Args:
+        parent_pg: What is split; None is the default world.
+        split_ranks: A list of ranks of the parent for each part.
+        timeout: Seconds or a timedelta for the part's operations; the parent's unless given.
+        pg_options: What the backend is made with.
+        group_desc: A description, for records.
+        backend: As in init_process_group; the parent's unless given.
+
+    Returns:
+        This rank's part; None where it is in none.
+
+    Raises:
+        ValueError: A part is empty, or ranks are not in the parent or repeat themselves.
+        RuntimeError: The parent's backend cannot be split.
+        DistTimeoutError: Members have not come in time.
+
+    Example:
+        >>> half = dist.get_world_size() // 2
+        >>> ranks = range(dist.get_world_size())
+        >>> mine = dist.split_group(split_ranks=[part for part in (list(ranks[:half]), list(ranks[half:])) if part])
+        >>> dist.barrier(mine)
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
@@ -514,10 +610,28 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
 def shrink_group(
     ranks_to_exclude: list[int], group: AnyGroup | None = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
 ) -> ProcessGroup:
-    """Make a group of those that are not excluded (global ranks), who all call it, and end the old one.
+    """Make a group of the ranks that stay, who all call it, and end the old one.
 
-    With SHRINK_ABORT what is under way in the old one is ended first. Works also when the excluded ranks have died, as long as
-    the store of the group is there. Shrinking the default group ends all others and makes the new one the default.
+    It works also when the others have died, as long as the store of the group is there. Shrinking the default world ends all
+    other groups, and makes the new one the default.
+
+    Args:
+        ranks_to_exclude: A list of ranks of the default world that do not stay.
+        group: What is shrunk; None is the default world.
+        shrink_flags: With SHRINK_ABORT what is under way in the old group is ended first.
+        pg_options: What the backend is made with.
+
+    Returns:
+        The new group.
+
+    Raises:
+        ValueError: The ranks are none, all, not in the group, or repeat themselves.
+        RuntimeError: This rank is one that does not stay.
+        DistTimeoutError: One that stays has not come in time.
+
+    Example:
+        >>> if dist.get_world_size() > 2 and dist.get_rank() != 2:
+        ...     rest = dist.shrink_group([2])
     """
     pg = group_or_default(group)
     members = _check_shrink(ranks_to_exclude, pg, shrink_flags)
@@ -578,14 +692,34 @@ def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[i
 
 
 def destroy_process_group(group: AnyGroup | None = None) -> None:
-    """End a group; the default world, and all groups with it, when none is given."""
+    """End a group, after what is under way in it; with the default world all groups.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: The group has been ended already, or there is none.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.destroy_process_group(part)
+    """
     if is_non_member(group):
         return
     _end(group, lambda pg: pg.shutdown())
 
 
 def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
-    """End what is under way in a group, and the group, at once; in all when none is given. The other ranks hear the reason."""
+    """End a group and what is under way in it at once, from any thread; with the default world all groups.
+
+    Args:
+        group: None is the default world.
+        reason: What the DistAbortedError of the other ranks says.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.abort(part, "the loss is not a number")
+    """
     if is_non_member(group):
         return
     _end(group, lambda pg: abort_with_reason(pg, reason))
@@ -628,17 +762,43 @@ def _abort_process_group(group: AnyGroup | None = None) -> None:
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
-    """The backend that was asked for, in lower case."""
+    """The backend that was asked for, in lower case: "gloo", or "undefined" where none was said.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: This process is not in the group.
+    """
     return registry._world.pg_map[_member_group(group)][0]
 
 
 def get_backend_config(group: AnyGroup | None = None) -> str:
-    """The backends by device, as in "cpu:gloo,cuda:nccl"."""
+    """The backends by device, as in "cpu:gloo,cuda:nccl".
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: This process is not in the group.
+
+    Example:
+        >>> dist.get_backend_config()
+        'cpu:gloo'
+    """
     return registry._world.pg_backend_config[_member_group(group)]
 
 
 def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> BackendImpl:
-    """The backend object for a device, or the only one there is."""
+    """The object that does a group's calls on a device.
+
+    Args:
+        group: None is the default world.
+        device: "cpu", "cuda" or the like; it need not be said where there is one backend.
+
+    Raises:
+        ValueError: This process is not in the group, or it has several backends and no device is given.
+    """
     pg = _member_group(group)
     if device is not None:
         return pg._get_backend(device)
@@ -661,7 +821,15 @@ def get_pg_count() -> int:
 
 
 def default_world() -> World | None:
-    """The World behind the default group; None when its backend is not the CPU's."""
+    """The World behind the default group, which has methods instead of calls with `group`.
+
+    Returns:
+        None where the backend is not the CPU's.
+
+    Example:
+        >>> dist.default_world().all_gather_object("hello")
+        ['hello']
+    """
     from dldist.c10d.gloo import group_behind
 
     return group_behind(default_group())

@@ -69,10 +69,25 @@ def all_gather_object(
 ) -> None:
     """Have the objects of all ranks on every rank: that of rank r in object_list[r].
 
-    >>> names = [None] * dist.get_world_size()
-    >>> dist.all_gather_object(names, f"rank {dist.get_rank()}")
-    >>> names[0]
-    'rank 0'
+    Args:
+        object_list: A list of at least as many places as there are ranks, which are filled with copies.
+        obj: What this rank gives.
+        group: None is the default world.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle", or "safe", which runs no code of the sender; the same on all ranks. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+    Raises:
+        IndexError: `object_list` is too short.
+        TypeError: An object is not one that the serializer takes; on all ranks, and the group lives on.
+        DistMismatchError: The ranks differ in the call, or in the serializer.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives: the group is of no more use.
+
+    Example:
+        >>> names = [None] * dist.get_world_size()
+        >>> dist.all_gather_object(names, f"rank {dist.get_rank()}")
+        >>> names[0]
+        'rank 0'
     """
     if is_non_member(group):
         warn_not_in_group("all_gather_object")
@@ -92,7 +107,26 @@ def gather_object(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Have the objects of all ranks on rank `dst` (0): that of rank r in object_gather_list[r]."""
+    """Have the objects of all ranks on one rank: that of rank r in object_gather_list[r].
+
+    Args:
+        obj: What this rank gives.
+        object_gather_list: On rank `dst` a list of as many places as there are ranks; None on the others.
+        dst: The rank in the default world that gets them: 0 unless given.
+        group: None is the default world.
+        group_dst: The rank in the group, instead of `dst`.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+    Raises:
+        ValueError: The list is missing on rank `dst`, or is there on another one; on all ranks, and the group lives on.
+        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+
+    Example:
+        >>> losses = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        >>> dist.gather_object({"loss": 0.5}, losses, dst=0)
+    """
     if is_non_member(group):
         warn_not_in_group("gather_object")
         return
@@ -126,14 +160,27 @@ def broadcast_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Have the objects in the list of rank `src` (0) in the lists of all ranks, which are of the same length.
+    """Have the objects in the list of one rank in the lists of all.
 
-    `device` is for programs that pass it: objects travel through the memory of the CPU.
+    Args:
+        object_list: What is sent, on rank `src`; on the others places for as many objects.
+        src: The rank in the default world that has them: 0 unless given.
+        group: None is the default world.
+        device: For programs that pass it: objects travel through the memory of the CPU.
+        group_src: The rank in the group, instead of `src`.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
-    >>> settings = [{"lr": 0.1}] if dist.get_rank() == 0 else [None]
-    >>> dist.broadcast_object_list(settings, src=0)
-    >>> settings
-    [{'lr': 0.1}]
+    Raises:
+        ValueError: A list is empty, or has another length than that of rank `src`.
+        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+
+    Example:
+        >>> settings = [{"lr": 0.1}] if dist.get_rank() == 0 else [None]
+        >>> dist.broadcast_object_list(settings, src=0)
+        >>> settings
+        [{'lr': 0.1}]
     """
     if is_non_member(group):
         warn_not_in_group("broadcast_object_list")
@@ -171,9 +218,28 @@ def scatter_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Get the object that rank `src` (0) has for this rank: scatter_object_input_list[r] is for rank r.
+    """Get the object that one rank has for this rank.
 
-    It is in scatter_object_output_list[0] then.
+    Args:
+        scatter_object_output_list: A list of one place or more; the object is in the first one then.
+        scatter_object_input_list: On rank `src` an object for each rank; it is not looked at on the others.
+        src: The rank in the default world that has them: 0 unless given.
+        group: None is the default world.
+        group_src: The rank in the group, instead of `src`.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+    Raises:
+        ValueError: The output list is empty, or the input list is missing or of another length than the group.
+        TypeError, DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_gather_object.
+
+    Example:
+        >>> parts = [f"part {rank}" for rank in range(dist.get_world_size())]
+        >>> mine = [None]
+        >>> dist.scatter_object_list(mine, parts if dist.get_rank() == 0 else None, src=0)
+        >>> mine[0] == parts[dist.get_rank()]
+        True
     """
     if is_non_member(group):
         warn_not_in_group("scatter_object_list")
@@ -204,9 +270,27 @@ def send_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send the objects of a list to rank `dst`, which calls recv_object_list with a list of the same length.
+    """Send the objects of a list to another rank, which calls recv_object_list with a list of the same length.
 
-    `device` and `use_batch` are for programs that pass them: objects travel as messages through the memory of the CPU.
+    Args:
+        object_list: What is sent.
+        dst: The rank in the default world.
+        group: None is the default world.
+        device: For programs that pass it: objects travel through the memory of the CPU.
+        group_dst: The rank in the group, instead of `dst`.
+        use_batch: For programs that pass it: there is one way for all.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle" or "safe"; the same on both sides. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+    Raises:
+        ValueError: The list is empty, or the rank is this one, not in the group, or not given.
+        TypeError: An object is not one that the serializer takes; on both sides.
+        DistTimeoutError: Nobody has received them in time. The group lives on.
+
+    Example:
+        >>> if dist.get_world_size() > 1 and dist.get_rank() == 0:
+        ...     dist.send_object_list([{"lr": 0.1}], dst=1)
     """
     if is_non_member(group):
         warn_not_in_group("send_object_list")
@@ -231,9 +315,32 @@ def recv_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> int:
-    """Receive what rank `src`, or any rank, sends with send_object_list; returns the global rank of the sender.
+    """Receive what a rank, or any rank, sends with send_object_list.
 
-    -1 when this process is not a member of the group.
+    Args:
+        object_list: Places for as many objects as are sent.
+        src: The rank in the default world; None: any rank.
+        group: None is the default world.
+        device: For programs that pass it: objects travel through the memory of the CPU.
+        group_src: The rank in the group, instead of `src`.
+        use_batch: For programs that pass it: there is one way for all.
+        weights_only: The same as serializer="safe".
+        serializer: "pickle" or "safe"; the same on both sides. None is the group's own.
+        timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+    Returns:
+        The sender's rank in the default world; -1 where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: The list is empty or of another length than what was sent, or the rank is this one or not in the group.
+        TypeError: The sender's object is not one that the serializer takes.
+        DistMismatchError: The sender has taken another serializer.
+        DistTimeoutError: Nothing has come in time. The group lives on.
+
+    Example:
+        >>> if dist.get_world_size() > 1 and dist.get_rank() == 1:
+        ...     settings = [None]
+        ...     sender = dist.recv_object_list(settings, src=0)
     """
     if is_non_member(group):
         warn_not_in_group("recv_object_list")

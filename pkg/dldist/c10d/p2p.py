@@ -25,7 +25,31 @@ def isend(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work:
-    """Start to send a tensor to rank `dst`; it must not change before the work that is returned has ended."""
+    """Start to send a tensor to a rank that receives it.
+
+    Args:
+        tensor: What is sent; it must not change before the work has ended.
+        dst: The rank in the default world. It may be this one, if it receives with irecv.
+        group: None is the default world.
+        tag: A number of 0 or more that the receiver has to name as well.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta until it has to be received. None is the group's own.
+
+    Returns:
+        A Work. Only a process that is not in the group gets None, after a warning.
+
+    Raises:
+        ValueError: Neither or both of `dst` and `group_dst` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: By work.wait(): nobody has received it in time. The group lives on.
+        DistMismatchError: By work.wait(): it was received into another dtype. The group lives on.
+        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+
+    Example:
+        >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
+        >>> x = array("i", [0])
+        >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
+        (True, True)
+    """
     calls = calls_of(group, "isend")
     if calls is None:
         return None  # type: ignore[return-value]  # seldom, and after a warning: others need no check for it
@@ -46,16 +70,33 @@ def irecv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> _core.Work:
-    """Start to receive a tensor from rank `src`, or from the first that sends when none is given.
+    """Start to receive a tensor from a rank, or from the first that sends.
 
-    A message of another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False.
+    Args:
+        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
+        src: The rank in the default world; None: any rank. work.source_rank() says which one it was, as a rank of the group.
+        group: None is the default world.
+        tag: The number that the sender has given.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
 
-    >>> x = array("i", [0])
-    >>> work = dist.irecv(x, src=dist.get_rank())         # from this rank itself
-    >>> dist.isend(array("i", [7]), dst=dist.get_rank()).wait()
-    True
-    >>> work.wait(), x[0]
-    (True, 7)
+    Returns:
+        A Work. Only a process that is not in the group gets None, after a warning.
+
+    Raises:
+        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: By work.wait(): nothing has come in time. The group lives on.
+        DistMismatchError: By work.wait(): the message has another dtype. The group lives on.
+        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+
+    Example:
+        >>> x = array("i", [0])
+        >>> work = dist.irecv(x, src=dist.get_rank())         # from this rank itself
+        >>> dist.isend(array("i", [7]), dst=dist.get_rank()).wait()
+        True
+        >>> work.wait(), x[0]
+        (True, 7)
     """
     calls = calls_of(group, "irecv")
     if calls is None:
@@ -80,7 +121,28 @@ def send(
     *,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send a tensor to rank `dst`, which is another one."""
+    """Send a tensor to another rank, and return when the tensor may be changed.
+
+    A small one may not have been received by then.
+
+    Args:
+        tensor: What is sent.
+        dst: The rank in the default world.
+        group: None is the default world.
+        tag: A number of 0 or more that the receiver has to name as well.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
+
+    Raises:
+        ValueError: The rank is this one, not in the group, or not given; or the tag is negative.
+        DistTimeoutError: Nobody has received it in time. The group lives on.
+        DistMismatchError: It was received into another dtype, and this rank has heard of it in time. The group lives on.
+        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+
+    Example:
+        >>> if dist.get_world_size() > 1:
+        ...     dist.send(array("i", [7]), dst=1) if dist.get_rank() == 0 else dist.recv(array("i", [0]), src=0)
+    """
     calls = calls_of(group, "send")
     if calls is None:
         return
@@ -102,9 +164,31 @@ def recv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> int:
-    """Receive a tensor from rank `src`, or from the first that sends when none is given. Returns the sender's global rank.
+    """Receive a tensor from a rank, or from the first that sends.
 
-    A message of another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False.
+    Args:
+        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
+        src: The rank in the default world; None: any rank.
+        group: None is the default world.
+        tag: The number that the sender has given.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
+
+    Returns:
+        The sender's rank in the default world; -1 where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: Nothing has come in time. The group lives on.
+        DistMismatchError: The message has another dtype; it is lost, and the group lives on.
+        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+
+    Example:
+        >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
+        >>> x = array("i", [0])
+        >>> dist.recv(x) == dist.get_rank(), x[0]
+        (True, 7)
     """
     calls = calls_of(group, "recv")
     if calls is None:
@@ -114,10 +198,24 @@ def recv(
 
 
 class P2POp:
-    """One message of batch_isend_irecv: op is dldist.isend or dldist.irecv, peer a global rank (group_peer: one of the group).
+    """One message of batch_isend_irecv.
 
-    For Group.batch_isend_irecv, op is "isend" or "irecv" (or the method of Group) and peer a rank of that group. match_dtype is
-    that of irecv.
+    Args:
+        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv it may be "isend" or "irecv", or the method of Group.
+        tensor: What is sent, or filled.
+        peer: The other rank, in the default world; for Group.batch_isend_irecv in that group.
+        group: None is the default world.
+        tag: A number of 0 or more that both sides name.
+        group_peer: The rank in the group, instead of `peer`.
+        match_dtype: Of irecv: refuse a message of another dtype.
+
+    Raises:
+        ValueError: `op` is something else, or the rank is not in the group.
+        TypeError: `tensor` is no tensor.
+
+    Example:
+        >>> dist.P2POp(dist.isend, array("i", [7]), peer=0, tag=2).kind
+        'isend'
     """
 
     __slots__ = ("__weakref__", "group", "group_peer", "match_dtype", "op", "peer", "tag", "tensor")
@@ -198,15 +296,26 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
-    """Start all of these messages, which are of one group. Returns a work for each, in order.
+    """Start several messages, all of one group.
 
-    >>> size, rank, x = dist.get_world_size(), dist.get_rank(), array("i", [0])
-    >>> to_the_right = dist.P2POp(dist.isend, array("i", [rank]), (rank + 1) % size)
-    >>> from_the_left = dist.P2POp(dist.irecv, x, (rank - 1) % size)
-    >>> for work in dist.batch_isend_irecv([to_the_right, from_the_left]):
-    ...     _ = work.wait()
-    >>> x[0] == (rank - 1) % size
-    True
+    Args:
+        p2p_op_list: A list of P2POp. No two of them receive into the same memory.
+
+    Returns:
+        A Work for each, in order.
+
+    Raises:
+        ValueError: It is not a list of P2POp, or they are of several groups. Nothing has been started.
+        IndexError: The list is empty.
+
+    Example:
+        >>> size, rank, x = dist.get_world_size(), dist.get_rank(), array("i", [0])
+        >>> to_the_right = dist.P2POp(dist.isend, array("i", [rank]), (rank + 1) % size)
+        >>> from_the_left = dist.P2POp(dist.irecv, x, (rank - 1) % size)
+        >>> for work in dist.batch_isend_irecv([to_the_right, from_the_left]):
+        ...     _ = work.wait()
+        >>> x[0] == (rank - 1) % size
+        True
     """
     _check_p2p_op_list(p2p_op_list)
     return registry.operations(p2p_op_list[0].group).batch_isend_irecv(p2p_op_list)

@@ -57,7 +57,15 @@ def _ranks_of(group: Any) -> dict[int, int]:
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """The rank in the group of a rank of the default world."""
+    """The rank in a group of a rank of the default world.
+
+    Args:
+        group: A group of new_group, or the default one.
+        global_rank: The rank in the default world.
+
+    Raises:
+        ValueError: It is not in the group, or the group is not known here.
+    """
     if group is registry._world.default_pg:
         return global_rank
     ranks = _ranks_of(group)
@@ -67,7 +75,15 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """The rank in the default world of a rank of the group."""
+    """The rank in the default world of a rank of a group.
+
+    Args:
+        group: A group of new_group, or the default one.
+        group_rank: The rank in the group.
+
+    Raises:
+        ValueError: The group has no such rank, or is not known here.
+    """
     if group is registry._world.default_pg:
         return group_rank
     for global_rank, rank in _ranks_of(group).items():
@@ -102,12 +118,37 @@ def global_rank_of(group: Any, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
-    """The global ranks of a group's members, in the order of their group ranks."""
+    """The members of a group as ranks of the default world, in the order of their ranks in the group.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: The group is not known here.
+
+    Example:
+        >>> dist.get_process_group_ranks(None)
+        [0]
+    """
     return list(_ranks_of(group_or_default(group)))
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
-    """The rank of this process in the group; -1 when it is not a member."""
+    """The rank of this process.
+
+    Args:
+        group: None is the default world.
+
+    Returns:
+        The rank in the group; -1 where this process is not in it.
+
+    Raises:
+        ValueError: There is no default world.
+
+    Example:
+        >>> dist.get_rank()
+        0
+    """
     if is_non_member(group):
         return -1
     if isinstance(group, _core.Group):
@@ -119,7 +160,21 @@ def get_rank(group: AnyGroup | None = None) -> int:
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
-    """How many ranks the group has; -1 when this process is not a member."""
+    """How many ranks there are.
+
+    Args:
+        group: None is the default world.
+
+    Returns:
+        The size of the group; -1 where this process is not in it.
+
+    Raises:
+        ValueError: There is no default world.
+
+    Example:
+        >>> dist.get_world_size()
+        1
+    """
     if is_non_member(group):
         return -1
     if isinstance(group, _core.Group):
@@ -128,7 +183,18 @@ def get_world_size(group: AnyGroup | None = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own."""
+    """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own.
+
+    Args:
+        fallback_rank: What to return where no launcher says it.
+
+    Raises:
+        RuntimeError: No launcher says it, and there is no `fallback_rank`.
+
+    Example:
+        >>> dist.get_node_local_rank(fallback_rank=0) >= 0
+        True
+    """
     from dldist.launch import environment
 
     local = environment.local_rank()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dldist.base.future import wait_for
+
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -26,9 +28,16 @@ class Pending:
         return all(work.is_completed() for work in self._works)
 
     def wait(self, timeout: Timeout | None = None) -> Any:
-        """The result; always the same object. A time-out leaves the operation under way."""
+        """The result; always the same object.
+
+        Args:
+            timeout: Seconds or a timedelta, for each of the operations. None is the operation's own; 0 looks once.
+
+        Raises:
+            DistTimeoutError: It is not there in time, and is still under way: wait() can be called again.
+        """
         for work in self._works:
-            work.wait(timeout)
+            wait_for(work, timeout)
         return self._take()
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -1,0 +1,112 @@
+"""One meaning of time-outs: None is the group's own or the object's, 0 looks once. Where c10d means otherwise, so do its names here."""
+
+import threading
+import time
+from array import array
+
+import dldist
+import dldist.functional as F
+import pytest
+from dldist.testing import threads
+
+LATE = pytest.raises(dldist.DistTimeoutError, match="timeout")
+
+
+@threads(2)
+def look_once(group, waits_of, is_late):
+    """On rank 0 while rank 1 has not come, and when it has: what 0 does."""
+    if group.rank == 1:
+        is_late.wait(20)
+        group.all_reduce(array("f", [1]))
+        return
+    wait, work = waits_of(group)
+    with LATE:
+        wait(0)
+    is_late.set()
+    work.wait()
+    wait(0)
+
+
+def future_of(group):
+    work = group.all_reduce(array("f", [1]), async_op=True)
+    return work.get_future().wait, work
+
+
+def pending_of(group):
+    pending = F.all_reduce(array("f", [1]), group=group, async_op=True)
+    return pending.wait, pending._works[0]
+
+
+@pytest.mark.parametrize("waits_of", [future_of, pending_of])
+def test_waiting_for_results(waits_of):
+    look_once(waits_of, threading.Event())
+
+
+@threads(2)
+def look_once_at_a_block(group, is_late):
+    x = array("f", [1])
+    if group.rank == 1:
+        is_late.wait(20)
+        with group.coalesce():
+            group.all_reduce(x)
+        return
+    with group.coalesce(async_op=True) as block:
+        group.all_reduce(x)
+    with LATE:
+        block.wait(0)
+    is_late.set()
+    assert block.wait() and block.wait(0)
+
+
+def test_waiting_for_a_coalesced_block():
+    look_once_at_a_block(threading.Event())
+
+
+def test_a_future_of_its_own():
+    future = dldist.Future()
+    with LATE:
+        future.wait(0)
+    future.set_result(3)
+    assert future.wait(0) == 3
+
+
+@threads(2)
+def wait_as_c10d(group, is_late):
+    x = array("f", [1])
+    if group.rank == 1:
+        is_late.wait(20)
+        group.all_reduce(x)
+        return
+    work = group.all_reduce(x, async_op=True)
+    threading.Timer(0.2, is_late.set).start()
+    start = time.monotonic()
+    assert work.wait(0)
+    assert time.monotonic() - start >= 0.1
+
+
+def test_a_work_waits_without_limit_as_in_c10d():
+    wait_as_c10d(threading.Event())
+
+
+@threads(2)
+def messages(group):
+    x, other = array("f", [0]), 1 - group.rank
+    with LATE:
+        group.recv(x, other, timeout=0)
+    group.barrier()
+    group.send(array("f", [1]), other)
+    group.barrier()
+    group.recv(x, other, timeout=0)
+    return x[0]
+
+
+def test_messages():
+    assert messages() == [1.0, 1.0]
+
+
+def test_stores():
+    store = dldist.HashStore()
+    with LATE:
+        store.get("absent", timeout=0)
+    store.set("here", "1")
+    assert store.get("here", timeout=0) == b"1"
