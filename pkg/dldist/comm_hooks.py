@@ -36,19 +36,33 @@ __all__ = [
 
 
 def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average, as without a hook."""
+    """The average, as without a hook.
+
+    Args:
+        process_group: The state of the hook: a group; None is the default world.
+        bucket: The gradients.
+
+    Returns:
+        A Future of the average.
+    """
     work = operations_of(process_group).all_reduce(bucket.buffer(), "avg", async_op=True)
     future: Future = work.get_future()
     return future
 
 
 def fp16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients rounded to float16. What is larger than 65504 becomes infinite."""
+    """The average of the gradients rounded to float16. What is larger than 65504 becomes infinite.
+
+    Arguments and result are those of allreduce_hook.
+    """
     return _average_as("float16", process_group, bucket)
 
 
 def bf16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients rounded to bfloat16, which has the range of float32."""
+    """The average of the gradients rounded to bfloat16, which has the range of float32.
+
+    Arguments and result are those of allreduce_hook.
+    """
     return _average_as("bfloat16", process_group, bucket)
 
 
@@ -72,7 +86,15 @@ def _compress(dtype: str, bucket: GradBucket) -> _core.SharedArray:
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
-    """A hook that gets gradients rounded to float16."""
+    """A hook that gets gradients rounded to float16.
+
+    Args:
+        hook: What reduces them.
+
+    Example:
+        >>> from dldist import comm_hooks
+        >>> hook = comm_hooks.fp16_compress_wrapper(comm_hooks.allreduce_hook)
+    """
     return _with_compression("float16", hook)
 
 
@@ -93,12 +115,20 @@ def _with_compression(dtype: str, hook: Hook) -> Hook:
 
 
 class PowerSGDState:
-    """What powerSGD_hook keeps from pass to pass. One for each Reducer, with the same arguments on all ranks.
+    """What powerSGD_hook keeps from pass to pass. One for each Reducer, with the same arguments on all ranks. Needs NumPy.
 
-    Gradients of more than one dimension are taken for matrices, and sent as the product of two with
-    `matrix_approximation_rank` columns, where that makes them smaller by `min_compression_rate`. Before pass number
-    `start_powerSGD_iter`, counted from 0, they are averaged as they are. `use_error_feedback` adds what a pass has lost to
-    the gradients of the next one; `warm_start` begins with the last pass' factors.
+    Args:
+        process_group: A World or Group, or a group of new_group; None is the default world.
+        matrix_approximation_rank: Gradients of more than one dimension are taken for matrices, and sent as the product of two with
+            so many columns.
+        start_powerSGD_iter: Before the pass of this number, counted from 0, gradients are averaged as they are.
+        min_compression_rate: Only where the two matrices are so many times smaller.
+        use_error_feedback: Add what a pass has lost to the gradients of the next one.
+        warm_start: Begin with the last pass' factors.
+        random_seed: Of the first factors.
+
+    Raises:
+        ValueError: `start_powerSGD_iter` is less than 2, with feedback or a warm start.
     """
 
     def __init__(
@@ -158,7 +188,12 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
-    """The average of gradients that are approximated by matrices of low rank (PowerSGD). Needs NumPy."""
+    """The average of gradients that are approximated by matrices of low rank (PowerSGD). Needs NumPy.
+
+    Args:
+        state: A PowerSGDState.
+        bucket: The gradients.
+    """
     if bucket.is_last():
         state.iter += 1
     if state.iter - bucket.is_last() < state.start_powerSGD_iter:

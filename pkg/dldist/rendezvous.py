@@ -38,17 +38,43 @@ _handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
 
 
 def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tuple[_core.Store, int, int]]]) -> None:
-    """Have `handler(url, **kwargs)`, a generator of (store, rank, world_size), serve URLs that begin with `scheme`://."""
+    """Have URLs of a scheme served by a handler.
+
+    Args:
+        scheme: What is before "://".
+        handler: A generator handler(url, **kwargs) of (store, rank, world_size).
+
+    Raises:
+        RuntimeError: The scheme has a handler already.
+
+    Example:
+        >>> def meet(url, **kwargs):
+        ...     yield dist.HashStore(), 0, 1
+        >>> dist.register_rendezvous_handler("here", meet)
+        >>> next(dist.rendezvous("here://"))[1:]
+        (0, 1)
+    """
     if scheme in _handlers:
         raise RuntimeError(f"Rendezvous handler for {scheme}:// already registered")
     _handlers[scheme] = handler
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    """A generator of (store, rank, world_size); rank and world_size may be in the URL instead.
+    """A generator of (store, rank, world_size).
 
     The scheme is looked at now, all else when the first item is asked for. With tcp:// and env:// rank 0 serves the store, and
     has it when all ranks have come, or at once with wait_for_workers=False.
+
+    Args:
+        url: "env://", "tcp://host:port", "file:///path", or of a registered scheme. It may have the numbers: "?rank=0&world_size=2".
+        rank: The rank of this process, where the URL does not say it.
+        world_size: How many ranks there are, where the URL does not say it.
+        kwargs: For the handler: `timeout`, in seconds or as a timedelta, for tcp:// and env://.
+
+    Raises:
+        RuntimeError: The scheme has no handler, or an argument is no number.
+        ValueError: The URL or the environment lacks something.
+        DistTimeoutError: By the first item: the ranks have not come in time.
     """
     return _find_handler(_as_text(url), _as_rank("rank", rank), _as_rank("world_size", world_size), kwargs)
 

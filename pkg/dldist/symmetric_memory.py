@@ -144,25 +144,51 @@ _worlds: dict[str, World] = {}  # of _infos, for those that have been used
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """Zeros in memory that the ranks of this host share: empty(2, 3), empty((2, 3)). `group` is the default one unless given."""
+    """Zeros in memory that the ranks of this host share.
+
+    Args:
+        size: The shape: empty(2, 3) or empty((2, 3)).
+        dtype: A name, or the dtype of a library.
+        device: "cpu", or nothing.
+        group: Whose ranks share it: a group or its name; None is the default world.
+
+    Raises:
+        NotImplementedError: The device is another one than the CPU.
+
+    Example:
+        >>> from dldist import symmetric_memory
+        >>> symmetric_memory.empty(2, 3, dtype="int32").shape
+        (2, 3)
+    """
     _require_cpu("empty", device)
     shape: Any = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
     return _group("empty", group).empty(tuple(shape), "float32" if dtype is None else dtype)
 
 
 def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
-    """Let the ranks of a group reach each other's tensors. All ranks call it, each with one of its own.
+    """Let the ranks of a group reach each other's tensors. All ranks call it.
 
     Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
     all others reach any other array by messages.
 
-    >>> from dldist import symmetric_memory
-    >>> x = symmetric_memory.empty(4, dtype="int32")
-    >>> memory = symmetric_memory.rendezvous(x)
-    >>> memory.put(b"12345678", rank=0, channel=0)
-    >>> memory.wait_signal(0)
-    >>> bytes(memory.get_buffer(0, [8], "uint8"))
-    b'12345678'
+    Args:
+        tensor: This rank's; sizes need not agree. None: no memory.
+        group: A group or its name; None is the default world.
+
+    Returns:
+        A SymmetricMemory. Its `timeout_ms=0` is the group's time-out, as in torch.
+
+    Raises:
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives.
+
+    Example:
+        >>> from dldist import symmetric_memory
+        >>> x = symmetric_memory.empty(4, dtype="int32")
+        >>> memory = symmetric_memory.rendezvous(x)
+        >>> memory.put(b"12345678", rank=0, channel=0)
+        >>> memory.wait_signal(0)
+        >>> bytes(memory.get_buffer(0, [8], "uint8"))
+        b'12345678'
     """
     return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
 
@@ -173,7 +199,16 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 
 def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
-    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it."""
+    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it.
+
+    Args:
+        src: What is put.
+        hdl: What rendezvous() gave.
+        peer: The rank of the group whose memory it is.
+
+    Raises:
+        ValueError: The tensor of the rendezvous does not begin at a multiple of the element's size, or the data do not fit.
+    """
     itemsize = _core._describe_tensor(src, False)["itemsize"]
     offset, rest = divmod(hdl.offset, itemsize)
     if rest != 0:
@@ -184,7 +219,15 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Take a signal of a rank on channel 0."""
+    """Take a signal of a rank on channel 0, and wait for it.
+
+    Args:
+        hdl: What rendezvous() gave.
+        peer: The rank of the group that signals.
+
+    Raises:
+        DistTimeoutError: None has come within the group's time-out.
+    """
     hdl.wait_signal(peer)
 
 

@@ -130,12 +130,29 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     init: bool = True,
 ) -> list[Any]:
-    """Run `fn(*args)` on `nranks` new processes; gives what each returned, by rank.
+    """Run a function on several new processes.
 
-    They have their ranks in the environment, with `env` on top; with init=True also the default world, which is closed at the
-    end. What they print is shown afterwards. When some fail, the others have two seconds to fail as well; ranks that are still
-    running after `timeout` seconds are ended, and the error says where each of them was. Raises the exception of the lowest
-    rank when all have raised the same type, and RanksFailed otherwise, with all tracebacks. A rank that skips makes it a skip.
+    They have their ranks in the environment, and what they print is shown afterwards. When some fail, the others have two seconds to
+    fail as well. A rank that skips makes it a skip.
+
+    Args:
+        fn: What each rank calls: fn(*args).
+        nranks: How many.
+        args: Are pickled.
+        timeout: Seconds after which ranks that are still running are ended; the error says where each of them was.
+        env: Environment variables on top of this process's.
+        init: Make the default world before, and close it at the end.
+
+    Returns:
+        A list of what each returned, by rank.
+
+    Raises:
+        RanksFailed: Ranks have failed; with all tracebacks.
+        Exception: That of the lowest rank, when all have raised the same type.
+
+    Example:
+        >>> run_ranks(max, 2, 3, 4, init=False)
+        [4, 4]
     """
     return _run(_target(fn), nranks, args, {}, timeout, env, init)
 
@@ -143,10 +160,16 @@ def run_ranks(
 def distributed(
     nranks: int = 2, timeout: float = 30.0, init: bool = True, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Decorator: the test's body runs on `nranks` new processes, as in run_ranks.
+    """Decorator: the test's body runs on several new processes, as in run_ranks.
 
     The test may be a function, a method of a class or of a unittest.TestCase (whose setUp and tearDown run in each rank, too).
     Arguments, such as fixtures and parameters of pytest, are pickled.
+
+    Args:
+        nranks: How many.
+        timeout: Seconds for all.
+        init: Make the default world before the body.
+        env: Environment variables on top of this process's.
     """
     if callable(nranks):
         raise TypeError("distributed() takes its arguments first: @distributed() or @distributed(nranks=3)")
@@ -266,17 +289,22 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
 
 
 def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., Any]], Callable[..., list[Any] | None]]:
-    """Decorator: the body runs on `nranks` threads of this process, and gets a Group of its own as its first argument.
+    """Decorator: the body runs on several threads of this process, and gets a Group of its own as its first argument.
 
     Starts much faster than processes; for code that is given its group. Calling the function gives the list of results, or
     None when no rank returned any.
 
-    >>> @threads(3)
-    ... def ranks(group):
-    ...     group.barrier()
-    ...     return group.rank
-    >>> ranks()
-    [0, 1, 2]
+    Args:
+        nranks: How many.
+        timeout: Seconds for the group's operations, and for all.
+
+    Example:
+        >>> @threads(3)
+        ... def ranks(group):
+        ...     group.barrier()
+        ...     return group.rank
+        >>> ranks()
+        [0, 1, 2]
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., list[Any] | None]:

@@ -25,12 +25,29 @@ CLOSE_TIMEOUT_S = 10.0
 class World(_core.Group):
     """Processes that work together: a Group that finds its ranks by itself, makes groups of its members and moves objects.
 
-    Of `store`, `rank` and `world_size`, or where the launcher says (torchrun, dlrun, Slurm, mpirun), or `init_method`: a URL
-    as init_process_group takes. A process may be in any number of worlds. All ranks are those of the world.
+    The ranks meet in `store`, at `init_method`, or else where the launcher says: torchrun, dlrun, Slurm, mpirun; a process that
+    nobody has launched is a world of one. A process may be in any number of worlds. All ranks are those of the world. As a
+    context manager it is closed at the end of the block, and aborted where an exception leaves it.
 
-    >>> with World() as world:                       # nothing set: a world of one
-    ...     world.all_gather_object("hello")
-    ['hello']
+    Args:
+        store: Where the ranks meet, with `rank` and `world_size`.
+        rank: The rank of this process, from 0, where nothing else says so.
+        world_size: How many ranks there are, where nothing else says so.
+        name: Tells worlds apart that meet in one place; the same on all ranks.
+        timeout: Seconds or a timedelta, for meeting and for each operation that has none of its own.
+        connect_timeout: For meeting alone; None is `timeout`.
+        init_method: A URL instead of a store: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
+        serializer: How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle".
+
+    Raises:
+        ValueError: Both a store and a URL are given, or rank and size are not known or do not fit.
+        DistTimeoutError: Ranks have not come in time; the text names them.
+        DistPeerLostError: A rank has died meanwhile.
+
+    Example:
+        >>> with World() as world:                       # nothing set: a world of one
+        ...     world.all_gather_object("hello")
+        ['hello']
     """
 
     # Of groups that split() makes, for which __init__ does not run, too.
@@ -85,12 +102,40 @@ class World(_core.Group):
         return self.size
 
     def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
-        """A group of these ranks, in this order; None for those that are not among them, who need not call it."""
+        """A group of some ranks, made by them alone; the others may call it, too.
+
+        Args:
+            ranks: The members, in the order of their ranks in the group.
+            name: As in split.
+            timeout: As in split.
+
+        Returns:
+            The group; None where this rank is not in it.
+
+        Example:
+            >>> with World() as world:
+            ...     world.new_group([0]).size
+            1
+        """
         ranks = list(ranks)
         return self.split(ranks, name, timeout) if self.rank in ranks else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
-        """A group of these ranks, in this order, made by them alone. It ends with this one at the latest."""
+        """A group of some ranks, made by them alone. It ends with this one at the latest.
+
+        Args:
+            ranks: The members, this rank among them, in the order of their ranks in the group; the same on all of them.
+            name: For errors and records; made from the ranks unless given.
+            timeout: Seconds or a timedelta for meeting and for the group's operations; this group's unless given.
+
+        Raises:
+            ValueError: A rank is not in this group or is there twice, or this rank is not a member.
+            DistTimeoutError: Members have not come in time.
+
+        Example:
+            >>> with World() as world, world.split([0], timeout=10) as alone:
+            ...     alone.barrier()
+        """
         part = super().split(list(ranks), name, timeout)
         part.serializer = self.serializer
         part._watch()
@@ -98,9 +143,14 @@ class World(_core.Group):
         return part
 
     def close(self, timeout: Timeout | None = None) -> None:
-        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one.
+        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups made from this one.
 
-        The time is 10 seconds unless given, and that of all of them together.
+        Args:
+            timeout: Seconds or a timedelta for all of them together: 10 seconds unless given; 0 waits for nothing.
+
+        Example:
+            >>> world = World()
+            >>> world.close()
         """
         left = _countdown(timeout)
         _let_compiled_calls_finish()
@@ -111,7 +161,11 @@ class World(_core.Group):
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End this group, those made from it, and what is under way in them, at once; the other ranks hear the reason."""
+        """End this group, those made from it, and what is under way in them, at once, from any thread.
+
+        Args:
+            reason: What the DistAbortedError of the other ranks says.
+        """
         call_all([*self._of_parts("abort"), super().abort], reason)
         self._unwatch()
 
@@ -157,13 +211,30 @@ class World(_core.Group):
     # ---- memory of the others
 
     def rendezvous(self, array: Tensor | None) -> SymmetricMemory:
-        """Let the ranks reach each other's arrays, those of one host directly if empty() has made them. All ranks call it."""
+        """Let the ranks reach each other's arrays. All ranks call it.
+
+        Args:
+            array: What the others reach, for each rank one of its own, of any size; None: nothing. Those that this group's empty()
+                has made are reached directly on one host, others by messages.
+
+        Returns:
+            A SymmetricMemory, with put, get and signals. docs/symmetric-memory.md says what is promised.
+
+        Example:
+            >>> with World() as world:
+            ...     memory = world.rendezvous(world.empty(4, "int32"))
+            ...     memory.put(array("i", [7]), rank=0, offset=1)
+        """
         from dldist import symmetric_memory
 
         return symmetric_memory.rendezvous(array, self)
 
     def new_window(self, tensor: Tensor | None = None) -> Window:
-        """c10d's window: memory of every rank that the others put into. All ranks call it."""
+        """c10d's window: memory of every rank that the others put into. All ranks call it.
+
+        Args:
+            tensor: This rank's memory; without it tensor_register() gives it later.
+        """
         from dldist.c10d.window import Window
 
         return Window(self, tensor)
@@ -171,7 +242,26 @@ class World(_core.Group):
     # ---- objects
 
     def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
-        """The objects of all ranks."""
+        """The objects of all ranks, on every rank.
+
+        Args:
+            obj: What this rank gives.
+            serializer: "safe", which executes no code of the sender, or "pickle"; the same on all ranks. None is the world's.
+            timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+        Returns:
+            A list of copies, by rank.
+
+        Raises:
+            TypeError: An object is not one that the serializer takes; on all ranks, and the group lives on.
+            DistMismatchError: The ranks differ in the call, or in the serializer.
+            DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives: the group is of no more use.
+
+        Example:
+            >>> with World() as world:
+            ...     world.all_gather_object({"loss": 0.5})
+            [{'loss': 0.5}]
+        """
         from dldist.objects import exchange
 
         return exchange.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
@@ -179,7 +269,16 @@ class World(_core.Group):
     def gather_object(
         self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any] | None:
-        """The objects of all ranks, on rank `root`; None on the others."""
+        """The objects of all ranks, on one rank.
+
+        Args:
+            obj: What this rank gives.
+            root: The rank that gets them; the same on all ranks.
+            serializer: As in all_gather_object, as are `timeout` and the errors.
+
+        Returns:
+            A list of copies, by rank, on the root; None on the others.
+        """
         from dldist.objects import exchange
 
         return exchange.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
@@ -187,7 +286,21 @@ class World(_core.Group):
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """The object of rank `root`."""
+        """The object of one rank, on every rank.
+
+        Args:
+            obj: What the root gives; that of the others is not looked at.
+            root: The rank that has it; the same on all ranks.
+            serializer: As in all_gather_object, as are `timeout` and the errors.
+
+        Returns:
+            A copy; on the root the object itself.
+
+        Example:
+            >>> with World() as world:
+            ...     world.broadcast_object({"lr": 0.1} if world.rank == 0 else None)
+            {'lr': 0.1}
+        """
         from dldist.objects import exchange
 
         return exchange.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
@@ -195,7 +308,16 @@ class World(_core.Group):
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """The object that rank `root` has for this rank."""
+        """The object that one rank has for this rank.
+
+        Args:
+            objs: On the root an object for each rank; those of the others are not looked at.
+            root: The rank that has them; the same on all ranks.
+            serializer: As in all_gather_object, as are `timeout` and the errors.
+
+        Raises:
+            ValueError: There is not one object for each rank.
+        """
         from dldist.objects import exchange
 
         return exchange.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
@@ -203,7 +325,15 @@ class World(_core.Group):
     def all_to_all_objects(
         self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[Any]:
-        """Give objs[r] to rank r, and get one from each."""
+        """Give objs[r] to rank r, and get one from each.
+
+        Args:
+            objs: An object for each rank.
+            serializer: As in all_gather_object, as are `timeout` and the errors.
+
+        Returns:
+            A list of copies: what each rank had for this one.
+        """
         from dldist.objects import exchange
 
         return exchange.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
@@ -211,7 +341,19 @@ class World(_core.Group):
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> None:
-        """Send an object to rank `dst`."""
+        """Send an object to another rank. One thread at a time may send objects to one rank with one tag.
+
+        Args:
+            obj: What is sent.
+            dst: The rank.
+            tag: A number of 0 or more that the receiver has to name as well.
+            serializer: As in all_gather_object.
+            timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+        Raises:
+            TypeError: The object is not one that the serializer takes; on both sides.
+            DistTimeoutError: Nobody has received it in time. The group lives on.
+        """
         from dldist.objects import exchange
 
         exchange.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
@@ -219,7 +361,19 @@ class World(_core.Group):
     def recv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """An object that rank `src`, or any, has sent."""
+        """An object that a rank, or any rank, has sent.
+
+        Args:
+            src: The rank; None: any.
+            tag: The number that the sender has given.
+            serializer: As in all_gather_object.
+            timeout: Seconds or a timedelta for the whole call. None is the group's own.
+
+        Raises:
+            TypeError: The sender's object is not one that the serializer takes.
+            DistMismatchError: The sender has taken another serializer.
+            DistTimeoutError: Nothing has come in time. The group lives on.
+        """
         from dldist.objects import exchange
 
         return exchange.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
@@ -227,7 +381,11 @@ class World(_core.Group):
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> tuple[Any, int]:
-        """The same, and the rank that has sent it."""
+        """The same as recv_object, with the same arguments (`src`, `tag`, `serializer`, `timeout`), and the rank that has sent it.
+
+        Returns:
+            The object, and the sender's rank.
+        """
         from dldist.objects import exchange
 
         return exchange.recv_object_with_source(self, src, tag, serializer=serializer, timeout=timeout)

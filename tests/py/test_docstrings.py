@@ -3,14 +3,16 @@
 import doctest
 import importlib
 import inspect
+import re
 from array import array
 
 import dldist as dist
 import pytest
-from dldist.testing import threads
+from dldist import functional
+from dldist.testing import run_ranks, threads
 
 MODULES = """c10d.coalescing c10d.collectives c10d.groups c10d.names c10d.objects c10d.p2p world testing launch.spawn
-c10d.ranks c10d.window symmetric_memory""".split()
+c10d.ranks c10d.window symmetric_memory functional rendezvous reducer comm_hooks""".split()
 # What makes the default world itself.
 MAKERS = {"init_process_group"}
 
@@ -27,7 +29,8 @@ def examples():
 
 @pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
 def test_example(test):
-    test.globs.update(dist=dist, array=array, World=dist.World, threads=threads, spawn=dist.spawn)
+    test.globs.update(dist=dist, array=array, World=dist.World, threads=threads, spawn=dist.spawn, F=functional)
+    test.globs.update(run_ranks=run_ranks)
     if test.name not in MAKERS:
         dist.init_process_group()
     try:
@@ -41,3 +44,22 @@ def test_the_calls_people_make_have_examples():
     shown = {test.name for test in examples()}
     for name in "all_reduce broadcast all_gather scatter reduce_scatter all_to_all irecv new_group all_gather_object World".split():
         assert name in shown
+
+
+def public_functions():
+    for module in (dist, functional):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isfunction(value) and not value.__doc__.startswith("Deprecated name"):
+                yield pytest.param(value, id=f"{module.__name__}.{name}")
+    for kind in (dist.World, dist.Reducer):
+        for name, value in vars(kind).items():
+            if inspect.isfunction(value) and not name.startswith("_"):
+                yield pytest.param(value, id=f"{kind.__name__}.{name}")
+
+
+@pytest.mark.parametrize("function", public_functions())
+def test_help_says_what_each_argument_is(function):
+    words = set(re.findall(r"\w+", function.__doc__))
+    taken = {name for name in inspect.signature(function).parameters if name != "self" and not name.startswith("_")}
+    assert taken - words == set()

@@ -35,9 +35,18 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
     """An array of zeros in memory that the ranks of this host share: collectives on it copy less, windows reach it directly.
 
-    >>> x = dist.empty((2, 3), "int32")
-    >>> x.shape, x.dtype
-    ((2, 3), 'int32')
+    Args:
+        shape: A length, or a list or tuple of lengths.
+        dtype: A name, or the dtype of a library.
+        group: Whose ranks share it: a group or its name; None is the default world.
+
+    Raises:
+        RuntimeError: The group has no backend for the CPU.
+
+    Example:
+        >>> x = dist.empty((2, 3), "int32")
+        >>> x.shape, x.dtype
+        ((2, 3), 'int32')
     """
     return group_of("empty", group).empty(shape, dtype)
 
@@ -101,7 +110,23 @@ class Window:
         async_op: bool = False,
         opts: PutOptions | None = None,
     ) -> _core.Work:
-        """Write a tensor into the memory of a rank, from the given element of its tensor on."""
+        """Write a tensor into the memory of a rank.
+
+        Args:
+            tensor: What is written, of the dtype of that rank's tensor.
+            dst_rank: The rank of the group.
+            target_offset_nelems: The element of its tensor from which on.
+            async_op: Return at once; the tensor must not change before the work has ended.
+            opts: Its timeout, if it is not the -1 ms that stand for the group's.
+
+        Returns:
+            A Work.
+
+        Raises:
+            TypeError: The dtype is another one.
+            ValueError: It does not fit, or there is no such rank.
+            RuntimeError: No tensor is registered.
+        """
         memory = self._registered("put")
         dtype = _core._describe_tensor(tensor, False)["dtype"]
         if 0 <= dst_rank < len(self._layouts) and self._layouts[dst_rank][0] != dtype:

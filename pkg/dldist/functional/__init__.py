@@ -74,7 +74,30 @@ def _is_average(op: Any) -> bool:
 def all_reduce(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
-    """The reduction of what all ranks give."""
+    """The reduction of what all ranks give.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or a dldist.ReduceOp. The first two have gradients.
+        group: None is the default world.
+        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
+        async_op: Return a Pending, whose wait() gives the result.
+
+    Returns:
+        An array like x.
+
+    Raises:
+        ValueError, TypeError: Of arguments. The group lives on.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
+        DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, has died, or has given up. After this, and after
+            a mismatch, the group is of no more use.
+
+    Example:
+        >>> F.all_reduce(array("f", [1, 2])).tolist()         # in a world of one
+        [1.0, 2.0]
+        >>> F.all_reduce(array("f", [1, 2]), "max", async_op=True).wait().tolist()
+        [1.0, 2.0]
+    """
     form = Form("all_reduce", x, group, timeout)
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
@@ -97,8 +120,21 @@ def all_reduce_tree(
 ) -> Pending | TreeT:
     """The same tree with every array reduced: one operation for all arrays of a dtype. For gradients and the like.
 
-    A tree is a dict, list or tuple of arrays and trees, None, or a container that JAX knows. Dicts are gone through by their
-    sorted keys, so ranks may have filled them in any order.
+    Args:
+        tree: A dict, list or tuple of arrays and trees, None, or a container that JAX knows; alike on all ranks. Dicts are gone
+            through by their sorted keys, so ranks may have filled them in any order.
+        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
+
+    Returns:
+        A tree like the given one.
+
+    Raises:
+        TypeError: Something in the tree is no array, or keys cannot be sorted.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.all_reduce_tree({"weight": array("f", [1, 2]), "bias": [array("f", [3])]}, "avg")
+        {'weight': array('f', [1.0, 2.0]), 'bias': [array('f', [3.0])]}
     """
     leaves, rebuild = functional_tree.flatten(tree, "all_reduce_tree")
     if not leaves:
@@ -131,7 +167,24 @@ def reduce(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT | None:
-    """The reduction of what all ranks give on the root, None on the others."""
+    """The reduction of what all ranks give on one rank.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        root: The rank of the group that gets the result; the same on all ranks.
+        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
+
+    Returns:
+        An array like x on the root, None on the others.
+
+    Raises:
+        ValueError: There is no such rank.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.reduce(array("f", [1, 2]), root=0)
+        array('f', [1.0, 2.0])
+    """
     form = Form("reduce", x, group, timeout)
     root = form.as_rank(root, "root")
 
@@ -153,7 +206,24 @@ def reduce_scatter(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """This rank's part, along an axis, of the reduction of what all ranks give."""
+    """This rank's part, along an axis, of the reduction of what all ranks give.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
+        axis: What is divided; its length is a multiple of the group's size.
+
+    Returns:
+        An array like x, whose axis is shorter.
+
+    Raises:
+        ValueError: There is no such axis, or it cannot be shared evenly.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.reduce_scatter(array("f", [1, 2]), "avg")
+        array('f', [1.0, 2.0])
+    """
     form = Form("reduce_scatter", x, group, timeout)
     axis = form.axis(axis)
     share = form.share(axis)
@@ -185,9 +255,24 @@ def all_gather(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """What all ranks give, concatenated along an axis in the order of the ranks; with tiled=False stacked along a new one.
+    """What all ranks give, concatenated along an axis in the order of the ranks, or stacked along a new one.
 
-    All give the same shape; all_gather_any is for others. What has no axis counts as one element.
+    Args:
+        x: An array; of the same dtype and shape on all ranks: all_gather_any is for others. What has no axis counts as one element.
+        axis: Along which the parts are one behind the other.
+        tiled: False stacks them along a new axis.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array of x's library and dtype.
+
+    Raises:
+        ValueError: There is no such axis.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.all_gather(array("f", [1, 2]))
+        array('f', [1.0, 2.0])
     """
     form = Form("all_gather", x, group, timeout)
     axis, shape, extent = _gathered(form, axis, tiled)
@@ -224,7 +309,25 @@ def gather(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT | None:
-    """What all_gather gives, on the root; None on the others."""
+    """What all_gather gives, on one rank.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        root: The rank of the group that gets the result; the same on all ranks.
+        axis: As in all_gather, and as there `tiled`.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array of x's library and dtype on the root, None on the others.
+
+    Raises:
+        ValueError: There is no such rank or axis.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.gather(array("f", [1, 2]), root=0)
+        array('f', [1.0, 2.0])
+    """
     form = Form("gather", x, group, timeout)
     root = form.as_rank(root, "root")
     axis, shape, extent = _gathered(form, axis, tiled)
@@ -241,9 +344,24 @@ def gather(
 def all_gather_any(
     x: ArrayT, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | list[ArrayT]:
-    """A list of what all ranks give, whatever the shapes; these travel along. All give the same dtype.
+    """A list of what all ranks give, whatever the shapes; these travel along.
 
-    With async_op the shapes are waited for, and the content is not.
+    Args:
+        x: An array; of the same dtype on all ranks. Not in jax.jit.
+        group: As in all_reduce, and as there `timeout`.
+        async_op: Return a Pending. The shapes are waited for, and the content is not.
+
+    Returns:
+        A list of arrays of x's library and dtype, by rank.
+
+    Raises:
+        TypeError: It is called in jax.jit.
+        ValueError: x has more than 32 dimensions.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.all_gather_any(array("f", [1, 2]))
+        [array('f', [1.0, 2.0])]
     """
     form = Form("all_gather_any", x, group, timeout)
     if arrays.is_traced(x):
@@ -285,7 +403,24 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
 def broadcast(
     x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
-    """What the root gives. The others give an array of the same shape and dtype, whose content does not matter."""
+    """What one rank gives.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks. What the others have in it does not matter.
+        root: The rank of the group that has the data; the same on all ranks.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array like x.
+
+    Raises:
+        ValueError: There is no such rank.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.broadcast(array("f", [1, 2]), root=0)
+        array('f', [1.0, 2.0])
+    """
     form = Form("broadcast", x, group, timeout)
     root = form.as_rank(root, "root")
 
@@ -310,7 +445,25 @@ def scatter(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """This rank's part, along an axis, of what the root gives. The others give an array like their part."""
+    """This rank's part, along an axis, of what one rank gives.
+
+    Args:
+        x: On the root all parts, of equal length along the axis; on the others an array like their part.
+        root: The rank of the group that has the data; the same on all ranks.
+        axis: What is divided; the same on all ranks.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array of x's library and dtype.
+
+    Raises:
+        ValueError: There is no such rank or axis, or it cannot be shared evenly.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.scatter(array("f", [1, 2]), root=0)
+        array('f', [1.0, 2.0])
+    """
     form = Form("scatter", x, group, timeout)
     root = form.as_rank(root, "root")
     axis = form.axis(axis)
@@ -339,8 +492,24 @@ def all_to_all(
 ) -> Pending | ArrayT:
     """The r-th part of x goes to rank r; what the ranks have sent is concatenated in their order.
 
-    x is split along one axis, and parts are concatenated along another or the same. Parts are equal; of one axis they may have
-    sizes of their own: input_split_sizes[r] goes to rank r, output_split_sizes[r] comes from it.
+    Args:
+        x: An array; of the same dtype on all ranks, and of the same shape but for the sizes of parts.
+        split_axis: Along which x is split.
+        concat_axis: Along which what has come is concatenated.
+        output_split_sizes: How long what comes from each rank is, if parts are not equal; for equal axes.
+        input_split_sizes: How long what goes to each rank is, if parts are not equal; for equal axes.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array of x's library and dtype.
+
+    Raises:
+        ValueError: There is no such axis, it cannot be shared evenly, or sizes do not fit.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.all_to_all(array("f", [1, 2]))
+        array('f', [1.0, 2.0])
     """
     form = Form("all_to_all", x, group, timeout)
     split, concat = form.axis(split_axis, "split_axis"), form.axis(concat_axis, "concat_axis")
@@ -392,10 +561,24 @@ def permute(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """What another rank gives: for every pair (source, destination) the source's x goes to the destination.
+    """What another rank gives.
 
-    All ranks give the same pairs, and arrays of the same shape. No rank is twice a source or twice a destination; one that is
-    no destination gets zeros.
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        pairs: Pairs (source, destination): the source's x goes to the destination. The same on all ranks; no rank is twice a
+            source or twice a destination.
+        group: As in all_reduce, and as there `timeout` and `async_op`.
+
+    Returns:
+        An array like x; zeros on a rank that is no destination.
+
+    Raises:
+        ValueError: There is no such rank, or a rank is twice on one side.
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.permute(array("f", [1, 2]), [(0, 0)])
+        array('f', [1.0, 2.0])
     """
     form = Form("permute", x, group, timeout)
     destination_of = _routes(form, pairs)
@@ -447,7 +630,26 @@ def send(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | None:
-    """Send x to a rank that receives it."""
+    """Send an array to a rank that receives it.
+
+    Args:
+        x: What is sent.
+        dst: The rank of the group.
+        tag: A number of 0 or more that the receiver has to name as well.
+        group: None is the default world.
+        timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
+        async_op: Return a Pending, whose wait() gives None.
+
+    Raises:
+        ValueError: There is no such rank.
+        DistTimeoutError: Nobody has received it in time. The group lives on.
+        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+
+    Example:
+        >>> pending = F.send(array("f", [1, 2]), dst=0, async_op=True)
+        >>> F.recv(array("f", [0, 0]), src=0)
+        array('f', [1.0, 2.0])
+    """
     form = Form("send", x, group, timeout)
     dst = form.as_rank(dst, "dst")
 
@@ -467,9 +669,24 @@ def recv(
     timeout: Timeout | None = None,
     async_op: bool = False,
 ) -> Pending | ArrayT:
-    """An array of the type, shape and dtype of `like` that a rank sends, or any rank when src is None.
+    """An array that a rank sends.
 
-    A message that is shorter leaves zeros at the end; one that is longer is an error.
+    Args:
+        like: An array of the type, shape and dtype of the result; it stays as it is.
+        src: The rank of the group; None: any rank.
+        tag: The number that the sender has given.
+        group: None is the default world.
+        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        async_op: Return a Pending, whose wait() gives the result.
+
+    Returns:
+        An array like `like`. A message that is shorter leaves zeros at the end; one that is longer is an error.
+
+    Raises:
+        ValueError: There is no such rank.
+        DistTimeoutError: Nothing has come in time. The group lives on.
+        DistMismatchError: The message has another dtype; it is lost, and the group lives on.
+        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
     """
     form = Form("recv", like, group, timeout)
     if src is not None:
@@ -484,7 +701,18 @@ def recv(
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
-    """Wait until all ranks are here. Compiled functions of JAX that were called before have made their collectives then."""
+    """Wait until all ranks are here. Compiled functions of JAX that were called before have made their collectives then.
+
+    Args:
+        group: As in all_reduce, and as there `timeout`.
+        async_op: Return a Pending, whose wait() gives None.
+
+    Raises:
+        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
+
+    Example:
+        >>> F.barrier()
+    """
     let_compiled_calls_finish()
     work = operations_of(group).barrier(timeout=timeout, async_op=async_op)
     return Pending([work], lambda: None) if async_op else None

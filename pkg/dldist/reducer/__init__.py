@@ -61,13 +61,32 @@ class Join:
 class Reducer(C10dNames):
     """Averages gradients over the ranks of a group, in buckets, while others are still being computed.
 
-    `params` are arrays, or anything with a shape and a dtype; all ranks have the same ones, which is checked. `process_group`
-    is a dldist.World or Group, or a group of new_group; None is the default world. `bucket_indices` says which parameters are
-    in which bucket; without it they are put into buckets of `bucket_bytes_cap` bytes, from the last parameter to the first,
-    and anew, in the order in which gradients have come, after the first pass. `op` is "avg" or "sum". `timeout` is for each
-    collective; the group's when not given.
-
     A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). One thread at a time may call.
+
+    Args:
+        params: Arrays, or anything with a shape and a dtype; all ranks have the same ones, which is checked.
+        bucket_indices: Which parameters are in which bucket. Without it they are put into buckets from the last parameter to the
+            first, and anew, in the order in which gradients have come, after the first pass.
+        per_bucket_size_limits: The limits of those buckets, for records.
+        process_group: A World or Group, or a group of new_group; None is the default world.
+        expect_sparse_gradients: Nothing that is true: gradients are dense.
+        bucket_bytes_cap: From how many bytes on a bucket is full.
+        find_unused_parameters: Parameters may have no gradient in a pass.
+        gradient_as_bucket_view: Gradients are written into what gradient(index) gives, and need no copy.
+        param_to_name_mapping: Names for errors, by index.
+        first_bucket_bytes_cap: The same for the first bucket.
+        op: "avg" or "sum".
+        static_graph: The parameters without a gradient are those of the first pass, in all.
+        timeout: Seconds or a timedelta for each collective. None is the group's own.
+
+    Raises:
+        ValueError: There are no parameters, one is not in the CPU's memory, or buckets do not fit.
+        DistMismatchError: The ranks have different parameters.
+
+    Example:
+        >>> reducer = dist.Reducer([array("f", [0, 0])])
+        >>> reducer.reduce([array("f", [1, 2])])              # a whole pass
+        [array('f', [1.0, 2.0])]
     """
 
     def __init__(
@@ -117,8 +136,16 @@ class Reducer(C10dNames):
     # ---- the group
 
     def use_group(self, process_group: AnyGroup | None) -> None:
-        """Go on with another group, as if newly made: all of its ranks call this, or make their Reducer. For when ranks have
-        been lost; a pass under way is forgotten. A hook whose state is the group gets the other one."""
+        """Go on with another group, as if newly made: all of its ranks call this, or make their Reducer.
+
+        For when ranks have been lost; a pass under way is forgotten. A hook whose state is the group gets the other one.
+
+        Args:
+            process_group: A World or Group, or a group of new_group; None is the default world.
+
+        Raises:
+            DistMismatchError: The ranks have different parameters.
+        """
         operations = operations_of(process_group)
         if self._hook is not None and self._hook_state is self._operations:
             self._hook_state = operations
@@ -174,9 +201,18 @@ class Reducer(C10dNames):
     def broadcast_parameters(
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
-        """The parameters, or other tensors (a model's buffers), with the values of rank `src`.
+        """The parameters, or other tensors (a model's buffers), with the values of one rank. All ranks call it.
 
-        Arrays are written to and given back; of those that never change there are new ones.
+        Args:
+            tensors: What is sent and filled, instead of the parameters.
+            src: The rank of the group that has the values.
+            buffer_size: How many bytes travel at a time.
+
+        Returns:
+            A list: arrays are written to and given back; of those that never change there are new ones.
+
+        Raises:
+            ValueError: Of the parameters only the shapes are known.
         """
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
@@ -190,9 +226,13 @@ class Reducer(C10dNames):
         self._times.begin_forward()
 
     def prepare_for_backward(self, unused: Iterable[int] = ()) -> None:
-        """Begin a pass. `unused` are parameters that get no gradient on this rank, where that is known already: see mark_unused.
+        """Begin a pass. With no_sync() gradients are added up, and none is sent.
 
-        With no_sync() gradients are added up, and none is sent.
+        Args:
+            unused: Parameters that get no gradient on this rank, where that is known already: see mark_unused.
+
+        Raises:
+            RuntimeError: The pass before has not ended.
         """
         if self._is_open:
             raise RuntimeError(
@@ -222,10 +262,17 @@ class Reducer(C10dNames):
             self._settle_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
-        """The gradient of a parameter is there: an array; or, with gradient_as_bucket_view, what has been written into the
-        view that gradient(index) gives. A bucket that is full, and whose turn it is, is on its way when this returns.
+        """The gradient of a parameter is there. A bucket that is full, and whose turn it is, is on its way when this returns.
 
-        Without gradient_as_bucket_view, finish() puts the average into the array.
+        Args:
+            index: The parameter.
+            gradient: An array, which finish() puts the average into; with gradient_as_bucket_view None, for what has been written
+                into the view that gradient(index) gives.
+
+        Raises:
+            RuntimeError: No pass has begun, or the parameter has been marked in it.
+            IndexError: There is no such parameter.
+            TypeError, ValueError: The gradient is no array, or of another shape than the parameter.
         """
         slot = self._slot_to_settle("mark_ready", index)
         if gradient is not None and gradient is not slot.view:
@@ -247,10 +294,16 @@ class Reducer(C10dNames):
             slot.is_partial = True
 
     def mark_unused(self, index: int) -> None:
-        """The parameter gets no gradient on this rank in this pass: it counts as zero. For find_unused_parameters, where finish()
-        takes those that are left for unused; if it is known earlier, buckets are on their way earlier.
+        """The parameter gets no gradient on this rank in this pass: it counts as zero.
 
-        A gradient that no rank has is left as it is.
+        For find_unused_parameters, where finish() takes those that are left for unused; if it is known earlier, buckets are on their
+        way earlier. A gradient that no rank has is left as it is.
+
+        Args:
+            index: The parameter.
+
+        Raises:
+            RuntimeError: find_unused_parameters is not set, no pass has begun, or the parameter has been marked in it.
         """
         slot = self._slot_to_settle("mark_unused", index)
         if not self._detects_unused:
@@ -337,9 +390,12 @@ class Reducer(C10dNames):
     def finish(self) -> None:
         """End the pass: wait until all buckets have been reduced, and hand out the averages.
 
-        They are then in the arrays that mark_ready got, if those can be written to; gradients() has all of them. Parameters
-        without a gradient are named in a RuntimeError: mark them, and call again; or reset(). What goes wrong between the
-        ranks is raised as the group raises it, and the pass is over.
+        They are then in the arrays that mark_ready got, if those can be written to; gradients() has all of them.
+
+        Raises:
+            RuntimeError: Parameters have no gradient; the text names them. Mark them, and call again; or reset().
+            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives. The pass is over, and the
+                group of no more use: use_group() goes on with another one.
         """
         if not self._is_open:
             raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
@@ -397,9 +453,15 @@ class Reducer(C10dNames):
                 slot.restore()
 
     def gradient(self, index: int) -> Any:
-        """With gradient_as_bucket_view a view of the gradient in its bucket, to write the gradient into and to read the average
-        from; ask for it anew after the first pass, as buckets are rebuilt then. Else what mark_ready got, or, after finish(), a
-        new array where that cannot be written to; None if no rank had a gradient.
+        """The gradient of a parameter.
+
+        Args:
+            index: The parameter.
+
+        Returns:
+            With gradient_as_bucket_view a view of the gradient in its bucket, to write the gradient into and to read the average
+            from; ask for it anew after the first pass, as buckets are rebuilt then. Else what mark_ready got, or, after finish(), a
+            new array where that cannot be written to; None if no rank had a gradient.
         """
         slot = self._slot("gradient", index)
         return slot.get_view() if self._is_view else slot.gradient
@@ -409,7 +471,18 @@ class Reducer(C10dNames):
         return [self.gradient(index) for index in range(len(self._slots))]
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> list[Any]:
-        """A whole pass: the averages of gradients that are all there. None stands for an unused parameter."""
+        """A whole pass: the averages of gradients that are all there.
+
+        Args:
+            gradients: One for each parameter. None stands for an unused parameter.
+
+        Returns:
+            What gradients() gives.
+
+        Raises:
+            ValueError: They are not one for each parameter.
+            RuntimeError, DistError: As of finish(). The pass is over.
+        """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
             raise ValueError(f"reduce(): {len(gradients)} gradients for {len(self._slots)} parameters")
@@ -452,11 +525,13 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
-        """In the block, ranks may have different numbers of passes: one that has come to its end takes part in those of the
-        others, with zeros, until all have. Averages are over all ranks, or with divide_by_initial_world_size=False over those
-        that have a gradient of their own.
+        """In the block, ranks may have different numbers of passes.
 
-        Only the ranks of the last pass have made all updates: after the block, broadcast_parameters(src=joined.last_rank).
+        One that has come to its end takes part in those of the others, with zeros, until all have. Only the ranks of the last pass have
+        made all updates: after the block, broadcast_parameters(src=joined.last_rank).
+
+        Args:
+            divide_by_initial_world_size: Averages are over all ranks; False: over those that have a gradient of their own.
         """
         self._join = joined = Join(divide_by_initial_world_size)
         try:
@@ -485,11 +560,24 @@ class Reducer(C10dNames):
     # ---- communication hooks
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Have hook(state, bucket) reduce a full bucket, instead of the all_reduce; dldist.comm_hooks has some.
+        """Have hook(state, bucket) reduce a full bucket, instead of the all_reduce; dldist.comm_hooks has some. All ranks need the same.
 
-        It returns the result, which has the bucket's length and its dtype or any floating-point type: an array, or a Future or a
-        Work of one; or a function that finish() calls, in the order of the buckets, for hooks that need more than one
-        collective. All ranks need the same hook.
+        Args:
+            state: What the hook gets first.
+            hook: It returns the result, which has the bucket's length and its dtype or any floating-point type: an array, or a Future or
+                a Work of one; or a function that finish() calls, in the order of the buckets, for hooks that need more than one
+                collective.
+
+        Raises:
+            TypeError: It cannot be called.
+            RuntimeError: There is a hook already, or a pass is under way.
+
+        Example:
+            >>> from dldist import comm_hooks
+            >>> reducer = dist.Reducer([array("f", [0, 0])])
+            >>> reducer.register_comm_hook(None, comm_hooks.bf16_compress_hook)
+            >>> reducer.reduce([array("f", [1, 2])])
+            [array('f', [1.0, 2.0])]
         """
         if not callable(hook):
             raise TypeError(f"register_comm_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
