@@ -1,6 +1,8 @@
 """Types for annotations: what may be given as a tensor, a group, a reduction, a time-out.
 
-    def step(gradient: dldist.Tensor, group: dldist.types.AnyGroup | None = None) -> None: ...
+    from dldist.types import AnyGroup
+
+    def step(gradient: dldist.Tensor, group: AnyGroup | None = None) -> None: ...
 
 This module imports typing, which `import dldist` does not; dldist.Tensor is found here when somebody asks for it.
 """

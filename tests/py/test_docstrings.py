@@ -58,7 +58,7 @@ def public_functions():
                 yield pytest.param(value, id=f"{kind.__name__}.{name}")
 
 
-@pytest.mark.parametrize("function", public_functions())
+@pytest.mark.parametrize("function", list(public_functions()))
 def test_help_says_what_each_argument_is(function):
     words = set(re.findall(r"\w+", function.__doc__))
     taken = {name for name in inspect.signature(function).parameters if name != "self" and not name.startswith("_")}

@@ -185,16 +185,31 @@ def spawn(
     daemon: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Run `fn(i, *args)` in `nprocs` new processes, i from 0; gives the list of what they returned.
+    """Run `fn(i, *args)` in new processes of this host, i from 0.
 
-    Each has a rank in its environment, so init_process_group() works in them without arguments. With join=False gives a
-    ProcessContext at once. When one fails the others are ended, and its traceback is raised: ProcessRaisedException, or
-    ProcessExitedException. `timeout` limits the time of all, in seconds: DistTimeoutError.
+    Each has a rank in its environment, so init_process_group() works in them without arguments. When one fails, the others are ended.
 
-    >>> def double(i, by):
-    ...     return i * by
-    >>> spawn(double, 3, (2,))  # doctest: +SKIP
-    [0, 2, 4]
+    Args:
+        fn: The function. It and `args` are pickled.
+        nprocs: How many processes.
+        args: What follows the number.
+        join: Wait for all; False returns a ProcessContext at once.
+        daemon: End the processes with this one, as multiprocessing does with its daemons.
+        timeout: How many seconds all may take; None is without limit.
+
+    Returns:
+        A list of what they returned.
+
+    Raises:
+        ProcessRaisedException: The function raised. Its text has the traceback.
+        ProcessExitedException: A process ended by an exit code or a signal.
+        DistTimeoutError: They took longer than `timeout`, and have been ended.
+
+    Example:
+        >>> def double(i, by):
+        ...     return i * by
+        >>> spawn(double, 3, (2,))  # doctest: +SKIP
+        [0, 2, 4]
     """
     _check(fn, nprocs, args)
     context = multiprocessing.get_context("spawn")
