@@ -42,7 +42,7 @@ def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tup
 
     Args:
         scheme: What is before "://".
-        handler: A generator handler(url, **kwargs) of (store, rank, world_size).
+        handler: A generator function, `handler(url, **kwargs)`, of (store, rank, world_size).
 
     Raises:
         RuntimeError: The scheme has a handler already.

@@ -136,7 +136,7 @@ def run_ranks(
     fail as well. A rank that skips makes it a skip.
 
     Args:
-        fn: What each rank calls: fn(*args).
+        fn: What each rank calls, as `fn(*args)`.
         nranks: How many.
         args: Are pickled.
         timeout: Seconds after which ranks that are still running are ended; the error says where each of them was.
