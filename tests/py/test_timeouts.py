@@ -9,7 +9,9 @@ import dldist.functional as F
 import pytest
 from dldist.testing import threads
 
-LATE = pytest.raises(dldist.DistTimeoutError, match="timeout")
+
+def late():
+    return pytest.raises(dldist.DistTimeoutError, match="timeout")
 
 
 @threads(2)
@@ -20,7 +22,7 @@ def look_once(group, waits_of, is_late):
         group.all_reduce(array("f", [1]))
         return
     wait, work = waits_of(group)
-    with LATE:
+    with late():
         wait(0)
     is_late.set()
     work.wait()
@@ -52,7 +54,7 @@ def look_once_at_a_block(group, is_late):
         return
     with group.coalesce(async_op=True) as block:
         group.all_reduce(x)
-    with LATE:
+    with late():
         block.wait(0)
     is_late.set()
     assert block.wait() and block.wait(0)
@@ -64,7 +66,7 @@ def test_waiting_for_a_coalesced_block():
 
 def test_a_future_of_its_own():
     future = dldist.Future()
-    with LATE:
+    with late():
         future.wait(0)
     future.set_result(3)
     assert future.wait(0) == 3
@@ -91,7 +93,7 @@ def test_a_work_waits_without_limit_as_in_c10d():
 @threads(2)
 def messages(group):
     x, other = array("f", [0]), 1 - group.rank
-    with LATE:
+    with late():
         group.recv(x, other, timeout=0)
     group.barrier()
     group.send(array("f", [1]), other)
@@ -106,7 +108,7 @@ def test_messages():
 
 def test_stores():
     store = dldist.HashStore()
-    with LATE:
+    with late():
         store.get("absent", timeout=0)
     store.set("here", "1")
     assert store.get("here", timeout=0) == b"1"

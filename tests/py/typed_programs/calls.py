@@ -76,6 +76,9 @@ def collectives(group: dist.ProcessGroup, is_async: bool) -> None:
     dist.all_to_all(parts, parts)
     dist.all_to_all_single(x, x, [1, 1], (2, 0), async_op=True).wait()
     assert_type(dist.supports_complex("sum"), bool)
+    with dist.coalescing(async_ops=True) as block:
+        dist.all_reduce(x)
+    block.wait()
     with dist.record_comm("step"):
         dist.all_reduce(memoryview(y))
 
