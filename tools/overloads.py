@@ -103,17 +103,25 @@ def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
 def _head(tree: ast.Module, body: str) -> str:
     """The imports that the body needs, type variables, and the public names."""
     hints = next(node for node in tree.body if isinstance(node, ast.If)).body
-    nodes = [node for node in (*tree.body, *hints) if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes = [node for node in (*tree.body, *hints) if isinstance(node, ast.ImportFrom)]
     variables = "".join(f"{ast.unparse(node)}\n" for node in hints if isinstance(node, ast.Assign)).replace("'", '"')
     names = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
     public = "".join(f'    "{name}",\n' for name in ast.literal_eval(names))
     words = set(re.findall(r"\w+", body + variables + public))
-    lines = ["from typing import Literal, overload"]
+    of_module = {"typing": {"Literal", "overload"}}
     for node in nodes:
-        node.names = [alias for alias in node.names if (alias.asname or alias.name) in words]
-        if node.names:
-            lines.append(ast.unparse(node))
-    return "\n".join(sorted(lines)) + f"\n\n{variables}__all__ = [\n{public}]\n\n"
+        used = {ast.unparse(alias) for alias in node.names if (alias.asname or alias.name) in words}
+        if used:
+            of_module.setdefault(node.module, set()).update(used)
+    lines = [f"from {module} import {', '.join(sorted(used, key=_order))}\n" for module, used in sorted(of_module.items())]
+    own = [line for line in lines if line.startswith("from dldist")]
+    library = [line for line in lines if line not in own]
+    return "".join([*library, "\n", *own, "\n"]) + f"{variables}__all__ = [\n{public}]\n\n"
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """Classes before functions."""
+    return name.islower(), name
 
 
 def module_stub(path: Path, private: tuple[str, ...]) -> str:

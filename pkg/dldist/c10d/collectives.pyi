@@ -1,9 +1,9 @@
 # Made by tools/make_stubs.py from collectives.py.
+from typing import Any, Literal, overload
+
 from dldist import _core
 from dldist.base.future import Future
 from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
-from typing import Any
-from typing import Literal, overload
 
 __all__ = [
     "all_gather",

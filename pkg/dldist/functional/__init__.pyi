@@ -1,9 +1,9 @@
 # Made by tools/make_stubs.py from __init__.py.
 from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar, overload
+
 from dldist.functional.pending import Pending
 from dldist.types import AnyGroup, Op, Tensor, Timeout
-from typing import Literal, overload
-from typing import TypeVar
 
 ArrayT = TypeVar("ArrayT", bound=Tensor)
 TreeT = TypeVar("TreeT")
