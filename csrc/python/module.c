@@ -21,7 +21,8 @@
 #include "core/mem.h"
 #endif
 
-/* Adds the type, which is taken, and keeps it in *slot. */
+/* Adds a type to the module and takes it over in *slot. `type` may be NULL with an exception. -1 with an
+ * exception. */
 static int
 add_type(PyObject *module, PyTypeObject **slot, PyObject *type)
 {
@@ -107,7 +108,7 @@ make_names(py_state *state)
     return 0;
 }
 
-/* Threads of the process come back to Python by PyGILState, which knows the main interpreter only. */
+/* Threads of the core enter Python with PyGILState, which knows only the main interpreter. */
 static int
 refuse_subinterpreter(void)
 {
@@ -182,8 +183,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no m_clear: objects use the state until they are gone, and the types break every cycle through the
- * module. */
+/* There is no m_clear: objects use the state until they are freed, and the types break every reference cycle
+ * through the module. */
 static void
 core_free(void *module)
 {
@@ -227,104 +228,104 @@ static PyMethodDef core_methods[] = {
 #ifdef DD_FAULTS
     {"_fail_allocation", fail_allocation, METH_VARARGS,
      "_fail_allocation($module, number, /)\n--\n\n"
-     "Makes the allocation with this number from now on fail, counted from 0; -1: none. Returns how many there were\n"
-     "since the last call. In test builds only."},
+     "Makes the allocation with this number from now on fail, counted from 0; with -1, none. Returns the number of\n"
+     "allocations since the last call. In test builds only."},
 #endif
     {"_close_gate", py_gate_close, METH_NOARGS,
-     "_close_gate($module, /)\n--\n\nFrom now on no thread of the core asks for the GIL."},
+     "_close_gate($module, /)\n--\n\nKeeps threads of the core from asking for the GIL from now on."},
     {"_set_log_level", py_log_set_level, METH_O,
-     "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
+     "_set_log_level($module, level, /)\n--\n\nSets the level of the log, and returns whether the log is on."},
     {"_take_log_record", py_log_take_record, METH_O,
      "_take_log_record($module, timeout, /)\n--\n\n"
-     "Waits for the next record: (level, time, number lost before it, message), or None."},
-    {"_stop_log", py_log_stop, METH_NOARGS, "_stop_log($module, /)\n--\n\nLets _take_log_record return."},
+     "Waits for the next record, and returns (level, time, number of records lost before it, message), or None."},
+    {"_stop_log", py_log_stop, METH_NOARGS, "_stop_log($module, /)\n--\n\nMakes _take_log_record return."},
     {"_call_despite_ctrl_c", py_error_call_despite_ctrl_c, METH_VARARGS,
-     "_call_despite_ctrl_c($module, function, /, *args)\n--\n\nCalls, and again where Ctrl-C comes in between."},
+     "_call_despite_ctrl_c($module, function, /, *args)\n--\n\nCalls function(*args), and calls it again if Ctrl-C interrupts it."},
     {"_raise_status", py_error_raise_status, METH_O,
-     "_raise_status($module, code, /)\n--\n\nRaises what stands for a status of the core; for tests."},
+     "_raise_status($module, code, /)\n--\n\nRaises the exception for a status of the core; for tests."},
     {"_status_names", py_error_status_names, METH_NOARGS,
      "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number; for tests."},
     {"_describe_tensor", py_tensor_describe, METH_VARARGS,
-     "_describe_tensor($module, object, writable, /)\n--\n\nWhat dldist sees of a tensor; for tests."},
+     "_describe_tensor($module, object, writable, /)\n--\n\nReturns what dldist sees of a tensor; for tests."},
     {"_copy_tensor", py_tensor_copy, METH_VARARGS,
      "_copy_tensor($module, dst, src, /)\n--\n\nCopies the elements of src, in row-major order, into dst."},
     {"_copy_tensors", py_tensor_copy_list, METH_VARARGS,
-     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor, pair by pair."},
+     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor for each pair."},
     {"_convert_tensor", py_tensor_convert, METH_VARARGS,
-     "_convert_tensor($module, dst, src, /)\n--\n\n_copy_tensor, from any floating-point type to any."},
+     "_convert_tensor($module, dst, src, /)\n--\n\n_copy_tensor that can also convert between floating-point dtypes."},
     {"_add_tensor", py_tensor_add, METH_VARARGS,
      "_add_tensor($module, dst, src, /)\n--\n\nAdds the elements of src to those of dst."},
     {"_is_shared", py_window_is_shared, METH_O,
-     "_is_shared($module, tensor, /)\n--\n\nWhether it lies in memory that Group.empty of a group has made."},
+     "_is_shared($module, tensor, /)\n--\n\nWhether the tensor lies in memory that Group.empty made."},
     {"_write32", py_window_write32, METH_VARARGS,
      "_write32($module, function, tensor, offset, value, count, /)\n--\n\n"
-     "Writes elements of 32 bits, each seen after all that was written before it."},
+     "Writes elements of 32 bits. Whoever sees one also sees everything written before it."},
     {"_take_completions", py_completions_take, METH_NOARGS,
      "_take_completions($module, /)\n--\n\n"
-     "Waits for a work that somebody watches, and calls who watches it; False: stop."},
+     "Waits for a watched work to end and calls its watchers. Returns False to stop."},
     {"_stop_completions", py_completions_stop, METH_NOARGS,
-     "_stop_completions($module, /)\n--\n\nLets _take_completions return, and makes the calls that are left."},
+     "_stop_completions($module, /)\n--\n\nMakes _take_completions return, and makes the calls that are left."},
     {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
      "_call_aloud($module, callback, argument, /)\n--\n\n"
-     "Calls callback(argument); what it raises goes to sys.unraisablehook."},
+     "Calls callback(argument). An Exception that it raises goes to sys.unraisablehook."},
     {"_operations", py_group_list_operations, METH_NOARGS,
      "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},
     {"start_all", py_plan_start_all, METH_O,
      "start_all($module, plans, /)\n--\n\n"
-     "Starts several Plans, in this order. Of neighbours that belong to one group either all start or none does."},
+     "Starts several Plans in this order. Of consecutive ones of the same group, either all start or none does."},
     {"wait_all", py_plan_wait_all, METH_O,
-     "wait_all($module, plans, /)\n--\n\nWaits for the last start of each; raises the first failure."},
+     "wait_all($module, plans, /)\n--\n\nWaits for the last start of each Plan. Raises the first failure."},
     {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
      "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
-     "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},
+     "Loads NCCL and the CUDA driver from the given paths, or for None from where they are found."},
     {"_find_nccl_obstacle", py_nccl_find_obstacle, METH_VARARGS,
      "_find_nccl_obstacle($module, nccl, candidates, /)\n--\n\n"
-     "Why NCCL itself cannot be loaded, whatever the driver is like; None where it can."},
+     "Why NCCL itself cannot be loaded, regardless of the driver; None if it can."},
     {"_nccl_info", py_nccl_info, METH_NOARGS,
-     "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None when nothing has."},
+     "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None if nothing has."},
     {"_nccl_config_fields", py_nccl_config_fields, METH_NOARGS,
-     "_nccl_config_fields($module, /)\n--\n\n(name, version that brought it, whether it is text) of NCCL's configuration."},
+     "_nccl_config_fields($module, /)\n--\n\nThe fields of NCCL's configuration: (name, version that added it, whether it is text)."},
     {"_swap_stream", py_device_swap_stream, METH_O,
      "_swap_stream($module, stream, /)\n--\n\n"
-     "Makes it the CUDA stream that this thread works on, None for nobody's; returns the one before."},
+     "Sets the CUDA stream that this thread works on, or unsets it with None. Returns the one before, or None."},
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
-     "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, for the end of the process."},
+     "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", py_watch_open, METH_VARARGS,
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
-     "_monitor_run($module, /)\n--\n\nThe life of the monitor's thread; returns after _monitor_stop."},
+     "_monitor_run($module, /)\n--\n\nRuns the monitor on this thread, until _monitor_stop."},
     {"_monitor_stop", py_watch_stop, METH_O,
-     "_monitor_stop($module, grace, /)\n--\n\nLets _monitor_run return, and waits for that, `grace` seconds at most."},
+     "_monitor_stop($module, grace, /)\n--\n\nMakes _monitor_run return, and waits for that for `grace` seconds at most."},
     {"_monitor_add_group", py_watch_add_group, METH_O,
-     "_monitor_add_group($module, group, /)\n--\n\nShows the monitor a group; gives its number there."},
+     "_monitor_add_group($module, group, /)\n--\n\nAdds a group to the monitor, and returns its number there."},
     {"_monitor_remove_group", py_watch_remove_group, METH_O,
-     "_monitor_remove_group($module, number, /)\n--\n\nThe group has ended."},
+     "_monitor_remove_group($module, number, /)\n--\n\nRemoves a group that has ended."},
     {"_monitor_request_dump", py_watch_request_dump, METH_NOARGS,
-     "_monitor_request_dump($module, /)\n--\n\nAsks for a dump; tells whether there is a monitor."},
+     "_monitor_request_dump($module, /)\n--\n\nAsks for a dump, and returns whether there is a monitor."},
     {"_monitor_on_signal", py_watch_on_signal, METH_VARARGS,
-     "_monitor_on_signal($module, signum, has_to_be_unused, /)\n--\n\nLets a signal ask for dumps until the "
-     "monitor stops; tells whether it does."},
+     "_monitor_on_signal($module, signum, has_to_be_unused, /)\n--\n\nMakes a signal ask for dumps until the "
+     "monitor stops, and returns whether it does."},
     {"_monitor_report", py_watch_report, METH_NOARGS,
      "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
-     "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
+     "_shutdown($module, /)\n--\n\nCloses all groups, at the end of the process."},
     {"_dump_recorder", py_recorder_dump, METH_VARARGS,
      "_dump_recorder($module, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
-     "What the flight recorder has, as bytes."},
+     "Returns the contents of the flight recorder as bytes."},
     {"_dump_recorder_to_file", py_recorder_dump_to_file, METH_VARARGS,
      "_dump_recorder_to_file($module, path, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
-     "The same, into a file that is there as a whole or not at all."},
+     "Writes the contents of the flight recorder to a file, completely or not at all."},
     {"_reset_recorder", py_recorder_reset, METH_NOARGS,
-     "_reset_recorder($module, /)\n--\n\nForgets what the flight recorder has."},
+     "_reset_recorder($module, /)\n--\n\nForgets the contents of the flight recorder."},
     {"_recorder_capacity", py_recorder_capacity, METH_NOARGS,
-     "_recorder_capacity($module, /)\n--\n\nHow many operations it keeps; 0: it is off."},
+     "_recorder_capacity($module, /)\n--\n\nHow many operations the flight recorder keeps; 0 if it is off."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
 #ifdef Py_mod_gil
-    /* Objects count on it: a free-threaded Python turns it on. */
+    /* Objects rely on the GIL, so a free-threaded Python must turn it on. */
     {Py_mod_gil, Py_MOD_GIL_USED},
 #endif
     {0, NULL},

@@ -155,7 +155,7 @@ REFUSALS = {
     "number": ("TypeError", "all_reduce(): argument 'x' must be an array"),
     "list": ("TypeError", "not list"),
     "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
-    "objects": ("TypeError", "no dtype of dldist"),
+    "objects": ("TypeError", "which dldist does not support"),
     "leaf": ("TypeError", "all_reduce_tree(): argument 'x' must be an array"),
     "keys": ("TypeError", "keys without an order"),
     "axis": ("ValueError", "argument 'axis' is 2, and there are 2 axes: x has the shape (3, 4)"),

@@ -80,7 +80,7 @@ def test_no_instances_out_of_nowhere(group):
     with pytest.raises(RuntimeError, match="__init__"):
         dldist.Group.__new__(dldist.Group).barrier()
     assert "never opened" in repr(dldist.Group.__new__(dldist.Group))
-    with pytest.raises(RuntimeError, match="before"):
+    with pytest.raises(RuntimeError, match="already called"):
         group.__init__(None, 0, 1)
 
 

@@ -500,11 +500,11 @@ def bad_arguments(world):
         (lambda: memory.get_buffer(0, [5], "float32"), ValueError, "5 elements of float32 from element 0 on are not in the 16"),
         (lambda: memory.get_buffer(0, [1], "float32", 4), ValueError, "from element 4 on"),
         (lambda: memory.get_buffer(0, [-1], "float32"), ValueError, "get_buffer(): argument 'sizes' has a length of -1"),
-        (lambda: memory.get_buffer(0, [1], "nonsense"), TypeError, "there is no dtype"),
+        (lambda: memory.get_buffer(0, [1], "nonsense"), TypeError, "no dtype has that name"),
         (lambda: memory.get_buffer(9, [1], "int8"), ValueError, "get_buffer(): argument 'rank'"),
         (lambda: memory.get_remote_tensor(9, [1], "int8"), ValueError, "argument 'peer'"),
         (lambda: memory.get_signal_pad(0, [513]), ValueError, "513 elements of uint32"),
-        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 3, 0, 2), ValueError, "has 4 elements, and 2 from 3 on"),
+        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 3, 0, 2), ValueError, "has 4 elements, which do not include 2 from 3 on"),
         (lambda: symmetric_memory.SymmetricMemory.memset32(x, 0, 2**32), ValueError, "argument 'val' is 4294967296"),
         (lambda: symmetric_memory.SymmetricMemory.memset32(bytearray(8), 0, 0), ValueError, "elements of 32 bits"),
     ]:

@@ -1,8 +1,9 @@
-/* The only door to Python.h: the limited API of 3.11, so that one binary serves every later version. */
+/* The only place that includes Python.h. It asks for the limited API of 3.11, so that one binary serves every later
+ * version. */
 #ifndef DD_PYTHON_BASE_API_H
 #define DD_PYTHON_BASE_API_H
 
-/* Python's own headers are not held to the warnings of this project. */
+/* Silences this project's warnings in Python's own headers. */
 #pragma GCC system_header
 
 #include <pyconfig.h>

@@ -31,7 +31,8 @@ py_argument_raise(const py_argument *argument, py_fault fault, const char *forma
     }
 }
 
-/* The first line of the exception's text; frameworks append stack traces. */
+/* The first line of the exception's text, since frameworks append stack traces. A new reference; NULL with an
+ * exception. */
 static PyObject *
 first_line(PyObject *exception)
 {

@@ -1,4 +1,5 @@
-/* Arguments in, results out. Failing functions set an exception that names the function and the argument. */
+/* Converts arguments from Python and results to Python. A function that fails sets an exception that names the
+ * function and the argument. */
 #ifndef DD_PYTHON_BASE_CONVERT_H
 #define DD_PYTHON_BASE_CONVERT_H
 
@@ -11,7 +12,7 @@
 
 #define PY_MAX_ARGS 3
 
-/* The middle of a PyMethodDef for a function that takes its arguments by py_args_parse. */
+/* The middle two fields of a PyMethodDef, for a function that parses its arguments with py_args_parse. */
 #define PY_FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
 
 /* The parameters of a METH_FASTCALL method: all may be given by position or by name. */
@@ -22,31 +23,32 @@ typedef struct py_signature {
     int nnames;
 } py_signature;
 
-/* Puts the arguments in the order of the signature into `values` (borrowed), NULL for those not given. */
+/* Puts the arguments into `values` (borrowed) in the order of the signature, NULL for those not given. False with an
+ * exception. */
 bool py_args_parse(const py_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                    PyObject *values[PY_MAX_ARGS]);
 
-/* TypeError "<function>(): argument '<name>' must be <wanted>, not <type of value>". */
+/* Raises TypeError "<function>(): argument '<name>' must be <wanted>, not <type of value>". */
 void py_raise_wrong_type(const char *function, const char *name, const char *wanted, PyObject *value);
 
-/* Bytes of a str (as UTF-8) or of a bytes-like object, which the caller keeps alive until fini. Start zeroed:
- * fini is then always right. */
+/* The bytes of a str (as UTF-8) or of a bytes-like object. The caller keeps the object alive until fini. Start
+ * zeroed: fini may then be called at any time. */
 typedef struct py_bytes {
     dd_bytes view;
-    PyObject *owner;   /* what had to be made, or NULL */
+    PyObject *owner;   /* a bytes object that had to be made, or NULL */
     Py_buffer *buffer; /* a buffer that is held, or NULL */
 } py_bytes;
 
 bool py_bytes_init(py_bytes *bytes, PyObject *value, const char *function, const char *name);
 void py_bytes_fini(py_bytes *bytes);
 
-/* The same without an exception of its own: 0 when the value is neither a str nor bytes-like, -1 with an
- * exception, 1 when done. */
+/* Like py_bytes_init, but raises nothing when the value is neither a str nor bytes-like: returns 0 then, 1 when
+ * done, -1 with an exception. */
 int py_bytes_try_init(py_bytes *bytes, PyObject *value);
 
 /* A sequence of str or bytes-like objects. Start zeroed. */
 typedef struct py_bytes_list {
-    PyObject *items; /* a list of our own that keeps the bytes alive */
+    PyObject *items; /* our own list, which keeps the bytes alive */
     dd_bytes *views;
     size_t count;
 } py_bytes_list;
@@ -56,14 +58,14 @@ void py_bytes_list_fini(py_bytes_list *list);
 
 bool py_to_int64(PyObject *value, int64_t *number, const char *function, const char *name);
 
-/* A timedelta or a real number of seconds; infinity is a wait without end. */
+/* A timedelta or a real number of seconds; infinity means to wait for ever. */
 bool py_to_timeout_ns(py_state *state, PyObject *value, int64_t *timeout_ns, const char *function,
                       const char *name);
 
-/* New references, NULL with an exception. */
+/* These return new references, or NULL with an exception. */
 PyObject *py_from_timeout_ns(py_state *state, int64_t timeout_ns);
 PyObject *py_from_value(dd_bytes value); /* bytes */
-PyObject *py_from_key(dd_bytes key);     /* str; what is not UTF-8 comes back from it by surrogateescape */
+PyObject *py_from_key(dd_bytes key);     /* str; bytes that are not UTF-8 are kept by surrogateescape */
 PyObject *py_from_values(const dd_bytes *values, size_t count);
 PyObject *py_from_keys(const dd_bytes *keys, size_t count);
 PyObject *py_from_blob_list(const dd_blob_list *list, PyObject *(*convert)(dd_bytes bytes));

@@ -2,16 +2,16 @@
 
 #include <string.h>
 
-/* So many times; Ctrl-C that comes more often is obeyed. */
+/* A Ctrl-C that comes more often than this is obeyed. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)
-#define BUILTIN_TIMEOUT (-2)    /* TimeoutError of Python itself */
+#define BUILTIN_TIMEOUT (-2)    /* Python's own TimeoutError */
 #define BUILTIN_CONNECTION (-3) /* ConnectionError */
 #define BUILTIN_VALUE (-4)      /* ValueError */
 #define BUILTIN_TYPE (-5)       /* TypeError */
 
-/* Bases come before what is derived from them; with none, it is a RuntimeError. */
+/* A base comes before the classes derived from it. A class without a base derives from RuntimeError. */
 static const struct {
     py_error_kind kind;
     const char *name;
@@ -21,17 +21,17 @@ static const struct {
     {PY_ERROR_DIST,
      "dldist.DistError",
      {NO_BASE, NO_BASE},
-     "Any failure of dldist.\n\n`code` names its kind; `rank`, `host` and `pid` say whom it is about, where "
-     "that is one rank of a group; `op`, `seq`, `group` and `elapsed` (seconds) which call of which group has failed: "
-     "its number is None for messages, and for calls that did not begin. What is not known is None."},
+     "Any failure of dldist.\n\n`code` names the kind of failure. `rank`, `host` and `pid` identify the rank it is "
+     "about, if it is about one rank of a group. `op`, `seq`, `group` and `elapsed` (seconds) identify the call that "
+     "failed; `seq` is None for messages and for calls that did not begin. Anything not known is None."},
     {PY_ERROR_BACKEND, "dldist.DistBackendError", {PY_ERROR_DIST, NO_BASE}, "A backend failed."},
     {PY_ERROR_NETWORK, "dldist.DistNetworkError", {PY_ERROR_DIST, NO_BASE}, "A connection failed."},
     {PY_ERROR_STORE, "dldist.DistStoreError", {PY_ERROR_DIST, NO_BASE}, "A store failed."},
     {PY_ERROR_QUEUE_EMPTY,
      "dldist.DistQueueEmptyError",
      {PY_ERROR_STORE, NO_BASE},
-     "The queue was empty, and the pop was not to wait."},
-    {PY_ERROR_TIMEOUT, "dldist.DistTimeoutError", {PY_ERROR_DIST, BUILTIN_TIMEOUT}, "The time was up."},
+     "The queue was empty, and the call did not wait."},
+    {PY_ERROR_TIMEOUT, "dldist.DistTimeoutError", {PY_ERROR_DIST, BUILTIN_TIMEOUT}, "The time-out was over."},
     {PY_ERROR_STORE_TIMEOUT,
      "dldist.DistStoreTimeoutError",
      {PY_ERROR_STORE, PY_ERROR_TIMEOUT},
@@ -52,10 +52,7 @@ static const struct {
      "dldist.DistMismatchError",
      {PY_ERROR_BACKEND, NO_BASE},
      "The ranks of a group have called different operations."},
-    {PY_ERROR_ABORTED,
-     "dldist.DistAbortedError",
-     {PY_ERROR_BACKEND, NO_BASE},
-     "Somebody has aborted the group."},
+    {PY_ERROR_ABORTED, "dldist.DistAbortedError", {PY_ERROR_BACKEND, NO_BASE}, "The group was aborted."},
     {PY_ERROR_ARGUMENT,
      "dldist.DistArgumentError",
      {PY_ERROR_DIST, BUILTIN_VALUE},
@@ -63,7 +60,7 @@ static const struct {
     {PY_ERROR_TYPE,
      "dldist.DistTypeError",
      {PY_ERROR_ARGUMENT, BUILTIN_TYPE},
-     "A tensor has a dtype that dldist does not know, or another one than the other tensors of the call."},
+     "A tensor has a dtype that dldist does not support, or one that differs from the other tensors of the call."},
 };
 
 static PyObject *
@@ -83,7 +80,7 @@ make_bases(const py_state *state, const int bases[2])
     return PyTuple_Pack(2, state->errors[bases[0]], second);
 }
 
-/* What instances have that are given nothing else. */
+/* The defaults of the attributes, as a new dict of the class; NULL with an exception. */
 static PyObject *
 make_attributes(py_error_kind kind)
 {
@@ -203,7 +200,7 @@ set_call(PyObject *error, const dd_failed_call *call)
             set_attribute(error, "elapsed", PyFloat_FromDouble((double)call->elapsed_ns * 1e-9)));
 }
 
-/* Gives the instance its attributes; the ones of Python itself have none of them and get none. */
+/* Sets the attributes of one of dldist's exceptions; Python's own have none. False with an exception. */
 static bool
 set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
@@ -211,12 +208,13 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
     if (is_ours <= 0) {
         return is_ours == 0;
     }
-    bool is_told = err != NULL && err->message[0] != '\0';
+    bool has_details = err != NULL && err->message[0] != '\0';
     return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
-           (!is_told || (set_culprit(error, &err->culprit) && set_call(error, &err->call)));
+           (!has_details || (set_culprit(error, &err->culprit) && set_call(error, &err->call)));
 }
 
-/* Programs look for the word in the text of what they catch; ours says "timed out", or what did not come. */
+/* Programs look for the word "timeout" in the text of an error. The core's texts say "timed out", or what did not
+ * come, so it is appended. A new reference; NULL with an exception. */
 static PyObject *
 message_of(dd_status status, const char *text)
 {
@@ -249,9 +247,9 @@ raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error
     if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
         return;
     }
-    /* Ctrl-C goes to all ranks at once, and this one may have lost another to it before a wait here has looked
-     * after signals. Raised now, what the handler raises is the program's to catch; left pending, it would strike
-     * in whatever reports the loss. */
+    /* Ctrl-C reaches all ranks at once, and this rank may notice that it lost another one before a wait here has
+     * checked for signals. If the handler runs now, the program can catch what it raises. If the signal stayed
+     * pending, it would strike in the code that reports the loss. */
     if (PyErr_Occurred() == NULL && PyErr_CheckSignals() < 0) {
         return;
     }
@@ -298,7 +296,7 @@ py_error_status_of_current(py_state *state)
     return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
 }
 
-/* True: it was Ctrl-C, and is passed over. False with another exception. */
+/* True: the exception was a KeyboardInterrupt, and is cleared. False: it was another, and stays set. */
 static bool
 pass_over_ctrl_c(void)
 {
@@ -309,7 +307,7 @@ pass_over_ctrl_c(void)
     return true;
 }
 
-/* In C: a signal that is pending strikes a function of Python as it is entered, where nothing can catch it. */
+/* In C, because a pending signal strikes a Python function as it is entered, where the function cannot catch it. */
 PyObject *
 py_error_call_despite_ctrl_c(PyObject *module, PyObject *args)
 {
@@ -321,13 +319,13 @@ py_error_call_despite_ctrl_c(PyObject *module, PyObject *args)
     }
     PyObject *rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args));
     PyObject *result = NULL;
-    bool is_tried = rest == NULL;
-    for (int tries = 0; !is_tried && tries < MAX_TRIES; tries++) {
+    bool is_over = rest == NULL;
+    for (int tries = 0; !is_over && tries < MAX_TRIES; tries++) {
         if (PyErr_CheckSignals() < 0 && !pass_over_ctrl_c()) {
             break;
         }
         result = PyObject_Call(function, rest, NULL);
-        is_tried = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
+        is_over = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
     }
     Py_XDECREF(rest);
     return result;

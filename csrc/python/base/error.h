@@ -1,32 +1,32 @@
-/* Exceptions: what a dd_status looks like in Python. */
+/* The exceptions that Python sees in place of a dd_status. */
 #ifndef DD_PYTHON_BASE_ERROR_H
 #define DD_PYTHON_BASE_ERROR_H
 
 #include "core/status.h"
 #include "python/base/state.h"
 
-/* Makes the exceptions and puts them into the module; -1 with an exception. */
+/* Makes the exception classes and adds them to the module; -1 with an exception. */
 int py_error_add_to_module(PyObject *module, py_state *state);
 
-/* Raises what stands for `status`, with err's message; on the main thread what the handler of a pending signal
- * raises comes first. DD_INTERRUPTED keeps an exception that is set. */
+/* Raises the exception for `status` with err's message. On the main thread, a pending signal is handled first, and
+ * what its handler raises is raised instead. With DD_INTERRUPTED, an exception that is already set stays. */
 void py_error_raise(py_state *state, dd_status status, const dd_error *err);
 
-/* The same for what a group says: it is DistBackendError that stands for DD_CLOSED and DD_FORKED there. */
+/* Like py_error_raise, for the status of a group: DD_CLOSED and DD_FORKED raise DistBackendError. */
 void py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err);
 
-/* The exception that py_error_raise_of_group raises; a new reference, NULL with an exception. */
+/* The exception that py_error_raise_of_group would raise; a new reference, NULL with an exception. */
 PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *err);
 
-/* The status the core sees for the exception that is set: what kind of failure it is, DD_STORE when it is a
- * stranger. */
+/* The status that tells the core what kind of failure the exception that is set is: DD_STORE for an Exception of
+ * unknown kind, DD_INTERRUPTED for anything not derived from Exception. */
 dd_status py_error_status_of_current(py_state *state);
 
-/* _core._call_despite_ctrl_c(function, *args): for what a process still has to say when it ends. A Ctrl-C that
- * is pending, or comes in the call, is passed over, and the call made again, a few times. */
+/* _core._call_despite_ctrl_c(function, *args): for calls that a process still has to make as it ends. A Ctrl-C that
+ * is pending or comes during the call is ignored, and the call is made again, a few times. */
 PyObject *py_error_call_despite_ctrl_c(PyObject *module, PyObject *args);
 
-/* _core._raise_status(code), _core._status_names(): for tests that walk all codes. */
+/* _core._raise_status(code), _core._status_names(): for tests that go through all codes. */
 PyObject *py_error_raise_status(PyObject *module, PyObject *code);
 PyObject *py_error_status_names(PyObject *module, PyObject *unused);
 

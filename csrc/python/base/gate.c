@@ -10,7 +10,8 @@
 #define CLOSING_NS (2 * DD_NS_PER_S)
 #define CLOSING_STEP_US 200
 
-/* Of the process, as its interpreter is: whether it is closed, and how many threads are inside. No lock, which a fork might leave locked. */
+/* Whether the gate is closed, and how many threads are inside. One for the process, like the interpreter. It is no
+ * lock, because a fork could leave a lock held. */
 static atomic_uint gate;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -35,7 +36,7 @@ py_gate_leave(const py_gate_pass *pass)
     }
 }
 
-/* Threads that were inside do not exist in the child. */
+/* The threads that were inside do not exist in the child. */
 static void
 forget_threads(void)
 {
@@ -62,7 +63,8 @@ py_gate_init(PyObject *module)
     return rc;
 }
 
-/* Threads that are inside need the GIL to come out. One that takes longer, in the end of an object, is as lost as any thread of Python's. */
+/* Threads that are inside need the GIL to leave. The wait is bounded: a thread that takes longer, in the
+ * destructor of an object, is lost like any Python thread at exit. */
 PyObject *
 py_gate_close(PyObject *module, PyObject *unused)
 {

@@ -36,7 +36,8 @@ is_stopping(void *ctx)
     return atomic_load_explicit(&state->is_log_stopping, memory_order_relaxed);
 }
 
-/* (level, seconds since the epoch, records lost before it, message), or None: none in time, or stopping. */
+/* Returns (level, seconds since the epoch, records lost before it, message), or None when no record came in time
+ * or the log is stopping. */
 PyObject *
 py_log_take_record(PyObject *module, PyObject *timeout)
 {

@@ -1,21 +1,23 @@
-/* Both ends of the life of an object whose type is on the heap.
+/* Allocates and frees objects of heap types.
  *
- * Objects whose end lets the GIL go have a tp_traverse and no tp_clear, as tuples: other threads would run while the collector is clearing
- * what belongs together. What they refer to is given when they are made, so that every cycle goes through something that was changed later,
- * which the collector clears. */
+ * Objects that release the GIL when they end have a tp_traverse and, like tuples, no tp_clear: other threads would
+ * run while the collector clears objects that belong together. Such an object gets its references when it is made,
+ * so every cycle passes through an object that was changed later, and the collector clears that one. */
 #ifndef DD_PYTHON_BASE_OBJECT_H
 #define DD_PYTHON_BASE_OBJECT_H
 
 #include "python/base/api.h"
 
-/* Zeroed, and tracked by the collector where the type is; NULL with an exception. */
+/* A zeroed object, tracked by the collector if its type has GC; NULL with an exception. */
 PyObject *py_object_alloc(PyTypeObject *type);
 
-/* Calls <module>.<function>(self, *args, **kwargs): for methods that are written in Python. args and kwargs may be NULL. */
+/* Calls <module>.<function>(self, *args, **kwargs), for methods written in Python. args and kwargs may be NULL. A new
+ * reference; NULL with an exception. */
 PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                                 PyObject *kwargs);
 
-/* The last act of a dealloc: gives the memory back, and then what the object held of its type and its module (may be NULL). */
+/* The last step of a dealloc: frees the memory, then drops the object's references to its type and to `module`, which
+ * may be NULL. */
 void py_object_free(PyObject *object, PyObject *module);
 
 #endif

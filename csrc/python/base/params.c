@@ -70,7 +70,7 @@ py_params_parse(const py_params *params, const py_state *state, PyObject *const 
         values[i] = i < nargs ? args[i] : NULL;
     }
     if (kwnames == NULL && nargs == params->nrequired) {
-        return true; /* as mostly */
+        return true; /* the usual case */
     }
     if (kwnames != NULL && !take_keywords(params, state, args + nargs, kwnames, values)) {
         return false;

@@ -1,4 +1,5 @@
-/* Parameters of the methods of a group: parsed without an allocation, names compared by identity first. */
+/* The parameters of a group's methods. They are parsed without an allocation; names are compared by identity
+ * first. */
 #ifndef DD_PYTHON_BASE_PARAMS_H
 #define DD_PYTHON_BASE_PARAMS_H
 
@@ -10,7 +11,7 @@
 
 #define PY_PARAMS_MAX 6
 
-/* Numbers of c10d's OpType that no row of the operations has. */
+/* The values of c10d's OpType that no row of the table of operations has. */
 #define PY_OP_TYPE_SEND 12
 #define PY_OP_TYPE_RECV 13
 #define PY_OP_TYPE_RECV_ANY_SOURCE 14
@@ -20,35 +21,34 @@
 
 typedef struct py_params {
     const char *function;
-    const char *recorded; /* what the flight recorder calls it */
+    const char *recorded; /* its name in the flight recorder */
     int op_type;          /* c10d's OpType */
     int nrequired;
-    int npositional; /* the others are given by name only */
+    int npositional; /* the others are keyword-only */
     int count;
-    bool is_plan;  /* of a collective: it is not run, but made a plan of */
-    bool is_async; /* it always gives a work */
+    bool is_plan;  /* makes a plan of the collective instead of running it */
+    bool is_async; /* always returns a work */
     py_name names[PY_PARAMS_MAX];
 } py_params;
 
-/* Puts the arguments in the order of `params` into `values` (borrowed), NULL for those not given and for
- * None where the parameter is not required. */
+/* Puts the arguments into `values` (borrowed) in the order of `params`: NULL for those not given, and for None if the
+ * parameter is optional. False with an exception. */
 bool py_params_parse(const py_params *params, const py_state *state, PyObject *const *args, Py_ssize_t nargs,
                      PyObject *kwnames, PyObject *values[PY_PARAMS_MAX]);
 
-/* An int that fits; else an exception that names the argument. */
+/* Reads a value that fits into an int. False with an exception that names the argument. */
 bool py_params_int(const py_state *state, PyObject *value, int *number, const char *function,
                    const char *name);
-/* The same for a rank of a group of that size. */
+/* Reads a rank of a group of `size` ranks. False likewise. */
 bool py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
                     const char *name);
 
-/* Whether a flag is set; an exception that names the argument where that cannot be told. */
+/* Reads whether a flag is set. False with an exception that names the argument. */
 bool py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function,
                     const char *name);
 
-/* The text of a name. */
 const char *py_name_text(py_name name);
-/* Whether what goes by that name is a tensor, or tensors. */
+/* Whether a parameter of this name takes a tensor or tensors. */
 bool py_name_is_tensor(py_name name);
 
 #endif

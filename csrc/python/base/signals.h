@@ -4,8 +4,9 @@
 
 #include <signal.h>
 
-/* For threads of ours that wait in the core: Python handles signals on the main thread, and one that the kernel
- * gives to another does not wake it. No Python runs in between: what it starts would inherit the mask. */
+/* hold blocks all signals on this thread, release restores the mask. For our own threads that wait in the core:
+ * Python handles signals on the main thread, and a signal that the kernel delivers to another thread does not wake
+ * it. No Python code may run between the two: threads and processes that it starts would inherit the mask. */
 void py_signals_hold(sigset_t *before);
 void py_signals_release(const sigset_t *before);
 

@@ -1,4 +1,4 @@
-/* What the module knows: its types, its exceptions, and what it has imported. */
+/* The state of the module: its types, its exceptions, and the objects that it has imported. */
 #ifndef DD_PYTHON_BASE_STATE_H
 #define DD_PYTHON_BASE_STATE_H
 
@@ -28,8 +28,8 @@ typedef enum py_error_kind {
     PY_ERROR_COUNT,
 } py_error_kind;
 
-/* X(name, text): attributes that are looked up, and parameters that are given, often enough to keep their
- * names. Those of tensors are in one row (py_name_is_tensor). */
+/* X(name, text): attributes and parameters that are looked up so often that their interned names are kept. The names
+ * of parameters that take tensors are consecutive (py_name_is_tensor). */
 #define PY_NAME_LIST(X)                          \
     X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
     X(DLPACK, "__dlpack__")                      \
@@ -99,31 +99,32 @@ typedef struct py_state {
     PyObject *errors[PY_ERROR_COUNT];
     PyObject *names[PY_NAME_COUNT]; /* interned str */
     dd_tcp_registry *tcp_registry;
-    /* guarded by the GIL: datetime.timedelta, NULL until first needed */
+    /* guarded by the GIL: datetime.timedelta, NULL until first used */
     PyObject *timedelta;
-    PyObject *ndarray_type; /* owned: numpy.ndarray, once arrays are read directly (tensor/numpy.h); NULL */
+    /* guarded by the GIL; owned: numpy.ndarray, or NULL until arrays are read directly (tensor/numpy.h) */
+    PyObject *ndarray_type;
     bool has_seen_ndarray;
     struct py_tensor_types *tensor_types; /* const after exec; owned */
-    struct py_devices *devices;           /* owned; NULL until memory of a device has come */
-    struct py_nccl *nccl;                 /* owned; NULL until the library has been loaded */
+    struct py_devices *devices;           /* owned; NULL until the first tensor on a device */
+    struct py_nccl *nccl;                 /* owned; NULL until NCCL is loaded */
     dd_engine *engine;                    /* owned; NULL until the first group */
     struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
-    struct py_watch *watch;               /* the same; NULL until the first group of several ranks */
-    dd_list groups;                       /* py_group: those that are open */
-    dd_list nccl_groups;                  /* the same, of NCCL's */
-    struct py_recorder *recorder;         /* lives as long as the process; NULL until the first group */
-    /* atomic (relaxed: looked at every slice) */
+    struct py_watch *watch; /* lives as long as the process; NULL until the first group of several ranks */
+    dd_list groups;         /* py_group, those that are open */
+    dd_list nccl_groups;    /* the open NCCL groups */
+    struct py_recorder *recorder; /* lives as long as the process; NULL until the first group */
+    /* atomic (relaxed: read in every slice of a wait) */
     atomic_bool is_log_stopping;
 } py_state;
 
 #define PY_MODULE_NAME "dldist._core"
 
-/* The state and the module (borrowed) behind one of our types or a class derived from one; NULL with an
- * exception for any other. */
+/* The state and the module (borrowed) of one of our types, or of a class derived from one. NULL with an exception for
+ * any other type. */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
-/* datetime.timedelta (borrowed), imported on first use: importing the package must stay cheap. NULL with an
- * exception. */
+/* datetime.timedelta (borrowed). It is imported on first use, because importing the package must stay cheap. NULL
+ * with an exception. */
 PyObject *py_state_timedelta(py_state *state);
 
 #endif

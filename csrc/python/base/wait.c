@@ -3,7 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Only the main thread runs signal handlers: the others need not fight for the GIL every slice. */
+/* Only the main thread runs signal handlers, so the others need not compete for the GIL in every slice. */
 static bool
 is_interrupted(void *ctx)
 {
@@ -87,7 +87,7 @@ py_wait_keep_exception(py_wait *wait)
 bool
 py_wait_finish(py_wait *wait, dd_status status, const dd_error *err)
 {
-    /* A handler that raised must be heard even when the operation came to its end all the same. */
+    /* What a signal handler raised must be raised even if the operation finished anyway. */
     if (wait->exception[0] != NULL && (status != DD_OK || wait->is_signal)) {
         PyErr_Restore(wait->exception[0], wait->exception[1], wait->exception[2]);
         return false;

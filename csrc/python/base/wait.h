@@ -1,5 +1,5 @@
-/* A dd_wait on behalf of a Python caller: Ctrl-C ends it, and exceptions of Python code below the core come
- * through. */
+/* A dd_wait on behalf of a Python caller. Ctrl-C ends it, and exceptions of Python code that the core calls reach the
+ * caller. */
 #ifndef DD_PYTHON_BASE_WAIT_H
 #define DD_PYTHON_BASE_WAIT_H
 
@@ -8,37 +8,37 @@
 
 #include <stdbool.h>
 
-/* Lives on the stack of the caller's thread for one call into the core. */
+/* One call into the core. Lives on the stack of the caller's thread. */
 typedef struct py_wait {
     dd_wait wait;
     py_state *state;
-    bool has_timeout;       /* the caller gave the time-out; else it is the store's */
-    bool is_handed_on;      /* Python code below was given the time-out */
+    bool has_timeout;       /* the caller gave the time-out; otherwise it is the store's */
+    bool is_handed_on;      /* Python code called by the core was given the time-out */
     bool is_signal;         /* the exception below came from a signal handler */
     PyObject *exception[3]; /* type, value, traceback; kept while the core unwinds */
-    PyThreadState *thread;  /* while the GIL is let go by py_wait_let_go */
+    PyThreadState *thread;  /* set while the GIL is released by py_wait_let_go */
 } py_wait;
 
 void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeout);
 
-/* Without a deadline: what is waited for ends by itself. Its start is not known, and its errors tell no
- * time. */
+/* A wait without a deadline, for something that ends by itself. Its start is not recorded, so its errors do not
+ * say how long it took. */
 void py_wait_init_endless(py_wait *wait, py_state *state);
 
-/* For calls that may be over in a microsecond, which is less than it takes to give the GIL away and get it back:
- * they begin with it, and the core calls this when they take longer (wait.let_go). Once is enough. */
+/* Releases the GIL; may be called again. For calls that may take only a microsecond, less than releasing and retaking
+ * the GIL: they start with the GIL held, and the core calls this (wait.let_go) when they take longer. */
 void py_wait_let_go(void *wait);
-/* Gets the GIL back if it was let go. */
+/* Retakes the GIL if it was released. */
 void py_wait_return(py_wait *wait);
 
-/* The py_wait that `wait` (or one made from it) belongs to, NULL when it is not from here. */
+/* The py_wait that `wait`, or the wait it was made from, belongs to. NULL when there is none. */
 py_wait *py_wait_of(const dd_wait *wait);
 
-/* Takes the exception that is set out of the thread until py_wait_finish; the latest one wins. */
+/* Clears the exception that is set and keeps it for py_wait_finish. Only the latest is kept. */
 void py_wait_keep_exception(py_wait *wait);
 
-/* Ends the call: true for DD_OK. Otherwise raises: what Python code had raised, unchanged, else what stands
- * for the status. */
+/* Ends the call. False with an exception: the one kept by py_wait_keep_exception, unchanged, if the call failed or a
+ * signal handler raised it; otherwise the one for the status. True otherwise. */
 bool py_wait_finish(py_wait *wait, dd_status status, const dd_error *err);
 
 #endif

@@ -178,8 +178,8 @@ py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const 
         py_raise_wrong_type(operands->function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* A tuple of our own, and its length alone counts: producers run Python code, which may change a list,
-     * and subclasses of list may say one length and give another number of items. */
+    /* Our own tuple, and only its length counts: producers run Python code, which may change a list, and a subclass
+     * of list may report one length and give another number of items. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;
@@ -212,7 +212,7 @@ is_same_side(const py_side *a, const py_side *b)
     return a->layout != PY_LAYOUT_NONE && b->layout != PY_LAYOUT_NONE && a->first == b->first;
 }
 
-/* Several tensors that make one block lie behind each other. */
+/* Whether several tensors make one block, and so must lie one after another. */
 static bool
 is_joined(const py_side *side)
 {
@@ -243,8 +243,8 @@ side_nbytes(const py_operands *operands, const py_side *side)
     return nbytes;
 }
 
-/* Gives the staged pieces of a side their places from `offset` on (places are offsets while base is NULL);
- * returns the end. */
+/* Gives the staged pieces of a side their places from `offset` on, unless base is NULL. Returns the offset of the
+ * end. */
 static size_t
 place_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
 {
@@ -379,7 +379,7 @@ hull_of(const dd_block *blocks, size_t count)
     return (dd_block){.data = (void *)low, .nbytes = high > low ? high - low : 0};
 }
 
-/* Whether an input may be the very memory of an output; see coll.h. */
+/* Whether an input may be exactly the memory of an output; see coll.h. */
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {
@@ -539,7 +539,7 @@ py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
         !py_operands_reserve_blocks(operands, nparts * blocks_of_part(operands))) {
         return false;
     }
-    /* Staging memory overlaps nothing: only where tensors lie themselves counts here. */
+    /* Staging memory overlaps nothing, so only the tensors' own memory counts here. */
     for (size_t part = 0; part < nparts; part++) {
         dd_coll_args args;
         py_operands_fill_part(operands, part, &args);

@@ -1,21 +1,22 @@
-/* Outputs that share memory: what ends up there would depend on which write comes last. */
+/* Refuses outputs that share memory: the result there would depend on which write comes last. */
 #include "python/call/operands.h"
 
 #include "core/mem.h"
 
 #include <stdlib.h>
 
-/* So many need no allocation. */
+/* This many need no allocation. */
 #define FEW_EXTENTS 8
 
-/* Bytes that the output is sure to own. */
+/* Bytes that certainly belong to the output. */
 typedef struct extent {
     uintptr_t start;
     uintptr_t end;
     size_t piece;
 } extent;
 
-/* Of strided views the first element: where they are woven into each other, hulls overlap and elements do not. */
+/* For a strided view, only its first element: the extents of interleaved views overlap although their elements do
+ * not. */
 static extent
 extent_of(const py_operands *operands, size_t piece)
 {
@@ -31,7 +32,8 @@ is_written(const py_piece *piece)
     return piece->is_output && piece->nbytes > 0;
 }
 
-/* How many outputs there are; 0 as well when each begins behind the one before, as the parts of one tensor do. */
+/* How many outputs there are. 0 if each begins after the end of the one before, as the parts of one tensor do:
+ * then none overlap. */
 static size_t
 count_unordered(const py_operands *operands)
 {
@@ -59,7 +61,7 @@ compare_starts(const void *a, const void *b)
     return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Two that overlap. Sorts them. */
+/* Finds two extents that overlap. Sorts the extents. False if there are none. */
 static bool
 find_pair(extent *extents, size_t count, size_t pair[2])
 {

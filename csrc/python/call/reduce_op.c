@@ -9,15 +9,15 @@
 typedef struct py_reduce_op {
     PyObject ob_base; /* PyObject_HEAD */
     dd_redop op;
-    bool has_factor;  /* PREMUL_SUM with one; without, it stands for the kind */
-    double factor;    /* 1.0 without one, and with a tensor */
-    PyObject *tensor; /* owned; const: the factor, in the memory of a device; or NULL */
+    bool has_factor;  /* of PREMUL_SUM: without a factor it stands for the operation in general */
+    double factor;    /* 1.0 if there is none or it is a tensor */
+    PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;
 
 static bool
 find_op(const char *text, dd_redop *op)
 {
-    if (strcasecmp(text, "prod") == 0) { /* as NumPy, JAX and MPI say it */
+    if (strcasecmp(text, "prod") == 0) { /* its name in NumPy, JAX and MPI */
         text = dd_redop_name(DD_REDOP_PRODUCT);
     }
     for (int i = 0; i < DD_REDOP_COUNT; i++) {
@@ -40,7 +40,8 @@ make_op(PyTypeObject *type, dd_redop op)
     return (PyObject *)self;
 }
 
-/* 1: a tensor that is not in the memory of the host, where its value could be read. -1 with an exception. */
+/* 1: a tensor that is not in host memory, so its value cannot be read here. 0: anything else. -1 with an
+ * exception. */
 static int
 is_device_tensor(PyObject *factor)
 {
@@ -74,14 +75,14 @@ make_scaled(PyTypeObject *type, PyObject *factor)
     return (PyObject *)self;
 }
 
-/* The one without a factor, which is an attribute of the class. */
+/* The operation without a factor, which is an attribute of the class: a new reference; NULL with an exception. */
 static PyObject *
 constant_of(PyTypeObject *type, dd_redop op)
 {
     return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
 }
 
-/* What errors here are: RuntimeError, as c10d's, and ValueError. */
+/* DistArgumentError (borrowed), which is a RuntimeError, as in c10d, and a ValueError. NULL with an exception. */
 static PyObject *
 argument_error(PyTypeObject *type)
 {
@@ -100,7 +101,7 @@ static PyObject *
 copy_op(PyTypeObject *type, const py_reduce_op *other)
 {
     if (other->has_factor) {
-        return Py_NewRef((PyObject *)(uintptr_t)other); /* it never changes */
+        return Py_NewRef((PyObject *)(uintptr_t)other); /* a ReduceOp never changes */
     }
     if (other->op == DD_REDOP_PREMUL_SUM) {
         PyObject *error = argument_error(type);
@@ -213,7 +214,7 @@ get_op(PyObject *object, void *closure)
     return constant_of(Py_TYPE(object), self->op);
 }
 
-/* c10d's RedOpType has the same numbers. */
+/* The number is the same as in c10d's RedOpType. */
 static PyObject *
 reduce_op_as_int(PyObject *object)
 {
@@ -246,7 +247,7 @@ reduce_op_hash(PyObject *object)
     return (Py_hash_t)((py_reduce_op *)object)->op;
 }
 
-/* PREMUL_SUM without a factor stands for the kind, and equals it with any. */
+/* PREMUL_SUM without a factor stands for the operation in general, and equals PREMUL_SUM with any factor. */
 static bool
 is_equal(const py_reduce_op *a, const py_reduce_op *b)
 {
@@ -272,7 +273,7 @@ reduce_op_reduce(PyObject *object, PyObject *unused)
     if (self->has_factor) {
         return Py_BuildValue("O(sN)", (PyObject *)Py_TYPE(object), name, get_factor(object, NULL));
     }
-    /* A str is the name of something that is there already. */
+    /* pickle takes a str as the name of an existing object. */
     return PyUnicode_FromFormat("ReduceOp.%s", name);
 }
 
@@ -293,9 +294,9 @@ static PyGetSetDef reduce_op_getset[] = {
 static PyType_Slot reduce_op_slots[] = {
     {Py_tp_doc,
      "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
-     "PREMUL_SUM(factor), a number; NCCL takes a tensor of one element on the device, too.\n"
-     "Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
-     "ReduceOp(op) copies. ReduceOp.RedOpType is this class, and PREMUL_SUM without a factor stands for the kind."},
+     "PREMUL_SUM(factor). The factor is a number; NCCL also takes a tensor of one element on the device.\n"
+     "Wherever a ReduceOp is accepted, so is its name in upper or lower case: \"sum\".\n\n"
+     "ReduceOp(op) copies. ReduceOp.RedOpType is this class. PREMUL_SUM without a factor stands for the operation in general."},
     {Py_tp_new, (void *)reduce_op_new},
     {Py_tp_dealloc, (void *)reduce_op_dealloc},
     {Py_tp_repr, (void *)reduce_op_repr},
@@ -316,7 +317,7 @@ static PyType_Spec reduce_op_spec = {
     .slots = reduce_op_slots,
 };
 
-/* The operations as attributes, and the names that c10d's enumeration has. */
+/* Adds the operations as attributes, and the other names of c10d's enumeration. */
 static bool
 add_attributes(PyTypeObject *type)
 {

@@ -11,15 +11,16 @@
 /* Makes the type, with its constants; NULL with an exception. */
 PyObject *py_reduce_op_make_type(PyObject *module);
 
-/* A ReduceOp or its name in any case ("sum") as op and factor; NULL is SUM. False with an exception. */
+/* Reads op and factor from a ReduceOp or its name, in upper or lower case ("sum"); NULL is SUM. False with an
+ * exception, also for a factor that is a tensor on a device. */
 bool py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction,
                        const char *function);
-/* The same, of groups of NCCL: `tensor` gets a factor that is in the memory of a device, borrowed from the
- * ReduceOp; NULL without one. */
+/* For NCCL's groups: also accepts a factor in device memory, and sets `tensor` to it (borrowed from the ReduceOp),
+ * or to NULL if there is none. */
 bool py_reduce_op_read_with_tensor(const py_state *state, PyObject *object, dd_reduction *reduction,
                                    PyObject **tensor, const char *function);
-/* Adds such a factor to the tensors of a call, behind all others: it is kept as long as they are. *data: its
- * address. False with an exception. */
+/* Adds such a factor to the tensors of a call, after all others, so that it lives as long as they do. Sets *data
+ * to its address. False with an exception. */
 bool py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **data);
 
 #endif

@@ -1,4 +1,4 @@
-/* dldist.SharedArray: memory of Group.empty, as a buffer and by DLPack. */
+/* dldist.SharedArray: memory made by Group.empty, as a buffer and through DLPack. */
 #include "python/group/array.h"
 
 #include "core/mem.h"
@@ -23,13 +23,13 @@ destroy_memory(py_memory *memory)
 
 /* ---- making */
 
-/* Memory of somebody else. */
+/* Memory that somebody else owns. */
 typedef struct foreign_memory {
     void *at;
     int fd;
 } foreign_memory;
 
-/* A new region of the group, or with `foreign` one that has adopted that. */
+/* A new region of the group, or with `foreign`, a region that adopts that memory. NULL with an exception. */
 static py_memory *
 make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
@@ -100,7 +100,7 @@ py_group_adopt(PyObject *object, PyObject *args)
 
 /* ---- parts */
 
-/* Some of the elements of another memory, which it keeps. */
+/* Some of the elements of another memory, which it keeps alive. */
 typedef struct memory_part {
     py_memory memory; /* first */
     py_memory *whole; /* counted */
@@ -125,7 +125,7 @@ py_shared_array_view(PyObject *array, size_t start, const dd_view *shape)
     }
     dd_view view = *shape;
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
-    (void)py_tensor_set_row_major(&view); /* it fits, as the whole does */
+    (void)py_tensor_set_row_major(&view); /* the strides fit, because those of the whole do */
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);
@@ -148,7 +148,7 @@ shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
     size_t count = self->memory->view.count;
     if (start < 0 || (size_t)start > count || view.count > count - (size_t)start) {
         PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "part(): %zu elements from number %zd on are not all in an array of %zu", view.count,
+                     "part(): %zu elements from number %zd on do not fit into an array of %zu", view.count,
                      start, count);
         return NULL;
     }
@@ -207,7 +207,7 @@ shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
     return 0;
 }
 
-/* ---- by DLPack */
+/* ---- export by DLPack */
 
 static PyObject *
 shared_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -222,11 +222,11 @@ shared_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (stream != Py_None) {
-        PyErr_SetString(PyExc_BufferError, "memory of the CPU has no streams: stream must be None");
+        PyErr_SetString(PyExc_BufferError, "CPU memory has no streams: stream must be None");
         return NULL;
     }
     return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
-                            "a SharedArray is exported as it is: no copies, no other devices");
+                            "a SharedArray is not copied on export, and not moved to another device");
 }
 
 static PyObject *
@@ -279,26 +279,26 @@ static PyMethodDef shared_array_methods[] = {
      "part($self, /, start, shape)\n--\n\n"
      "An array of this shape over the elements from number `start` on, in the same memory."},
     {"tolist", shared_array_to_list, METH_NOARGS,
-     "tolist($self, /)\n--\n\nThe values, in lists of lists; without dimensions the value."},
+     "tolist($self, /)\n--\n\nThe values as nested lists, or the value itself if there are no dimensions."},
     {"__array__", (PyCFunction)(void (*)(void))shared_array_as_numpy, METH_VARARGS | METH_KEYWORDS,
-     "__array__($self, dtype=None, *, copy=None)\n--\n\nFor numpy.asarray(): an array of NumPy in the same memory."},
+     "__array__($self, dtype=None, *, copy=None)\n--\n\nFor numpy.asarray(): a NumPy array in the same memory."},
     {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
      "_note_unmapped($self, /)\n--\n\n"
-     "The mapping that Group._adopt was called for is gone."},
+     "Says that the mapping given to Group._adopt is gone."},
     {"__dlpack__", (PyCFunction)(void (*)(void))shared_array_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A capsule of DLPack, which keeps the memory."},
+     "A DLPack capsule, which keeps the memory alive."},
     {"__dlpack_device__", shared_array_dlpack_device, METH_NOARGS,
      "__dlpack_device__($self, /)\n--\n\nThe CPU."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef shared_array_getset[] = {
-    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"shape", py_memory_array_get_shape, NULL, "The length of each dimension.", NULL},
     {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
-    {"ndim", shared_array_get_ndim, NULL, "How many dimensions.", NULL},
-    {"size", shared_array_get_size, NULL, "How many elements.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "The number of bytes of all elements.", NULL},
+    {"ndim", shared_array_get_ndim, NULL, "The number of dimensions.", NULL},
+    {"size", shared_array_get_size, NULL, "The number of elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -311,7 +311,7 @@ static PyType_Slot shared_array_slots[] = {
     {Py_tp_doc,
      "Memory that the ranks of a host share; made by Group.empty.\n\n"
      "It is a writable buffer and speaks DLPack: numpy.asarray(a), torch.from_dlpack(a), memoryview(a).\n"
-     "a[i], a[i, j], a[i:j] and a[i:j] = ... are there for what lies in one piece; parts share the memory.\n"
+     "a[i], a[i, j], a[i:j] and a[i:j] = ... work if the elements are contiguous; parts share the memory.\n"
      "It may outlive its group."},
     {Py_tp_dealloc, (void *)shared_array_dealloc},
     {Py_tp_traverse, (void *)shared_array_traverse},

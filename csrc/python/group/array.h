@@ -1,11 +1,11 @@
-/* What makes a SharedArray an array: its elements, its parts, and itself in words. */
+/* The elements and parts of a SharedArray. */
 #ifndef DD_PYTHON_GROUP_ARRAY_H
 #define DD_PYTHON_GROUP_ARRAY_H
 
 #include "python/tensor/memory.h"
 
-/* An array over the elements from number `start` on, in the same memory: they are there. `shape` is a view without memory. NULL with an
- * exception. */
+/* A new array over the elements from number `start` on, in the same memory. The elements must exist. `shape` is a
+ * view without memory. NULL with an exception. */
 PyObject *py_shared_array_view(PyObject *array, size_t start, const dd_view *shape);
 
 /* len(a), a[key], a[key] = value; slots of the type. */

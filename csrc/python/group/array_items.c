@@ -1,4 +1,4 @@
-/* Elements and parts of a SharedArray: whatever lies in one piece. NumPy has the rest, and sees the same memory. */
+/* Contiguous elements and parts of a SharedArray. NumPy does the rest, in the same memory. */
 #include "python/group/array.h"
 
 #include "python/tensor/element.h"
@@ -8,8 +8,8 @@
 /* Consecutive elements of an array. */
 typedef struct span {
     size_t start;
-    dd_view shape;   /* without memory; of one element: no dimensions */
-    bool is_element; /* rather than an array of no dimensions */
+    dd_view shape;   /* without memory; one element has no dimensions */
+    bool is_element; /* an element, not an array without dimensions */
 } span;
 
 static const dd_view *
@@ -25,7 +25,7 @@ element_at(PyObject *array, size_t number)
     return (char *)view->data + number * dd_dtype_size(view->dtype);
 }
 
-/* Takes away the first dimension, of which `index` is left. */
+/* Removes the first dimension and keeps the elements at `index` in it. False with an exception. */
 static bool
 enter(span *at, Py_ssize_t index)
 {
@@ -45,7 +45,7 @@ enter(span *at, Py_ssize_t index)
     return true;
 }
 
-/* Leaves a part of the first dimension. */
+/* Narrows the first dimension to a slice. False with an exception. */
 static bool
 cut(span *at, PyObject *slice)
 {
@@ -58,7 +58,7 @@ cut(span *at, PyObject *slice)
     }
     if (step != 1) {
         PyErr_SetString(PyExc_IndexError,
-                        "a SharedArray has slices of step 1: for others take numpy.asarray(array)[...]");
+                        "slices of a SharedArray have step 1: for other steps use numpy.asarray(array)[...]");
         return false;
     }
     Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)shape->shape[0], &start, &stop, step);
@@ -90,7 +90,7 @@ apply(span *at, PyObject *key)
     return (index != -1 || PyErr_Occurred() == NULL) && enter(at, index);
 }
 
-/* Ints, and behind them a slice or `...`. */
+/* Finds the span of a key: ints, and after them at most one slice or `...`. False with an exception. */
 static bool
 find(PyObject *array, PyObject *key, span *at)
 {
@@ -107,7 +107,7 @@ find(PyObject *array, PyObject *key, span *at)
         if (is_last) {
             PyErr_SetString(
                 PyExc_IndexError,
-                "a SharedArray has parts that lie in one piece: for others take numpy.asarray(array)[...]");
+                "parts of a SharedArray must be contiguous: for others use numpy.asarray(array)[...]");
             return false;
         }
         if (!apply(at, part)) {
@@ -142,7 +142,7 @@ py_shared_array_item(PyObject *array, Py_ssize_t index)
 {
     span at = {.shape = *view_of(array)};
     if (at.shape.ndim == 0) {
-        PyErr_SetString(PyExc_TypeError, "a SharedArray without dimensions is no sequence");
+        PyErr_SetString(PyExc_TypeError, "a SharedArray without dimensions is not a sequence");
         return NULL;
     }
     if (!enter(&at, index)) {
@@ -163,13 +163,13 @@ py_shared_array_get(PyObject *array, PyObject *key)
 
 static bool put(PyObject *array, const span *at, PyObject *value);
 
-/* A list with an item for each of the first dimension. */
+/* Writes a list or tuple with one item for each index of the first dimension. False with an exception. */
 static bool
 put_items(PyObject *array, const span *at, PyObject *items)
 {
     Py_ssize_t count = PySequence_Size(items);
     if (at->shape.ndim == 0 || count != (Py_ssize_t)at->shape.shape[0]) {
-        PyErr_Format(PyExc_ValueError, "a list of %zd does not fit into %lld places", count,
+        PyErr_Format(PyExc_ValueError, "a list of %zd items does not fit into %lld places", count,
                      at->shape.ndim > 0 ? (long long)at->shape.shape[0] : 1LL);
         return false;
     }
@@ -185,7 +185,7 @@ put_items(PyObject *array, const span *at, PyObject *items)
     return is_ok;
 }
 
-/* Another array, of as many elements and the same dtype. */
+/* Copies from another array with the same number of elements and the same dtype. False with an exception. */
 static bool
 put_array(PyObject *array, const span *at, PyObject *other)
 {
@@ -198,7 +198,7 @@ put_array(PyObject *array, const span *at, PyObject *other)
     return done != NULL;
 }
 
-/* One number into all places. */
+/* Writes one number to all places. False with an exception. */
 static bool
 fill(PyObject *array, const span *at, PyObject *value)
 {

@@ -7,7 +7,7 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* What it needs for longer than the method runs is kept in a flight. */
+/* Makes a flight, which keeps what the operation needs after the method has returned. False with an exception. */
 static bool
 take_flight(py_group_call *call)
 {
@@ -105,7 +105,8 @@ first_tensor(const py_group_call *call)
     return NULL;
 }
 
-/* A group that serves the CPU may have another one beside it for devices. */
+/* Chooses the group that serves the first tensor's device: a group of the CPU may have a second group for devices.
+ * False with an exception. */
 static bool
 choose_group(py_group_call *call)
 {
@@ -184,7 +185,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     return true;
 }
 
-/* ---- calls that do not */
+/* ---- calls that do not wait */
 
 static int64_t
 timeout_of(const py_group_call *call)
@@ -192,7 +193,7 @@ timeout_of(const py_group_call *call)
     return call->timeout_ns >= 0 ? call->timeout_ns : dd_group_get_timeout_ns(call->group->group);
 }
 
-/* A Work for the flight that has been started, or what went wrong with that. */
+/* Takes over `work`. Returns it as the Work of the flight that has started, or NULL with an exception. */
 static PyObject *
 finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
 {
@@ -245,7 +246,7 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
     return dd_group_collective(call->group->group, what, options, work, err);
 }
 
-/* Told by its form, or else by a record. */
+/* Runs the collective. Its form describes it to the flight recorder, or a record if it has none. */
 static PyObject *
 run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
 {

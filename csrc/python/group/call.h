@@ -1,37 +1,37 @@
-/* One call of an operation: arguments in, the core, results out. */
+/* One call of an operation: it reads the arguments, calls the core and returns the results. */
 #ifndef DD_PYTHON_GROUP_CALL_H
 #define DD_PYTHON_GROUP_CALL_H
 
 #include "python/group/group.h"
 
-/* On the stack of the method. */
+/* Lives on the stack of the method. */
 typedef struct py_group_call {
     py_group *group;
     const py_params *params;
-    PyObject *values[PY_PARAMS_MAX]; /* in the order of the parameters; NULL: not given */
+    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in the order of the parameters; NULL: not given */
     py_operands *operands;           /* own, or the flight's */
     bool is_async;
-    py_flight *
-        flight; /* of calls that do not wait for the end, of plans, and of all calls of an NcclGroup; else NULL */
+    /* of calls that do not wait for the end, of plans, and of all calls of an NcclGroup; otherwise NULL */
+    py_flight *flight;
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
-    PyObject *
-        factor; /* of PREMUL_SUM on an NcclGroup, borrowed from an argument: a tensor on the device; or NULL */
+    /* of PREMUL_SUM on an NcclGroup, borrowed from an argument: a factor that is a tensor on the device; or NULL */
+    PyObject *factor;
     py_operands own;
 } py_group_call;
 
-/* Puts the arguments in order. False with an exception; nothing has to be ended yet. */
+/* Puts the arguments in order. False with an exception. There is nothing to end yet in either case. */
 bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
-/* Chooses the group that serves the tensors' device, and reads what the parameters' names tell it to: op, root, timeout, async_op. False
- * with an exception and nothing to end. */
+/* Chooses the group that serves the tensors' device, and reads the parameters op, root, timeout and async_op.
+ * False with an exception and nothing to end. */
 bool py_group_call_begin(py_group_call *call);
-/* For calls that have begun and fail before they run. Returns NULL. */
+/* Ends a call that has begun and fails before it runs. Keeps the exception and returns NULL. */
 PyObject *py_group_call_fail(py_group_call *call);
 
-/* Runs it, or makes a plan of it, and ends the call in any case: None, a Work or a Plan; NULL with an exception. is_ok false:
- * py_group_call_fail. */
+/* Runs the call or makes a plan of it, and always ends it. Returns None, a Work or a Plan, or NULL with an
+ * exception. If is_ok is false, it is py_group_call_fail. */
 PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 
 /* A message to or from a rank. */
@@ -39,24 +39,26 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_typed; /* the dtype of the other side is to be the same, unless that side has bytes */
+    bool is_typed; /* the dtype of the other side must be the same, unless that side has bytes */
 } py_group_message;
 
-/* What a call does once its operands have been prepared; `what` says which. Both end the call in any case; the options lack what they fill
- * in: time-out, on_done. Without a flight: waits for `run`, keeping the GIL for as long as the core does not wait, unless it is_long. False
- * with an exception. */
+/* These two run a call whose operands have been prepared; `what` is passed to the function that does it. Both
+ * always end the call. They fill in the time-out and on_done of the options.
+ *
+ * For a call without a flight: runs `run` to its end. The GIL is held until the core waits, unless is_long is true
+ * or a tensor is staged. False with an exception. */
 typedef dd_status py_group_run(const py_group_call *call, void *what, const dd_call_options *options,
                                const dd_wait *wait, dd_error *err);
 bool py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options,
                         bool is_long);
-/* With one: `post` starts it, and somebody else waits. A Work, or NULL with an exception. */
+/* For a call with a flight: starts the operation with `post`. Returns a Work, or NULL with an exception. */
 typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
                               dd_call_options *options);
 
-/* Of a call that has been parsed, on a group with recorders: 1 where this thread's calls are recorded, and `result` is what it returns; 0
- * where they are not; -1 with an exception. */
+/* For a call that has been parsed, on a group with recorders. 1: this thread's calls are recorded, and the call
+ * returns *result, a new reference. 0: they are not. -1 with an exception. */
 int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

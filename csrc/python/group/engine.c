@@ -6,10 +6,10 @@
 
 #define RING_NBYTES ((size_t)1 << 20)
 #define HANDSHAKE_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* What the end of the interpreter waits for operations under way, of all groups together. */
+/* How long the end of the interpreter waits for unfinished operations, for all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
 
-/* What _settings.connection() returns. */
+/* Calls dldist.base.settings.<function>(). A new reference; NULL with an exception. */
 static PyObject *
 read_settings(const char *function)
 {
@@ -19,7 +19,7 @@ read_settings(const char *function)
     return values;
 }
 
-/* Everything borrows from `values`. */
+/* The options borrow from `values`. False with an exception. */
 static bool
 read_options(PyObject *values, dd_connect_options *options)
 {
@@ -46,7 +46,7 @@ read_options(PyObject *values, dd_connect_options *options)
 static dd_engine *
 open_engine(py_state *state)
 {
-    /* Also sees to it that groups are closed at exit. */
+    /* The import also arranges that groups are closed at exit. */
     PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
     PyObject *values = runtime != NULL ? read_settings("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
@@ -67,7 +67,7 @@ open_engine(py_state *state)
 static bool
 has_engine(const py_state *state)
 {
-    /* The parent's is left to the parent. */
+    /* A forked child leaves the parent's engine alone. */
     return state->engine != NULL && dd_engine_check_fork(state->engine, NULL) == DD_OK;
 }
 
@@ -82,7 +82,7 @@ py_engine_get(py_state *state)
         return NULL;
     }
     if (has_engine(state)) {
-        /* Another thread was here during the import. */
+        /* Another thread made one during the import. */
         Py_BEGIN_ALLOW_THREADS
         dd_engine_release(engine);
         Py_END_ALLOW_THREADS
@@ -110,7 +110,7 @@ py_engine_read_selection(py_state *state, dd_selection *selection)
     return status == DD_OK;
 }
 
-/* A reference to every open group, so that they can be closed without the GIL. */
+/* Takes a reference to every open group, so that they can be closed without the GIL. Returns their number. */
 static size_t
 collect_groups(py_state *state, dd_group **groups, size_t max)
 {
@@ -129,7 +129,7 @@ close_groups(dd_group **groups, size_t count)
 {
     dd_wait wait = dd_wait_after(EXIT_NS);
     for (size_t i = 0; i < count; i++) {
-        dd_status ignored = dd_group_close(groups[i], &wait, NULL); /* nobody is there to be told */
+        dd_status ignored = dd_group_close(groups[i], &wait, NULL); /* nobody is left to be told */
         (void)ignored;
         dd_group_release(groups[i]);
     }

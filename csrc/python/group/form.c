@@ -10,13 +10,13 @@
 #define KEY_HEAD 4
 #define KEY_WORDS 14 /* shapes of up to ten dimensions together */
 
-/* What makes two calls alike. Calls of the same method and root have the same sides. */
+/* Two calls with the same key can use the same form: calls of the same method and root have the same sides. */
 typedef struct form_key {
     size_t nwords;
     uint64_t words[KEY_WORDS];
 } form_key;
 
-/* Where in which piece a block begins. */
+/* The piece that a block lies in, and where the block begins in it. */
 typedef struct form_block {
     size_t piece;
     size_t offset;
@@ -26,7 +26,7 @@ typedef struct form_block {
 struct py_form {
     form_key key; /* nwords 0: the place is free */
     dd_coll_form *core;
-    int nusers; /* calls under way, which may have given up the GIL */
+    int nusers; /* unfinished calls, which may have released the GIL */
     size_t ninputs;
     size_t nblocks;
     form_block *blocks; /* owned */
@@ -36,7 +36,7 @@ struct py_forms {
     py_form places[PLACES];
 };
 
-/* False: there is no room for it. */
+/* False: the key is too long. */
 static bool
 fill_key(const py_group_call *call, form_key *key)
 {
@@ -82,7 +82,7 @@ is_key(const form_key *a, const form_key *b)
     return a->nwords == b->nwords;
 }
 
-/* Few, where they are, and apart from each other. */
+/* Whether the tensors are few, are not staged, and do not overlap. */
 static bool
 are_plain(const py_operands *operands)
 {
@@ -126,7 +126,7 @@ py_form_take(py_group_call *call, dd_coll_args *args)
     return form;
 }
 
-/* False: not every block lies in a piece, or there is no memory. */
+/* False: not every block lies in a piece, or memory ran out. */
 static bool
 find_places(const py_operands *operands, py_form *form)
 {
@@ -154,7 +154,7 @@ form_fini(py_form *form)
     dd_mem_free(form->blocks);
 }
 
-/* A free one, or one that nobody uses, emptied. NULL: there is none. */
+/* The place for the key, emptied. NULL: its form is in use, or memory ran out. */
 static py_form *
 make_place(py_group *group, const form_key *key)
 {
@@ -178,8 +178,8 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     }
     py_record record;
     dd_error err;
-    dd_record_call *told =
-        py_record_collective(&record, call->group->state, args->coll, call->operands); /* may run Python */
+    /* May run Python code, so the place is chosen afterwards. */
+    dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     if (status != DD_OK) {
         py_error_raise_of_group(call->group->state, status, &err);

@@ -1,5 +1,5 @@
-/* Collectives that a group has made lately, in a form that can be run again: where tensors, operation and root are alike but for where
- * the data lies, blocks need not be found, checked and described anew. */
+/* The collectives that a group has run lately, in a form that can be run again. If a call differs from an earlier
+ * one only in where its data lies, its blocks need not be found, checked and described again. */
 #ifndef DD_PYTHON_GROUP_FORM_H
 #define DD_PYTHON_GROUP_FORM_H
 
@@ -9,19 +9,20 @@
 typedef struct py_form py_form;
 typedef struct py_forms py_forms;
 
-/* Of a call whose operands and sides are complete, instead of py_operands_prepare: the form it has, and its blocks in the operands and
- * in `args`. NULL without an exception: it has none, or is one that must be looked at each time (several tensors, splits, staging, memory
- * that overlaps). NULL with one. The caller gives it back. */
+/* Finds the form of a call whose operands and sides are complete, and fills in the blocks in the operands and in
+ * `args`, as py_operands_prepare would. The caller must give the form back. NULL without an exception: the call
+ * has no form yet, or must be prepared each time (several tensors, splits, staging, overlapping memory). NULL with
+ * an exception on failure. */
 py_form *py_form_take(py_group_call *call, dd_coll_args *args);
-/* Makes it, of a call that has been prepared and is not staged. NULL without an exception: such calls are not kept, or there is no room.
- * NULL with one. */
+/* Makes the form of a call that has been prepared. The caller must give it back. NULL without an exception: such
+ * calls are not kept, or there is no room. NULL with an exception on failure. */
 py_form *py_form_make(py_group_call *call, const dd_coll_args *args);
-/* NULL is fine. */
+/* Gives a form back, which may be NULL. */
 void py_form_give_back(py_form *form);
-/* What dd_call_options wants. */
+/* The core's form, for dd_call_options. NULL for NULL. */
 const dd_coll_form *py_form_core(const py_form *form);
 
-/* Nobody has any. NULL is fine. */
+/* No form may be in use. `forms` may be NULL. */
 void py_forms_destroy(py_forms *forms);
 
 #endif

@@ -15,43 +15,42 @@ typedef struct py_group {
     PyObject *weakrefs;
     dd_list link;              /* in the state's groups; guarded by the GIL */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
-    struct py_nccl_core *nccl; /* the same; of an NcclGroup only */
+    struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL unless it is an NcclGroup */
     int rank;                  /* const after init */
     int size;                  /* const after init */
-    PyObject *store;           /* const after init, may be NULL: others may need it longer than we do */
-    PyObject
-        *recorders; /* guarded by the GIL: dict from thread to what records its calls; NULL: nobody does */
-    bool is_closed; /* guarded by the GIL */
-    struct py_forms *forms; /* the same; owned; NULL until a collective has run */
-    struct py_group
-        *device_group; /* the same; owned: the NcclGroup that serves memory of devices; NULL: nobody does */
+    PyObject *store; /* const after init; owned or NULL; other ranks may need it longer than we do */
+    /* guarded by the GIL */
+    PyObject *recorders; /* owned: dict from thread to what records its calls; NULL: no calls are recorded */
+    bool is_closed;
+    struct py_forms *forms;        /* owned; NULL until a collective has run */
+    struct py_group *device_group; /* owned: the NcclGroup that serves device memory, or NULL */
 } py_group;
 
-/* The core's group behind an object that is a group and open. */
+/* The core's group (borrowed) of an object that is an open Group. */
 dd_group *py_group_core(PyObject *group);
 
-/* py_wait_finish for a call into a group. */
+/* py_wait_finish with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
-/* False with an exception: it was never opened. */
+/* False with an exception if the group was never opened. */
 bool py_group_require_open(const py_group *self);
 
-/* The same, and in a forked child, where a lock of the core may be held for ever. */
+/* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */
 bool py_group_require_usable(const py_group *self);
 
-/* Of either kind: it has been opened; and not in the parent of a forked child. */
+/* py_group_require_open and py_group_require_usable for groups of either kind, a Group or an NcclGroup. */
 bool py_group_require_either(const py_group *self);
 bool py_group_require_alive(const py_group *self);
 
-/* The group that serves the device of a tensor: this one, or the one beside it (borrowed). NULL with an exception. */
+/* The group that serves the tensor's device: this one or its device group (borrowed). NULL with an exception. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* NULL or None: -1, which is the group's own. */
+/* Reads a time-out. NULL or None gives -1, which means the group's own. False with an exception. */
 bool py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function);
 
-/* Makes the object stand for a group of the core, which is taken. */
+/* Makes the object stand for a group of the core, and takes the group over. */
 void py_group_take(py_group *self, dd_group *group);
-/* Lets a group of the core go, without the GIL. */
+/* Releases a group of the core, without the GIL. Called with the GIL held. */
 void py_group_drop(dd_group *group);
 
 /* Makes the types; NULL with an exception. */

@@ -1,4 +1,4 @@
-/* What a group says of itself. */
+/* The attributes of a group. */
 #include "python/base/error.h"
 #include "python/group/group.h"
 
@@ -172,9 +172,9 @@ py_group_make_member_type(void)
     static PyStructSequence_Field fields[] = {
         {"rank", "its rank in the group"},
         {"host", "the name of its host"},
-        {"pid", "the number of its process there"},
+        {"pid", "the process ID on that host"},
         {"transport",
-         "\"shared memory\", \"TCP\", \"self\", or \"\" before the first message and when it has left"},
+         "\"shared memory\", \"TCP\", \"self\", or \"\" before the first message and after it has left"},
         {"is_same_host", "whether it is on the host of this rank"},
         {NULL, NULL},
     };
@@ -216,16 +216,15 @@ py_group_find_serving(PyObject *object, PyObject *tensor)
 
 PyGetSetDef py_group_getset[] = {
     {"rank", get_rank, NULL, "This process's rank.", NULL},
-    {"size", get_size, NULL, "How many ranks there are.", NULL},
+    {"size", get_size, NULL, "The number of ranks.", NULL},
     {"name", get_name, NULL, "Its name.", NULL},
-    {"timeout", get_timeout, set_timeout,
-     "How long operations may take that are given no timeout of their own.", NULL},
-    {"sequence", get_sequence, NULL, "How many collectives this rank has called.", NULL},
+    {"timeout", get_timeout, set_timeout, "How long operations may take if they are given no timeout.", NULL},
+    {"sequence", get_sequence, NULL, "The number of collectives this rank has called.", NULL},
     {"members", get_members, NULL, "A Member for each rank.", NULL},
-    {"error", get_error, NULL, "Why every call fails now; None if calls do not fail, and after close().",
-     NULL},
+    {"error", get_error, NULL,
+     "The exception that every call raises now; None if calls do not fail, and after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether this rank has called close().", NULL},
     {"_device_group", get_device_group, set_device_group,
-     "An NcclGroup of the same ranks, which serves the memory of devices; None: nobody does.", NULL},
+     "An NcclGroup of the same ranks, which serves device memory, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

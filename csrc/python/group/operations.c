@@ -1,4 +1,4 @@
-/* The body of all collectives: what the row of one says is read from its arguments. */
+/* The code of all collectives: reads the arguments of a call as the row of its operation says. */
 #include "python/group/operations.h"
 
 #include "core/mem.h"
@@ -17,8 +17,8 @@ typedef enum side_kind {
 
 typedef struct side_row {
     side_kind kind;
-    int value;  /* which parameter it is */
-    int splits; /* which parameter says how it is cut; 0: none */
+    int value;  /* index of its parameter */
+    int splits; /* index of the parameter that says how it is split; 0: none */
 } side_row;
 
 typedef struct operation {
@@ -77,7 +77,7 @@ enum operation_number {
 
 static const operation operations[] = {PY_OPERATION_LIST(OPERATION)};
 
-/* Whether coalesce() takes the call. */
+/* Whether coalesce() accepts the call. */
 static bool
 is_coalescable(const operation *op, const py_group_call *call)
 {
@@ -96,7 +96,7 @@ count_of(const py_group_call *call, size_t piece)
     return call->operands->pieces[piece].tensor.view.count;
 }
 
-/* [] counts as not given, as in c10d. */
+/* An empty list counts as not given, as in c10d. */
 static bool
 is_given(PyObject *object)
 {
@@ -107,7 +107,7 @@ is_given(PyObject *object)
                                 : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
 }
 
-/* What only the root gives is there if it has to be. */
+/* Checks that the root gives the argument, and that no other rank does. False with an exception. */
 static bool
 check_roots_argument(const py_group_call *call, int value)
 {
@@ -125,7 +125,7 @@ check_roots_argument(const py_group_call *call, int value)
 
 /* ---- tensors */
 
-/* A list of lists, [rank][tensor], rank by rank. */
+/* Adds the tensors of a list of lists, [rank][tensor], rank by rank. False with an exception. */
 static bool
 add_lists(const py_group_call *call, PyObject *lists)
 {
@@ -157,7 +157,8 @@ add_lists(const py_group_call *call, PyObject *lists)
     return is_ok;
 }
 
-/* The tensors of a parameter. A second list has as many as the first has for each rank. */
+/* Adds the tensors of a parameter. A second list must have as many as the first has for each rank. False with an
+ * exception. */
 static bool
 add_tensors(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
@@ -186,7 +187,7 @@ add_tensors(const py_group_call *call, const side_row *row, py_use use, const si
     return true;
 }
 
-/* Adds them, and makes them the side. */
+/* Adds the tensors of a parameter and makes them a side. False with an exception. */
 static bool
 add_side(const py_group_call *call, const side_row *row, py_side *side, size_t nblocks,
          const side_row *before)
@@ -205,7 +206,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
     return true;
 }
 
-/* The same tensors go in and come out, or on some ranks only one of that. */
+/* The same tensors are inputs and outputs, or on some ranks only one of the two. False with an exception. */
 static bool
 add_in_place(const py_group_call *call, const operation *op, size_t ninputs, size_t noutputs)
 {
@@ -247,7 +248,7 @@ add_operands(const py_group_call *call, const operation *op)
 
 /* ---- parts */
 
-/* The tensor of all ranks together must hold what they have. */
+/* Checks that the tensor for all ranks is as large as all their tensors together. False with an exception. */
 static bool
 check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
 {
@@ -257,7 +258,7 @@ check_together(const py_group_call *call, int together, size_t together_piece, s
         return true;
     }
     PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): argument '%s' has %zu elements, and %d ranks with %zu each make another number",
+                 "%s(): argument '%s' has %zu elements, but %d ranks with %zu each need another number",
                  call->params->function, py_name_text(call->params->names[together]),
                  count_of(call, together_piece), call->group->size, count_of(call, one_piece));
     return false;
@@ -279,7 +280,7 @@ raise_split_sum(const py_group_call *call, int value, const char *what, size_t s
     return false;
 }
 
-/* Bytes of each rank's part, from rows. */
+/* Reads the number of rows of each rank's part, as bytes, and the sum of the rows. False with an exception. */
 static bool
 read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *sizes, size_t *sum)
 {
@@ -328,7 +329,7 @@ check_splits(const py_group_call *call, int value)
     return true;
 }
 
-/* Cuts the piece of a side as the argument says; evenly when that is not given or empty. */
+/* Splits the piece of a side as the argument says, or evenly if it is not given or empty. False with an exception. */
 static bool
 set_splits(const py_group_call *call, int value, py_side *side, const char *what)
 {
@@ -361,7 +362,8 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *what
     return sum == nrows || raise_split_sum(call, value, what, sum, nrows);
 }
 
-/* How the tensors of a side that hold parts for all ranks are cut; `other`: the other side. */
+/* Splits the tensors of a side into the parts of the ranks, if they hold parts for all ranks. `other` is the other
+ * side. False with an exception. */
 static bool
 cut_side(const py_group_call *call, const side_row *row, py_side *side, const side_row *other_row,
          const py_side *other)

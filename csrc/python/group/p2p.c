@@ -5,7 +5,7 @@
 #include "python/observe/recorder.h"
 #include "transport/context.h"
 
-/* c10d's: any rank. */
+/* Reads a rank; NULL means any rank, as in c10d. False with an exception. */
 static bool
 read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
 {
@@ -33,7 +33,8 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
     return true;
 }
 
-/* Buffers of bytes take and give whatever it is. `match_dtype` is the argument of a receive; NULL: not given. */
+/* Reads whether the dtypes of both sides must match. Buffers of bytes send and receive any dtype. `match_dtype` is
+ * the argument of a receive; NULL: not given. False with an exception. */
 static bool
 read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 {
@@ -49,13 +50,13 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 
 /* ---- running them */
 
-/* So much is copied without letting other threads run. */
+/* Up to this many bytes are copied without releasing the GIL. */
 #define QUICK_NBYTES ((size_t)4096)
 
-/* A message under way. */
+/* A message being sent or received. */
 typedef struct transfer {
     dd_p2p p2p;
-    int source; /* of a receive that has ended */
+    int source; /* set by a receive that has ended */
 } transfer;
 
 static dd_status
@@ -73,7 +74,8 @@ post_transfer(const py_group_call *call, const void *what, const dd_call_options
     return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
 }
 
-/* What is there at once does not cost other threads the GIL, and this one the wait for it. */
+/* A small message that is ready at once is transferred without releasing the GIL, so this thread need not wait to
+ * retake it. */
 static PyObject *
 run_prepared(py_group_call *call, const py_group_message *message)
 {
@@ -124,7 +126,8 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     if (!py_group_call_parse(&call, self, params, args, nargs, kwnames) || !py_group_call_begin(&call)) {
         return NULL;
     }
-    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
+    /* A staged tensor is packed before a receive, too, so that the part that a shorter message does not fill stays
+     * as it was. */
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
         !read_tag(&call, call.values[2], &message.tag) ||

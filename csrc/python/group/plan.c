@@ -1,5 +1,5 @@
-/* What a start needs is in the flight, as with calls that do not wait: a plan that is dropped while it is under way leaves it to the
- * operation. */
+/* A plan keeps what a start needs in a flight, like a call that does not wait. If the plan is dropped during a
+ * run, the flight stays with the operation. */
 #include "python/group/plan.h"
 
 #include "core/fork.h"
@@ -17,10 +17,10 @@ typedef struct py_plan {
     PyObject *weakrefs;
     dd_coll coll;           /* const after new */
     dd_standing_call *call; /* owned; NULL once closed */
-    py_flight *flight;      /* the same; its work is that of `call` */
+    py_flight *flight;      /* owned; NULL once closed; its work is that of `call` */
     /* guarded by the GIL */
-    bool is_starting; /* by a thread that has let the GIL go */
-    bool is_started;  /* and has not been waited for */
+    bool is_starting; /* a thread that has released the GIL is starting it */
+    bool is_started;  /* it has been started and not yet waited for */
     uint64_t nstarts;
     int nusers; /* threads that use `call` and `flight` without the GIL */
     /* guarded by the flight's unpacking_mu */
@@ -37,7 +37,7 @@ py_plan_require(const py_group *group, const py_params *params)
     }
     PyErr_Format(
         PyExc_NotImplementedError,
-        "%s(): an NcclGroup has no plans: capture its calls in a CUDA graph, which is started again and again",
+        "%s(): an NcclGroup has no plans: capture its calls in a CUDA graph, which can be launched many times",
         params->function);
     return false;
 }
@@ -84,7 +84,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
 
 /* ---- the end */
 
-/* Lets everything go, at once or when what is under way has ended. */
+/* Releases the call and the flight, at once or when an unfinished run has ended. */
 static void
 end(py_plan *self)
 {
@@ -93,7 +93,7 @@ end(py_plan *self)
     self->call = NULL;
     self->flight = NULL;
     if (call == NULL || flight->generation != dd_fork_generation()) {
-        return; /* of the parent of this child: its locks may be held for ever here */
+        return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
     }
     bool is_under_way;
     Py_BEGIN_ALLOW_THREADS
@@ -106,7 +106,7 @@ end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_abandon(flight); /* outputs are filled all the same */
+    py_flight_abandon(flight); /* outputs are still filled */
 }
 
 static void
@@ -124,8 +124,8 @@ plan_dealloc(PyObject *object)
     py_object_free(object, self->module);
 }
 
-/* What the flight refers to is visited only while nothing is under way: that may outlive the cycle. There is no tp_clear: see
- * base/object.h. */
+/* The objects of the flight are visited only while no run is unfinished: the operation may outlive the cycle. There is
+ * no tp_clear: see base/object.h. */
 static int
 plan_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -164,7 +164,7 @@ require_open(const py_plan *self)
 
 /* ---- starting */
 
-/* What the last start has come to: None, or NULL with an exception. */
+/* The outcome of the last start: None, or NULL with its exception. */
 static PyObject *
 outcome_of(const py_plan *self)
 {
@@ -202,7 +202,7 @@ note_started(py_plan *self)
     self->nstarts++;
 }
 
-/* For the core, which lets the GIL go where it takes longer than that would take. */
+/* Begins a call into the core, which releases the GIL if the call takes longer than that. */
 static void
 begin_using(py_plan *self, py_wait *wait)
 {
@@ -218,7 +218,7 @@ end_using(py_plan *self, py_wait *wait)
     self->nusers--;
 }
 
-/* With `is_patient` the caller waits next. False with an exception. */
+/* `is_patient` means that the caller waits next. False with an exception. */
 static bool
 start(py_plan *self, bool is_patient)
 {
@@ -253,7 +253,7 @@ plan_start(PyObject *object, PyObject *unused)
 
 /* ---- waiting */
 
-/* Once for each start, however many threads wait. */
+/* Unpacks the outputs once for each start, however many threads wait. */
 static void
 unpack_once(py_plan *self, uint64_t nstart)
 {
@@ -270,7 +270,7 @@ unpack_once(py_plan *self, uint64_t nstart)
     self->nusers--;
 }
 
-/* The start of this number has ended, and is over once what it has brought is where it belongs. */
+/* Ends the start with this number, whose operation has ended: its outputs are unpacked first. */
 static void
 settle(py_plan *self, uint64_t nstart)
 {
@@ -278,7 +278,7 @@ settle(py_plan *self, uint64_t nstart)
     if (flight->operands.is_staged && flight->work->error.code == DD_OK) {
         unpack_once(self, nstart);
     }
-    if (self->nstarts == nstart) { /* else another thread has waited for it, too, and started the next */
+    if (self->nstarts == nstart) { /* otherwise another thread has also waited for it, and started the next */
         self->is_started = false;
     }
 }
@@ -348,7 +348,7 @@ plan_is_completed(PyObject *object, PyObject *unused)
 
 /* ---- several */
 
-/* A tuple of plans; NULL with an exception. */
+/* A new tuple of plans; NULL with an exception. */
 static PyObject *
 read_plans(py_state *state, PyObject *object, const char *function)
 {
@@ -374,7 +374,7 @@ plan_at(PyObject *plans, Py_ssize_t i)
 }
 
 static void
-let_all_go(PyObject *plans, Py_ssize_t count)
+release_all(PyObject *plans, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         plan_at(plans, i)->is_starting = false;
@@ -382,14 +382,14 @@ let_all_go(PyObject *plans, Py_ssize_t count)
     }
 }
 
-/* They are this thread's to start: all, or none with an exception. */
+/* Reserves the plans, so that only this thread may start them: all of them, or none and false with an exception. */
 static bool
 take_all(PyObject *plans, dd_standing_call **calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(plans); i++) {
         py_plan *self = plan_at(plans, i);
         if (!require_startable(self)) {
-            let_all_go(plans, i);
+            release_all(plans, i);
             return false;
         }
         self->is_starting = true;
@@ -399,7 +399,7 @@ take_all(PyObject *plans, dd_standing_call **calls)
     return true;
 }
 
-/* The end of the plans of one group that follow one another from `begin` on. */
+/* The index after the last of the consecutive plans from `begin` on that belong to the same group. */
 static Py_ssize_t
 end_of_group(PyObject *plans, Py_ssize_t begin)
 {
@@ -411,7 +411,8 @@ end_of_group(PyObject *plans, Py_ssize_t begin)
     return end;
 }
 
-/* Without the GIL: nobody else uses the tuple, or changes what is taken. Returns how many have been started. */
+/* Starts the plans and returns how many have been started. Runs without the GIL: nobody else uses the tuple, or
+ * changes plans that are reserved. */
 static Py_ssize_t
 start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
 {
@@ -442,7 +443,7 @@ start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
     Py_BEGIN_ALLOW_THREADS
     nstarted = start_taken(plans, calls, &status, &err);
     Py_END_ALLOW_THREADS
-    let_all_go(plans, PyTuple_Size(plans));
+    release_all(plans, PyTuple_Size(plans));
     for (Py_ssize_t i = 0; i < nstarted; i++) {
         note_started(plan_at(plans, i));
     }
@@ -510,23 +511,23 @@ plan_repr(PyObject *object)
 }
 
 static PyMethodDef plan_methods[] = {
-    /* Beside the slot, which would not tell its signature. */
+    /* In addition to the slot, which would show no signature. */
     {"__call__", plan_run, METH_NOARGS | METH_COEXIST, "__call__($self, /)\n--\n\nstart() and wait()."},
     {"start", plan_start, METH_NOARGS,
-     "start($self, /)\n--\n\nStarts the collective, in its turn among those of the group."},
+     "start($self, /)\n--\n\nStarts the collective. Its place among the group's collectives is that of this call."},
     {"wait", plan_wait, METH_NOARGS,
-     "wait($self, /)\n--\n\nWaits for the end of the last start and raises what went wrong."},
+     "wait($self, /)\n--\n\nWaits until the last start has ended, and raises its exception if it failed."},
     {"is_completed", plan_is_completed, METH_NOARGS,
      "is_completed($self, /)\n--\n\n"
-     "Whether the last start has ended, well or not. Its outputs can be read then."},
+     "Whether the last start has ended, successfully or not. Its outputs can be read then."},
     {"close", plan_close, METH_NOARGS,
-     "close($self, /)\n--\n\nLets the tensors go, once what is under way has ended. Does not wait."},
+     "close($self, /)\n--\n\nReleases the tensors, once an unfinished start has ended. Does not wait."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef plan_getset[] = {
     {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
-    {"tensors", get_tensors, NULL, "A list of the tensors that it fills, as they were given.", NULL},
+    {"tensors", get_tensors, NULL, "A list of the tensors that it fills, as the caller gave them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -537,7 +538,7 @@ static PyMemberDef plan_members[] = {
 
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc,
-     "A collective that is started again and again; Group.plan_all_reduce() and its like make one.\n\n"
+     "A collective that can be started many times. Group.plan_all_reduce() and similar methods make one.\n\n"
      "Calling a Plan starts it and waits for it."},
     {Py_tp_call, (void *)plan_call},
     {Py_tp_dealloc, (void *)plan_dealloc},

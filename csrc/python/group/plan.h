@@ -1,19 +1,21 @@
-/* dldist.Plan: a collective that has been made ready once, and is started again and again. */
+/* dldist.Plan: a collective that is prepared once and can be started many times. */
 #ifndef DD_PYTHON_GROUP_PLAN_H
 #define DD_PYTHON_GROUP_PLAN_H
 
 #include "python/group/call.h"
 
-/* False with an exception: the group cannot have plans. */
+/* False with an exception if the group cannot have plans. */
 bool py_plan_require(const py_group *group, const py_params *params);
 
-/* Ends a call whose operands have been prepared: a Plan, which takes its flight; NULL with an exception. */
+/* Ends a call whose operands have been prepared. Returns a Plan, which takes over the flight; NULL with an
+ * exception. */
 PyObject *py_plan_make(py_group_call *call, const dd_coll_args *args);
 
 /* Makes the type; NULL with an exception. */
 PyObject *py_plan_make_type(PyObject *module);
 
-/* Functions of the module. start_all(plans) starts them in order, those of one group in one go; wait_all(plans) waits for each. */
+/* Functions of the module. start_all(plans) starts the plans in order, consecutive ones of one group together;
+ * wait_all(plans) waits for each. */
 PyObject *py_plan_start_all(PyObject *module, PyObject *plans);
 PyObject *py_plan_wait_all(PyObject *module, PyObject *plans);
 

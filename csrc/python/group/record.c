@@ -1,4 +1,4 @@
-/* Coalescing and batches, whose outer halves are written in Python (dldist.base.group). */
+/* Coalescing and batches, which are mostly written in Python (dldist.base.group). */
 #include "python/base/object.h"
 #include "python/group/call.h"
 
@@ -22,7 +22,7 @@ py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs)
     return call_python(self, "batch_isend_irecv", args, kwargs);
 }
 
-/* Who records the calls of this thread: None ends it. Returns who did before, or None. */
+/* Sets the recorder of this thread's calls, or unsets it with None. Returns the one before, or None. */
 PyObject *
 py_group_set_recorder(PyObject *object, PyObject *recorder)
 {
@@ -75,7 +75,7 @@ py_group_call_record(py_group_call *call, PyObject **result)
         flag == NULL || py_params_flag(call->group->state, flag, &is_async, params->function, "async_op");
     if (is_ok && call->values[params->count - 2] != NULL) {
         PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): timeout is for the whole of what coalesce() records: give it to that",
+                     "%s(): a call inside coalesce() has no timeout of its own: give it to coalesce()",
                      params->function);
         is_ok = false;
     }

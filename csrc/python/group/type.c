@@ -1,4 +1,4 @@
-/* The type dldist.Group: its life, and the table of its methods, which are in files of their own. */
+/* The type dldist.Group: how it is made and ended, and the table of its methods, most of which are in other files. */
 #include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/group/engine.h"
@@ -7,7 +7,7 @@
 #include "python/observe/recorder.h"
 #include "python/store/store.h"
 
-/* What close() gives operations under way, unless told otherwise. */
+/* How long close() waits for unfinished operations by default. */
 #define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
 
 /* ---- making */
@@ -31,7 +31,7 @@ group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* The arguments of __init__, but for the store. */
+/* The arguments of __init__ without the store. */
 typedef struct open_arguments {
     int rank;
     int size;
@@ -61,7 +61,8 @@ smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Meeting is done by the time-out of the store, unless that of the group is shorter. */
+/* Meeting the other ranks takes the store's time-out by default, or the group's if that is shorter. False with an
+ * exception. */
 static bool
 read_times(py_state *state, PyObject *timeout, PyObject *connect_timeout, dd_store *store,
            open_arguments *arguments)
@@ -105,7 +106,7 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
     }
     if (self->group != NULL) {
         py_group_drop(group);
-        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was called before on this object");
+        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
         return -1;
     }
     py_group_take(self, group);
@@ -125,7 +126,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *connect_timeout = Py_None;
     open_arguments arguments = {.options.name = dd_bytes_of_string("default")};
     if (self->group != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was called before on this object");
+        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOO:Group", keywords, &store_object, &rank, &size,
@@ -193,7 +194,7 @@ group_dealloc(PyObject *object)
 
 /* ---- splitting */
 
-/* Ranks from a list or tuple; PyMem, NULL with an exception. */
+/* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
 static int *
 read_ranks(const py_state *state, PyObject *object, int *count)
 {
@@ -369,7 +370,7 @@ group_enter(PyObject *object, PyObject *unused)
     return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
 }
 
-/* A rank that leaves by an exception tells the others why: they may be waiting for it. */
+/* A rank that leaves with an exception tells the others why, because they may be waiting for it. */
 static void
 abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 {
@@ -396,7 +397,7 @@ group_exit(PyObject *object, PyObject *args)
     abort_by_exception(self, exception[0], exception[1]);
     PyObject *closed = close_group(self, 0);
     if (closed == NULL) {
-        PyErr_Clear(); /* the first exception is the one to be seen */
+        PyErr_Clear(); /* the caller must see the first exception */
     }
     Py_XDECREF(closed);
     Py_RETURN_NONE;

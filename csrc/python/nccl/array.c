@@ -1,4 +1,4 @@
-/* dldist.NcclArray: memory of ncclMemAlloc on a device, by DLPack. */
+/* dldist.NcclArray: memory from ncclMemAlloc on a device, through DLPack. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -10,7 +10,8 @@ typedef struct nccl_memory {
     const py_nccl *nccl;
 } nccl_memory;
 
-/* Any thread. Nothing is waited for: a stream may hang. What groups still do with it keeps it. */
+/* Runs on any thread. Does not wait, because a stream may hang; operations of groups that still use the memory hold a
+ * reference. */
 static void
 destroy_memory(py_memory *memory)
 {
@@ -100,7 +101,7 @@ array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
     PyObject *stream =
-        Py_None; /* the writer orders its streams: there is no producer that has to be waited for */
+        Py_None; /* ignored: the writer orders its own streams, so there is no producer to wait for */
     PyObject *version = Py_None;
     PyObject *device = Py_None;
     PyObject *copy = Py_None;
@@ -109,7 +110,7 @@ array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
-                            "an NcclArray is exported as it is: no copies, no other devices");
+                            "an NcclArray is not copied on export, and not moved to another device");
 }
 
 static PyObject *
@@ -149,15 +150,15 @@ array_repr(PyObject *object)
 static PyMethodDef array_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A capsule of DLPack, which keeps the memory."},
+     "A DLPack capsule, which keeps the memory alive."},
     {"__dlpack_device__", array_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\nIts device."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef array_getset[] = {
-    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"shape", py_memory_array_get_shape, NULL, "The length of each dimension.", NULL},
     {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "The number of bytes of all elements.", NULL},
     {"ptr", get_pointer, NULL, "Its address on the device.", NULL},
     {"device", get_device, NULL, "The number of its device.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -170,9 +171,9 @@ static PyMemberDef array_members[] = {
 
 static PyType_Slot array_slots[] = {
     {Py_tp_doc,
-     "Memory of NCCL's on a device, not initialised; made by NcclGroup.empty.\n\n"
-     "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group, and is given back\n"
-     "when nothing refers to it any more: streams that still work on it must be waited for before."},
+     "NCCL's memory on a device, not initialised; made by NcclGroup.empty.\n\n"
+     "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group. It is freed when nothing\n"
+     "refers to it any more, so streams that still use it must be waited for before that."},
     {Py_tp_dealloc, (void *)py_memory_array_dealloc},
     {Py_tp_repr, (void *)array_repr},
     {Py_tp_methods, array_methods},

@@ -1,8 +1,8 @@
-/* One call of an operation of an NcclGroup, and several that are one.
+/* One call of an operation of an NcclGroup, and several calls that are one operation.
  *
- * Every call has a flight. A call that does not wait for the end, as most do not, has its operation in the stream of the caller when it
- * returns; what it needs until the device is through with it is left to the flight, or to the allocators of memory that is only used
- * again in the order of its stream. */
+ * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is in the caller's
+ * stream. What it needs until the device is done is kept by the flight, or by allocators that reuse memory only in
+ * the order of its stream. */
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
@@ -54,9 +54,9 @@ py_nccl_call_begin(py_group_call *call)
     return true;
 }
 
-/* ---- what is recorded of it */
+/* ---- recording */
 
-/* What the recorder is told of the call, in `told`: of the first item, where there are several. */
+/* Fills in the record of the call in `told`. If there are several items, the first one is recorded. */
 static void
 record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, py_record *told)
 {
@@ -75,15 +75,15 @@ record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, py_record 
 
 /* ---- one operation */
 
-/* What is started, and how. */
+/* What to start, and how. */
 typedef struct py_launch {
     py_group *group;
-    py_flight *flight; /* taken */
+    py_flight *flight; /* taken over */
     py_nccl_plan *plan;
     bool is_async;
 } py_launch;
 
-/* Without the GIL. `is_started` says whether there is a work. */
+/* Runs without the GIL. *is_started: whether there is a work. */
 static dd_status
 start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 {
@@ -95,7 +95,7 @@ start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
         return status;
     }
     launch->flight->work = &work->base;
-    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* with what has been added for a while */
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* including add_ephemeral_timeout() */
     if (launch->is_async) {
         return DD_OK;
     }
@@ -108,7 +108,7 @@ start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
     return status;
 }
 
-/* Of a call that was waited for: on the host, or by its streams. */
+/* Releases the flight of a call that the host or its streams have waited for. */
 static void
 let_go(const py_launch *launch, dd_status status)
 {
@@ -123,7 +123,7 @@ let_go(const py_launch *launch, dd_status status)
     PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 
-/* A Work, or None; NULL with an exception. */
+/* Takes over the flight. Returns a Work or None; NULL with an exception. */
 static PyObject *
 run(py_launch *launch)
 {
@@ -172,7 +172,7 @@ timeout_of(const py_group *group, int64_t timeout_ns)
     return timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(group->nccl->group);
 }
 
-/* ---- several in one */
+/* ---- several calls in one operation */
 
 static py_nccl_batch *
 find_batch(const py_nccl_core *core)
@@ -234,7 +234,7 @@ py_nccl_group_start_coalescing(PyObject *object, PyObject *unused)
         return NULL;
     }
     if (find_batch(self->nccl) != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has started it already");
+        PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has already called it");
         return NULL;
     }
     py_nccl_batch *batch = dd_mem_zalloc(sizeof *batch);
@@ -257,7 +257,7 @@ take_out(py_nccl_core *core, py_nccl_batch *batch)
     *link = batch->next;
 }
 
-/* The first flight, with the others behind it, for the work of all. */
+/* The first flight, with the others linked behind it, for the work of all. */
 static py_flight *
 chain(py_nccl_batch *batch)
 {
@@ -334,7 +334,7 @@ py_nccl_group_drop_coalesced(PyObject *object, PyObject *unused)
 
 /* ---- calls */
 
-/* Now, or with the others of the batch that this thread is making. */
+/* Runs the call now, or adds it to the batch that this thread is making. */
 static PyObject *
 run_or_append(py_group_call *call, const dd_nccl_op *op)
 {
@@ -381,7 +381,7 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
                      call->params->function);
         return py_group_call_fail(call);
     }
-    /* What the operation is called: it is the same with and without waiting. */
+    /* The operation has the same name with and without waiting. */
     call->flight->operands.function = message->is_send ? "send" : "recv";
     /* A message fills all of the tensor. */
     call->operands->pieces[0].is_input = message->is_send;

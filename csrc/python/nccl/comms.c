@@ -1,4 +1,4 @@
-/* dldist.nccl.NcclComms: communicators of one process for one caller. */
+/* dldist.nccl.NcclComms: the communicators of one process, used by one caller. */
 #include "python/nccl/team.h"
 
 #include "core/fork.h"
@@ -6,7 +6,7 @@
 typedef struct py_nccl_comms {
     PY_NCCL_OBJECT;
     dd_nccl_team *team; /* owned; guarded by the GIL; NULL once it is closed */
-    int ncalls;         /* guarded by the GIL: under way; the last one closes what close() could not */
+    int ncalls;         /* guarded by the GIL: unfinished calls; the last one closes what close() could not */
     bool is_closed;     /* guarded by the GIL */
 } py_nccl_comms;
 
@@ -20,7 +20,7 @@ require_team(const py_nccl_comms *self)
     return self->team;
 }
 
-/* PyMem; NULL with an exception. */
+/* The caller frees the result with PyMem_Free; NULL with an exception. */
 static int *
 read_devices(const py_state *state, PyObject *list, int *count)
 {
@@ -54,7 +54,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     int count;
     py_nccl *nccl;
     if (self->team != NULL || self->is_closed) {
-        PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was called before on this object");
+        PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was already called on this object");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:NcclComms", keywords, &list, &timeout) ||
@@ -78,7 +78,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyMem_Free(devices);
     if (!py_group_finish_wait(&wait, status, &err)) {
         Py_BEGIN_ALLOW_THREADS
-        dd_nccl_team_close(team); /* made all the same, while a signal's handler raised */
+        dd_nccl_team_close(team); /* it was made, but a signal handler raised */
         Py_END_ALLOW_THREADS
         return -1;
     }
@@ -86,7 +86,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-/* Closes it once nobody is in a call. */
+/* Closes the team, or leaves it to the last unfinished call. */
 static void
 close_team(py_nccl_comms *self)
 {
@@ -278,42 +278,42 @@ comms_get_devices(PyObject *object, void *closure)
 }
 
 #define ON_STREAMS \
-    "\n\nIt is put into `streams`, one for each device, or into those that the tensors' libraries work on; nothing waits."
+    "\n\nThe operation goes into `streams`, one for each device, or into those that the tensors' libraries work on. Nothing waits."
 
 static PyMethodDef comms_methods[] = {
     {"all_reduce", PY_NCCL_KEYWORDS(comms_all_reduce),
      "all_reduce($self, tensors, op='sum', streams=None)\n--\n\nReduces the tensors of all devices, in place." ON_STREAMS},
     {"broadcast", PY_NCCL_KEYWORDS(comms_broadcast),
-     "broadcast($self, tensors, root=0, streams=None)\n--\n\nGives every tensor what tensors[root] has." ON_STREAMS},
+     "broadcast($self, tensors, root=0, streams=None)\n--\n\nCopies tensors[root] to every tensor." ON_STREAMS},
     {"reduce", PY_NCCL_KEYWORDS(comms_reduce),
      "reduce($self, tensors, root=0, op='sum', streams=None)\n--\n\nReduces the tensors into tensors[root]." ON_STREAMS},
     {"all_gather", PY_NCCL_KEYWORDS(comms_all_gather),
      "all_gather($self, outputs, inputs, streams=None)\n--\n\n"
-     "Gives every output all inputs, one after another in the order of the devices." ON_STREAMS},
+     "Copies all inputs to every output, one after another in the order of the devices." ON_STREAMS},
     {"reduce_scatter", PY_NCCL_KEYWORDS(comms_reduce_scatter),
      "reduce_scatter($self, outputs, inputs, op='sum', streams=None)\n--\n\n"
-     "Reduces the inputs, and gives output k the k-th part." ON_STREAMS},
+     "Reduces the inputs, and gives the k-th part of the result to output k." ON_STREAMS},
     {"split", comms_split, METH_NOARGS,
-     "split($self, /)\n--\n\nThe communicators, an NcclRankComm for each device, for a thread each. This object has none then."},
+     "split($self, /)\n--\n\nReturns the communicators: an NcclRankComm for each device, each for one thread. This object has none afterwards."},
     {"abort", comms_abort, METH_VARARGS,
-     "abort($self, reason='abort() was called', /)\n--\n\nEnds what is under way, with errors. From any thread."},
+     "abort($self, reason='abort() was called', /)\n--\n\nEnds unfinished operations with errors. May be called from any thread."},
     {"close", comms_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicators."},
     {"__enter__", comms_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", comms_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses."},
+    {"__exit__", comms_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses the communicators."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef comms_getset[] = {
-    {"size", comms_get_size, NULL, "How many devices there are; 0 after the end.", NULL},
-    {"devices", comms_get_devices, NULL, "Their numbers.", NULL},
+    {"size", comms_get_size, NULL, "The number of devices; 0 after the end.", NULL},
+    {"devices", comms_get_devices, NULL, "The numbers of the devices.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot comms_slots[] = {
     {Py_tp_doc,
      "NcclComms(devices, timeout=None)\n--\n\n"
-     "Communicators of one process, one for each device (numbers, or \"cuda:1\"), for calls with a tensor for each.\n\n"
-     "The current device of the caller stays what it is."},
+     "The communicators of one process, one for each device (a number, or \"cuda:1\"). Calls have a tensor for each.\n\n"
+     "The caller's current device does not change."},
     {Py_tp_new, (void *)py_nccl_object_new},
     {Py_tp_init, (void *)comms_init},
     {Py_tp_dealloc, (void *)comms_dealloc},

@@ -1,4 +1,5 @@
-/* dldist.NcclGroup: a Group whose bytes NCCL moves. Its calls are a Group's own (group/operations.c, group/p2p.c). */
+/* dldist.NcclGroup: a Group whose data NCCL moves. Its methods are a Group's own (group/operations.c,
+ * group/p2p.c). */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -47,7 +48,7 @@ py_nccl_group_choose_device(py_group *self, int *device)
         int guess = self->rank % self->state->nccl->cuda->ndevices;
         if (PyErr_WarnFormat(
                 PyExc_UserWarning, 1,
-                "this group does not know its device, and takes cuda:%d, as ranks often do: say which with "
+                "this group does not know its device, and takes cuda:%d, as ranks often do: give it with "
                 "device_id of init_process_group, or device_ids of barrier; if other ranks use another order, "
                 "this may hang",
                 guess) < 0) {
@@ -66,7 +67,7 @@ py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size)
 {
     dd_recorder *recorder = py_recorder_get(state);
     if (recorder == NULL) {
-        PyErr_Clear(); /* calls go on without it */
+        PyErr_Clear(); /* calls work without it */
         return NULL;
     }
     dd_recorder_group_info info = {
@@ -127,7 +128,7 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
     return (PyObject *)self;
 }
 
-/* One field, a str or a number; None is what nobody has set. */
+/* Sets one field to a str or a number; None leaves it unset. False with an exception. */
 static bool
 set_field(const py_state *state, dd_nccl_config *config, PyObject *name, PyObject *value,
           const char *function)

@@ -1,4 +1,4 @@
-/* What an NcclGroup does with its communicators themselves. */
+/* The methods of an NcclGroup that deal with its communicators. */
 #include "python/nccl/group_comm.h"
 #include "python/base/error.h"
 
@@ -71,7 +71,7 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* Of the group's device, which must be there; acquired. NULL with an exception. */
+/* The communicator on the group's device, which must exist: a new reference. NULL with an exception. */
 static dd_nccl_comm *
 find(py_group *self, const char *function)
 {
@@ -136,7 +136,7 @@ PY_NCCL_METHOD(resume)
                : NULL;
 }
 
-/* What ncclCommMemStats calls by number. */
+/* The names of the numbers that ncclCommMemStats takes. */
 static const char *const memory_stat_names[] = {"gpu_mem_suspend", "gpu_mem_suspended", "gpu_mem_persist",
                                                 "gpu_mem_total"};
 #define NMEMORY_STATS (sizeof memory_stat_names / sizeof memory_stat_names[0])
@@ -172,7 +172,7 @@ PY_NCCL_METHOD(memory_stats)
 
 /* ---- buffers */
 
-/* An address and a number of bytes, or a tensor, which the caller keeps. */
+/* Reads an address and a number of bytes, or a tensor, which the caller keeps alive. False with an exception. */
 static bool
 read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
 {
@@ -230,7 +230,7 @@ PY_NCCL_METHOD(register)
     Py_END_ALLOW_THREADS
     bool is_ok = py_group_finish_wait(&wait, status, &err);
     Py_BEGIN_ALLOW_THREADS
-    if (!is_ok && status == DD_OK) { /* done all the same, while a signal's handler raised */
+    if (!is_ok && status == DD_OK) { /* it was registered, but a signal handler raised */
         (void)!dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL);
     }
     dd_nccl_comm_release(comm);
@@ -251,7 +251,7 @@ PY_NCCL_METHOD(deregister)
     void *registration = PyLong_AsVoidPtr(number);
     dd_nccl_comm *comm = registration != NULL ? find(group, "deregister") : NULL;
     if (comm == NULL) {
-        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL knows windows that are nothing */
+        return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
     }
     dd_error err;
     dd_status status;
@@ -262,7 +262,7 @@ PY_NCCL_METHOD(deregister)
     return py_nccl_comm_finish(group, status, &err);
 }
 
-/* ---- what others want to know */
+/* ---- for other programs */
 
 PY_NCCL_METHOD(comm_pointer)
 {

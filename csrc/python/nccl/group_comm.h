@@ -1,4 +1,4 @@
-/* What the methods of an NcclGroup about its communicators share. */
+/* Shared by the methods of an NcclGroup that deal with its communicators. */
 #ifndef DD_PYTHON_NCCL_GROUP_COMM_H
 #define DD_PYTHON_NCCL_GROUP_COMM_H
 
@@ -10,13 +10,13 @@
         return NULL;                       \
     }
 
-/* None, or raises. */
+/* Returns None for DD_OK; otherwise NULL with an exception. */
 PyObject *py_nccl_comm_finish(const py_group *self, dd_status status, const dd_error *err);
-/* The device that is given, or the group's. */
+/* Reads the given device; NULL or None means the group's. False with an exception. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
-/* Acquired, and connected if need be; NULL with an exception. */
+/* The communicator on a device, connected if needed; a new reference. NULL with an exception. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
-/* Lets the GIL go meanwhile. */
+/* Releases the GIL meanwhile. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
 
 #endif

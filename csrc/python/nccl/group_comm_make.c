@@ -5,15 +5,15 @@
 
 #include <string.h>
 
-/* What they have in common. */
+/* A group that is being made from another. */
 typedef struct offspring {
     const char *function;
-    int *ranks; /* PyMem */
+    int *ranks; /* owned; from PyMem */
     int nranks;
     dd_nccl_group_options options;
     PyObject *name; /* owned: options.name borrows from it */
     int device;
-    PyObject *store; /* borrowed: in which it meets again; NULL: the parent's */
+    PyObject *store; /* borrowed: the store that the new group meets in; NULL: the parent's */
 } offspring;
 
 static void
@@ -78,7 +78,7 @@ make_name(const py_group *self, const offspring *child)
     return text;
 }
 
-/* Options of the parent, with what the caller wants otherwise. */
+/* Takes the options of the parent, changed as the caller asks. False with an exception. */
 static bool
 read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout, PyObject *config)
 {
@@ -101,7 +101,7 @@ read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout
     return true;
 }
 
-/* Without the GIL: a group of `size` ranks around a communicator, which is taken. */
+/* Opens a group around a communicator, which is taken over. Runs without the GIL. */
 static dd_status
 open_around(const py_group *self, dd_store *store, const offspring *child, int rank,
             dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
@@ -120,7 +120,7 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
     return status;
 }
 
-/* The object for a communicator that has been made; takes it. */
+/* A new object for a communicator, which is taken over. NULL with an exception. */
 static PyObject *
 wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 {
@@ -152,7 +152,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
     return made;
 }
 
-/* c10d's: non-negative, and the same on all ranks that give the same list. */
+/* The color as c10d makes it: non-negative, and the same on all ranks that give the same list. */
 static int
 color_of(const offspring *child)
 {
@@ -169,8 +169,8 @@ init_timeout_of(const offspring *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* The end of making a communicator. False with an exception; a communicator that was made all the same, while a signal's handler raised,
- * is released then. */
+/* Ends the making of a communicator. False with an exception; a communicator that was made although a signal
+ * handler raised is released then. */
 static bool
 finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm *comm)
 {
@@ -181,7 +181,7 @@ finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm
     return false;
 }
 
-/* False with an exception; *part is NULL for a rank that is in no part. */
+/* Splits the communicator. *part is NULL for a rank that is in no part. False with an exception. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
 {
@@ -207,7 +207,7 @@ split(py_group *self, offspring *child, PyObject *color_object)
     int color = color_of(child);
     if (key < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "split(): argument 'ranks': this rank, %d, is not among them: it calls skip_split()",
+                     "split(): argument 'ranks': this rank, %d, is not among them: it must call skip_split()",
                      self->rank);
         return NULL;
     }
@@ -255,7 +255,7 @@ PY_NCCL_METHOD(skip_split)
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The ranks that stay, in place of the excluded ones. */
+/* Replaces the excluded ranks by those that stay. */
 static bool
 turn_into_rest(const py_group *self, offspring *child)
 {
@@ -282,7 +282,7 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
     int rank = place_of(child, self->rank);
     if (rank < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "shrink(): this rank, %d, is excluded: it does not call", self->rank);
+                     "shrink(): this rank, %d, is excluded: it must not call it", self->rank);
         return NULL;
     }
     dd_nccl_comm *parent = dd_nccl_group_find_comm(self->nccl->group, child->device);
@@ -298,7 +298,8 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
     py_wait_init(&wait, self->state, child->options.timeout_ns, true);
     Py_BEGIN_ALLOW_THREADS
     if (excluded->is_abort) {
-        /* First: what is stuck looks to the device as if it had succeeded once NCCL has let it go. */
+        /* This comes first: once NCCL has released a stuck operation, it looks to the device as if it had
+         * succeeded. */
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "the group was shrunk without the ranks that have failed");
         dd_nccl_group_retire(self->nccl->group, &cause);
@@ -371,7 +372,7 @@ PY_NCCL_METHOD(grow_id)
 typedef struct growth {
     dd_nccl_unique_id id;
     bool has_id;
-    bool is_member; /* of what grows; else it joins, as `rank` */
+    bool is_member; /* this rank is in the group that grows; otherwise it joins as `rank` */
     int rank;
 } growth;
 
@@ -388,7 +389,7 @@ read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
     if (how->has_id) {
         memcpy(&how->id, PyBytes_AsString(id), sizeof how->id);
     } else if (!how->is_member) {
-        PyErr_SetString(self->state->errors[PY_ERROR_ARGUMENT], "grow(): who joins needs the 'id'");
+        PyErr_SetString(self->state->errors[PY_ERROR_ARGUMENT], "grow(): a rank that joins needs the 'id'");
         return false;
     }
     return how->is_member || py_params_int(self->state, rank, &how->rank, "grow", "rank");

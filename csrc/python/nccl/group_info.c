@@ -1,4 +1,4 @@
-/* What an NcclGroup says of itself. */
+/* The attributes of an NcclGroup. */
 #include "python/base/convert.h"
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
@@ -135,16 +135,15 @@ py_nccl_group_repr(PyObject *object)
 
 PyGetSetDef py_nccl_group_getset[] = {
     {"rank", get_rank, NULL, "This process's rank.", NULL},
-    {"size", get_size, NULL, "How many ranks there are.", NULL},
+    {"size", get_size, NULL, "The number of ranks.", NULL},
     {"name", get_name, NULL, "Its name.", NULL},
-    {"timeout", get_timeout, set_timeout,
-     "How long operations may take that are given no timeout of their own.", NULL},
-    {"sequence", get_sequence, NULL, "How many collectives this rank has called.", NULL},
-    {"members", get_members, NULL, "Not known.", NULL},
-    {"error", get_error, NULL, "Why every call fails now; None if calls do not fail, and after close().",
-     NULL},
+    {"timeout", get_timeout, set_timeout, "How long operations may take if they are given no timeout.", NULL},
+    {"sequence", get_sequence, NULL, "The number of collectives this rank has called.", NULL},
+    {"members", get_members, NULL, "Not known: raises NotImplementedError.", NULL},
+    {"error", get_error, NULL,
+     "The exception that every call raises now; None if calls do not fail, and after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether this rank has called close().", NULL},
-    {"device", get_device, NULL, "The device it is bound to, or was first used with; None: not known yet.",
-     NULL},
+    {"device", get_device, NULL,
+     "The device it is bound to or was first used with; None if it is not known yet.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -1,4 +1,5 @@
-/* The type dldist.NcclGroup: its life, and the table of its methods, which are in files of their own. */
+/* The type dldist.NcclGroup: how it is made and ended, and the table of its methods, most of which are in other
+ * files. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
@@ -150,7 +151,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return py_watch_add_nccl(self);
 }
 
-/* Whether another object stands for the same group: _host_view() makes some. */
+/* Whether another object stands for the same group, as those of _host_view() do. */
 static bool
 is_shared(const py_group *self)
 {
@@ -193,7 +194,7 @@ group_dealloc(PyObject *object)
 
 /* ---- the end */
 
-/* timeout_ns < 0: as long as operations may take. */
+/* If timeout_ns is negative, waits as long as the operations may take. */
 static PyObject *
 close_group(py_group *self, int64_t timeout_ns)
 {
@@ -205,7 +206,7 @@ close_group(py_group *self, int64_t timeout_ns)
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_group_close(self->nccl->group, &wait.wait, &err);
     Py_END_ALLOW_THREADS
-    py_watch_remove_nccl(self); /* the others have heard if it has failed */
+    py_watch_remove_nccl(self); /* the other ranks already know if it has failed */
     py_completions_drain(self->state);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
@@ -225,7 +226,8 @@ group_close(PyObject *object, PyObject *args, PyObject *kwargs)
     return close_group(self, timeout_ns);
 }
 
-/* Errors are of communicators that do not end in time; they end later, or never. False with what a signal's handler has raised. */
+/* Errors are ignored: they are about communicators that do not end in time, but later or never. False with what a
+ * signal handler raised. */
 static bool
 abort_group(py_group *self, const char *reason, int64_t timeout_ns)
 {
@@ -255,7 +257,7 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
                                                                                       : NULL;
 }
 
-/* The watchdog's way, for errors that others have told of: nothing is waited for. */
+/* Fails the group as the watchdog does, for an error that another rank has reported. Does not wait. */
 static PyObject *
 group_fail(PyObject *object, PyObject *args)
 {
@@ -387,79 +389,80 @@ group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
 static PyMethodDef group_methods[] = {
     {"barrier", KEYWORDS(py_nccl_group_barrier),
      "barrier($self, *, timeout=None, async_op=False, device_ids=None)\n--\n\n"
-     "Waits on the host until all ranks are here, by way of the first of device_ids or the group's device."},
+     "Makes the host wait until all ranks have called it. Uses the first of device_ids, or the group's device."},
     {"start_coalescing", py_nccl_group_start_coalescing, METH_NOARGS,
-     "start_coalescing($self, /)\n--\n\nFrom now on the calls of this thread wait for end_coalescing(), and return None."},
+     "start_coalescing($self, /)\n--\n\nHolds back the calls of this thread until end_coalescing(). They return None."},
     {"end_coalescing", KEYWORDS(py_nccl_group_end_coalescing),
      "end_coalescing($self, *, timeout=None, async_op=True)\n--\n\n"
-     "Makes one operation of them, and gives its Work; None when there were no calls."},
+     "Makes one operation of the calls since start_coalescing(), and returns its Work, or None if there were no calls."},
     {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
-     "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() without calling anything."},
+     "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() and drops the calls."},
     {"monitored_barrier", KEYWORDS(group_monitored_barrier),
-     "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\nNCCL has none."},
+     "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\nNot supported by NCCL: raises NotImplementedError."},
     {"connect", KEYWORDS(py_nccl_group_connect),
      "connect($self, device=None)\n--\n\n"
-     "Makes the communicator for a device now instead of at the first operation; all ranks call it."},
+     "Makes the communicator for a device now instead of at the first operation. All ranks call it."},
     {"split", KEYWORDS(py_nccl_group_split),
      "split($self, ranks, name=None, timeout=None, *, color=None, config=None, device=None)\n--\n\n"
-     "A group of these ranks, in this order. All ranks of this group take part: those that are in no part by\n"
-     "skip_split(). Ranks that are in one part give the same ranks (and the same color, which is made of them\n"
-     "unless it is given)."},
+     "Makes a group of these ranks, in this order. All ranks of this group take part; those that are in no part call\n"
+     "skip_split(). The ranks of one part give the same ranks and the same color, which is made from the ranks unless\n"
+     "it is given."},
     {"skip_split", KEYWORDS(py_nccl_group_skip_split),
-     "skip_split($self, device=None)\n--\n\nTakes part in the others' split()."},
+     "skip_split($self, device=None)\n--\n\nTakes part in split() on the other ranks, without being in a new group."},
     {"shrink", KEYWORDS(py_nccl_group_shrink),
      "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
-     "A group without some ranks, which do not call it; is_abort: this one has failed, and is ended first."},
+     "Makes a group without the excluded ranks, which do not call it. With is_abort, this group has failed and is ended first."},
     {"grow_id", KEYWORDS(py_nccl_group_grow_id),
-     "grow_id($self)\n--\n\nThe bytes by which ranks join what this group grows to: for one rank, which then calls grow(id=)."},
+     "grow_id($self)\n--\n\nMakes the bytes that ranks need to join this group. One rank calls it, and passes the bytes to grow(id=)."},
     {"grow", KEYWORDS(py_nccl_group_grow),
      "grow($self, store, size, id=None, rank=None, *, name=None, timeout=None, config=None)\n--\n\n"
-     "A group of more ranks, whose first ones are this group's: all call it, the one that has made the id with it.\n\n"
-     "Ranks of other groups join with the id and their new rank. This group is ended by the caller."},
+     "Makes a larger group, whose first ranks are this group's. They all call it; the one that made the id passes it.\n\n"
+     "Ranks of other groups join with the id and their new rank. The caller ends this group."},
     {"revoke", KEYWORDS(py_nccl_group_revoke),
-     "revoke($self)\n--\n\nEnds what is under way; splitting goes on to work."},
+     "revoke($self)\n--\n\nEnds unfinished operations. split() still works afterwards."},
     {"suspend", KEYWORDS(py_nccl_group_suspend),
-     "suspend($self)\n--\n\nGives memory of NCCL's back until resume()."},
+     "suspend($self)\n--\n\nFrees some of NCCL's memory until resume()."},
     {"resume", KEYWORDS(py_nccl_group_resume), "resume($self)\n--\n\nEnds suspend()."},
     {"memory_stats", KEYWORDS(py_nccl_group_memory_stats),
-     "memory_stats($self)\n--\n\nBytes that NCCL uses, by name."},
+     "memory_stats($self)\n--\n\nHow many bytes NCCL uses, by name."},
     {"register", KEYWORDS(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
-     "Tells NCCL of memory that is used often: a tensor, or an address and its bytes. Gives a number for deregister()."},
+     "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
     {"deregister", KEYWORDS(py_nccl_group_deregister),
      "deregister($self, registration, *, is_window=False)\n--\n\nEnds register()."},
     {"comm_pointer", KEYWORDS(py_nccl_group_comm_pointer),
-     "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for others' use; 0 when there is none."},
+     "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for other libraries; 0 if there is none."},
     {"split_count", KEYWORDS(py_nccl_group_split_count),
-     "split_count($self)\n--\n\nHow many groups have been split off."},
+     "split_count($self)\n--\n\nThe number of groups that have been split off."},
     {"empty", KEYWORDS(py_nccl_group_empty),
      "empty($self, shape, dtype='float32', device=None)\n--\n\n"
-     "An NcclArray: memory of ncclMemAlloc, which collectives can work on without copies once it is registered."},
+     "Makes an NcclArray: memory from ncclMemAlloc. Once it is registered, collectives can use it without copies."},
     {"_host_view", group_host_view, METH_NOARGS,
-     "_host_view($self, /)\n--\n\nThe same group, which takes tensors of the CPU, too: they are copied to the device and back."},
+     "_host_view($self, /)\n--\n\nThe same group, which also accepts tensors of the CPU. They are copied to the device and back."},
     {"set_nan_check", group_set_nan_check, METH_O,
-     "set_nan_check($self, is_on, /)\n--\n\nWhether floats that go in are looked through for NaN, which takes time."},
+     "set_nan_check($self, is_on, /)\n--\n\nSets whether floating-point inputs are checked for NaN, which takes time."},
     {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
      "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
-     "Gives the operations called from now on so much more time, until one of them has ended."},
+     "Gives the operations called from now on this much more time, until one of them has ended."},
     {"_wait_for_works", group_wait_for_works, METH_VARARGS,
      "_wait_for_works($self, timeout=None, /)\n--\n\n"
-     "Waits on the host until nothing is under way on this rank, and raises if the group has failed."},
+     "Makes the host wait until no operation of this rank is unfinished. Raises if the group has failed."},
     {"abort", KEYWORDS(group_abort),
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
-     "Ends all operations here at once, with DistAbortedError; waits for the communicators' end (10 s). From any thread."},
+     "Ends all operations of this rank at once with DistAbortedError, and waits 10 s for the communicators to end, unless a\n"
+     "timeout is given. May be called from any thread."},
     {"_describe", group_describe, METH_VARARGS,
-     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the flight recorder calls it."},
+     "_describe($self, name, desc, global_ranks, /)\n--\n\nSets what the group is called in dumps of the flight recorder."},
     {"_fail", group_fail, METH_VARARGS,
-     "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, and waits for nothing."},
+     "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, without waiting."},
     {"close", KEYWORDS(group_close),
      "close($self, timeout=None)\n--\n\n"
-     "Waits for operations under way and ends the communicators. From any thread.\n\n"
-     "Without a timeout operations have the time that they were given, and communicators 10 s then. Raises when\n"
-     "operations have failed and nobody has been told, or when the time is over: then they are aborted."},
+     "Waits for unfinished operations and ends the communicators. May be called from any thread.\n\n"
+     "Without a timeout, operations have the time that they were given, and communicators 10 s after that. Raises if\n"
+     "operations have failed and nobody has been told, or if the time is over; they are aborted then."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", group_exit, METH_VARARGS,
-     "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts."},
+     "__exit__($self, *exception)\n--\n\nCloses the group; after an exception it aborts it."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -468,10 +471,10 @@ static PyType_Slot group_slots[] = {
      "NcclGroup(store, rank, size, *, timeout=600.0, name='default', init_timeout=None, config=None, device=None, "
      "is_high_priority=False, has_timing=False, is_nan_check=False, is_blocking_wait=False, event_cache=True, "
      "ranks_per_root=0)\n--\n\n"
-     "A Group whose bytes NCCL moves, for tensors on CUDA devices.\n\n"
-     "The ranks meet in the store when they first use a device. Calls put their operation into a stream: the\n"
-     "streams that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of\n"
-     "NCCL's configuration."},
+     "A Group whose data NCCL moves, for tensors on CUDA devices.\n\n"
+     "The ranks meet in the store when they first use a device. A call puts its operation into a stream. The streams\n"
+     "that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of NCCL's\n"
+     "configuration."},
     {Py_tp_init, (void *)group_init},
     {Py_tp_dealloc, (void *)group_dealloc},
     {Py_tp_repr, (void *)py_nccl_group_repr},
@@ -483,7 +486,8 @@ static PyType_Slot group_slots[] = {
 static PyType_Spec group_spec = {
     .name = "dldist.NcclGroup",
     .basicsize = sizeof(py_group),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE, /* the rest is the base's */
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
+             Py_TPFLAGS_IMMUTABLETYPE, /* the other flags come from the base */
     .slots = group_slots,
 };
 

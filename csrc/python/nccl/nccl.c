@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the end of the interpreter waits for all groups' aborts together. */
+/* How long the end of the interpreter waits for the aborts of all groups together. */
 #define EXIT_NS DD_NS_PER_S
 
 static bool
@@ -33,7 +33,7 @@ destroy(py_nccl *nccl)
     }
 }
 
-/* What Python knows of where the libraries are, and of how the watchdog is to be. */
+/* Python's settings: where the libraries are, and how the watchdog runs. */
 typedef struct load_arguments {
     dd_nccl_search search;
     const char *cuda_path;
@@ -54,7 +54,8 @@ load(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
     return status;
 }
 
-/* Paths from a list of str, which has to stay; PyMem, NULL with an exception. */
+/* Paths from a list of str, which must stay alive. The caller frees the result with PyMem_Free; NULL with an
+ * exception. */
 static const char **
 read_paths(PyObject *list, size_t *count)
 {
@@ -87,7 +88,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
     status = load(arguments, nccl, &err);
     Py_END_ALLOW_THREADS
     if (status != DD_OK || state->nccl != NULL) {
-        /* Another thread may have been here meanwhile. */
+        /* Another thread may have loaded it meanwhile. */
         destroy(nccl);
         return raise(state, status, &err) ? Py_NewRef(Py_None) : NULL;
     }
@@ -232,7 +233,7 @@ py_nccl_hurry(py_state *state)
 void
 py_nccl_destroy(py_state *state)
 {
-    /* A child after a fork has none of the threads that would be waited for. */
+    /* A forked child has none of the threads that would be waited for. */
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
         py_watch_heartbeat(state, NULL);
         destroy(state->nccl);
@@ -269,13 +270,14 @@ abort_groups(dd_nccl_group **groups, size_t count)
     dd_wait wait = dd_wait_after(EXIT_NS);
     for (size_t i = 0; i < count; i++) {
         dd_status ignored =
-            dd_nccl_group_abort(groups[i], "the process ends", &wait, NULL); /* nobody is there to be told */
+            dd_nccl_group_abort(groups[i], "the process ends", &wait, NULL); /* nobody is left to be told */
         (void)ignored;
         dd_nccl_group_release(groups[i]);
     }
 }
 
-/* Quietly: the others are not told of what ends with the process. */
+/* Removes the groups from the monitor, so that the other ranks are not told about groups that end with the
+ * process. */
 static void
 unwatch_groups(py_state *state)
 {
@@ -286,12 +288,13 @@ unwatch_groups(py_state *state)
         node = node->next;
         if (is_watched) {
             py_watch_remove_nccl(group);
-            node = state->nccl_groups.next; /* the list may have changed: the GIL was let go */
+            node = state->nccl_groups.next; /* the list may have changed while the GIL was released */
         }
     }
 }
 
-/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. A warning says which operations that ends. */
+/* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
+ * waited for. A warning says which groups had unfinished operations. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *unused)
 {

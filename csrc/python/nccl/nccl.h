@@ -1,11 +1,11 @@
-/* NCCL in Python: the libraries of this process, groups over them, and communicators of one process. */
+/* NCCL in Python: the libraries of this process, groups that use them, and communicators of one process. */
 #ifndef DD_PYTHON_NCCL_NCCL_H
 #define DD_PYTHON_NCCL_NCCL_H
 
 #include "nccl/nccl_group.h"
 #include "python/group/call.h"
 
-/* What is loaded once a process, when it is first needed; gone with the module. */
+/* What each process loads once, when it is first needed. It is freed with the module. */
 typedef struct py_nccl {
     dd_cuda *cuda;
     dd_nccl_lib *lib;
@@ -13,31 +13,32 @@ typedef struct py_nccl {
     uint64_t generation; /* of forks */
 } py_nccl;
 
-/* Borrowed; loads the libraries if need be. NULL with an exception that says what was tried. */
+/* The state of NCCL (borrowed). Loads the libraries if needed. NULL with an exception that says what was tried. */
 py_nccl *py_nccl_get(py_state *state);
 /* Functions of the module. */
 PyObject *py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs);
-/* What keeps NCCL itself from being loaded, whatever the driver is like; None: nothing. */
+/* Why NCCL itself cannot be loaded, regardless of the driver; None if it can. */
 PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *args);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
-/* Before the end of a group that was not closed: warns if operations are still under way at the deadline. Keeps the exception that is set. */
-#define PY_NCCL_END_OF_WORKS_NS DD_NS_PER_S /* for the watchdog to find out what has ended */
+/* Called before the end of a group that was not closed: warns if operations are still unfinished at the deadline. An
+ * exception that is set stays set. */
+#define PY_NCCL_END_OF_WORKS_NS DD_NS_PER_S /* enough for the watchdog to notice what has ended */
 void py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait);
 void py_nccl_destroy(py_state *state);
-/* Somebody waits to be called back. */
+/* Makes the watchdog look more often, because somebody waits for a callback. */
 void py_nccl_hurry(py_state *state);
 
 /* ---- groups */
 
-/* A call that waits for others, to be one operation with them. */
+/* A call that will be one operation with others. */
 typedef struct py_nccl_item {
     py_flight *flight; /* owned once it is in a batch */
-    dd_nccl_op op;     /* all but its blocks */
+    dd_nccl_op op;     /* without its blocks */
 } py_nccl_item;
 
-/* What a thread has called between start_coalescing and end_coalescing. */
+/* The calls of a thread between start_coalescing and end_coalescing. */
 typedef struct py_nccl_batch {
     struct py_nccl_batch *next;
     unsigned long thread;
@@ -46,18 +47,18 @@ typedef struct py_nccl_batch {
     size_t capacity;
 } py_nccl_batch;
 
-/* What an NcclGroup has that a Group has not. */
+/* What an NcclGroup has in addition to a Group. */
 typedef struct py_nccl_core {
     dd_nccl_group *group;          /* owned */
-    dd_nccl_group_options options; /* const: for groups that are made from it; without the name */
+    dd_nccl_group_options options; /* const: for groups made from this one; without the name */
     /* guarded by the GIL */
-    int device;            /* bound to it, or used first; PY_NO_DEVICE */
-    bool is_bound;         /* the caller has said so */
-    bool is_blocking_wait; /* wait() means the host */
-    bool is_host_taken;    /* tensors of the host are staged */
+    int device;            /* the device bound to it or first used with it, or PY_NO_DEVICE */
+    bool is_bound;         /* the caller has bound the device */
+    bool is_blocking_wait; /* wait() makes the host wait */
+    bool is_host_taken;    /* tensors in host memory are accepted, and staged */
     py_nccl_batch *batches;
     dd_recorder_group *recorded; /* const; borrowed from the core's group, or NULL */
-    uint64_t watch_id;           /* of the monitor; 0: it does not know the group */
+    uint64_t watch_id;           /* the group's number in the monitor; 0: it has none */
 } py_nccl_core;
 
 static inline py_nccl_core *
@@ -66,19 +67,20 @@ py_nccl_core_of(PyObject *group)
     return ((py_group *)group)->nccl;
 }
 
-/* False with an exception: never opened; or opened in the parent of this process. */
+/* False with an exception if the group was never opened, or was opened in the parent of this forked child. */
 bool py_nccl_group_require(const py_group *self);
-/* The device for what has no tensors of its own; warns once when it has to guess. False with an exception. */
+/* Chooses the device for an operation without tensors. Warns once if it has to guess. False with an exception. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
-/* What a group that is about to be opened is recorded as; it is for the core's group to take. NULL: it goes unrecorded. */
+/* The recorder's group for a group that is about to be opened. The core's group takes it over. NULL: the group is not
+ * recorded. */
 dd_recorder_group *py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size);
 
 PyObject *py_nccl_group_make_type(PyObject *module, PyObject *base);
 PyObject *py_nccl_group_repr(PyObject *object);
 extern PyGetSetDef py_nccl_group_getset[];
 PyObject *py_nccl_array_make_type(PyObject *module);
-/* Memory of ncclMemAlloc on the group's device. */
+/* NcclGroup.empty: memory from ncclMemAlloc on the group's device. */
 PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
 
 /* Methods in nccl/group_comm.c and nccl/group_comm_make.c. */
@@ -98,18 +100,20 @@ PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
 PY_NCCL_METHOD(split_count);
 
-/* Makes the object stand for a group of the core, which is taken; false with an exception, and it is not. */
+/* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
+ * not. */
 bool py_nccl_group_take(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options,
                         dd_recorder_group *recorded);
-/* Lets a group of the core go, without the GIL. */
+/* Releases a group of the core, without the GIL. Called with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
-/* A new group around what it takes, made from `parent`; NULL with an exception, and the core's group is released. */
+/* A new group, made from `parent`, around the core's group, which it takes over. NULL with an exception; the
+ * core's group is released then, too. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device);
-/* A dict, or NULL or None, of fields of NCCL's configuration. */
+/* Reads fields of NCCL's configuration from a dict, NULL or None. False with an exception. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 
-/* ---- calls: what group/call.c does for a Group */
+/* ---- calls, like those of a Group in group/call.c */
 
 bool py_nccl_call_begin(py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
@@ -119,7 +123,7 @@ PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_end_coalescing(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_nccl_group_drop_coalesced(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_barrier(PyObject *self, PyObject *args, PyObject *kwargs);
-/* Of threads that have not ended them. */
+/* Destroys the batches that threads have not ended. */
 void py_nccl_batches_destroy(py_nccl_core *core);
 
 #endif

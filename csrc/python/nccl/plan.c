@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* What the items come to. */
+/* The totals over all items. */
 typedef struct totals {
     size_t nops;
     size_t nbefore;
@@ -102,7 +102,7 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
-        /* Where producers that know no better have put their work. */
+        /* The stream that producers without a known stream have ordered their work before. */
         if (!scope->find_stream(scope->ctx, scope->device, &own) || !add_stream(plan, own)) {
             return false;
         }
@@ -202,7 +202,7 @@ flat_view(const py_piece *piece)
     view.data = piece->flat;
     view.is_readonly = false;
     view.is_contiguous = true;
-    py_tensor_set_row_major(&view); /* the tensor's own strides have fitted */
+    py_tensor_set_row_major(&view); /* they fit, because the tensor's own strides do */
     return view;
 }
 

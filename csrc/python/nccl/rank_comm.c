@@ -11,7 +11,6 @@ typedef struct py_nccl_rank_comm {
     int device;         /* const */
 } py_nccl_rank_comm;
 
-/* Takes the communicator. */
 PyObject *
 py_nccl_rank_comm_create(py_state *state, PyObject *module, dd_nccl_comm *comm)
 {
@@ -46,7 +45,7 @@ check_rank(py_state *state, int rank, int size)
     return false;
 }
 
-/* The device that is given, or the current one, or the rank's number. */
+/* Reads the given device; otherwise takes the current one, or the rank's number. False with an exception. */
 static bool
 choose_device(py_state *state, PyObject *object, int rank, int *device)
 {
@@ -98,7 +97,7 @@ rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
     status = dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err);
     Py_END_ALLOW_THREADS
     if (!py_group_finish_wait(&wait, status, &err)) {
-        py_nccl_object_drop_comm(comm); /* made all the same, while a signal's handler raised */
+        py_nccl_object_drop_comm(comm); /* it was made, but a signal handler raised */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, module, comm);
@@ -166,7 +165,7 @@ rank_comm_abort_handle(PyObject *object, PyObject *unused)
     return (PyObject *)handle;
 }
 
-/* In good order, even if an abort handle is left: it can abort nothing any more. */
+/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
 static void
 close_rank_comm(py_nccl_rank_comm *self)
 {
@@ -214,37 +213,37 @@ rank_comm_exit(PyObject *object, PyObject *args)
 static PyMethodDef rank_comm_methods[] = {
     {"init_rank", (PyCFunction)(void (*)(void))rank_comm_init_rank, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "init_rank($type, rank, world_size, uid, device=None, timeout=None)\n--\n\n"
-     "One rank of `world_size`, which all call it with the same NcclUniqueId; on the current device unless another is given."},
+     "Makes one rank of `world_size`. All ranks call it with the same NcclUniqueId. It uses the current device unless one is given."},
     {"all_reduce", PY_NCCL_KEYWORDS(rank_comm_all_reduce),
      "all_reduce($self, tensors, op='sum', stream=None)\n--\n\n"
-     "Reduces each of the tensors with those of the other ranks, in place, all at once; into `stream`, and nothing waits."},
+     "Reduces each of the tensors with those of the other ranks, in place and in one operation, which goes into `stream`. Nothing waits."},
     {"broadcast", PY_NCCL_KEYWORDS(rank_comm_broadcast),
-     "broadcast($self, tensors, root=0, stream=None)\n--\n\nGives the tensors what those of the root have."},
+     "broadcast($self, tensors, root=0, stream=None)\n--\n\nCopies the root's tensors to those of all ranks."},
     {"reduce", PY_NCCL_KEYWORDS(rank_comm_reduce),
      "reduce($self, tensors, root=0, op='sum', stream=None)\n--\n\nReduces the tensors into those of the root."},
     {"all_gather", PY_NCCL_KEYWORDS(rank_comm_all_gather),
-     "all_gather($self, outputs, inputs, stream=None)\n--\n\nGives each output the inputs of all ranks."},
+     "all_gather($self, outputs, inputs, stream=None)\n--\n\nCopies the inputs of all ranks to each output."},
     {"reduce_scatter", PY_NCCL_KEYWORDS(rank_comm_reduce_scatter),
      "reduce_scatter($self, outputs, inputs, op='sum', stream=None)\n--\n\n"
-     "Reduces the inputs, and gives each output this rank's part."},
+     "Reduces the inputs, and gives this rank's part of the result to each output."},
     {"abort_handle", rank_comm_abort_handle, METH_NOARGS,
-     "abort_handle($self, /)\n--\n\nAn NcclAbortHandle, for other threads."},
+     "abort_handle($self, /)\n--\n\nReturns an NcclAbortHandle, for other threads."},
     {"close", rank_comm_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicator."},
     {"__enter__", rank_comm_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", rank_comm_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses."},
+    {"__exit__", rank_comm_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses the communicator."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef rank_comm_members[] = {
     {"rank", T_INT, offsetof(py_nccl_rank_comm, rank), READONLY, "This rank."},
-    {"world_size", T_INT, offsetof(py_nccl_rank_comm, size), READONLY, "How many ranks there are."},
+    {"world_size", T_INT, offsetof(py_nccl_rank_comm, size), READONLY, "The number of ranks."},
     {"device", T_INT, offsetof(py_nccl_rank_comm, device), READONLY, "The number of its device."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot rank_comm_slots[] = {
-    {Py_tp_doc, "The communicator of one rank: of NcclComms.split(), or made with init_rank().\n\n"
-                "All ranks make the same calls at the same time, from threads or processes of their own."},
+    {Py_tp_doc, "The communicator of one rank, from NcclComms.split() or init_rank().\n\n"
+                "All ranks make the same calls at the same time, each from a thread or process of its own."},
     {Py_tp_dealloc, (void *)rank_comm_dealloc},
     {Py_tp_methods, rank_comm_methods},
     {Py_tp_members, rank_comm_members},

@@ -1,11 +1,11 @@
-/* Communicators without groups: what their types share. */
+/* Communicators without groups: what their types have in common. */
 #ifndef DD_PYTHON_NCCL_TEAM_H
 #define DD_PYTHON_NCCL_TEAM_H
 
 #include "nccl/nccl_team.h"
 #include "python/nccl/nccl.h"
 
-/* What every object here has. */
+/* The head of every object here. */
 #define PY_NCCL_OBJECT                                           \
     PyObject ob_base; /* PyObject_HEAD */                        \
     PyObject *module; /* const after new: keeps `state` alive */ \
@@ -32,17 +32,17 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* ---- objects */
 
-/* False with an exception. */
+/* True for DD_OK; otherwise false with an exception. */
 bool py_nccl_team_raise(py_state *state, dd_status status, const dd_error *err);
-/* Zeroed but for its head; NULL with an exception. */
+/* A new object, zeroed except for its head; NULL with an exception. */
 void *py_nccl_object_create(py_state *state, PyTypeObject *type, PyObject *module);
 PyObject *py_nccl_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 void py_nccl_object_free(PyObject *object);
-/* Lets the GIL go meanwhile. */
+/* Releases the GIL meanwhile. */
 void py_nccl_object_drop_comm(dd_nccl_comm *comm);
-/* Takes the communicator. */
+/* Takes over the communicator. NULL with an exception. */
 PyObject *py_nccl_rank_comm_create(py_state *state, PyObject *module, dd_nccl_comm *comm);
-/* A device as a number: an int, or what prints as "cuda:1". */
+/* Reads the number of a device from an int, or from an object that prints as "cuda:1". False with an exception. */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);
 
 /* ---- calls */
@@ -53,9 +53,9 @@ typedef struct py_nccl_team_call {
     py_operands operands;
     dd_nccl_item *items; /* owned */
     dd_cuda_stream
-        *streams;       /* owned: of the items, as the tensors' libraries work on; or as they are given */
-    bool has_streams;   /* they are given */
-    bool is_one_stream; /* there is one for all items */
+        *streams;       /* owned: of the items, either given or those that the tensors' libraries work on */
+    bool has_streams;   /* the streams are given */
+    bool is_one_stream; /* all items have the same stream */
     size_t nitems;
     dd_nccl_redop redop;
     int root;
@@ -67,27 +67,28 @@ typedef struct py_nccl_team_coll {
     dd_nccl_item_kind kind;
     bool has_op;
     bool has_root;
-    bool has_outputs;   /* a list of outputs beside that of inputs */
-    bool is_input_wide; /* reduce_scatter: the input has a block for each rank; all_gather: the output */
+    bool has_outputs; /* a list of outputs in addition to that of inputs */
+    /* the input has a block for each rank (reduce_scatter); otherwise the output (all_gather) */
+    bool is_input_wide;
 } py_nccl_team_coll;
 
-/* What is given to a collective of either class. */
+/* The arguments of a collective of either class. */
 typedef struct py_nccl_team_arguments {
-    PyObject *outputs; /* NULL where the tensors are both */
+    PyObject *outputs; /* NULL if the tensors are both inputs and outputs */
     PyObject *inputs;
     PyObject *op;
     PyObject *root;
     PyObject *streams;
 } py_nccl_team_arguments;
 
-/* By dd_nccl_item_kind. */
+/* Indexed by dd_nccl_item_kind. */
 extern const py_nccl_team_coll py_nccl_team_colls[];
 
 void py_nccl_team_call_init(py_nccl_team_call *call, py_state *state, const char *function);
 void py_nccl_team_call_fini(py_nccl_team_call *call);
 bool py_nccl_team_reserve_streams(py_nccl_team_call *call, size_t count);
 bool py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream);
-/* One for each item; NULL or None: those of the tensors' libraries. */
+/* Reads a stream for each item; NULL or None: those of the tensors' libraries. False with an exception. */
 bool py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count);
 bool py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs,
                         const char *streams_name, py_nccl_team_arguments *given);
@@ -95,13 +96,13 @@ bool py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject 
 /* Where the tensors of a call are. */
 typedef struct py_nccl_team_places {
     const dd_nccl_lib *lib;
-    int size;           /* ranks */
-    Py_ssize_t count;   /* tensors; -1: any number */
+    int size;           /* number of ranks */
+    Py_ssize_t count;   /* number of tensors; -1: any */
     const int *devices; /* of each tensor; NULL: all are on `device` */
     int device;
 } py_nccl_team_places;
 
-/* Reads all but the streams, and makes the items. */
+/* Reads all arguments but the streams, and makes the items. False with an exception. */
 bool py_nccl_team_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll,
                           const py_nccl_team_arguments *given, const py_nccl_team_places *places);
 

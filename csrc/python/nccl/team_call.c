@@ -1,4 +1,4 @@
-/* The tensors and streams of a call on communicators without a group, as items of NCCL's. */
+/* The tensors and streams of a call on communicators without a group, as NCCL's items. */
 #include "core/mem.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/team.h"
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A stream that the caller has given: producers that do not say on which they work order themselves before it. */
+/* Finds the stream that the caller gave. Producers whose own stream is not known order their work before it. */
 static bool
 give_stream(void *ctx, int device, void **stream)
 {
@@ -97,7 +97,8 @@ py_nccl_team_reserve_streams(py_nccl_team_call *call, size_t count)
     return call->streams != NULL;
 }
 
-/* One tensor, contiguous, on the device; its library's stream is that of item i. */
+/* Adds one tensor, which must be contiguous and on the device. Its library's stream becomes that of item i. False
+ * with an exception. */
 static bool
 add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *name, size_t i, int device)
 {
@@ -124,7 +125,7 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
     return true;
 }
 
-/* Adds a list of tensors. */
+/* Adds a list of tensors. False with an exception. */
 static bool
 add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
             const py_nccl_team_places *places)
@@ -161,7 +162,7 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* One item of one or two pieces (the same for calls in place). nblocks: how many ranks' blocks the larger one has. */
+/* Makes one item of two pieces, which are the same for a call in place. False with an exception. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -207,7 +208,7 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Items of n pairs: the pieces are n outputs and then n inputs, or n that are both. */
+/* Makes n items. The pieces are n outputs and then n inputs, or n that are both. False with an exception. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {
@@ -239,7 +240,6 @@ py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stre
     return is_ok;
 }
 
-/* One for each item; NULL or None: those of the tensors' libraries. */
 bool
 py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count)
 {

@@ -45,7 +45,7 @@ abort_handle_dealloc(PyObject *object)
 static PyMethodDef abort_handle_methods[] = {
     {"abort", abort_handle_abort, METH_VARARGS,
      "abort($self, reason='abort() was called', /)\n--\n\n"
-     "Ends what is under way on the communicator, and the communicator. From any thread, any number of times."},
+     "Ends the communicator and its unfinished operations. May be called from any thread, any number of times."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -127,7 +127,7 @@ static PyMethodDef unique_id_methods[] = {
 static PyType_Slot unique_id_slots[] = {
     {Py_tp_doc,
      "NcclUniqueId(data=None)\n--\n\n"
-     "By which the ranks of one communicator find each other: a new one, or one of these 128 bytes."},
+     "The ID that the ranks of one communicator find each other by: a new one, or one made of these 128 bytes."},
     {Py_tp_new, (void *)py_nccl_object_new},
     {Py_tp_init, (void *)unique_id_init},
     {Py_tp_dealloc, (void *)py_nccl_object_free},

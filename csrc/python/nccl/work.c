@@ -1,16 +1,16 @@
-/* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors' libraries wait, not the host; where it has to be the
- * host, a Work's own wait() is what it is. */
+/* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors' libraries wait,
+ * not the host. If the host must wait, it does so as for a Work. */
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
 #include "python/work/flight.h"
 
-/* Streams that are to wait: as many as there is room for, and then the next. */
+/* Streams that will be made to wait, as many at a time as there is room for. */
 typedef struct waiting_streams {
     void *handles[PY_MAX_STREAMS];
     size_t count;
 } waiting_streams;
 
-/* Makes them wait, and forgets them; false with an exception. */
+/* Makes the streams wait, and empties the list. False with an exception. */
 static bool
 order(const py_work *self, waiting_streams *streams)
 {
@@ -39,7 +39,8 @@ is_among(const waiting_streams *streams, const void *handle)
     return false;
 }
 
-/* Those on which the tensors' libraries work now. One that is asked to wait twice waits no longer. */
+/* Makes the streams wait that the tensors' libraries work on now. It does no harm if a stream is made to wait
+ * twice. False with an exception. */
 static bool
 order_streams(py_work *self)
 {
@@ -90,7 +91,8 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         return NULL;
     }
     bool is_host = timeout_ns > 0 || self->flight->is_blocking;
-    /* The streams even then: what the host knows to have ended costs them nothing, and a graph that is being captured wants to hear of it. */
+    /* The streams are made to wait even then: it costs nothing once the operation has ended, and a graph that is
+     * being captured must record it. */
     bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
                  (self->flight->is_settled || order_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
@@ -116,7 +118,7 @@ work_block_current_stream(PyObject *object, PyObject *unused)
     return work_synchronize(object, unused);
 }
 
-/* What it fills is known from the start; when it is filled the streams know. */
+/* The tensors that it fills are known from the start. The streams know when they are filled. */
 static PyObject *
 work_result(PyObject *object, PyObject *unused)
 {
@@ -193,31 +195,31 @@ work_is_started(PyObject *object, PyObject *unused)
 static PyMethodDef work_methods[] = {
     {"wait", PY_FAST_METHOD(work_wait),
      "wait($self, timeout=None)\n--\n\n"
-     "Makes the current streams of the tensors' libraries wait for the end, and raises what has gone wrong so far.\n"
+     "Makes the current streams of the tensors' libraries wait for the end. Raises if the operation has already failed.\n"
      "The host waits with a timeout, for a barrier, for tensors of libraries whose stream is not known, and in blocking-wait mode."},
     {"synchronize", work_synchronize, METH_NOARGS,
      "synchronize($self, /)\n--\n\nMakes the current streams wait."},
     {"block_current_stream", work_block_current_stream, METH_NOARGS,
      "block_current_stream($self, /)\n--\n\nMakes the current streams wait."},
     {"result", work_result, METH_NOARGS,
-     "result($self, /)\n--\n\nThe tensors that it fills, as they were given; read them after wait()."},
+     "result($self, /)\n--\n\nThe tensors that it fills, as the caller gave them. Read them after wait()."},
     {"get_future_result", work_get_future_result, METH_NOARGS,
      "get_future_result($self, /)\n--\n\nA dldist.Future of the WorkResult: how it ended."},
     {"_get_duration", work_get_duration, METH_NOARGS,
-     "_get_duration($self, /)\n--\n\nMilliseconds on the device, where the group measures them."},
+     "_get_duration($self, /)\n--\n\nMilliseconds on the device, if the group measures them."},
     {"_is_started", work_is_started, METH_NOARGS,
-     "_is_started($self, /)\n--\n\nWhether the device has begun, where the group measures times; else whether it has ended."},
+     "_is_started($self, /)\n--\n\nWhether the device has begun, if the group measures times; otherwise whether it has ended."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef work_getset[] = {
-    {"duration", get_duration, NULL, "Seconds on the device, where the group measures them.", NULL},
+    {"duration", get_duration, NULL, "Seconds on the device, if the group measures them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc, "An operation on a device.\n\n"
-                "Its tensors are kept until the device is through with them, also when it is dropped."},
+                "It keeps its tensors alive until the device is done with them, even if it is dropped."},
     {Py_tp_methods, work_methods},
     {Py_tp_getset, work_getset},
     {0, NULL},

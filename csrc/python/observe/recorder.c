@@ -25,7 +25,7 @@ read_folder(py_recorder *self)
             self->folder[self->folder_len] = '\0';
         }
     }
-    PyErr_Clear(); /* without a file of its own the package shows its frames */
+    PyErr_Clear(); /* if the package has no file, its frames are shown */
     Py_XDECREF(file);
     Py_XDECREF(package);
     return slash == NULL || self->folder != NULL;
@@ -71,7 +71,7 @@ create(py_state *state)
 static bool
 is_there(const py_state *state)
 {
-    /* The parent's is left to the parent. */
+    /* A forked child leaves the parent's recorder alone. */
     return state->recorder != NULL && state->recorder->generation == dd_fork_generation();
 }
 
@@ -86,7 +86,7 @@ py_recorder_get(py_state *state)
         return NULL;
     }
     if (is_there(state)) {
-        destroy(made); /* another thread was here during the import */
+        destroy(made); /* another thread made one during the import */
     } else {
         state->recorder = made;
     }
@@ -111,7 +111,7 @@ py_recorder_attach(py_state *state, dd_group *group)
 
 /* ---- names */
 
-/* PyMem; NULL with an exception. */
+/* Reads `size` ranks. The caller frees the result with PyMem_Free; NULL with an exception. */
 static int *
 read_ranks(PyObject *object, int size)
 {

@@ -1,4 +1,5 @@
-/* What the flight recorder is told of a call: names and shapes such that torch's analyser can compare ranks. */
+/* What the flight recorder records of a call: names and shapes in the form that torch's analyser compares between
+ * ranks. */
 #include "python/observe/recorder_internal.h"
 
 #include <string.h>
@@ -15,13 +16,14 @@ has_same_shape(const dd_view *a, const dd_view *b)
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
 }
 
-/* Tensors one after the other, equal ones together. Returns how many entries; `more`: tensors that are in none. */
+/* Adds the tensors of a side in order, with one entry for consecutive ones of equal shape. Returns the number of
+ * entries; `more` is set to the number of tensors that have no entry, if any. */
 static size_t
 put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
     size_t count = 0;
     const dd_view *last = NULL;
-    for (size_t i = 0; i < side->npieces; i++) { /* mostly one */
+    for (size_t i = 0; i < side->npieces; i++) { /* usually one */
         const dd_view *view = view_of(operands, side, i);
         if (last != NULL && has_same_shape(last, view)) {
             tensors[count - 1].count++;
@@ -38,7 +40,8 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
     return count;
 }
 
-/* A tensor for each rank: one tensor with a dimension for the ranks in front. */
+/* For a side with a tensor for each rank: equal ones are recorded as one tensor, with the ranks as its first
+ * dimension. */
 static size_t
 put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, uint32_t *more)
 {
@@ -49,7 +52,7 @@ put_stacked(const py_operands *operands, const py_side *side, dd_record_tensor *
     return count;
 }
 
-/* Of all_to_all only the sum over all ranks is compared: tensors that differ are told as one. */
+/* For all_to_all only the sum over all ranks is compared, so tensors that differ are recorded as one. */
 static size_t
 put_total(const py_operands *operands, const py_side *side, dd_record_tensor *tensors, int64_t *total)
 {
@@ -113,7 +116,7 @@ copy_outputs_to_inputs(dd_record_call *call)
     call->ninputs_more = call->noutputs_more;
 }
 
-/* All ranks of a broadcast and of a reduce are told alike: their tensor goes in and comes out. */
+/* All ranks of a broadcast or a reduce are recorded alike: their tensor is input and output. */
 static void
 put_sides(py_record *record, dd_coll coll, const py_operands *operands)
 {
@@ -133,7 +136,7 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
     }
 }
 
-/* Parts that may differ in size make it another operation for c10d. */
+/* For c10d it is another operation if the parts may differ in size. */
 static const char *
 name_of(dd_coll coll, const py_operands *operands)
 {

@@ -1,7 +1,8 @@
-/* Who called: the stack of Python, as numbers.
+/* Who made a call: the Python stack, as a number.
  *
- * A frame is known by its code object and the instruction it is at. Code objects that have been seen are kept, so that their addresses
- * stay theirs; in a program that makes more of them than fit, stacks end where a new one comes. */
+ * A frame is identified by its code object and its current instruction. Code objects that have been seen are kept
+ * alive, so that their addresses are not reused. If a program makes more code objects than fit, a stack ends at
+ * the first new one. */
 #include "core/mem.h"
 #include "python/observe/recorder_internal.h"
 
@@ -9,11 +10,11 @@
 
 #define CODE_BUCKETS 16384 /* a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
-#define STACK_BITS 8 /* of how many stacks are found without looking at all their code objects */
+#define STACK_BITS 8 /* 256 stacks are kept, to be found without looking up all their code objects */
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
-/* Looked up once: a frame is asked for them in every call. False with an exception. */
+/* Looks up an attribute of frames once, because every call asks frames for it. False with an exception. */
 static bool
 find_field(PyObject *frame_type, const char *name, frame_field *field)
 {
@@ -59,7 +60,7 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* The entry of the code, or the free one where it belongs. There is always one. */
+/* The entry of the code, or the free entry where it belongs. There is always a free one. */
 static seen_code *
 find_code(const py_recorder *self, const PyObject *code)
 {
@@ -72,7 +73,7 @@ find_code(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* UTF-8 (borrowed from *object, which is the caller's); "" when there is none. */
+/* The attribute as UTF-8, borrowed from *object, which the caller must release; "" if it is not a str. */
 static const char *
 text_of(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -83,7 +84,7 @@ text_of(PyObject *code, const char *attribute, PyObject **object)
     return text != NULL ? text : "";
 }
 
-/* False: there is no room. */
+/* False if there is no room. */
 static bool
 add_code(py_recorder *self, seen_code *seen, PyObject *code)
 {
@@ -99,7 +100,7 @@ add_code(py_recorder *self, seen_code *seen, PyObject *code)
     return true;
 }
 
-/* A frame of this thread, which runs for as long as we are called, and needs no reference; NULL: at the end. */
+/* A frame of this thread. It runs for as long as we are called, so it needs no reference. NULL at the end. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;
@@ -111,7 +112,7 @@ read_field(const frame_field *field, PyFrameObject *frame)
     return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
 }
 
-/* -1, and no exception: it is not known. */
+/* The frame's instruction; -1 without an exception if it is not known. */
 static int
 read_instruction(const py_recorder *self, PyFrameObject *frame)
 {
@@ -131,7 +132,7 @@ cursor_at(const py_recorder *self, PyFrameObject *frame)
         return (frame_cursor){.frame = NULL};
     }
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-    Py_DECREF(code); /* its frame has it */
+    Py_DECREF(code); /* the frame holds it */
     return (frame_cursor){
         .frame = frame,
         .key = {.code = (uintptr_t)code, .instruction = read_instruction(self, frame)},
@@ -142,15 +143,16 @@ static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
     PyObject *back = read_field(&self->back, cursor.frame);
-    Py_XDECREF(back); /* it runs */
+    Py_XDECREF(back); /* the frame is running */
     if (back == NULL || back == Py_None) {
-        PyErr_Clear(); /* without memory CPython answers None and has an exception set */
+        PyErr_Clear(); /* if memory runs out, CPython returns None and sets an exception */
         return (frame_cursor){.frame = NULL};
     }
     return cursor_at(self, (PyFrameObject *)back);
 }
 
-/* Adds the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
+/* Adds the frame to the stack. 1: it is shown. 0: it is hidden. -1: there is no room for its code, and it was not
+ * added. */
 static int
 visit(py_recorder *self, seen_stack *stack, dd_call_site_key key)
 {
@@ -179,7 +181,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     stack->is_whole = cursor.frame == NULL;
 }
 
-/* Tells what the frames of a new stack are. */
+/* Adds a new stack to the call sites, with what its frames are called. Returns its number. */
 static uint32_t
 tell(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
@@ -209,7 +211,7 @@ look_up(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames
     return found == 0 && can_add ? tell(self, stack, frames) : found;
 }
 
-/* ---- stacks that were there lately */
+/* ---- stacks seen lately */
 
 static bool
 is_key(dd_call_site_key a, dd_call_site_key b)
@@ -217,7 +219,7 @@ is_key(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* Where a stack with these two innermost frames is kept: the one that came last. */
+/* The place of the stack with these two innermost frames. Only the latest one is kept. */
 static seen_stack *
 place_of(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
@@ -226,7 +228,7 @@ place_of(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* The frames are those of the stack but for the innermost, and end where it does. */
+/* Whether the frames are those of the stack without its innermost one, and end where it ends. */
 static bool
 has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {
@@ -254,7 +256,7 @@ py_recorder_stack(py_state *state)
     if (kept->stack != 0 && is_key(kept->keys[0], inner.key) && has_outer_frames(self, kept, outer)) {
         return kept->stack;
     }
-    /* Telling what a frame is may run Python, and another thread: the place is written at once. */
+    /* look_up may run Python code, and so other threads: the place is written only once the stack is complete. */
     seen_stack stack;
     PyFrameObject *frames[DD_STACK_MAX_FRAMES];
     walk_stack(self, inner, &stack, frames);

@@ -19,31 +19,31 @@
 
 #define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* Never freed: groups may be let go until the process ends. */
+/* Never freed, because groups may be released until the process ends. */
 typedef struct py_watch {
     uint64_t generation;        /* const */
     dd_monitor *monitor;        /* const */
     int64_t beat_timeout_ns;    /* const */
     bool is_beat_fatal;         /* const */
-    bool is_failure_fatal;      /* const; of groups that are told of failures */
+    bool is_failure_fatal;      /* const; for groups that are told of failures */
     bool has_heartbeat;         /* guarded by the GIL */
     struct heard_signal *heard; /* owned; guarded by the GIL */
 } py_watch;
 
-/* A signal that asks for dumps, and what it did before. */
+/* A signal that asks for dumps, and its action before. */
 typedef struct heard_signal {
     struct heard_signal *next;
     int number;
     struct sigaction before;
 } heard_signal;
 
-/* What a signal's handler needs, of this process: the monitor, and whose it is. */
+/* For the signal handler: the monitor, and the process that it belongs to. */
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
 
-/* ---- what the monitor asks of us */
+/* ---- functions that the monitor calls */
 
-/* Takes the GIL and gives it back. An interpreter that is ending counts as one that answers. */
+/* Takes the GIL and releases it. An interpreter that is ending counts as one that answers. */
 static void
 await_gil(void)
 {
@@ -53,7 +53,7 @@ await_gil(void)
     }
 }
 
-/* Only where the environment wants this: a process that hangs in its device is of no use to a launcher. */
+/* Called only if the environment asks for it: a process that hangs in its device is of no use to a launcher. */
 static void
 die(void *ctx, const char *reason)
 {
@@ -68,11 +68,11 @@ die(void *ctx, const char *reason)
 static py_watch *
 find_watch(const py_state *state)
 {
-    /* The parent's is left to the parent. */
+    /* A forked child leaves the parent's monitor alone. */
     return state->watch != NULL && state->watch->generation == dd_fork_generation() ? state->watch : NULL;
 }
 
-/* Started if need be, in the name of a group's rank; NULL with an exception. */
+/* The monitor, which is started if needed. `rank` is the rank in the group that starts it. NULL with an exception. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -87,7 +87,7 @@ require_watch(py_state *state, int rank)
     }
     Py_DECREF(done);
     if (find_watch(state) == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "dldist.base.watch has started no monitor");
+        PyErr_SetString(PyExc_RuntimeError, "dldist.base.watch did not start a monitor");
     }
     return find_watch(state);
 }
@@ -125,7 +125,7 @@ read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
     return true;
 }
 
-/* Makes the monitor; it runs when a thread calls _monitor_run. */
+/* Makes the monitor, which runs once a thread calls _monitor_run. */
 PyObject *
 py_watch_open(PyObject *module, PyObject *args)
 {
@@ -174,7 +174,7 @@ on_signal(int signum)
 {
     (void)signum;
     dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* A child of a fork has closed what it would write to. */
+    /* A forked child has closed the descriptor that the request writes to. */
     if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
         dd_monitor_request_dump(monitor);
     }
@@ -197,7 +197,7 @@ hear_signal(py_watch *watch, long number)
         return false;
     }
     if (heard->before.sa_handler == on_signal) {
-        dd_mem_free(heard); /* it did already */
+        dd_mem_free(heard); /* the signal already asks for dumps */
         return true;
     }
     heard->number = (int)number;
@@ -206,7 +206,7 @@ hear_signal(py_watch *watch, long number)
     return true;
 }
 
-/* Signals do again what they did before, unless another handler has been set meanwhile. */
+/* Restores the signals' earlier actions, unless another handler has been set meanwhile. */
 static void
 give_signals_back(py_watch *watch)
 {
@@ -270,7 +270,7 @@ py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
     if (py_wait_finish(&wait, status, &err)) {
         return 0;
     }
-    if (status == DD_OK) { /* done all the same, while a signal's handler raised */
+    if (status == DD_OK) { /* it was added, but a signal handler raised */
         py_watch_remove(state, *id);
         *id = 0;
     } else {
@@ -307,7 +307,7 @@ py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
     dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
 }
 
-/* A group of the CPU: its ranks tell each other by themselves what has failed. */
+/* Adds a group of the CPU. It needs no member.fail, because its ranks tell each other about failures themselves. */
 PyObject *
 py_watch_add_group(PyObject *module, PyObject *object)
 {
@@ -349,7 +349,7 @@ py_watch_remove_group(PyObject *module, PyObject *id)
     Py_RETURN_NONE;
 }
 
-/* ---- dumps that are asked for */
+/* ---- dumps on request */
 
 PyObject *
 py_watch_request_dump(PyObject *module, PyObject *unused)
@@ -362,8 +362,8 @@ py_watch_request_dump(PyObject *module, PyObject *unused)
     return PyBool_FromLong(watch != NULL);
 }
 
-/* The handler is in C, so that it runs while Python stands still. False: the signal has another use, and has_to_be_unused was
- * asked for; it is left alone. */
+/* The handler is in C, so that it runs even if Python hangs. Returns False and leaves the signal alone if it has
+ * another use and has_to_be_unused is set. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *args)
 {
@@ -375,7 +375,7 @@ py_watch_on_signal(PyObject *module, PyObject *args)
     py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch == NULL) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "no group of several ranks has been made yet: nothing is monitored");
+                        "no group of several ranks has been made yet, so nothing is monitored");
         return NULL;
     }
     struct sigaction now;

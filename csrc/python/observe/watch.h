@@ -1,26 +1,27 @@
-/* The monitor of this process (watch/monitor.h): dldist.base.watch starts it with the first group of several ranks. */
+/* The monitor of this process (watch/monitor.h). dldist.base.watch starts it with the first group of several
+ * ranks. */
 #ifndef DD_PYTHON_OBSERVE_WATCH_H
 #define DD_PYTHON_OBSERVE_WATCH_H
 
 #include "python/group/group.h"
 #include "watch/monitor.h"
 
-/* ---- for groups; with the GIL, which is let go meanwhile */
+/* ---- for groups; these need the GIL, and release it meanwhile */
 
-/* Starts the monitor if need be; whether is_fatal is the environment's. -1 with an exception. member->release is
- * called in any case, in the end. */
+/* Adds a group to the monitor, which is started if needed. The environment decides on is_fatal. -1 with an exception.
+ * member->release is called in any case, when the member is no longer needed. */
 int py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id);
-/* 0 is fine. The group's store is let go, unless the monitor hangs in it. */
+/* Removes a group; an id of 0 does nothing. The group's store is released, unless the monitor hangs in it. */
 void py_watch_remove(py_state *state, uint64_t id);
-/* Whose heartbeat is looked at, NULL for nobody's; its time-out and what becomes of a dead one are the environment's. Does nothing
- * without a monitor, or where there is a heartbeat already. */
+/* Sets the heartbeat that the monitor checks; NULL for none. The environment decides on its time-out, and on what
+ * happens if it stops. Does nothing without a monitor, or if there already is a heartbeat. */
 void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
 
-/* ---- groups of NCCL's (observe/watch_nccl.c) */
+/* ---- NCCL's groups (observe/watch_nccl.c) */
 
-/* Has the monitor look after a group that others are in, too, until its end. -1 with an exception. */
+/* Has the monitor watch a group until it ends, if it has several ranks. -1 with an exception. */
 int py_watch_add_nccl(py_group *group);
-/* The group has ended; idempotent. */
+/* Removes a group that has ended; may be called again. */
 void py_watch_remove_nccl(py_group *group);
 
 /* ---- functions of the module */

@@ -1,4 +1,4 @@
-/* What the monitor does for groups of NCCL's: their failures reach the other ranks, and theirs come here. */
+/* The monitor for NCCL's groups: it tells the other ranks about a group's failure, and passes on theirs. */
 #include "core/mem.h"
 #include "core/thread.h"
 #include "python/nccl/nccl.h"
@@ -20,7 +20,8 @@ run_failure(void *arg)
     return NULL;
 }
 
-/* On a thread of its own: works that end here may have events to give back, and the driver may be what hangs. */
+/* Fails the group on a thread of its own: works that end may have to release events, and the driver may be what
+ * hangs. */
 static void
 fail(void *ctx, const dd_error *cause)
 {

@@ -13,7 +13,7 @@ typedef struct py_bridge {
     bool is_generic;  /* const after open: see py_bridge_open_generic */
 } py_bridge;
 
-/* One operation: between enter and leave the thread has the GIL. */
+/* One operation. The thread holds the GIL from enter to leave. */
 typedef struct bridge_call {
     py_bridge *bridge;
     const char *method;
@@ -21,14 +21,15 @@ typedef struct bridge_call {
     PyGILState_STATE gil;
 } bridge_call;
 
-/* Operations come from callers in Python and from the monitor, whose thread Python has started: none of them needs the gate. */
+/* Operations come from callers in Python and from the monitor, whose thread Python started: none needs the gate. */
 static bridge_call
 enter(dd_store *store, const char *method, const dd_wait *wait)
 {
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
 
-/* Writes the exception that is set into err, for a caller that is not Python. */
+/* Describes the exception that is set in err, for a caller that is not Python. Returns its status; the exception
+ * stays set. */
 static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {
@@ -51,8 +52,8 @@ describe_exception(const bridge_call *call, dd_error *err)
     return status;
 }
 
-/* Ends an operation. With an exception set, it stays with the Python caller that waits on this thread, if
- * there is one: it gets the exception itself and not a text about it. */
+/* Ends an operation, and clears an exception that is set. If a Python caller waits on this thread, the exception
+ * is kept for it; otherwise err describes it. */
 static dd_status
 leave(const bridge_call *call, dd_status status, dd_error *err)
 {
@@ -71,7 +72,7 @@ leave(const bridge_call *call, dd_status status, dd_error *err)
     return status;
 }
 
-/* Calls the method; takes `args`, which may be NULL with an exception set. */
+/* Calls the method. Takes over `args`, which may be NULL with an exception set. NULL with an exception. */
 static PyObject *
 invoke(const bridge_call *call, PyObject *args)
 {
@@ -96,7 +97,7 @@ raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted
     }
 }
 
-/* DD_OK with an exception set is possible: leave() looks at the exception first. */
+/* May return DD_OK with an exception set: leave() checks for the exception first. */
 static dd_status
 blob_from_result(const bridge_call *call, PyObject *result, dd_blob *value, dd_error *err)
 {
@@ -149,7 +150,7 @@ number_from_result(const bridge_call *call, PyObject *result)
     return number;
 }
 
-/* What the method returned, into the result of the request. An exception may be set afterwards. */
+/* Puts what the method returned into the result of the request. May return DD_OK with an exception set. */
 static dd_status
 take_result(const bridge_call *call, PyObject *returned, const dd_store_request *request,
             dd_store_result *result, dd_error *err)
@@ -182,8 +183,8 @@ is_timed(const dd_wait *wait)
     return caller != NULL ? caller->has_timeout : wait->deadline_ns != DD_NEVER_NS;
 }
 
-/* The time-out for a method, as a timedelta: what the caller gave, just as it was, and after that what is
- * left of it. */
+/* The time-out for a method, as a timedelta. The first method called gets exactly what the caller gave, later ones
+ * get what is left of it. A new reference; NULL with an exception. */
 static PyObject *
 time_left(const bridge_call *call)
 {
@@ -196,8 +197,8 @@ time_left(const bridge_call *call)
     return py_from_timeout_ns(call->bridge->state, left_ns);
 }
 
-/* Whether the class has a method of its own in place of Store's. Then it may take no time-out where c10d's
- * has none. */
+/* Whether the class overrides Store's method. An override may lack the time-out parameter, since c10d's method
+ * lacks it too. */
 static bool
 is_overridden(const bridge_call *call)
 {
@@ -231,7 +232,7 @@ make_argument(const bridge_call *call, char kind, const dd_store_request *reques
     }
 }
 
-/* NULL with an exception. */
+/* A new tuple; NULL with an exception. */
 static PyObject *
 make_arguments(const bridge_call *call, const dd_store_request *request, bool has_timeout)
 {
@@ -248,7 +249,7 @@ make_arguments(const bridge_call *call, const dd_store_request *request, bool ha
     return args;
 }
 
-/* What Store's own method does for a class that does not override it. */
+/* Runs what Store's own method does for a class that does not override it. */
 static dd_status
 run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -278,7 +279,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
     bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
     if (op == DD_STORE_GET && is_bounded && !has_timeout) {
-        /* An override of get has no time-out to give, but wait has. */
+        /* An override of get may lack a time-out, so wait, which has one, is called first. */
         dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
         dd_status status = bridge_run(store, &first, result, wait, err);
         if (status != DD_OK) {
@@ -306,7 +307,7 @@ bridge_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
     return leave(&call, DD_OK, err);
 }
 
-/* For operations that have no way to fail: the exception is reported where Python reports such. */
+/* For operations that cannot fail: an exception goes to sys.unraisablehook. */
 static void
 leave_unraisable(const bridge_call *call)
 {

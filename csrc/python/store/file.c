@@ -90,8 +90,8 @@ static PyGetSetDef file_store_getset[] = {
 static const char file_store_doc[] =
     "FileStore(file_name, world_size=-1, *, timeout=300.0)\n--\n\n"
     "A store in a file that processes share.\n\n"
-    "With a world_size, the file is removed when that many have opened it and all have closed it. What a\n"
-    "dead job has left in the file is not read.";
+    "With a world_size, the file is removed when that many have opened it and all have closed it. Data that\n"
+    "a dead job left in the file is ignored.";
 
 PyObject *
 py_file_store_make_type(PyObject *module, PyObject *base)

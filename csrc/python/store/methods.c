@@ -1,5 +1,6 @@
-/* The methods of dldist.Store. Those that are operations of a store are rows of one table, and the same steps for
- * each: the arguments become a request, py_call_begin, the request without the GIL, py_call_end, the result. */
+/* The methods of dldist.Store. Those that are operations of a store are rows of one table, and all take the same
+ * steps: they turn the arguments into a request, run it without the GIL between py_call_begin and py_call_end, and
+ * return the result. */
 
 #include "python/store/store.h"
 
@@ -32,7 +33,7 @@ const py_store_op py_store_ops[] = {
                           PY_UNBOUND_GENERIC},
 };
 
-/* The request of a call, and what it borrows. Zeroed at first; all of it may be freed at any time. */
+/* The request of a call, and what it borrows. Start zeroed: fini may then be called at any time. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[PY_MAX_ARGS];
@@ -67,7 +68,7 @@ take_keys(arguments *taken, PyObject *object, const char *function, const char *
     return true;
 }
 
-/* The keys have been taken. */
+/* The keys must have been taken before. */
 static bool
 take_values(arguments *taken, PyObject *object, const char *function, const char *name)
 {
@@ -75,7 +76,7 @@ take_values(arguments *taken, PyObject *object, const char *function, const char
         return false;
     }
     if (taken->keys.count != taken->values.count) {
-        PyErr_Format(PyExc_ValueError, "%s(): 'keys' and 'values' must be of one length, not %zu and %zu",
+        PyErr_Format(PyExc_ValueError, "%s(): 'keys' and 'values' must have the same length, not %zu and %zu",
                      function, taken->keys.count, taken->values.count);
         return false;
     }

@@ -7,7 +7,7 @@ typedef struct py_prefix_store {
     PyObject *underlying; /* const after init: the object itself, for underlying_store */
 } py_prefix_store;
 
-/* Opens the view. The object's own fields are set by the caller. */
+/* Opens the view; -1 with an exception. The caller sets the object's own fields. */
 static int
 open_view(py_store *self, PyObject *prefix, PyObject *underlying)
 {
@@ -53,8 +53,9 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-/* A bridge below us that nobody else holds keeps its object alive for us alone: the collector may count it as
- * ours. Without that, a Python store that keeps a PrefixStore of itself would never be freed. */
+/* The object of the bridge below (borrowed), or NULL if something else holds the bridge, too. If nothing else
+ * does, the object is alive only for us, and the collector may count it as ours. Otherwise, a Python store that
+ * keeps a PrefixStore of itself would never be freed. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {
@@ -112,7 +113,7 @@ prefix_store_get_non_prefix(PyObject *object, void *closure)
     return Py_XNewRef(object);
 }
 
-/* Time-outs and abilities are those of the store below, whatever class it is of. */
+/* The time-out and has_extended_api are those of the store below, whatever its class. */
 
 static PyObject *
 prefix_store_get_timeout(PyObject *object, void *closure)

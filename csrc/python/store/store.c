@@ -91,7 +91,7 @@ bool
 py_store_begin_init(py_store *self)
 {
     if (self->store != NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was called before on this object", self->kind);
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was already called on this object", self->kind);
         return false;
     }
     return true;
@@ -106,7 +106,7 @@ py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status s
         }
         return -1;
     }
-    /* Another thread may have been through __init__ meanwhile. */
+    /* Another thread may have run __init__ in the meantime. */
     if (!py_store_begin_init(self)) {
         py_store_drop(store);
         return -1;
@@ -171,7 +171,7 @@ raise_unbound(py_store *self, const char *function, py_unbound unbound)
     Py_DECREF(name);
 }
 
-/* The store that stands in for a method that a Python class does not have; NULL with an exception. */
+/* The store that a method uses when a Python class does not override it; owned. NULL with an exception. */
 static dd_store *
 open_fallback(py_store *self, const char *function, py_unbound unbound)
 {

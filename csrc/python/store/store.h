@@ -6,7 +6,7 @@
 #include "python/base/wait.h"
 #include "store/store.h"
 
-/* The head of every store object; the types of the kinds embed it first. */
+/* The head of every store object. The type of each kind has it as its first member. */
 typedef struct py_store {
     PyObject ob_base; /* PyObject_HEAD */
     PyObject *module; /* const after new: keeps `state` alive */
@@ -17,25 +17,25 @@ typedef struct py_store {
     int64_t timeout_ns; /* guarded by the GIL; of a class written in Python */
 } py_store;
 
-/* The reference a user of stores takes, owned: the store itself of exactly our types, a bridge (store/bridge.h)
- * for instances of classes derived in Python, so that what they override is called. NULL with an exception
- * for what is no store: `function` and `name` are for its text. */
+/* A new reference to the store of a Python object. An instance of exactly one of our types gives its own store. An
+ * instance of a class derived in Python gives a bridge (store/bridge.h), so that its overrides are called. NULL
+ * with an exception if the object is not a store; `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
-/* The type of ours that a class is or derives from, and the name of its kind; of a class written in Python: Store and
- * NULL. */
+/* The type of ours that a class is or derives from (borrowed), and the name of its kind. For a class that derives
+ * from Store alone, the type is Store and the kind NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
-/* The pieces of a kind's __init__. begin: false with an exception when the object is open already. finish
- * takes the store when status is DD_OK; returns what __init__ returns. */
+/* The two ends of a kind's __init__. begin returns false with an exception if the object is already open. finish
+ * takes the store if status is DD_OK, and returns what __init__ returns. */
 bool py_store_begin_init(py_store *self);
 int py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status status,
                          const dd_error *err);
 
-/* A new object of exactly this type around a store, which is taken in any case. */
+/* A new object of exactly this type around the store, which is taken even on failure: NULL with an exception. */
 PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
 
-/* The store of an object that must be open; NULL with an exception. */
+/* The store of an object (borrowed). NULL with an exception if the object is not open. */
 dd_store *py_store_opened(py_store *self);
 
 /* One call of a method: everything around the call into the core. */
@@ -47,42 +47,43 @@ typedef struct py_call {
     dd_error err;
 } py_call;
 
-/* What a method does on a class written in Python that does not override it. The texts are c10d's; the
- * exception is NotImplementedError, which is a RuntimeError as c10d's is. */
+/* What a method does when a class written in Python does not override it. The texts are c10d's. The exception is
+ * NotImplementedError, which is a RuntimeError, as in c10d. */
 typedef enum py_unbound {
     PY_UNBOUND_NOT_IMPLEMENTED, /* "Not implemented." */
     PY_UNBOUND_PURE_VIRTUAL,    /* "Tried to call pure virtual function" */
     PY_UNBOUND_NOT_SUPPORTED,
-    PY_UNBOUND_GENERIC, /* the form in terms of other methods */
+    PY_UNBOUND_GENERIC, /* the form built on other methods */
 } py_unbound;
 
-/* An operation of stores as a method of a Python object: the binding makes a request of its arguments, the bridge
- * makes arguments of a request. */
+/* An operation of stores as a method of a Python object. The binding turns arguments into a request; the bridge
+ * turns a request into arguments. */
 typedef struct py_store_op {
     py_signature signature;
-    /* What each parameter is: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values, 'n' the number, 's' the
-     * same as a size (1 or more), 'b' the same as a truth (True if it is not given), 't' a time-out (comes last) */
+    /* The kind of each parameter: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values, 'n' the number,
+     * 's' the number as a size (1 or more), 'b' the number as a bool (True if not given), 't' a time-out (comes
+     * last) */
     char takes[PY_MAX_ARGS + 1];
-    /* What comes of it: '-' None, 'v' the value, 'o' the value or None, 'V' a list of values, 'K' a list of keys,
-     * 'n' the number, 'b' a bool */
+    /* The kind of the result: '-' None, 'v' the value, 'o' the value or None, 'V' a list of values, 'K' a list of
+     * keys, 'n' the number, 'b' a bool */
     char gives;
     py_unbound unbound;
 } py_store_op;
 
 extern const py_store_op py_store_ops[]; /* by dd_store_op */
 
-/* False with an exception; then there is nothing to end. `timeout` may be NULL or None: the store's. */
+/* False with an exception; then there is nothing to end. A `timeout` of NULL or None means the store's. */
 bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound,
                    PyObject *timeout);
-/* True when the call succeeded, else an exception is set. */
+/* Ends the call: true if it succeeded, false with an exception. */
 bool py_call_end(py_call *call);
 
 int py_store_traverse(PyObject *self, visitproc visit, void *arg);
 void py_store_dealloc(PyObject *self);
-/* Lets the store go, without the GIL. */
+/* Releases the store, which may be NULL, without the GIL. Called with the GIL held. */
 void py_store_drop(dd_store *store);
 
-/* Store.clone, for kinds that have more to copy. */
+/* Store.clone, for the kinds that copy more. */
 PyObject *py_store_clone(PyObject *self, PyObject *unused);
 
 /* Makes the type; NULL with an exception. */

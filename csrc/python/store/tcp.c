@@ -10,10 +10,10 @@
 
 typedef struct py_tcp_store {
     py_store base;
-    bool is_libuv; /* const after init: what use_libuv was; it means nothing here */
+    bool is_libuv; /* const after init: the value of use_libuv, which has no effect */
 } py_tcp_store;
 
-/* The arguments of __init__ in the core's terms; the bytes are those of `host` and `secret`. */
+/* The arguments of __init__ as the core's options, whose texts belong to `host` and `secret`. */
 typedef struct tcp_store_arguments {
     PyObject *host;   /* str, borrowed from the call */
     PyObject *secret; /* bytes, owned */
@@ -38,7 +38,7 @@ take_host(tcp_store_arguments *arguments)
         return false;
     }
     if (strlen(arguments->options.host) != (size_t)len) {
-        PyErr_SetString(PyExc_ValueError, "TCPStore(): argument 'host_name' has a null character in it");
+        PyErr_SetString(PyExc_ValueError, "TCPStore(): argument 'host_name' contains a null character");
         return false;
     }
     return true;
@@ -88,7 +88,8 @@ take_listen_fd(PyObject *value, tcp_store_arguments *arguments)
             return false;
         }
         if (fd < 0 || fd > INT_MAX) {
-            PyErr_Format(PyExc_ValueError, "TCPStore(): argument 'master_listen_fd' is no descriptor: %lld",
+            PyErr_Format(PyExc_ValueError,
+                         "TCPStore(): argument 'master_listen_fd' is not a file descriptor: %lld",
                          (long long)fd);
             return false;
         }
@@ -125,7 +126,7 @@ take_limits(PyObject *max_key_bytes, PyObject *max_value_bytes, tcp_store_argume
         !take_limit(max_value_bytes, "max_value_bytes", &limits->max_value_bytes)) {
         return false;
     }
-    /* A value that is allowed alone has to fit into a request. */
+    /* A request must hold the largest key and, for compare_set, two of the largest values. */
     uint64_t least = limits->max_key_bytes + 2 * limits->max_value_bytes + 64;
     if (limits->max_request_bytes < least) {
         limits->max_request_bytes = least;
@@ -133,7 +134,8 @@ take_limits(PyObject *max_key_bytes, PyObject *max_value_bytes, tcp_store_argume
     return true;
 }
 
-/* The secret given, else the environment's; always a copy, since neither is ours once the GIL is released. */
+/* Takes the given secret, or the one from the environment. It is copied, because neither may be read once the GIL is
+ * released. */
 static bool
 take_secret(PyObject *value, tcp_store_arguments *arguments)
 {

@@ -1,13 +1,13 @@
-/* Elements from one tensor into another: copied, converted, added. */
+/* Copies, converts or adds the elements of one tensor into another. */
 #include "core/mem.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
 #include "python/tensor/tensor.h"
 
-/* What is smaller is done before the GIL would have been got back. */
+/* Anything smaller takes less time than releasing and retaking the GIL. */
 #define GIL_RELEASE_MIN_BYTES ((size_t)32768)
 
-/* `src` has as many elements as `dst`, in row-major order. False when there is no memory. */
+/* `src` has as many elements as `dst`, in row-major order. False when memory runs out. */
 typedef bool transfer_fn(const dd_view *dst, const void *src, dd_dtype src_dtype);
 
 /* One of the functions of the module. */
@@ -17,7 +17,7 @@ typedef struct tensor_transfer {
     bool (*is_supported)(dd_dtype dst, dd_dtype src);
 } tensor_transfer;
 
-/* ---- what is done */
+/* ---- the transfers */
 
 static bool
 is_same_dtype(dd_dtype dst, dd_dtype src)
@@ -91,7 +91,7 @@ run_add(const dd_view *dst, const void *src, dd_dtype src_dtype)
 
 /* ---- between two tensors */
 
-/* The bytes from the first element in memory to the end of the last one. */
+/* The bytes from the first element in memory to the end of the last. */
 static void
 find_extent(const dd_view *view, uintptr_t *begin, uintptr_t *end)
 {
@@ -122,7 +122,7 @@ is_same_memory(const dd_view *a, const dd_view *b)
     return a->data == b->data && a->dtype == b->dtype && a->is_contiguous && b->is_contiguous;
 }
 
-/* False when there is no memory. Without the GIL, maybe. */
+/* False when memory runs out. May run without the GIL. */
 static bool
 transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 {

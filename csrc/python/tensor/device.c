@@ -8,11 +8,11 @@
 /* DLPack's name for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
-/* What this module has found out about others; guarded by the GIL. */
+/* What is known about streams; guarded by the GIL. */
 struct py_devices {
     PyObject *torch_stream;     /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
     PyObject *cupy_stream;      /* cupy.cuda.get_current_stream */
-    PyObject *explicit_streams; /* dict: thread to stream, of those that have one; NULL: nobody has */
+    PyObject *explicit_streams; /* dict from thread to its stream; NULL: no thread has one */
 };
 
 static struct py_devices *
@@ -61,7 +61,8 @@ py_device_is_cuda(int device_type)
 
 /* ---- which stream a library works on */
 
-/* A handle from an int; PyLong_AsVoidPtr knows -1 as a failure only with an exception. */
+/* A handle from an int, which is released and may be NULL. False with an exception. A handle of NULL is valid, so
+ * only the exception tells that PyLong_AsVoidPtr failed. */
 static bool
 to_handle(PyObject *number, void **handle)
 {
@@ -73,7 +74,7 @@ to_handle(PyObject *number, void **handle)
     return *handle != NULL || PyErr_Occurred() == NULL;
 }
 
-/* 1: this thread has said which. 0: it has not. -1 with an exception. */
+/* 1: this thread has set a stream. 0: it has not. -1 with an exception. */
 static int
 ask_explicit(const py_state *state, void **handle)
 {
@@ -90,7 +91,8 @@ ask_explicit(const py_state *state, void **handle)
     return to_handle(Py_NewRef(stream), handle) ? 1 : -1;
 }
 
-/* A function of a module that is imported already, by a dotted path; NULL without an exception when there is none. */
+/* A function of a module that is already imported, found by a path of attributes: a new reference. NULL without an
+ * exception if there is none. */
 static PyObject *
 find_imported(const char *module_name, const char *const *attributes)
 {
@@ -167,7 +169,7 @@ ask(const py_stream *stream, py_state *state, int device, void **handle)
         return is_explicit > 0;
     }
     switch (stream->kind) {
-    case PY_STREAM_EXPLICIT: /* no longer said: the work is for the stream of its call */
+    case PY_STREAM_EXPLICIT: /* no longer set: the work belongs to the stream of its call */
         *handle = stream->handle;
         return true;
     case PY_STREAM_DEFAULT:
@@ -200,14 +202,14 @@ is_same(const py_stream *a, const py_stream *b)
     return a->kind == b->kind && a->ask == b->ask && a->handle == b->handle;
 }
 
-/* Adds the stream; `stream` has all but its handle. False with an exception. */
+/* Adds the stream, whose handle is filled in here. False with an exception. */
 static bool
 note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
 {
     int is_explicit = ask_explicit(scope->state, &stream.handle);
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
-        scope->is_stream_ordered = false; /* the library's own stream waits for nothing */
+        scope->is_stream_ordered = false; /* the library's own stream does not wait */
     } else if (is_explicit < 0 || !ask(&stream, scope->state, device, &stream.handle)) {
         return false;
     }
@@ -251,9 +253,9 @@ py_device_note_own(py_device_scope *scope, int device, const py_argument *argume
     return note_stream(scope, stream, device, argument);
 }
 
-/* ---- what comes by capsules */
+/* ---- tensors that come as capsules */
 
-/* An enum of Python is no int. */
+/* The item may be an enum of Python, which need not be an int. False with an exception. */
 static bool
 read_number(PyObject *pair, Py_ssize_t i, int *number)
 {
@@ -268,7 +270,7 @@ read_number(PyObject *pair, Py_ssize_t i, int *number)
     return PyErr_Occurred() == NULL;
 }
 
-/* 1, and the device; 0 for memory that is not a CUDA device's; -1 with an exception. */
+/* 1 and the device; 0 for memory that is not on a CUDA device; -1 with an exception. */
 static int
 ask_device(const py_argument *argument, int *device)
 {
@@ -278,10 +280,10 @@ ask_device(const py_argument *argument, int *device)
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
         }
-        PyErr_Clear(); /* only NumPy and its like forget it */
+        PyErr_Clear(); /* only NumPy and the like lack it */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer); /* itself, where it is one */
+    PyObject *pair = PySequence_Tuple(answer); /* a tuple gives itself */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
@@ -294,7 +296,7 @@ ask_device(const py_argument *argument, int *device)
     return is_ok ? py_device_is_cuda(type) : -1;
 }
 
-/* The same, with an exception that names the argument. */
+/* Like ask_device, with an exception that names the argument. */
 static int
 find_device(const py_argument *argument, int *device)
 {
@@ -321,13 +323,13 @@ py_device_has(const py_argument *argument)
         if (facts.api->view_object(argument->value, &view) == 0) {
             return py_device_is_cuda(view.device_type);
         }
-        PyErr_Clear(); /* asking says it better */
+        PyErr_Clear(); /* __dlpack_device__ gives a better reason */
     }
     int device;
     return find_device(argument, &device);
 }
 
-/* The kind of the library whose stream is known; false when it is not. */
+/* The kind of stream of the tensor's library; false if its stream is not known. */
 static bool
 find_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
 {
@@ -374,7 +376,7 @@ py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, co
     return *stream != NULL;
 }
 
-/* ---- which device it is */
+/* ---- the device of a tensor */
 
 static bool
 take_host(py_device_scope *scope, const py_argument *argument)
@@ -404,8 +406,8 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
     if (scope->device != PY_NO_DEVICE && scope->device != tensor->device_id) {
         py_argument_raise(
             argument, PY_FAULT_VALUE,
-            "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call are on "
-            "the same device",
+            "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call must be "
+            "on the same device",
             tensor->device_id, scope->device);
         return false;
     }
@@ -415,7 +417,7 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
 
 /* ---- streams that callers name */
 
-/* Item 1 of what __cuda_stream__() returns, (version, handle); NULL, with or without an exception. */
+/* The handle that __cuda_stream__() returns, in (version, handle): a new reference; NULL with an exception. */
 static PyObject *
 call_protocol(PyObject *object)
 {

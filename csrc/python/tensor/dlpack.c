@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define DL_MINOR 3 /* what is asked for */
+#define DL_MINOR 3 /* the minor version that is asked for */
 
 #define CAPSULE_LEGACY "dltensor"
 #define CAPSULE_VERSIONED "dltensor_versioned"
@@ -42,7 +42,7 @@ read_dtype(dd_view *view, const dl_tensor *source, const py_argument *argument)
     }
     if (!py_dtype_of_dlpack(source->code, source->nbits, &view->dtype)) {
         py_argument_raise(argument, PY_FAULT_DTYPE,
-                          "has elements of %d bits of DLPack's type code %d, which is no dtype of dldist",
+                          "has elements of %d bits of DLPack's type code %d, which dldist does not support",
                           (int)source->nbits, (int)source->code);
         return false;
     }
@@ -102,14 +102,13 @@ read_versioned(py_tensor *tensor, py_tensor_use use, const py_argument *argument
 {
     const dl_managed_versioned *managed = tensor->managed;
     if (managed->version.major != PY_DLPACK_MAJOR) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "is exported by DLPack %u.%u; dldist knows %d.x and 0.x",
-                          (unsigned)managed->version.major, (unsigned)managed->version.minor,
-                          PY_DLPACK_MAJOR);
+        py_argument_raise(
+            argument, PY_FAULT_VALUE, "is exported by DLPack %u.%u; dldist supports %d.x and 0.x",
+            (unsigned)managed->version.major, (unsigned)managed->version.minor, PY_DLPACK_MAJOR);
         return false;
     }
     if (use == PY_TENSOR_OUT && (managed->flags & DL_FLAG_IS_COPIED) != 0) {
-        py_argument_raise(argument, PY_FAULT_VALUE,
-                          "is written to, but what it exports by DLPack is a copy of it");
+        py_argument_raise(argument, PY_FAULT_VALUE, "is written to, but exports a copy of itself by DLPack");
         return false;
     }
     tensor->view.is_readonly = (managed->flags & DL_FLAG_READ_ONLY) != 0;
@@ -120,12 +119,12 @@ static bool
 read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
     const dl_managed *managed = tensor->managed;
-    /* DLPack 0 has no word for it; these never change an array once it is made. */
+    /* DLPack 0 has no read-only flag, and arrays of these libraries never change. */
     tensor->view.is_readonly = facts->library == PY_LIBRARY_JAX || facts->library == PY_LIBRARY_TENSORFLOW;
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
-/* -1 with an exception, 0 when the method does not exist, else whether it returns True. */
+/* -1 with an exception, 0 if the method does not exist, otherwise whether it returned True. */
 static int
 ask(PyObject *object, PyObject *method)
 {
@@ -142,8 +141,8 @@ ask(PyObject *object, PyObject *method)
     return is_true;
 }
 
-/* PyTorch has views that stand for the conjugate or the negative of what is in memory, and does not refuse to
- * export all of them. */
+/* PyTorch has views that stand for the conjugate or the negative of what is in memory, and it exports some of them
+ * anyway. False with an exception. */
 static bool
 check_lazy_bits(const py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
@@ -182,7 +181,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
         if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }
-        /* __dlpack__ refuses, too, and says better why. */
+        /* __dlpack__ refuses, too, and gives a better reason. */
         PyErr_Clear();
         return 0;
     }
@@ -195,6 +194,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
                : -1;
 }
 
+/* Clears an exception raised on the way. */
 static bool
 says(PyObject *exception, const char *words)
 {
@@ -206,8 +206,10 @@ says(PyObject *exception, const char *words)
     return is_said;
 }
 
-/* Whether the exception that is set is about the call, which has a keyword that is not taken. A TypeError from inside the function, as its
- * traceback says, is one of its own, unless it has handed the keywords on. (That of a function in C has none, and comes again.) */
+/* Whether the exception that is set says that the call has a keyword that the function does not accept. A
+ * TypeError with a traceback comes from inside a Python function, and is its own unless its text mentions the
+ * keyword, because the function may have passed the keywords on. A TypeError from a C function has no traceback;
+ * if it is about something else, the second call raises it again. */
 static bool
 is_refused_call(void)
 {
@@ -222,7 +224,8 @@ is_refused_call(void)
     return is_refused;
 }
 
-/* What __dlpack__ returns, told of a stream unless that is NULL; producers from before DLPack 1 do not know max_version. */
+/* Calls __dlpack__, with the stream unless it is NULL. Producers older than DLPack 1 do not accept max_version, so
+ * the call is made again without it. A new reference; NULL with an exception. */
 static PyObject *
 call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 {
@@ -246,7 +249,8 @@ call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
     return capsule;
 }
 
-/* Takes what the capsule holds. From then on its destructor leaves that alone, and it is ours to give back. */
+/* Takes what the capsule holds. From then on the capsule's destructor leaves it alone, and we must give it back.
+ * False with an exception. */
 static bool
 take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argument)
 {
@@ -254,8 +258,8 @@ take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argum
     if (!is_versioned && !PyCapsule_IsValid(capsule, CAPSULE_LEGACY)) {
         PyObject *returned = PyObject_Repr(capsule);
         if (returned != NULL) {
-            py_argument_raise(argument, PY_FAULT_TYPE, "has a __dlpack__ that returns no fresh capsule: %U",
-                              returned);
+            py_argument_raise(argument, PY_FAULT_TYPE,
+                              "has a __dlpack__ that does not return a fresh capsule: %U", returned);
             Py_DECREF(returned);
         }
         return false;

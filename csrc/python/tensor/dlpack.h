@@ -1,4 +1,4 @@
-/* DLPack: tensors of others by its C exchange API and by its capsules. */
+/* DLPack: tensors of other libraries, through its C exchange API or its capsules. */
 #ifndef DD_PYTHON_TENSOR_DLPACK_H
 #define DD_PYTHON_TENSOR_DLPACK_H
 
@@ -9,7 +9,7 @@
 /* The only major version whose layout is known. */
 #define PY_DLPACK_MAJOR 1
 
-/* DLTensor. Strides are in elements, NULL for row-major order before DLPack 1.2. */
+/* DLTensor. Strides are in elements; before DLPack 1.2, NULL means row-major order. */
 typedef struct dl_tensor {
     void *data;
     int32_t device_type;
@@ -23,7 +23,7 @@ typedef struct dl_tensor {
     uint64_t byte_offset;
 } dl_tensor;
 
-/* DLManagedTensor, of DLPack 0. */
+/* DLManagedTensor of DLPack 0. */
 typedef struct dl_managed {
     dl_tensor tensor;
     void *context;
@@ -38,7 +38,8 @@ typedef struct dl_version {
 #define DL_FLAG_READ_ONLY 1u
 #define DL_FLAG_IS_COPIED 2u
 
-/* DLManagedTensorVersioned. Of another major version, only the deleter may be touched. */
+/* DLManagedTensorVersioned. If the major version differs, only the version, the context and the deleter may be
+ * touched. */
 typedef struct dl_managed_versioned {
     dl_version version;
     void *context;
@@ -47,13 +48,13 @@ typedef struct dl_managed_versioned {
     dl_tensor tensor;
 } dl_managed_versioned;
 
-/* Which stream the library works on; 0 or -1 with an exception. */
+/* Gives the stream that the library works on. Returns 0, or -1 with an exception. */
 typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
 
-/* DLPackExchangeAPI; the functions that are not called here stand as void pointers. */
+/* DLPackExchangeAPI. Functions that are not called here are void pointers. */
 typedef struct dl_exchange_api {
     dl_version version;
-    const struct dl_exchange_api *previous; /* of an older major version, or NULL */
+    const struct dl_exchange_api *previous; /* the table of an older major version, or NULL */
     void *allocate;
     int (*export_object)(void *object, dl_managed_versioned **managed);
     void *import_object;
@@ -61,14 +62,14 @@ typedef struct dl_exchange_api {
     dl_current_stream current_stream;
 } dl_exchange_api;
 
-/* Fill route, managed, device and view, except for what dd_view_finish computes. 1: done. 0: the object does
- * not offer it. -1 with an exception; the tensor then wants fini all the same. */
+/* These fill in route, managed, device and view, except for what dd_view_finish computes. 1: done. 0: the object does
+ * not offer it. -1 with an exception; the tensor must then still be given to py_tensor_fini. */
 int py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use use,
                            const py_argument *argument);
 int py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use use,
                           const py_argument *argument);
 
-/* Gives tensor->managed back to its producer. */
+/* Gives tensor->managed, which may be NULL, back to its producer. */
 void py_dlpack_release(py_tensor *tensor);
 
 #endif

@@ -52,7 +52,7 @@ py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
     if (format == NULL) {
         format = "B";
     }
-    if (format[0] != '\0' && format[1] == '\0') { /* as nearly always */
+    if (format[0] != '\0' && format[1] == '\0') { /* the usual case */
         return find_letter(format[0], itemsize, dtype);
     }
     bool is_foreign = py_dtype_is_foreign(format);
@@ -60,7 +60,7 @@ py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
         format++;
     }
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
-        /* The size of an item decides between native and standard sizes: prefixes are not reliable there. */
+        /* The item size decides between native and standard sizes, because prefixes are not reliable. */
         if (itemsize == formats[i].itemsize && format[0] == formats[i].code[0] &&
             strcmp(format, formats[i].code) == 0) {
             if (is_foreign && itemsize > 1) {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Of little-endian integers the first bytes are the smaller integer. */
+/* The first bytes of a little-endian integer are the narrower integer. */
 static int64_t
 read_int(const void *element, size_t size)
 {
@@ -109,7 +109,7 @@ set_float(dd_dtype dtype, void *element, PyObject *value)
     return true;
 }
 
-/* What has a __complex__, or is a number. */
+/* Accepts a number or an object with __complex__. False with an exception. */
 static bool
 set_complex(dd_dtype dtype, void *element, PyObject *value)
 {

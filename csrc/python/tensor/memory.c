@@ -7,11 +7,11 @@
 
 #include <string.h>
 
-/* What the dtypes are called outside: format of a buffer (NULL: none), DLDataTypeCode. */
+/* The dtypes in the terms of others: the format of a buffer (NULL: none) and the DLDataTypeCode. */
 static const struct {
     const char *format;
     uint8_t code;
-} outside[DD_DTYPE_COUNT] = {
+} foreign_dtypes[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = {"?", 6},          [DD_DTYPE_INT8] = {"b", 0},
     [DD_DTYPE_UINT8] = {"B", 1},         [DD_DTYPE_INT16] = {"h", 0},
     [DD_DTYPE_UINT16] = {"H", 1},        [DD_DTYPE_INT32] = {"i", 0},
@@ -53,7 +53,7 @@ py_memory_release(py_memory *memory)
 const char *
 py_memory_format(dd_dtype dtype)
 {
-    return outside[dtype].format;
+    return foreign_dtypes[dtype].format;
 }
 
 /* ---- arguments */
@@ -97,8 +97,8 @@ read_shape(const py_argument *argument, dd_view *view)
     return is_ok;
 }
 
-/* A str: the name of a dtype (NumPy), of a scalar type (numpy.float32), or what it prints as
- * (torch.float32). NULL with an exception. */
+/* The name of a dtype (NumPy) or of a scalar type (numpy.float32), or otherwise the str() of the object
+ * (torch.float32). A new str; NULL with an exception. */
 static PyObject *
 find_dtype_name(PyObject *value)
 {
@@ -130,7 +130,7 @@ py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
         *dtype = (dd_dtype)i;
     }
     if (utf8 != NULL && !is_found) {
-        py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: there is no dtype of that name", value);
+        py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: no dtype has that name", value);
     }
     Py_XDECREF(text);
     return is_found;
@@ -143,7 +143,7 @@ py_memory_read_shape(const py_argument *shape, dd_view *view)
         return false;
     }
     if (!py_tensor_set_row_major(view) || !dd_view_finish(view)) {
-        py_argument_raise(shape, PY_FAULT_VALUE, "has more elements than fit into memory");
+        py_argument_raise(shape, PY_FAULT_VALUE, "has more elements than memory can hold");
         return false;
     }
     return true;
@@ -160,7 +160,7 @@ py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view)
            py_memory_read_shape(shape, view);
 }
 
-/* ---- by DLPack */
+/* ---- export by DLPack */
 
 static void
 fill_dl_tensor(dl_tensor *tensor, py_memory *memory)
@@ -170,7 +170,7 @@ fill_dl_tensor(dl_tensor *tensor, py_memory *memory)
         .device_type = memory->device_type,
         .device_id = memory->device_id,
         .ndim = memory->view.ndim,
-        .code = outside[memory->view.dtype].code,
+        .code = foreign_dtypes[memory->view.dtype].code,
         .nbits = (uint8_t)(8 * dd_dtype_size(memory->view.dtype)),
         .nlanes = 1,
         .shape = memory->view.shape,
@@ -192,7 +192,7 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* A capsule that nobody has taken. */
+/* The destructors free the memory only if no consumer has taken the capsule. */
 static void
 destroy_legacy_capsule(PyObject *capsule)
 {

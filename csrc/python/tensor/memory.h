@@ -1,4 +1,4 @@
-/* Memory of ours, of the host or of a device, as an array: its shape and dtype, and its export by DLPack. */
+/* Our own memory, on the host or on a device, as an array: its shape and dtype, and its export by DLPack. */
 #ifndef DD_PYTHON_TENSOR_MEMORY_H
 #define DD_PYTHON_TENSOR_MEMORY_H
 
@@ -6,8 +6,8 @@
 
 #include <stdatomic.h>
 
-/* Counted by the array and by what it has been exported as. Consumers let go of their exports on threads of theirs: nothing here is
- * Python's. The head of what owns the memory. */
+/* The head of the struct that owns the memory. The array and each of its exports hold a reference. Consumers may
+ * release their exports on threads of their own, so nothing here needs the GIL. */
 typedef struct py_memory {
     atomic_uint refs;
     dd_view view; /* const */
@@ -17,26 +17,27 @@ typedef struct py_memory {
     void (*destroy)(struct py_memory *memory);
 } py_memory;
 
-/* With one reference, around memory that `view` describes. */
+/* Starts with one reference; `view` describes the memory. */
 void py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory));
 void py_memory_acquire(py_memory *memory);
 void py_memory_release(py_memory *memory);
 
-/* A row-major view without memory: the shape is an int or a list or tuple of them, the argument 'dtype' a name or an object of
- * another library, or NULL for float32. False with an exception. */
+/* Reads the shape and dtype of a row-major view without memory. The shape is an int, or a list or tuple of ints.
+ * `dtype` is a name, an object of another library, or NULL for float32. False with an exception. */
 bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view);
-/* Its halves. The shape is that of a view whose dtype is set. */
+/* The two halves of py_memory_read_view. read_shape needs a view whose dtype is set. False with an exception. */
 bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
 bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
-/* The format of a buffer of the dtype; NULL where there is none. */
+/* The format of a buffer with this dtype; NULL if there is none. */
 const char *py_memory_format(dd_dtype dtype);
 
-/* __dlpack__ after its stream has been looked after: the rest of its arguments. `text` says what else is not done. */
+/* __dlpack__ but for its stream, which the caller handles. `text` is the BufferError for a copy or another device.
+ * A new capsule; NULL with an exception. */
 PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
                            const char *text);
 
-/* A SharedArray (group/array.c), or an NcclArray (nccl/array.c): what the two have in common. */
+/* The common head of a SharedArray (group/array.c) and an NcclArray (nccl/array.c). */
 typedef struct py_memory_array {
     PyObject ob_base; /* PyObject_HEAD */
     PyObject *module; /* const after new */
@@ -44,9 +45,9 @@ typedef struct py_memory_array {
     py_memory *memory; /* const after new; counted */
 } py_memory_array;
 
-/* Takes the reference to the memory, also on failure: NULL with an exception. */
+/* Takes over the reference to the memory, even on failure. NULL with an exception. */
 PyObject *py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory);
-void py_memory_array_dealloc(PyObject *object); /* of one that the collector does not track (any more) */
+void py_memory_array_dealloc(PyObject *object); /* the collector must not track it (any more) */
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
 PyObject *py_memory_array_get_dtype(PyObject *object, void *closure);
 PyObject *py_memory_array_get_nbytes(PyObject *object, void *closure);

@@ -1,5 +1,5 @@
-/* NumPy's own macros read an array as is done here: the layout of these fields is part of its ABI, and has been the same since its
- * version 1.7. It is compared with a buffer once, all the same. */
+/* Arrays are read here as NumPy's own macros read them: the layout of these fields is part of its ABI, and has
+ * been the same since version 1.7. It is still compared with a buffer once. */
 #include "python/tensor/numpy.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ typedef struct numpy_descr {
     int number;
 } numpy_descr;
 
-/* By NumPy's numbers; 0 is none of ours. */
+/* Indexed by NumPy's type numbers; 0: not supported. */
 #define PLUS_ONE(dtype) ((unsigned char)((dtype) + 1))
 #define SIZED(type, narrow, wide) PLUS_ONE(sizeof(type) == 4 ? (narrow) : (wide))
 static const unsigned char dtypes_plus_one[] = {
@@ -52,7 +52,7 @@ static const unsigned char dtypes_plus_one[] = {
     [23] = PLUS_ONE(DD_DTYPE_FLOAT16),
 };
 
-/* False: it has to be read in another way. */
+/* False: the array must be read in another way. */
 static bool
 read_array(const numpy_array *array, dd_view *view)
 {
@@ -80,7 +80,7 @@ py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
     return (PyObject *)Py_TYPE(object) == state->ndarray_type && read_array((numpy_array *)object, view);
 }
 
-/* numpy.ndarray, where NumPy has been imported: a new reference; NULL without an exception. */
+/* numpy.ndarray, if NumPy is imported: a new reference. Otherwise NULL without an exception. */
 static PyObject *
 find_ndarray(void)
 {
@@ -109,7 +109,7 @@ py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
     PyObject *type = find_ndarray();
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
-        state->has_seen_ndarray = true; /* and if it is not as expected, buffers it is */
+        state->has_seen_ndarray = true; /* if it is not as expected, buffers are used from now on */
         if (read_array((numpy_array *)object, &direct) && is_same(&direct, view)) {
             state->ndarray_type = Py_NewRef(type);
         }

@@ -14,7 +14,7 @@ py_tensor_set_row_major(dd_view *view)
     int64_t stride = (int64_t)dd_dtype_size(view->dtype);
     for (int i = view->ndim - 1; i >= 0; i--) {
         view->strides[i] = stride;
-        /* An empty tensor may have dimensions that do not multiply to anything sensible. */
+        /* The other dimensions of an empty tensor may overflow when multiplied. */
         if (view->shape[i] != 0 && __builtin_mul_overflow(stride, view->shape[i], &stride)) {
             return false;
         }
@@ -32,14 +32,13 @@ read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
         return true;
     case PY_FORMAT_FOREIGN:
         py_argument_raise(argument, PY_FAULT_DTYPE,
-                          "has elements in the byte order of other machines (format '%s'): convert it first",
-                          format);
+                          "has elements in a non-native byte order (format '%s'): convert it first", format);
         return false;
     case PY_FORMAT_UNKNOWN:
         break;
     }
     py_argument_raise(argument, PY_FAULT_DTYPE,
-                      "has elements of %zd bytes of format '%s', which is no dtype of dldist",
+                      "has elements of %zd bytes of format '%s', which dldist does not support",
                       buffer->itemsize, format);
     return false;
 }
@@ -64,7 +63,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
         view->shape[i] = buffer->shape[i];
         view->strides[i] = buffer->strides != NULL ? buffer->strides[i] : 0;
     }
-    /* ctypes gives no strides although it is asked for them. */
+    /* ctypes gives no strides even when asked for them. */
     if (buffer->strides == NULL && !py_tensor_set_row_major(view)) {
         py_argument_raise(argument, PY_FAULT_VALUE, "has strides that do not fit into 64 bits");
         return false;
@@ -72,7 +71,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
-/* Keeps the exception that is set. */
+/* An exception that is set stays set. */
 static bool
 has_attribute(PyObject *object, const char *name)
 {
@@ -113,7 +112,7 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
     return -1;
 }
 
-/* The dtype that ml_dtypes gave an array; false without an exception when it is another. */
+/* The dtype of an array if ml_dtypes added it; otherwise false without an exception. */
 static bool
 find_extension_dtype(PyObject *array, dd_dtype *dtype)
 {
@@ -127,7 +126,7 @@ find_extension_dtype(PyObject *array, dd_dtype *dtype)
     return is_found;
 }
 
-/* A tuple of `count` integers into `numbers`. */
+/* Reads a tuple of `count` integers. False with or without an exception. */
 static bool
 read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
 {
@@ -174,7 +173,7 @@ read_interface_data(dd_view *view, PyObject *interface)
     return PyErr_Occurred() == NULL;
 }
 
-/* NumPy exports arrays of dtypes from elsewhere neither as buffers nor by DLPack. Returns as try_buffer. */
+/* NumPy exports arrays with extension dtypes neither as buffers nor by DLPack. Returns like try_buffer. */
 static int
 try_array_interface(py_tensor *tensor, const py_argument *argument)
 {
@@ -196,7 +195,7 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
     return 1;
 }
 
-/* Returns as try_buffer. */
+/* Returns like try_buffer. */
 static int
 try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
 {
@@ -246,7 +245,7 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
     return rc > 0;
 }
 
-/* Elements that are not aligned cannot be computed with where they are. */
+/* Elements that are not aligned cannot be computed on in place. */
 static bool
 is_aligned(const dd_view *view)
 {
@@ -259,7 +258,7 @@ static bool
 finish_view(dd_view *view, const py_argument *argument)
 {
     if (!dd_view_finish(view)) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has a shape that is not possible");
+        py_argument_raise(argument, PY_FAULT_VALUE, "has an impossible shape");
         return false;
     }
     if (view->data == NULL && view->count > 0) {
@@ -325,7 +324,8 @@ py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_u
     return true;
 }
 
-/* Whose memory it is: a view of NumPy's, or a memoryview, looks at another's. A new reference; NULL with an exception. */
+/* The object that owns the memory: a NumPy view or a memoryview looks at the memory of another object. A new
+ * reference; NULL with an exception. */
 static PyObject *
 find_owner(const py_state *state, PyObject *object)
 {
@@ -342,7 +342,7 @@ find_owner(const py_state *state, PyObject *object)
     return owner;
 }
 
-/* resize(refcheck=False) does not look whether a buffer is exported, but whether there are weak references. */
+/* NumPy's resize(refcheck=False) does not check for exported buffers, but it does check for weak references. */
 bool
 py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
@@ -359,23 +359,24 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
     if (tensor->pin == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return false;
     }
-    PyErr_Clear(); /* it has none: it is not NumPy's */
+    PyErr_Clear(); /* the owner takes no weak references: it is not NumPy's */
     return true;
 }
 
 void
 py_tensor_fini(py_tensor *tensor)
 {
-    bool is_only_seen = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
-                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
-    if (tensor->route != PY_ROUTE_NONE && is_only_seen) { /* as mostly: nothing is run, and nothing raised */
+    bool is_only_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
+                            tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
+    if (tensor->route != PY_ROUTE_NONE &&
+        is_only_borrowed) { /* the usual case: no code runs, so none raises */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception[3];
         PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
         Py_CLEAR(tensor->pin);
-        PyBuffer_Release(&tensor->buffer); /* nothing, where none is held */
+        PyBuffer_Release(&tensor->buffer); /* does nothing if none is held */
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
@@ -387,7 +388,7 @@ int
 py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg)
 {
     Py_VISIT(tensor->object);
-    Py_VISIT(tensor->buffer.obj); /* most often the same, held twice */
+    Py_VISIT(tensor->buffer.obj); /* usually the same object, held twice */
     return 0;
 }
 
@@ -434,7 +435,7 @@ py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_
         }
         return false;
     }
-    /* A tuple of our own: producers run Python code, which may change a list. */
+    /* Our own tuple, because producers run Python code, which may change a list. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;

@@ -9,20 +9,20 @@
 #define CAPSULE_TYPES "dldist.tensor_types"
 
 typedef struct known_type {
-    const PyObject *type; /* to be compared only: it is alive. NULL: nothing here */
-    PyObject *ref;        /* owned: a weak reference to it, which empties this place when it dies */
+    const PyObject *type; /* only compared, never dereferenced; the class is alive. NULL: the place is free */
+    PyObject *ref;        /* owned: a weak reference to the class, which frees this place when it dies */
     py_tensor_facts facts;
 } known_type;
 
-/* Each class has one place that it may be in, and takes it from the one before. */
+/* Each class has exactly one place in the table, and evicts the class that was there before. */
 struct py_tensor_types {
-    PyObject *forget; /* owned: what the weak references call */
+    PyObject *forget; /* owned: the callback of the weak references */
     known_type known[MAX_TYPES];
 };
 
-/* ---- what dies */
+/* ---- classes that die */
 
-/* Of the table, in a capsule that is renamed when the table goes: the class that `ref` stood for is gone. */
+/* Called when the class behind `ref` has died. The table comes in a capsule, which is renamed when the table goes. */
 static PyObject *
 forget(PyObject *capsule, PyObject *ref)
 {
@@ -78,7 +78,7 @@ py_tensor_types_destroy(py_tensor_types *types)
     dd_mem_free(types);
 }
 
-/* ---- what a class is */
+/* ---- facts about classes */
 
 static const dl_exchange_api *
 find_exchange_api(const py_state *state, PyObject *type)
@@ -92,7 +92,7 @@ find_exchange_api(const py_state *state, PyObject *type)
     return api;
 }
 
-/* The table may still be filled in. */
+/* The version is chosen at every use, because the exporter may fill in the table later. */
 static void
 choose_version(py_tensor_facts *facts)
 {
@@ -123,7 +123,7 @@ find_library(const py_argument *argument)
 }
 
 static void
-find_out(const py_state *state, PyObject *object, py_tensor_facts *facts)
+learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     py_argument argument = {.state = state, .value = object};
@@ -137,11 +137,11 @@ find_out(const py_state *state, PyObject *object, py_tensor_facts *facts)
 static known_type *
 place_of(const py_state *state, const PyObject *type)
 {
-    uintptr_t number = (uintptr_t)type / 64; /* types are larger than that */
+    uintptr_t number = (uintptr_t)type / 64; /* types are larger than 64 bytes */
     return &state->tensor_types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }
 
-/* Without memory for it the next object's class is looked at again. */
+/* If memory runs out, the class is looked at again for its next object. */
 static void
 remember(const py_state *state, PyObject *type, const py_tensor_facts *facts)
 {
@@ -164,7 +164,7 @@ py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *fa
     if (known->type == type) {
         *facts = known->facts;
     } else {
-        find_out(state, object, facts); /* may run Python, and come here again */
+        learn(state, object, facts); /* may run Python code, which may come here again */
         remember(state, type, facts);
     }
     choose_version(facts);

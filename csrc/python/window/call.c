@@ -1,9 +1,9 @@
-/* What a window does with its memory and its signals. */
+/* The methods of a window that move memory and signals. */
 #include "python/group/call.h"
 #include "python/base/error.h"
 #include "python/window/window.h"
 
-/* Copies of up to so many bytes take no longer than letting the GIL go and getting it back. */
+/* Copies of up to this many bytes take no longer than releasing and retaking the GIL. */
 #define QUICK_NBYTES ((size_t)16384)
 
 static bool
@@ -78,7 +78,8 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
                : dd_window_post_get(window, block, transfer->place, options, work, err);
 }
 
-/* What is seen here is copied and signalled at once: there is nothing to wait for. */
+/* Whether the transfer is small and to memory that can be seen here: it is copied and signalled at once, without
+ * waiting. */
 static bool
 is_quick(const transfer_call *transfer, const py_group_call *call)
 {
@@ -110,7 +111,7 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
     Py_RETURN_NONE;
 }
 
-/* Its parameters begin with tensor, rank and offset. */
+/* Runs a call whose parameters begin with tensor, rank and offset. */
 static PyObject *
 run_transfer(transfer_call *transfer, py_group_call *call)
 {
@@ -196,7 +197,7 @@ PY_WINDOW_METHOD(flush)
 
 /* ---- signals */
 
-/* A call about one channel, and most often one rank. */
+/* A call on one channel, usually with one rank. */
 typedef struct signal_call {
     py_window *window;
     int rank;
@@ -204,7 +205,7 @@ typedef struct signal_call {
     int64_t timeout_ns; /* -1: the group's */
 } signal_call;
 
-/* c10d's: milliseconds, of which 0 are the group's time-out. */
+/* Reads a time-out in milliseconds, as in c10d: 0 means the group's. False with an exception. */
 static bool
 read_timeout_ms(const py_window *self, PyObject *value, int64_t *timeout_ns, const char *function)
 {

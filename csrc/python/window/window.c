@@ -52,7 +52,7 @@ take_group(py_window *self, PyObject *object)
     }
     if (group->nccl != NULL) {
         PyErr_SetString(PyExc_NotImplementedError,
-                        "Window(): windows are of groups of the CPU, not of an NcclGroup");
+                        "Window(): an NcclGroup has no windows, only a Group of the CPU");
         return false;
     }
     Py_INCREF(object);
@@ -82,7 +82,7 @@ take_memory(py_window *self, PyObject *object)
     return true;
 }
 
-/* The region that the memory lies in, which is what the others see if they are to see all of it. */
+/* The region that the memory lies in, or NULL. With is_whole, the others see all of the region. */
 static dd_region *
 find_region(py_window *self, bool is_whole)
 {
@@ -116,7 +116,8 @@ open_window(py_window *self, const dd_window_options *options, int64_t timeout_n
     return py_group_finish_wait(&wait, status, &err);
 }
 
-/* The others open theirs with this rank: they hear that it cannot. Leaves the exception that says why as it is. */
+/* Opens the window as failed, because the other ranks open theirs with this one: they learn that it cannot. The
+ * exception that is set stays set. */
 static void
 tell_obstacle(py_window *self, int64_t timeout_ns)
 {
@@ -141,7 +142,7 @@ read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
     return *pad_nbytes >= 0;
 }
 
-/* Of Window(), but for the group; NULL: not given. */
+/* The arguments of Window() without the group; NULL: not given. */
 typedef struct window_arguments {
     PyObject *memory;
     PyObject *pad_size;
@@ -161,7 +162,8 @@ take_and_open(py_window *self, const window_arguments *arguments)
         return false;
     }
     bool is_whole = arguments->is_whole != 0;
-    dd_region *region = self->data != NULL ? find_region(self, is_whole) : NULL; /* may change what is seen */
+    dd_region *region =
+        self->data != NULL ? find_region(self, is_whole) : NULL; /* may change what the others see */
     dd_window_options options = {
         .region = region,
         .data = self->data,
@@ -211,7 +213,7 @@ end(py_window *self)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        dd_window_close(window); /* views may hold it: what is sent here is refused from now on */
+        dd_window_close(window); /* views may still hold it, but anything sent here is refused from now on */
         dd_window_release(window);
         Py_END_ALLOW_THREADS
     }
@@ -247,14 +249,15 @@ window_close(PyObject *object, PyObject *unused)
 
 /* ---- views */
 
-/* Memory of a rank as an array. It keeps the window, or the tensor where that is this rank's own memory. */
+/* The memory of a rank as an array. It keeps the window alive, or the tensor if it is this rank's own memory. */
 typedef struct window_view {
     py_memory memory;  /* first */
     dd_window *window; /* owned, or NULL */
     py_tensor tensor;
 } window_view;
 
-/* Consumers of DLPack let go on threads of theirs, and after the end of Python, when nobody can give back what is Python's. */
+/* Consumers of DLPack may release an array on a thread of their own, and after the end of Python, when Python's
+ * objects can no longer be released. */
 static void
 destroy_view(py_memory *memory)
 {
@@ -268,14 +271,14 @@ destroy_view(py_memory *memory)
     dd_mem_free(view);
 }
 
-/* What is looked at: memory or pad of a rank. */
+/* What a view shows: the memory or the pad of a rank. */
 typedef struct window_sight {
     const char *function;
     const char *what;
     int rank;
-    uint8_t *data; /* NULL: it is not seen here */
+    uint8_t *data; /* NULL: it cannot be seen here */
     size_t nbytes;
-    bool is_own; /* memory that this rank has given */
+    bool is_own; /* the memory that this rank gave */
 } window_sight;
 
 static PyObject *
@@ -318,7 +321,8 @@ raise_unseen(py_window *self, const window_sight *sight)
     }
 }
 
-/* Whether `view`, from an element of its dtype on, is in what is looked at; sets its data. */
+/* Sets the data of `view`, which begins at an element of its dtype. False with an exception if it is not within
+ * what is shown. */
 static bool
 place_view(py_window *self, const window_sight *sight, PyObject *offset_object, dd_view *view)
 {
@@ -345,7 +349,7 @@ place_view(py_window *self, const window_sight *sight, PyObject *offset_object, 
     return true;
 }
 
-/* The memory of a rank, from `skipped` bytes on. */
+/* A view of the memory of a rank, from `skipped` bytes on. */
 static PyObject *
 view_memory(py_window *self, window_sight *sight, size_t skipped, PyObject *offset, dd_view *view)
 {
@@ -397,7 +401,8 @@ window_get_remote_tensor(PyObject *object, PyObject *args, PyObject *kwargs)
                : NULL;
 }
 
-/* All of it from the offset on: what no sizes, or an empty list of them, stand for. */
+/* Makes the view all of the pad from the offset on: the meaning of no sizes, or of an empty list. False with an
+ * exception. */
 static bool
 read_rest_of_pad(const py_window *self, PyObject *offset_object, dd_view *view)
 {
@@ -448,7 +453,7 @@ window_get_signal_pad(PyObject *object, PyObject *args, PyObject *kwargs)
 
 /* ---- questions */
 
-/* Which one is in the closure of a getter. */
+/* The attribute that a getter reads, in its closure. */
 typedef enum window_question {
     ASK_RANK,
     ASK_WORLD_SIZE,
@@ -456,7 +461,7 @@ typedef enum window_question {
     ASK_OFFSET,
     ASK_PAD_SIZE,
     ASK_CHANNELS,
-    ASK_BUFFER_SIZES, /* those that follow: of each rank */
+    ASK_BUFFER_SIZES, /* this and the following have a value for each rank */
     ASK_BUFFER_PTRS,
     ASK_PAD_PTRS,
 } window_question;
@@ -547,7 +552,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 static int
 is_in_any_region(const py_state *state, const dd_view *view)
 {
-    PyObject *groups = PyList_New(0); /* that stay while nobody has the GIL */
+    PyObject *groups = PyList_New(0); /* kept alive while the GIL is released */
     for (dd_list *node = state->groups.next; groups != NULL && node != &state->groups; node = node->next) {
         if (PyList_Append(groups, (PyObject *)DD_CONTAINER_OF(node, py_group, link)) < 0) {
             Py_CLEAR(groups);
@@ -580,7 +585,7 @@ py_window_is_shared(PyObject *module, PyObject *object)
     return is_shared >= 0 ? PyBool_FromLong(is_shared) : NULL;
 }
 
-/* The words of a tensor; NULL with an exception. */
+/* The 32-bit words of a tensor from `offset` on; NULL with an exception. */
 static _Atomic uint32_t *
 words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, int64_t count)
 {
@@ -594,8 +599,9 @@ words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, i
     }
     if (offset < 0 || count < 0 || (uint64_t)offset > view->count ||
         (uint64_t)count > view->count - (uint64_t)offset) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has %zu elements, and %lld from %lld on are not in it",
-                          view->count, (long long)count, (long long)offset);
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "has %zu elements, which do not include %lld from %lld on", view->count,
+                          (long long)count, (long long)offset);
         return NULL;
     }
     return (_Atomic uint32_t *)view->data + offset;
@@ -615,7 +621,8 @@ py_window_write32(PyObject *module, PyObject *args)
     }
     if (value < 0 || value > UINT32_MAX) {
         PyErr_Format(argument.state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'val' is %lld, not of 32 bits", argument.function, value);
+                     "%s(): argument 'val' is %lld, which does not fit into 32 bits", argument.function,
+                     value);
         return NULL;
     }
     if (!py_tensor_init(&tensor, PyModule_GetState(module), argument.value, PY_TENSOR_OUT, argument.function,

@@ -10,24 +10,25 @@ typedef struct py_window {
     PyObject *module; /* const after new: keeps `state` alive */
     py_state *state;  /* const after new */
     PyObject *weakrefs;
-    /* const after new, until the collector clears it: then all are zero */
+    /* const after new, until the collector clears them: then all are zero */
     py_group *group;   /* owned */
     dd_window *window; /* owned */
-    py_tensor memory;  /* what this rank gives */
-    uint8_t *data;     /* of which the others see this: the memory, or all of its region */
+    py_tensor memory;  /* the memory that this rank gave */
+    uint8_t *data;     /* what the others see: the memory, or all of its region */
     size_t nbytes;
-    size_t offset; /* of the memory in what the others see */
+    size_t offset; /* of the memory within what the others see */
 } py_window;
 
-/* False with an exception: the collector has been here. */
+/* False with an exception if the collector has cleared the window. */
 bool py_window_require_open(const py_window *self);
 
-/* A rank of the window; else an exception that names the argument. */
+/* Reads a rank of the window. False with an exception that names the argument. */
 bool py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function,
                          const char *name);
 
-/* Functions of the module. _is_shared(tensor): whether it lies in a region of a group that is still there. _write32(function, tensor,
- * offset, value, count): elements of 32 bits, each seen after all that was written before it. */
+/* Functions of the module. _is_shared(tensor): whether it lies in a region of a group that still exists.
+ * _write32(function, tensor, offset, value, count): writes elements of 32 bits; whoever sees one also sees
+ * everything written before it. */
 PyObject *py_window_is_shared(PyObject *module, PyObject *tensor);
 PyObject *py_window_write32(PyObject *module, PyObject *args);
 

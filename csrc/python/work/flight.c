@@ -17,14 +17,14 @@ struct py_completions {
     uint64_t generation; /* const */
     py_state *state;     /* const */
     bool has_thread;     /* guarded by the GIL */
-    dd_list spare;       /* guarded by the GIL; py_flight: no longer used, to be used again */
-    size_t nspare;       /* the same */
+    dd_list spare;       /* guarded by the GIL; py_flight: free, to be reused */
+    size_t nspare;       /* guarded by the GIL */
     dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
     dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
-    dd_list watched; /* py_flight: done, with somebody to be told */
-    dd_list orphans; /* py_flight: done, with nobody to look at it */
+    dd_list watched; /* py_flight: done, with watchers to call */
+    dd_list orphans; /* py_flight: done, and their Works are gone */
     bool is_stopped;
     bool is_drain_scheduled;
     atomic_bool has_orphans; /* relaxed: a hint */
@@ -32,7 +32,7 @@ struct py_completions {
 
 /* ---- flights */
 
-/* Memory for one, and its lock; NULL without an exception. */
+/* The memory and the lock of a flight; NULL without an exception. */
 static py_flight *
 take_spare(py_completions *queue)
 {
@@ -91,14 +91,14 @@ py_flight_create(py_state *state, PyObject *group, const char *function, int op_
 }
 
 static void
-let_operands_go(py_flight *flight)
+release_operands(py_flight *flight)
 {
     for (py_flight *each = flight; each != NULL; each = each->others) {
         py_operands_fini(&each->operands);
     }
 }
 
-/* Whether nobody reads or writes the tensors any more. */
+/* Whether nothing reads or writes the tensors any more. */
 static bool
 is_memory_free(const py_flight *flight)
 {
@@ -106,7 +106,8 @@ is_memory_free(const py_flight *flight)
            dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
 }
 
-/* Keeps what a device may still use, also when nobody waits for it: the next thread that comes by when it is through lets it go. */
+/* Keeps a flight whose tensors a device may still use, even if nobody waits for it. Once the device is done, the next
+ * thread that drains the queue releases it. */
 static void
 hold(py_flight *flight)
 {
@@ -127,7 +128,7 @@ py_flight_destroy(py_flight *flight)
         hold(flight);
         return;
     }
-    let_operands_go(flight);
+    release_operands(flight);
     py_flight *others = flight->others;
     if (others != NULL) {
         py_flight_destroy(others);
@@ -137,7 +138,7 @@ py_flight_destroy(py_flight *flight)
     dd_work_release(flight->work);
     PyObject *group = flight->group;
     give_spare(flight);
-    Py_XDECREF(group); /* may close it */
+    Py_XDECREF(group); /* may close the group */
 }
 
 static void
@@ -245,12 +246,13 @@ py_flight_settle(py_flight *flight)
     flight->results = results;
     flight->is_settled = true;
     if (is_memory_free(flight)) {
-        let_operands_go(flight); /* may run Python */
+        release_operands(flight); /* may run Python code */
     }
     return true;
 }
 
-/* Of one that is done and that nobody has asked: its outputs are filled all the same. */
+/* Settles a flight that is done although nobody has asked for it, so that its outputs are filled. An exception
+ * that is set stays set. */
 static void
 settle_unasked(py_flight *flight)
 {
@@ -266,7 +268,7 @@ void
 py_flight_abandon(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
-        return; /* the parent's: its locks may be held for ever here */
+        return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
     }
     dd_lock_take(&flight->queue->mu);
     flight->is_orphan = !flight->is_done;
@@ -286,7 +288,7 @@ start_thread(py_completions *queue)
     if (queue->has_thread) {
         return 0;
     }
-    queue->has_thread = true; /* at once: others come by while the import lets them */
+    queue->has_thread = true; /* set now, because other threads may come here during the import */
     PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
     PyObject *started =
         runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
@@ -296,8 +298,8 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Takes what a callback has returned. An Exception that it has raised goes to sys.unraisablehook, as nobody waits for it. False with anything
- * else that it has raised, such as SystemExit. */
+/* Takes over what a callback returned. If the callback raised an Exception, it goes to sys.unraisablehook, because
+ * nobody waits for it. If it raised anything else, such as SystemExit, returns false with that exception set. */
 static bool
 end_callback(PyObject *callback, PyObject *result)
 {
@@ -311,7 +313,7 @@ end_callback(PyObject *callback, PyObject *result)
     return true;
 }
 
-/* The same on a thread of ours, which no callback may end. */
+/* Calls a watcher on a thread of our own, which no callback may end. */
 static void
 call_watcher(PyObject *watcher)
 {
@@ -370,7 +372,7 @@ py_completions_call_aloud(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Runs the callbacks, those that come meanwhile included; from then on the flight takes no more. */
+/* Runs the callbacks, including those that are added meanwhile. The flight accepts no more afterwards. */
 static void
 notify(py_flight *flight)
 {
@@ -388,7 +390,7 @@ notify(py_flight *flight)
 static py_completions *
 create_queue(py_state *state)
 {
-    /* Never freed: threads of the core may end works until the process does. */
+    /* Never freed, because threads of the core may end works until the process ends. */
     py_completions *queue = dd_mem_zalloc(sizeof *queue);
     if (queue == NULL) {
         PyErr_NoMemory();
@@ -433,7 +435,7 @@ take_orphan(py_completions *queue)
     return flight;
 }
 
-/* Lets go what devices are through with. */
+/* Releases the held flights that devices are done with. */
 static void
 look_at_held(py_completions *queue)
 {
@@ -443,7 +445,7 @@ look_at_held(py_completions *queue)
         node = node->next;
         if (is_memory_free(flight)) {
             dd_list_remove(&flight->link);
-            py_flight_destroy(flight); /* may run Python, which may come here */
+            py_flight_destroy(flight); /* may run Python code, which may come here again */
             node = queue->held.next;
         }
     }
@@ -478,7 +480,7 @@ py_completions_drain(py_state *state)
     }
 }
 
-/* A pending call: the interpreter makes it on the main thread, when that comes by. */
+/* A pending call, which the interpreter makes on the main thread when it gets to it. */
 static int
 drain_later(void *arg)
 {
@@ -496,13 +498,14 @@ drain_later(void *arg)
     return 0;
 }
 
-/* Under the lock, so that it is over, or does not begin, once the queue has been stopped: then there may be no interpreter. It does not wait
- * for the GIL, and runs nothing itself. */
+/* Called with the lock held, so that it is over, or does not begin, once the queue has been stopped: there may be no
+ * interpreter then. Py_AddPendingCall does not wait for the GIL, and runs nothing itself. */
 void
 py_completions_schedule_drain_locked(py_completions *queue)
 {
     if (!queue->is_drain_scheduled) {
-        queue->is_drain_scheduled = Py_AddPendingCall(drain_later, queue) == 0; /* else with the next one */
+        queue->is_drain_scheduled =
+            Py_AddPendingCall(drain_later, queue) == 0; /* if that fails, the next orphan tries again */
     }
 }
 
@@ -529,7 +532,7 @@ static void
 finish_watched(py_flight *flight)
 {
     notify(flight);
-    /* A Work that was dropped before the end has left its share, too. */
+    /* A Work that was dropped before the end has left its reference, too. */
     if (flight->is_orphan) {
         flight->is_orphan = false;
         flight->nowners--;

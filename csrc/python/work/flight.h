@@ -1,4 +1,4 @@
-/* What work/work.c and work/flight.c share. All with the GIL held. */
+/* Shared by work/work.c and work/flight.c. Everything here needs the GIL unless it says otherwise. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -11,40 +11,40 @@ typedef struct py_work {
     PyObject *module; /* const after new: keeps `state` alive */
     py_state *state;  /* const after new */
     PyObject *weakrefs;
-    py_flight *flight; /* const after adopt: one share in it; NULL for one that Python has made */
+    py_flight *flight; /* const after adopt: holds one reference; NULL for a Work made in Python */
 } py_work;
 
-/* Of a flight with is_nccl that has started. */
+/* The work (borrowed) of a flight that has is_nccl set and has started. */
 dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 
-/* Without the GIL: the host waits for the end. */
+/* Makes the host wait for the end. Called without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* What its calls fill, of one that has not been settled: a new list, NULL with an exception. */
+/* The tensors that the calls of a flight fill, before it is settled: a new list; NULL with an exception. */
 PyObject *py_flight_make_results(const py_flight *flight);
 
-/* wait(timeout=None): NULL or None is 0, which is no limit. False with an exception. */
+/* Reads the argument of wait(timeout=None). None gives 0, which means no limit. False with an exception. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
-/* For what only an operation can answer: false with a RuntimeError where there is none. The texts are c10d's. */
+/* For questions that only an operation can answer: false with a RuntimeError if there is none. The texts are
+ * c10d's. */
 bool py_work_require_flight(const py_work *self, const char *text);
-/* Waits on the host and settles; false with an exception. */
+/* Makes the host wait for the end and settles the flight. False with an exception. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
-/* 1: done, and what it has brought is where it belongs. 0: not yet, or for ever without an operation. -1 with an
- * exception. */
+/* 1: done and settled. 0: not done; always 0 without an operation. -1 with an exception. */
 int py_work_look(py_work *self);
 
 bool py_flight_is_done(py_flight *flight);
 
-/* Of one that is done: unpacks its outputs, lets its tensors go, keeps its results. False with an
- * exception. May be called any number of times, from any thread; the caller has a share in it. */
+/* Settles a flight that is done: unpacks its outputs, keeps its results and releases its tensors. False with an
+ * exception. May be called any number of times, from any thread. The caller holds a reference. */
 bool py_flight_settle(py_flight *flight);
 
-/* Its Work goes away. */
+/* Called when the Work of the flight goes away. */
 void py_flight_abandon(py_flight *flight);
 
-/* Calls `watcher` without arguments when it is done: at once when it is, else on the completion thread. -1
- * with an exception; one that is under way in the parent of a forked child has no thread that could call. */
+/* Calls `watcher` without arguments when the flight is done: now if it is, otherwise on the completion thread. -1
+ * with an exception, also for an unfinished flight of the parent of a forked child, where no thread could call. */
 int py_flight_watch(py_flight *flight, PyObject *watcher);
 
 void py_completions_schedule_drain_locked(py_completions *queue);

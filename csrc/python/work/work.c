@@ -13,7 +13,7 @@
 static PyObject *
 work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    (void)args; /* a derived class's, or __init__ sees to them */
+    (void)args; /* for a derived class, or checked by __init__ */
     (void)kwargs;
     PyObject *module;
     py_state *state = py_state_of_type(type, &module);
@@ -68,8 +68,8 @@ work_dealloc(PyObject *object)
     py_object_free(object, self->module);
 }
 
-/* What the flight refers to is visited only when nobody else can need it any more: an operation under way may
- * outlive the cycle. */
+/* The objects of the flight are visited only when nothing else can need them any more, because an unfinished
+ * operation may outlive the cycle. */
 static int
 work_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -142,7 +142,7 @@ work_exception(PyObject *object, PyObject *unused)
     return py_error_of_group(self->state, error->code, error);
 }
 
-/* False with an exception that says that `what` has to wait for the end. */
+/* False with an exception; if the work is not done, it says that `what` needs that. */
 static bool
 require_done(py_work *self, const char *what)
 {
@@ -248,7 +248,7 @@ get_op(PyObject *object, void *closure)
                : NULL;
 }
 
-/* As long as the operation may take; 0, which is no limit, without one. */
+/* How long the operation may take; 0, which means no limit, without an operation. */
 static PyObject *
 get_timeout(PyObject *object, void *closure)
 {
@@ -355,7 +355,7 @@ work_synchronize(PyObject *object, PyObject *unused)
     return result != NULL ? Py_NewRef(Py_None) : NULL;
 }
 
-/* ---- what is written in Python */
+/* ---- methods written in Python */
 
 static PyObject *
 call_future_module(PyObject *object, const char *function)
@@ -398,7 +398,7 @@ work_watch(PyObject *object, PyObject *watcher)
     Py_RETURN_NONE;
 }
 
-/* ---- what only backends of other devices do */
+/* ---- methods that only backends of other devices support */
 
 static PyObject *
 work_get_future_result(PyObject *object, PyObject *unused)
@@ -418,7 +418,7 @@ work_block_current_stream(PyObject *object, PyObject *unused)
     return NULL;
 }
 
-/* c10d's way through TorchScript and back; here nothing has to be wrapped. */
+/* c10d wraps a work for TorchScript. Here nothing has to be wrapped. */
 static PyObject *
 work_boxed(PyObject *object, PyObject *unused)
 {
@@ -438,28 +438,30 @@ work_unbox(PyObject *type, PyObject *boxed)
 
 static PyMethodDef work_methods[] = {
     {"is_completed", work_is_completed, METH_NOARGS,
-     "is_completed($self, /)\n--\n\nWhether it has ended, well or not; its outputs can be read then."},
-    {"is_success", work_is_success, METH_NOARGS, "is_success($self, /)\n--\n\nWhether it has ended well."},
+     "is_completed($self, /)\n--\n\nWhether it has ended, successfully or not. Its outputs can be read then."},
+    {"is_success", work_is_success, METH_NOARGS,
+     "is_success($self, /)\n--\n\nWhether it has ended successfully."},
     {"exception", work_exception, METH_NOARGS,
-     "exception($self, /)\n--\n\nWhy it failed; None when it has not, or not ended."},
+     "exception($self, /)\n--\n\nThe exception of an operation that failed; None if it has not failed, or not ended."},
     {"result", work_result, METH_NOARGS,
-     "result($self, /)\n--\n\nThe tensors it has filled, as they were given, in a list."},
+     "result($self, /)\n--\n\nA list of the tensors that it filled, as the caller gave them."},
     {"source_rank", work_source_rank, METH_NOARGS,
-     "source_rank($self, /)\n--\n\nThe rank that sent what was received."},
+     "source_rank($self, /)\n--\n\nThe rank that sent the message."},
     {"_source_rank", work_source_rank, METH_NOARGS,
      "_source_rank($self, /)\n--\n\nThe same as source_rank()."},
     {"wait", PY_FAST_METHOD(work_wait),
-     "wait($self, timeout=None)\n--\n\nWaits for the end and raises what went wrong. When the time is up it raises "
-     "DistTimeoutError,\nand the operation goes on; 0 is no limit, as in c10d."},
+     "wait($self, timeout=None)\n--\n\nWaits for the end, and raises the exception of an operation that failed. "
+     "After the timeout it raises\nDistTimeoutError, and the operation goes on. 0 means no limit, as in c10d."},
     {"synchronize", work_synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nThe same as wait()."},
     {"get_future", work_get_future, METH_NOARGS,
      "get_future($self, /)\n--\n\nA dldist.Future whose value is result()."},
     {"get_future_result", work_get_future_result, METH_NOARGS,
-     "get_future_result($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+     "get_future_result($self, /)\n--\n\nNot supported on the CPU: raises RuntimeError."},
     {"block_current_stream", work_block_current_stream, METH_NOARGS,
-     "block_current_stream($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+     "block_current_stream($self, /)\n--\n\nNot supported on the CPU: raises RuntimeError."},
     {"boxed", work_boxed, METH_NOARGS, "boxed($self, /)\n--\n\nThe work itself."},
-    {"unbox", work_unbox, METH_O | METH_CLASS, "unbox($type, boxed, /)\n--\n\nThe work that boxed() gave."},
+    {"unbox", work_unbox, METH_O | METH_CLASS,
+     "unbox($type, boxed, /)\n--\n\nThe work that boxed() returned."},
     {"_get_duration", work_get_duration, METH_NOARGS,
      "_get_duration($self, /)\n--\n\nMilliseconds from its start to its end."},
     {"_get_sequence_number", work_get_sequence_number, METH_NOARGS,
@@ -467,7 +469,7 @@ static PyMethodDef work_methods[] = {
     {"_get_op_type", work_get_op_type, METH_NOARGS,
      "_get_op_type($self, /)\n--\n\nIts number in c10d's OpType."},
     {"_watch", work_watch, METH_O,
-     "_watch($self, callback, /)\n--\n\nCalls back without arguments once it has ended."},
+     "_watch($self, callback, /)\n--\n\nCalls the callback without arguments once the operation has ended."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -487,8 +489,8 @@ static PyMemberDef work_members[] = {
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc,
-     "Work()\n--\n\nAn operation that is under way.\n\nIt keeps its tensors alive until it has ended, even if nobody holds it. "
-     "It can be awaited;\nthat gives result(). One that Python makes is a base to derive from: it has no operation."},
+     "Work()\n--\n\nAn operation that has been started.\n\nIt keeps its tensors alive until it has ended, even if nobody holds the Work. "
+     "A Work can be awaited,\nwhich gives result(). Work() itself is a base class to derive from: it has no operation."},
     {Py_tp_new, (void *)work_new},
     {Py_tp_init, (void *)work_init},
     {Py_tp_dealloc, (void *)work_dealloc},
