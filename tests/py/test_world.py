@@ -378,8 +378,12 @@ def assert_nothing_is_left(cycle, count):
     for _ in range(count):
         cycle()
     after = usage()
-    assert after["descriptors"] == before["descriptors"]
-    assert after["threads"] == before["threads"]
+    end = time.monotonic() + 5
+    while after["descriptors"] > before["descriptors"] and time.monotonic() < end:
+        time.sleep(0.05)  # links of the last world are closed by the engine's own thread
+        after = usage()
+    assert after["descriptors"] <= before["descriptors"]
+    assert after["threads"] <= before["threads"]
     assert after["mappings"] <= before["mappings"] + 8
     assert after["bytes"] <= before["bytes"] + RSS_ALLOWED
 
