@@ -484,7 +484,7 @@ def test_dumps_of_torch(tmp_path):
 
 def test_empty_folder_and_none(tmp_path):
     code, out, err = run(tmp_path)
-    assert (code, out) == (2, "") and "the folder is empty; dumps are files named PREFIX and the number" in err
+    assert (code, out) == (2, "") and "the folder is empty; dumps are files named PREFIX followed by the rank" in err
     code, _, err = run(tmp_path / "none")
     assert code == 2 and "No such file or directory" in err and "Traceback" not in err
     (tmp_path / "readme").write_text("x")

@@ -1,8 +1,8 @@
-"""Reads the dumps of the flight recorders of all ranks, and says in plain words who is stuck where, and which calls disagree.
+"""Reads the flight recorder dumps of all ranks, and says in plain words which rank is stuck where, and which calls disagree.
 
     python -m dldist.trace FOLDER
 
-`analyse()` is the same for programs. docs/flight-recorder.md says more. Imported when asked for.
+`analyse()` does the same for programs. docs/flight-recorder.md says more. The package does not import this by itself.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LAST = 10
 
 
 class Analysis:
-    """What is found; iterating gives the verdicts, causes first."""
+    """What was found. Iterating gives the verdicts, causes first."""
 
     def __init__(self, case: Case, unreadable: dict[int, str]):
         self.case = case
         self.unreadable = unreadable
-        """By rank: why its dump cannot be read."""
+        """Why a rank's dump cannot be read, by rank."""
         self.verdicts: list[Verdict] = []
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -54,26 +54,26 @@ class Analysis:
 
     @property
     def summary(self) -> str:
-        """The verdict, as one paragraph."""
+        """The outcome in one paragraph."""
         return report.summary(self)
 
     @property
     def exit_status(self) -> int:
-        """0: all matched and done; 1: there is a problem; 2: dumps could not be read, and those that could show none."""
+        """0: all matched and done. 1: there is a problem. 2: some dumps could not be read, and the others show no problem."""
         if any(verdict.kind != model.UNREADABLE for verdict in self.problems):
             return PROBLEM
         return UNREADABLE if self.unreadable or self.problems else ALL_WELL
 
     def text(self, last: int = 0) -> str:
-        """The whole report. `last`: with a table of so many last collectives of each group."""
+        """The whole report. With `last`, it has a table of the last `last` collectives of each group."""
         return report.text(self, last)
 
     def timeline(self) -> dict[str, Any]:
-        """In Chrome's trace event format: json.dump() it."""
+        """A timeline in Chrome's trace event format; write it with json.dump()."""
         return trace_timeline.document(self.case)
 
     def to_json(self) -> dict[str, Any]:
-        """What --json prints. Its keys stay; there may come more."""
+        """What --json prints. Keys may be added, but none will be removed."""
         case = self.case
         return {
             "format": 1,
@@ -104,12 +104,12 @@ def analyse(
     prefix: str | None = None,
     slow_s: float = SLOW_S,
 ) -> Analysis:
-    """What the dumps of all ranks show. `dumps` is a folder, or the dumps by rank: their bytes (pickle or JSON), or what these
-    hold.
+    """What the dumps of all ranks show. `dumps` is a folder, or the dumps by rank: as bytes (pickle or JSON) or already decoded.
 
-    `prefix` is what the names of files in the folder begin with, before the rank; guessed without it. Who calls a collective
-    `slow_s` seconds after others is slow. DumpError: there is nothing to read; a dump that cannot be read among others is part of
-    the result."""
+    `prefix` is the part of the file names before the rank; it is guessed if not given. A rank that calls a collective `slow_s`
+    seconds after the others counts as slow. Raises DumpError if no dump can be read. If only some cannot be read, the result
+    says so.
+    """
     found, unreadable = _read(dumps, prefix)
     case = model.build(found, unreadable)
     analysis = Analysis(case, unreadable)
@@ -136,7 +136,7 @@ def _no_dump(ranks: list[int]) -> Verdict:
         else "have left no dumps: they have died, or their files are"
     )
     return Verdict(
-        model.DEAD_RANK, f"{who} {has} elsewhere. No call of others is seen to wait for that.", culprits=ranks
+        model.DEAD_RANK, f"{who} {has} elsewhere. No call of another rank seems to wait for that.", culprits=ranks
     )
 
 
@@ -164,14 +164,14 @@ def _parsed(data: Any, rank: int) -> Dump:
 
 # ---- command line
 
-_DESCRIPTION = """Reads the dumps of the flight recorders of all ranks, of dldist or of PyTorch (pickle or JSON), and says in
-plain words who is stuck where, and which calls disagree."""
+_DESCRIPTION = """Reads the flight recorder dumps of all ranks, from dldist or from PyTorch (pickle or JSON), and says in
+plain words which rank is stuck where, and which calls disagree."""
 
-_EPILOG = """The dumps are files in FOLDER that are named PREFIX and the number of the rank.
-exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read
+_EPILOG = """The dumps are files in FOLDER, named PREFIX followed by the rank.
+exit status: 0 all matched and done, 1 a problem was found, 2 some dumps could not be read
 examples:
   python -m dldist.trace dumps/
-  python -m dldist.trace --verbose --timeline hang.json dumps/     hang.json is for ui.perfetto.dev
+  python -m dldist.trace --verbose --timeline hang.json dumps/     open hang.json in ui.perfetto.dev
   python -m dldist.trace --json dumps/ | jq .summary"""
 
 
@@ -184,12 +184,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="FOLDER", help="where the dumps are")
-    parser.add_argument("-p", "--prefix", help="what the names of the files begin with, before the rank (default: guessed)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with a table of the last collectives by rank")
+    parser.add_argument("-p", "--prefix", help="the part of the file names before the rank (default: guessed)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="add a table of the last collectives by rank")
     parser.add_argument(
-        "-n", "--last", type=_positive, metavar="N", help=f"how many collectives it has; implies -v (default: {_LAST})"
+        "-n", "--last", type=_positive, metavar="N", help=f"how many collectives the table has; implies -v (default: {_LAST})"
     )
-    slow = "who calls a collective so much after the others is slow (default: %(default)g)"
+    slow = "a rank that calls a collective this long after the others is slow (default: %(default)g)"
     parser.add_argument("--slow", type=_seconds, default=SLOW_S, metavar="SECONDS", help=slow)
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead")
     parser.add_argument("--timeline", metavar="FILE", help="write a timeline, in Chrome's trace event format, for Perfetto")
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1_000_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 999999")
     return int(text)
 
 
@@ -209,14 +209,14 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; gives its exit status."""
+    """Runs the command and returns its exit status."""
     options = _parser().parse_args(argv)
-    gc.disable()  # many small objects, all of which stay
+    gc.disable()  # there are many small objects, and all of them stay
     try:
         analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)
         if options.timeline:
@@ -229,6 +229,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sys.stdout.write(json.dumps(analysis.to_json(), indent=2) + "\n" if options.json else analysis.text(last))
         sys.stdout.flush()
-    except BrokenPipeError:  # such as head, which has seen enough
+    except BrokenPipeError:  # the reader has stopped reading, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return analysis.exit_status

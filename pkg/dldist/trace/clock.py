@@ -1,7 +1,7 @@
-"""Clocks of hosts differ. How much is seen from collectives that nobody can leave before all have come.
+"""How much the clocks of hosts differ, estimated from collectives that no rank can leave before all have entered.
 
-Two ranks that both completed such a one give a sample: they left it at about the same moment, so the difference of their times is
-that of their clocks. And it gives a bound that always holds: neither left before the other came.
+Two ranks that both completed such a collective give a sample. They left it at about the same moment, so their times differ by as
+much as their clocks do. The sample also gives a bound that always holds: neither left before the other entered.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 
-# Nobody leaves one of these before all ranks have come.
+# No rank leaves one of these before all ranks have entered it.
 _SYNCHRONISING = (
     *("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter"),
     *("all_to_all", "alltoall", "barrier", "monitored_barrier"),
 )
 MAX_SAMPLES = 500
 _AGREEMENT_NS = 100_000_000
-"""Differences that a recorder's own delay explains; smaller ones are taken for none."""
+"""A recorder's own delay can explain a difference of up to this much; such a difference is taken as none."""
 
 
 Span = tuple[int, int]
-"""When a rank called a collective, and when it was through."""
+"""When a rank called a collective, and when the rank completed it."""
 Sample = Mapping[int, Span]
-"""Those of one collective, by rank."""
+"""The spans of one collective, by rank."""
 
 
 @dataclasses.dataclass(slots=True)
 class Clocks:
     reference: int
     offsets: dict[int, int]
-    """Nanoseconds that a rank's clock is ahead of the reference's; ranks that are not here could not be compared."""
+    """How many nanoseconds a rank's clock is ahead of the reference's. Ranks that are not in it could not be compared."""
     errors: dict[int, int]
-    """How far off these may be."""
+    """How far off the offsets may be."""
 
     def to_common(self, rank: int, time_ns: int) -> int:
         return time_ns - self.offsets.get(rank, 0)
@@ -46,7 +46,8 @@ def is_synchronising(op: str) -> bool:
 
 
 def estimate(ranks: list[int], samples: list[Sample], weak: list[Sample]) -> Clocks:
-    """`weak`: of collectives that some may leave before others come; for ranks that nothing else connects."""
+    """Compares the clocks. `weak` has the collectives that some may leave before others enter; they are used only for ranks that
+    nothing else connects."""
     reference = min(ranks, default=0)
     clocks = Clocks(reference, {reference: 0}, {reference: 0})
     for kind, difference in ((samples, _difference), (weak, _weak_difference)):
@@ -75,7 +76,7 @@ def _weak_difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
 
 
 def _difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
-    """How far the second clock is ahead of the first, and how wrong that may be."""
+    """How far the second clock is ahead of the first, and how far off that may be."""
     differences = [theirs[1] - ours[1] for ours, theirs in shared]
     lowest = max(theirs[0] - ours[1] for ours, theirs in shared)
     highest = min(theirs[1] - ours[0] for ours, theirs in shared)

@@ -1,4 +1,4 @@
-"""Whether the ranks mean the same collective: op, sizes, types, root. What has to be equal depends on the op."""
+"""Whether the ranks call the same collective: op, sizes, types, root. The op decides what has to be equal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LOOK_AHEAD = 64
 
 
 def _is_gather(op: str) -> bool:
-    """Of any library: an all_gather, whatever its form."""
+    """Whether it is an all_gather, in whatever form and by whatever library."""
     return "all_gather" in op
 
 
 def _is_scatter(op: str) -> bool:
-    """The same for a reduce_scatter of equal parts."""
+    """The same for a reduce_scatter with equal parts."""
     return "reduce_scatter" in op and op != "reduce_scatter_v"
 
 
@@ -27,7 +27,7 @@ def counts(shapes: list[list[int]]) -> tuple[int, ...]:
 
 
 def compare(group: Group, seq: int, present: dict[int, list[Entry]]) -> tuple[str, list[int]] | None:
-    """The kind of difference, and the ranks that differ; None: they fit, as far as can be seen."""
+    """The kind of difference, and the ranks that differ; None if the calls fit as far as the dumps show."""
     found = classes(present, lambda rank: tuple(entry.op for entry in present[rank]))
     if len(found) > 1:
         return model.WRONG_OP, _outside(found)
@@ -66,7 +66,7 @@ def _size_key(entry: Entry) -> Any:
 
 
 def _dtypes_key(entry: Entry) -> Any:
-    # Recorders leave out types of what has no elements, or give them all the same.
+    # Some recorders leave out the types of tensors without elements, and others write them all the same.
     inputs, outputs = frozenset(entry.input_dtypes), frozenset(entry.output_dtypes)
     if entry.op == "gather":
         return inputs
@@ -100,7 +100,7 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
 
 
 def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
-    """Each rank has one part, and says how large those of all are: they have to agree."""
+    """Each rank has one part, and says how large everybody's part is: both must agree."""
     found = classes(sizes, lambda rank: sizes[rank][1])
     if len(found) > 1:
         return _outside(found)
@@ -146,12 +146,12 @@ def key(entries: list[Entry]) -> tuple[Any, ...]:
 
 
 def order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
-    """How the calls of a rank came to differ from a reference's at `seq`: "swapped" (and where the reference's call comes),
-    "left out", "one more", or "" where that cannot be seen."""
+    """How the calls of a rank came to differ from a reference's at `seq`: "swapped" (and where the reference's call follows),
+    "left out", "one more", or "" if the dumps do not show it."""
     ours = _keys_from(calls, seq)
     theirs = _keys_from(reference, seq)
     if ours[0] == theirs[0]:
-        return "", seq  # what has to fit there shows only with all ranks, as with all_to_all
+        return "", seq  # only all ranks together show whether this call fits, as with all_to_all
     both = min(len(ours), len(theirs))
     if both > 1 and ours[0] == theirs[1] and ours[1] == theirs[0] and ours[2:both] == theirs[2:both]:
         return "swapped", seq + 1
@@ -176,7 +176,7 @@ def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]
 
 
 def what(entries: list[Entry]) -> str:
-    """What is called, without sizes."""
+    """The name of the call, without sizes."""
     names = list(dict.fromkeys(entry.op for entry in entries))
     return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
 
@@ -184,7 +184,7 @@ def what(entries: list[Entry]) -> str:
 def mismatch(
     case: model.Case, group: Group, seq: int, present: dict[int, list[Entry]], kind: str, culprits: list[int]
 ) -> Verdict:
-    """The verdict about ranks that do not call the same."""
+    """The verdict on ranks whose calls differ."""
     others = sorted(set(present) - set(culprits))
     reference = others[0] if others else culprits[0]
     note = ""

@@ -1,4 +1,4 @@
-"""Goes through the collectives of a group in order, up to the first that is not right: what comes after it follows from it."""
+"""Goes through the collectives of a group in order, up to the first problem: whatever comes later follows from that."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from dldist.trace.read import Entry
 CALLED, FORGOTTEN, ABSENT, NO_DUMP = "called", "forgotten", "absent", "no dump"
 
 _MUCH_WORSE = 1.2
-"""Who comes late to one collective comes late to those that follow: the first is the one to tell."""
+"""A rank that is late for one collective is late for those that follow. The first one is worth telling, a later one only if
+it is worse by this factor."""
 
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:
-    """Fills in what of the group is matched, and its verdicts."""
+    """Fills in which collectives of the group match, and its verdicts."""
     slowest: Verdict | None = None
     worst_ns = 0
     for seq in group.numbers():
         present = {rank: calls[seq] for rank, calls in group.calls.items() if seq in calls}
         verdict = _problem(case, group, seq, present, slow_s)
         if verdict:
-            # Of what is no problem the first of a kind will do.
+            # For verdicts that are no problem, the first of each kind is enough.
             if verdict.is_problem or all(known.kind != verdict.kind for known in group.verdicts):
                 group.verdicts.append(verdict)
             if verdict.is_problem:
@@ -55,7 +56,7 @@ def presence(case: Case, group: Group, rank: int, seq: int, present: dict[int, l
         if status.get("last_enqueued_collective", -1) >= seq:
             return FORGOTTEN
     if not calls and dump.entries:
-        # Nothing of this group is left: it was before what the ring holds, if all others called it before that.
+        # The ring holds nothing of this group any more. If all others called it before the oldest entry here, so did this rank.
         oldest = case.created(rank, dump.entries[0])
         if all(case.created(other, entries[0]) < oldest for other, entries in present.items()):
             return FORGOTTEN
@@ -63,7 +64,7 @@ def presence(case: Case, group: Group, rank: int, seq: int, present: dict[int, l
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
-    """What the group is called in the status of a rank's dump: as in its own calls, else as in those of others."""
+    """The group's ids in the status of a rank's dump: those in its own calls, or else those in the calls of others."""
     some = [group.calls[rank]] if group.calls.get(rank) else list(group.calls.values())
     return {entry.group_id for calls in some for entries in calls.values() for entry in entries}
 
@@ -86,7 +87,7 @@ def _problem(case: Case, group: Group, seq: int, present: dict[int, list[Entry]]
 
 
 def late_ranks(case: Case, present: dict[int, list[Entry]], slow_s: float, needs_clocks: bool) -> tuple[list[int], int]:
-    """Those that called long after others had, and how long."""
+    """The ranks that called long after the others, and how long after."""
     if needs_clocks and not all(case.clocks.is_known(rank) for rank in present):
         return [], 0
     arrivals = sorted((case.created(rank, entries[0]), rank) for rank, entries in present.items())
@@ -124,7 +125,7 @@ def _verdict(
 
 
 def _waiting_clause(case: Case, present: dict[int, list[Entry]], without: Sequence[int] = ()) -> str:
-    """ "Ranks 0 and 1 are in it (train.py:31 in step())"."""
+    """A sentence such as "Ranks 0 and 1 wait in it (train.py:31 in step())"."""
     texts = {}
     for rank, entries in present.items():
         if rank not in without:
@@ -150,7 +151,7 @@ def _waiting_clause(case: Case, present: dict[int, list[Entry]], without: Sequen
 
 
 def position(case: Case, group: Group, rank: int) -> str:
-    """How far a rank is that has not called what others have."""
+    """How far a rank has come that has not called what the others have."""
     calls = group.calls.get(rank, {})
     if not calls:
         has_more = bool(case.dumps[rank].entries)
@@ -181,7 +182,7 @@ def label(entry: Entry) -> str:
 
 
 def blocked_in(case: Case, rank: int) -> Entry | None:
-    """The oldest call that the rank has under way, of whatever group."""
+    """The oldest unfinished call of the rank, in any group."""
     return next((entry for entry in case.dumps[rank].entries if not entry.is_ended), None)
 
 
@@ -256,7 +257,7 @@ def _unfinished(
     arrivals = [case.created(rank, entries[0]) for rank, entries in present.items()]
     text = f"{capitalised(title)} is under way on {ranks_text(pending)}, and nothing disagrees: all called the same, within "
     text += f"{span_text(max(arrivals) - min(arrivals))}{clocks}, {span_text(max(case.end_ns - max(arrivals), 0))} before "
-    text += "the last thing that any dump knows of. Either it was still running, or the network or a device does not get on. "
+    text += "the last event in any dump. Either it was still running, or the network or a device makes no progress. "
     return _verdict(case, group, seq, present, model.STUCK, pending, text + _waiting_clause(case, present, done) + ".")
 
 
@@ -272,7 +273,7 @@ def _was_slow(case: Case, group: Group, seq: int, present: dict[int, list[Entry]
 
 
 def _odd_shapes(case: Case, group: Group, seq: int, present: dict[int, list[Entry]]) -> Verdict | None:
-    """As many elements, in other shapes: that works, and is seldom meant."""
+    """A note if the ranks have as many elements but other shapes: that works, but is seldom intended."""
     op = next(iter(present.values()))[0].op
     if op.startswith(("all_to_all", "gather", "scatter", "broadcast", "reduce")):
         return None
@@ -284,7 +285,7 @@ def _odd_shapes(case: Case, group: Group, seq: int, present: dict[int, list[Entr
         f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {model.operands_text(present[ranks[0]][0])}" for ranks in found[:4]
     ]
     text = f"The shapes differ in {_title(group, seq, present)}, though not the numbers of elements: {'; '.join(clauses)}. "
-    text += "It works; is it meant?"
+    text += "This works, but is it intended?"
     verdict = _verdict(case, group, seq, present, model.DIFFERENT_SHAPE, culprits, text)
     verdict.is_problem = False
     return verdict

@@ -1,4 +1,4 @@
-"""What the analysis is made of: groups, their calls by rank, verdicts; and how things are called in texts."""
+"""The parts of the analysis: groups, their calls by rank, and verdicts. Also how texts name ranks, groups and calls."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ UNREADABLE = "unreadable"
 
 @dataclasses.dataclass(slots=True)
 class Verdict:
-    """One thing that has been found."""
+    """One finding."""
 
     kind: str
-    """missing_rank, wrong_op ...: the names at the top of this module."""
+    """One of the names at the top of this module: missing_rank, wrong_op ..."""
     text: str
-    """In plain words, whole sentences."""
+    """The finding in plain words, in whole sentences."""
     group: str = ""
-    """The name of the group; empty: it is about no group."""
+    """The name of the group, empty if the verdict is about no group."""
     desc: str = ""
     seq: int | None = None
-    """Of a collective: its number in its group, from 1."""
+    """The number of a collective in its group, from 1."""
     op: str = ""
     culprits: list[int] = dataclasses.field(default_factory=list)
-    """Global ranks that differ from the others. Of two that disagree nobody can say who is wrong: then it is the higher one."""
+    """Global ranks that differ from the others. If two ranks disagree, nobody can say which is wrong: the higher one is named."""
     others: list[int] = dataclasses.field(default_factory=list)
-    """Those that wait for them, or that they differ from."""
+    """The ranks that wait for the culprits, or that the culprits differ from."""
     waiting: list[int] = dataclasses.field(default_factory=list)
-    """Who has called it, and is not through."""
+    """The ranks that have called it and have not completed it."""
     sites: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Where ranks called it from."""
+    """Where each rank called it."""
     is_problem: bool = True
-    """False: worth knowing, and nobody is stuck because of it."""
+    """False if this is worth knowing, but no rank is stuck because of it."""
     because: Verdict | None = None
-    """Of a problem that follows from another one: that."""
+    """The problem that this one follows from, if any."""
     lines: list[str] = dataclasses.field(default_factory=list)
-    """What each rank does, for the details."""
+    """What each rank is doing, for the details."""
 
     def to_json(self) -> dict[str, Any]:
         names = ("kind", "text", "group", "desc", "seq", "op", "culprits", "others", "waiting", "is_problem")
@@ -68,7 +68,7 @@ class Verdict:
 
 
 def title_of(name: str, desc: str) -> str:
-    """What to call a group: the default one as errors do, whose name in dumps is a number."""
+    """What to call a group. The default group, which is a number in dumps, gets the name that errors use."""
     if desc == "default_pg":
         return 'group "default"'
     return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
@@ -81,13 +81,13 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks, by rank in the group."""
     is_inferred: bool
-    """No dump says who belongs to it: these are the ranks that have called something."""
+    """Whether no dump says which ranks belong to it; `ranks` are then those that have called something."""
     calls: dict[int, dict[int, list[Entry]]] = dataclasses.field(default_factory=dict)
     """Collectives, by rank and number; a coalesced block has several entries."""
     messages: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
-    """Point to point, by rank."""
+    """Sends and receives, by rank."""
     matched: list[int] = dataclasses.field(default_factory=list)
-    """Numbers of the collectives that all ranks have called, alike, and completed."""
+    """The numbers of the collectives that all ranks called alike and completed."""
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
 
     @property
@@ -103,18 +103,18 @@ class Group:
 
 @dataclasses.dataclass(slots=True)
 class Case:
-    """All dumps, and what is worked out before anything is compared."""
+    """All dumps, and what is worked out from them before anything is compared."""
 
     dumps: dict[int, Dump]
     world: list[int]
-    """All ranks that any dump knows of."""
+    """All ranks that any dump mentions."""
     lost: list[int]
-    """Those of them that have left no dump."""
+    """The ranks among them that left no dump."""
     groups: list[Group]
     clocks: Clocks
     sites: Sites
     end_ns: int
-    """The last thing that any rank has written down, by the common clock."""
+    """The time of the last event in any dump, by the common clock."""
 
     def created(self, rank: int, entry: Entry) -> int:
         return self.clocks.to_common(rank, entry.created_ns)
@@ -163,7 +163,7 @@ def _group_of(found: dict[tuple[str, frozenset[int] | None], Group], dump: Dump,
 
 
 def _drop_markers(group: Group) -> None:
-    """What ends a block of nothing but messages is no collective: not all ranks have such a block."""
+    """Drops the entries that end a block of messages only. They are no collectives: not all ranks have such a block."""
     for rank, calls in group.calls.items():
         before = {entry.index for entry in group.messages.get(rank, ())}
         for seq in [seq for seq, entries in calls.items() if len(entries) == 1 and entries[0].op == "coalesced"]:
@@ -172,7 +172,8 @@ def _drop_markers(group: Group) -> None:
 
 
 def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
-    """Of the collectives that were completed on several ranks. `needs_all`: those that nobody leaves before all have come."""
+    """Samples of the collectives that several ranks completed. `needs_all` picks those that no rank leaves before all have
+    entered, and False the others."""
     samples: list[Sample] = []
     for group in groups:
         for seq in group.numbers():
@@ -190,7 +191,7 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0 and 2", "ranks 0 to 5 and 7"."""
+    """For example "rank 3", "ranks 0 and 2", "ranks 0 to 5 and 7"."""
     left = sorted(set(ranks))
     if len(left) == 1:
         return f"rank {left[0]}"
@@ -226,7 +227,7 @@ def span_text(ns: int) -> str:
 
 
 def shapes_text(shapes: list[list[int]], dtypes: list[str]) -> str:
-    """ "Float[2, 3]"; several with commas."""
+    """For example "Float[2, 3]"; several are joined by commas."""
     names = dtypes if len(dtypes) == len(shapes) else dtypes[:1] * len(shapes) if len(set(dtypes)) == 1 else [""] * len(shapes)
     parts = [f"{name}{shape}" for name, shape in zip(names, shapes)]
     if len(parts) > 4:
@@ -246,7 +247,7 @@ _WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
 
 
 def reason_text(entry: Entry) -> str:
-    """Why it failed, without what is clear: which call of which rank that was."""
+    """Why the call failed, without the part that says which call of which rank it was: that is clear already."""
     return _WHERE.sub("", entry.error, count=1)
 
 
@@ -261,7 +262,7 @@ def state_text(entry: Entry, quiet_failure: bool = False) -> str:
 
 
 def by_text(texts: dict[int, str]) -> list[tuple[list[int], str]]:
-    """Ranks of which the same is said, together."""
+    """The texts, each with all the ranks that it is about."""
     found: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         found.setdefault(text, []).append(rank)
@@ -275,7 +276,7 @@ def lines_by_rank(texts: dict[int, str]) -> list[str]:
 
 
 def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
-    """Ranks by what they have in common: the largest class first, of equals the one with the lowest rank."""
+    """The ranks, grouped by `key`: the largest group first, and among equals the one with the lowest rank."""
     found: dict[Any, list[int]] = {}
     for rank in sorted(ranks):
         found.setdefault(key(rank), []).append(rank)

@@ -1,4 +1,4 @@
-"""Point to point: the sends of one rank to another against the receives there, in order."""
+"""Messages: compares the sends of one rank to another with the receives there, in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pairs = dict[tuple[int, int], list[Entry]]
 
 
 def _by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
-    """Sends and receives by (from, to), global ranks; and receives from any rank, by who receives."""
+    """Sends and receives by (from, to), in global ranks, and receives from any rank by the receiving rank."""
     sends: Pairs = {}
     receives: Pairs = {}
     wild: dict[int, list[Entry]] = {}
@@ -45,7 +45,7 @@ def _pair(
     if any(rank not in case.dumps for rank in ends):
         return _one_sided(case, group, ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
     if any(case.dumps[rank].is_partial for rank in ends):
-        # Which were first is forgotten on one side; those under way are the last on both.
+        # One side has forgotten its first messages. The unfinished ones are the last on both sides.
         sends = [entry for entry in sends if not entry.is_ended]
         receives = [entry for entry in receives if not entry.is_ended]
     both = min(len(sends), len(receives))
@@ -68,12 +68,12 @@ def _pair(
 
 
 def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
-    """The same messages in another order: they have tags, which no dump tells."""
+    """Whether these are the same messages in another order: they have tags, which dumps do not record."""
     return sorted(counts(entry.inputs) for entry in sends) == sorted(counts(entry.outputs) for entry in receives)
 
 
 def _not_taken(sends: list[Entry], wild: list[Entry]) -> list[Entry]:
-    """Sends without those that receives from any rank may have got; these are used up."""
+    """The sends that no receive from any rank can have taken. Removes from `wild` the receives that took the others."""
     taken = min(len(sends), len(wild))
     del wild[:taken]
     return sends[taken:]
@@ -119,7 +119,7 @@ def _unequal(case: Case, group: Group, ends: tuple[int, int], send: Entry, recei
 
 def _under_way(case: Case, group: Group, ends: tuple[int, int], send: Entry, receive: Entry) -> Verdict:
     source, target = ends
-    text = f"A message of {group.title} is under way, and both sides fit: rank {source} has {_call(case, send, ends)}, "
+    text = f"A message of {group.title} is under way, and both sides match: rank {source} has {_call(case, send, ends)}, "
     text += f"{state_text(send)}; "
     text += f"rank {target} has {_call(case, receive, ends)}, {state_text(receive)}."
     waiting = [rank for rank, entry in ((source, send), (target, receive)) if not entry.is_ended]

@@ -1,7 +1,7 @@
-"""Dumps of flight recorders: which files they are, and what is in them.
+"""Dumps of flight recorders: how to find the files, and how to read them.
 
-A dump is somebody else's bytes. It is read by what can make containers, strings, numbers and None only, its size is bounded, and
-what does not fit is a DumpError that names the file and the path to the field.
+A dump is not trusted. Its reader makes nothing but containers, strings, numbers and None, and its size is bounded. Anything
+unexpected is a DumpError that names the file and the path to the field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_FILE_BYTES = 512 << 20
 MAX_ITEMS = 20_000_000
-"""How many values are looked at in one dump: references to the same one count as often as they occur."""
+"""How many values of one dump are read at most. A value counts each time that it is referred to."""
 
 _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
@@ -26,7 +26,7 @@ ANY_PEER = -1
 
 
 class DumpError(ValueError):
-    """Bytes that are no dump; the text begins with the name of the file."""
+    """These bytes are not a dump. The text begins with the name of the file."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Entry:
     desc: str
     group_id: int
     seq: int
-    """Of a collective: its number in the group. Those of one coalesced block share a number."""
+    """The number of a collective in its group. The collectives of a coalesced block share one number."""
     is_p2p: bool
     op: str
-    """Without the backend: "all_reduce", "send"."""
+    """The operation without the backend: "all_reduce", "send"."""
     backend: str
     source: int
-    """Of messages: ranks in the group, ANY_PEER for any; else -1."""
+    """For a message, a rank in the group, or ANY_PEER; else -1. The same goes for target."""
     target: int
     inputs: list[list[int]]
     outputs: list[list[int]]
@@ -65,11 +65,11 @@ class Entry:
     started_ns: int | None
     completed_ns: int | None
     ended_ns: int | None
-    """When it failed, where the recorder knows."""
+    """When it failed, if the recorder knows."""
     is_retired: bool
     timeout_ms: int | None
     error: str
-    """Why it failed, where the recorder knows."""
+    """Why it failed, if the recorder knows."""
     frames: list[Frame]
     """Innermost first."""
 
@@ -79,12 +79,12 @@ class Entry:
             return False
         if self.state == "completed" or self.completed_ns is not None:
             return True
-        # Recorders that see no begin and no end of an operation leave it "scheduled", and retire it when it is done.
+        # A recorder that does not see an operation begin and end leaves it "scheduled", and retires it when it is done.
         return self.is_retired and self.state == "scheduled"
 
     @property
     def is_ended(self) -> bool:
-        """Completed or failed: nobody waits in it any more."""
+        """Whether it has completed or failed: nothing waits in it any more."""
         return self.is_completed or self.is_retired or bool(self.error)
 
     @property
@@ -106,7 +106,7 @@ class GroupConfig:
 
 @dataclasses.dataclass(slots=True)
 class Dump:
-    """What one rank has written."""
+    """What one rank wrote."""
 
     rank: int
     source: str
@@ -114,31 +114,31 @@ class Dump:
     version: str
     groups: dict[str, GroupConfig]
     status: dict[str, dict[str, int]]
-    """By id of the group in this process: last_enqueued_collective, last_started_collective, last_completed_collective."""
+    """last_enqueued_collective, last_started_collective and last_completed_collective, by the group's id in this process."""
     entries: list[Entry]
     """Oldest first."""
     is_partial: bool
-    """Not all calls are here: the ring has made room for newer ones, or the dump has those alone that had not ended."""
+    """Whether calls are missing: newer ones have replaced them in the ring, or the dump has only those that had not ended."""
 
 
 # ---- files
 
 
 def find(folder: str, prefix: str | None = None) -> dict[int, str]:
-    """The files of the ranks in a folder, by rank."""
+    """The dump files in a folder, by rank."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     except OSError as error:
         raise DumpError(f"{folder}: {error.strerror or error}") from None
     if not names:
-        raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX and the number of the rank")
+        raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX followed by the rank")
     by_prefix: dict[str, dict[int, list[str]]] = {}
     for name in names:
         found = _NAME.fullmatch(name)
         if found and (prefix is None or found[1] == prefix):
             by_prefix.setdefault(found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
         elif prefix is not None and name.startswith(prefix):
-            # A prefix that ends in a digit.
+            # The prefix ends in a digit.
             rest = _NAME.fullmatch(name[len(prefix) :])
             if rest and not rest[1]:
                 by_prefix.setdefault(prefix, {}).setdefault(int(rest[2]), []).append(os.path.join(folder, name))
@@ -151,7 +151,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         shown = ", ".join(repr(key) for key in sorted(by_prefix))
         raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
     (files,) = by_prefix.values()
-    # Of a rank that has both, the one with stacks.
+    # If a rank has both a pickle and a JSON file, take the pickle, which has stacks.
     return {rank: min(paths, key=lambda path: (path.endswith(".json"), path)) for rank, paths in sorted(files.items())}
 
 
@@ -175,7 +175,7 @@ def read_file(path: str, rank: int) -> Dump:
 
 
 def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
-    """A dump from its bytes, or from what these hold."""
+    """A dump from its bytes, or from the decoded dict."""
     source = source or f"dump of rank {rank}"
     if not isinstance(data, dict):
         data = _load(bytes(data), source)
@@ -183,7 +183,7 @@ def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
 
 
 class _Plain(pickle._Unpickler):
-    """The one that is written in Python: that in C makes room for whatever index of its memo the bytes name."""
+    """The unpickler written in Python. The one in C makes its memo as large as any index in the bytes asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds {module}.{name}; a dump has only lists, dicts, strings and numbers")
@@ -191,7 +191,7 @@ class _Plain(pickle._Unpickler):
 
 def _load(data: bytes, source: str) -> Any:
     if len(data) > MAX_FILE_BYTES:
-        raise DumpError(f"{source}: more than {MAX_FILE_BYTES >> 20} MiB are no dump")
+        raise DumpError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB, too large for a dump")
     if not data:
         raise DumpError(f"{source}: the file is empty; was the process killed while it wrote?")
     if data.lstrip()[:1] == b"{":
@@ -202,7 +202,7 @@ def _load(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
     try:
         return json.loads(data) if kind == "JSON" else _Plain(io.BytesIO(data)).load()
-    except Exception as error:  # whatever an unpickler makes of any bytes
+    except Exception as error:  # arbitrary bytes can make an unpickler raise anything
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
 
@@ -225,7 +225,7 @@ def _shown(value: Any) -> str:
 
 
 class _Reader:
-    """Takes one dump apart; `source` is what errors begin with."""
+    """Takes one dump apart. Its errors begin with `source`."""
 
     def __init__(self, source: str):
         self.source = source
@@ -237,7 +237,7 @@ class _Reader:
     def spend(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise DumpError(f"{self.source}: more than {MAX_ITEMS} values are no dump")
+            raise DumpError(f"{self.source}: more than {MAX_ITEMS} values, too many for a dump")
 
     def integer(self, value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_INT <= value <= _MAX_INT:
@@ -245,7 +245,7 @@ class _Reader:
         return value
 
     def numeral(self, value: Any, where: str) -> int:
-        """A number, or one as text, as some are in JSON."""
+        """A number, possibly written as text, as some are in JSON."""
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
             value = int(value)
         return self.integer(value, where)
@@ -286,7 +286,7 @@ class _Reader:
         status = self.status(top.get("pg_status") or {})
         is_partial = bool(ids) and (ids[0] > 1 or ids[-1] - ids[0] >= len(ids))
         if not any(entry.is_ended for entry in entries):
-            # Something has been completed, and is not here: the dump was to have only what is under way.
+            # Something was completed and is not here, so the dump was asked for unfinished calls only.
             is_partial |= any(group.get("last_completed_collective", -1) > 0 for group in status.values())
         return Dump(rank, self.source, version, groups, status, entries, is_partial)
 
@@ -305,7 +305,7 @@ class _Reader:
             ranks = tuple(self.integer(r, f"{where}.ranks[{i}]") for i, r in enumerate(self.sequence(ranks, where + ".ranks")))
             if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
                 raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
-            if ranks:  # without ranks it is nothing but a name
+            if ranks:  # without ranks, the entry is just a name
                 found[name] = GroupConfig(name, self.text(config.get("desc", ""), where + ".desc"), ranks)
         return found
 

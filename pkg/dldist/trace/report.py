@@ -1,4 +1,4 @@
-"""What is found, in words."""
+"""The findings in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 116
 
 
 def numbers_text(numbers: list[int]) -> str:
-    """ "#1", "#1 to #40", "#1 to #3 and #5"."""
+    """For example "#1", "#1 to #40", "#1 to #3 and #5"."""
     if not numbers:
         return "none"
     parts = []
@@ -52,7 +52,7 @@ def summary(analysis: Analysis) -> str:
 def _all_well(analysis: Analysis) -> str:
     dumps = analysis.case.dumps
     if not any(dump.entries for dump in dumps.values()):
-        return f"The dumps of {ranks_text(dumps)} are readable, and hold no calls."
+        return f"The dumps of {ranks_text(dumps)} can be read, but contain no calls."
     collectives = sum(len(group.matched) for group in analysis.case.groups)
     messages = sum(len(entries) for group in analysis.case.groups for entries in group.messages.values())
     parts = []
@@ -64,7 +64,7 @@ def _all_well(analysis: Analysis) -> str:
 
 
 def text(analysis: Analysis, last: int = 0) -> str:
-    """All of it; with a table of the last collectives of each group if `last` is not 0."""
+    """The whole report. If `last` is not 0, it has a table of the last collectives of each group."""
     blocks = [_fill(summary(analysis)), "\n".join(_dumps(analysis))]
     general = [v for v in analysis.verdicts if not v.group]
     if shown := [v for v in general if v.text not in blocks[0]]:
@@ -92,7 +92,7 @@ def _dumps(analysis: Analysis) -> list[str]:
     lines += [f"       {error}" for error in analysis.unreadable.values()]
     partial = [rank for rank, dump in case.dumps.items() if dump.is_partial]
     if partial:
-        lines.append(f"       {ranks_text(partial)}: not all calls are in them, older ones have made room")
+        lines.append(f"       {ranks_text(partial)}: calls are missing, such as old ones that newer ones have replaced")
     lines.append("clocks: " + clocks_text(analysis))
     return lines
 
@@ -117,15 +117,16 @@ def clocks_text(analysis: Analysis) -> str:
         of = "that" if len(unknown) == 1 else "those"
         compares = verb(unknown, "compares", "compare")
         parts.append(
-            f"nothing tells how {of} of {ranks_text(unknown)} {compares}: "
-            "no times of collectives that were completed there and elsewhere"
+            f"it is not known how {of} of {ranks_text(unknown)} {compares}: "
+            "the dumps have no times of a collective that was completed both there and elsewhere"
         )
     return "; ".join(parts) or "there is only one"
 
 
 def _group(analysis: Analysis, group: Group) -> list[str]:
     members = f", {ranks_text(group.ranks)}" if group.ranks else ""
-    lines = [f"{group.title}{members}" + (" (by their calls: no dump says who belongs to it)" if group.is_inferred else "")]
+    inferred = " (going by their calls: no dump says which ranks belong to it)" if group.is_inferred else ""
+    lines = [f"{group.title}{members}{inferred}"]
     if group.calls:
         lines.append(f"  collectives that match and are completed: {numbers_text(group.matched)}")
     elif not group.messages:

@@ -1,4 +1,4 @@
-"""Where a call comes from, in few words: the program's own frame, its file by as little of the path as tells it from others."""
+"""Where a call comes from, in few words: the program's own frame, with just enough of the file's path to tell it from others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dldist.trace.read import Dump, Frame
 
-# Files of what only hands calls on: a program's own line is further out. A program may lie in a folder that is called dldist.
+# Files that only pass calls on; the program's own line is further out. A program may itself be in a folder named dldist.
 _PLUMBING = re.compile(
     r"/dldist/(c10d/|_\w+\.py|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
     r"|-packages/(torch|torchcomms)/|/torch/(_\w+|autograd|distributed|nn|optim|utils)/"
@@ -16,16 +16,16 @@ _PLUMBING = re.compile(
 
 
 def own_frames(frames: list[Frame]) -> list[Frame]:
-    """Those of the program, innermost first; all, if there is nothing but plumbing."""
+    """The program's own frames, innermost first, or all frames if the program has none."""
     own = [frame for frame in frames if not _PLUMBING.search(frame.file)]
     return own or frames
 
 
 class Sites:
-    """Names call sites, by the files that occur in some dumps."""
+    """Names call sites. File names are shortened as far as the files in the given dumps allow."""
 
     def __init__(self, dumps: Iterable[Dump]):
-        # The same few stacks come again and again.
+        # The same few stacks come up again and again.
         files = {frame.file for dump in dumps for entry in dump.entries for frame in entry.frames}
         self._short = _shortest(files)
 
@@ -35,12 +35,12 @@ class Sites:
         return f"{file}:{frame.line}" + ("" if function == "<module>" else f" in {function}")
 
     def of(self, frames: list[Frame]) -> str:
-        """ "train.py:17 in forward()"; empty where no stack is known."""
+        """For example "train.py:17 in forward()"; empty if no stack is known."""
         own = own_frames(frames)
         return self.frame(own[0]) if own else ""
 
     def apart(self, stacks: list[list[Frame]]) -> list[str]:
-        """A name for each, which goes outwards until those that differ look different."""
+        """A name for each stack. Where needed it names an outer frame too, so that different stacks get different names."""
         owns = [own_frames(frames) for frames in stacks]
         distinct = {tuple(own) for own in owns}
         inmost = {own[0] for own in distinct if own}
@@ -62,7 +62,7 @@ class Sites:
 
 
 def _shortest(files: set[str]) -> dict[str, str]:
-    """For each path the fewest of its last parts that no other path ends in."""
+    """Each path, shortened to the fewest of its last parts that no other path ends in."""
     short = {}
     left, parts = set(files), 1
     while left:
@@ -73,7 +73,7 @@ def _shortest(files: set[str]) -> dict[str, str]:
             if len(owners) == 1 and owners[0] in left:
                 short[owners[0]] = end
                 left.discard(owners[0])
-        # Two paths may be alike but for what lies before the first "/".
+        # Two paths may differ only before the first "/".
         for file in [file for file in left if file.count("/") < parts]:
             short[file] = file
             left.discard(file)

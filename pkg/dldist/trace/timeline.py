@@ -1,8 +1,8 @@
 """A timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-A process for each rank; in it a track for each group's collectives and for each rank that it talks to. Calls that overlap get
-more tracks of the same name, as slices of one track have to nest. Arrows join what the ranks have called of one collective or
-message.
+Each rank is a process. It has a track for the collectives of each group, and one for each rank that it exchanges messages with.
+Calls that overlap get more tracks of the same name, because the slices of one track must nest. Arrows join the ranks' calls of
+the same collective or message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dldist.trace.model import Case, Group, operands_text, state_text, title_of
 from dldist.trace.read import Entry
 
 _UNFINISHED_NS = 1_000_000
-"""What is unfinished goes at least so far beyond the last thing that is known, so that it is seen."""
+"""An unfinished call extends at least this far beyond the last known event, so that it can be seen."""
 
 Event = dict[str, Any]
 
@@ -75,7 +75,7 @@ class _Timeline:
             tracks.setdefault(title, []).append(entry)
         tid = 0
         for title, entries in tracks.items():
-            lanes: list[int] = []  # when each is free again
+            lanes: list[int] = []  # the time at which each is free again
             first = tid + 1
             for one in sorted((self.slice(rank, entry) for entry in entries), key=lambda one: (one.begin, one.end)):
                 lane = next((i for i, free in enumerate(lanes) if free <= one.begin), len(lanes))
@@ -96,7 +96,7 @@ class _Timeline:
         if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
             end = self.case.clocks.to_common(rank, ended_ns)
         elif entry.is_completed:
-            end = begin  # when is not recorded
+            end = begin  # the end was not recorded
         else:
             end = self.end
         return _Slice(rank, entry, begin, max(end, begin + 1))
@@ -134,7 +134,7 @@ class _Timeline:
         return found
 
     def arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
-        """From who came first to who came last, through all."""
+        """Draws arrows from the first rank that called, through all, to the last."""
         ends = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda one: (one.begin, one.rank))
         if len(ends) < 2:
             return
@@ -152,7 +152,7 @@ class _Timeline:
         receives: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
         for rank, entries in group.messages.items():
             if self.case.dumps[rank].is_partial:
-                continue  # which belong together is forgotten
+                continue  # the dump no longer shows which messages belong together
             for entry in entries:
                 found = sends if entry.op == "send" else receives
                 found.setdefault((entry.source, entry.target), []).append((rank, entry))
