@@ -453,4 +453,4 @@ def test_a_failure_travels_without_its_text_if_need_be():
     outgoing = Outgoing(Unspeakable(), PICKLE)
     assert isinstance(outgoing.error, Unspeakable)
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()
-    assert str(failure) == "call(): rank 3 could not send its object: Unspeakable, of which no text can be had"
+    assert str(failure) == "call(): rank 3 could not send its object: Unspeakable, whose text could not be made"

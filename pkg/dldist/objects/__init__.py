@@ -1,1 +1,1 @@
-"""Objects between ranks: who sends what to whom, and how they become bytes."""
+"""Sending objects between ranks: the exchange itself, and how objects become bytes."""

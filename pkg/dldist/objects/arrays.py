@@ -1,4 +1,4 @@
-"""Arrays of any library as dtype, shape and bytes, and back: for the serializer "safe"."""
+"""Turns arrays of any library into dtype, shape and bytes, and back, for the serializer "safe"."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ITEM_BYTES = {
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
 
-# Of memoryview, for programs without NumPy.
+# memoryview's format characters, for programs without NumPy.
 _FORMATS: dict[str, Any] = {
     "bool": "?",
     "int8": "b",
@@ -54,7 +54,7 @@ _FORMATS: dict[str, Any] = {
 
 
 class Array:
-    """What travels of an array; `raw` are its bytes in row-major order."""
+    """The parts of an array that are sent; `raw` holds its bytes in row-major order."""
 
     __slots__ = ("dtype", "library", "raw", "shape")
 
@@ -66,7 +66,7 @@ class Array:
 
 
 def describe(obj: Any) -> Array | None:
-    """The object as an array, or None if it is none; TypeError if it is one that cannot travel."""
+    """The object as an array, or None if it is not an array. TypeError if it is an array that cannot be sent."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     kind = type(obj)
     if numpy is not None and kind is numpy.ndarray:
@@ -83,12 +83,12 @@ def describe(obj: Any) -> Array | None:
 
 
 def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
-    """Of a class that means more than its numbers, such as a masked array."""
+    """Whether its class means more than the numbers in it, as a masked array does."""
     array = sys.modules.get("array")
     if array is not None and isinstance(obj, array.array):
         return type(obj) is not array.array
     if isinstance(obj, (bytes, bytearray)):
-        return True  # these themselves are no arrays
+        return True  # bytes and bytearray themselves are not arrays either
     return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
 
 
@@ -97,7 +97,7 @@ def _describe_numpy(array: Any, library: bytes) -> Array:
     if dtype.name not in ITEM_BYTES or not dtype.isnative:
         raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
     packed = array if array.flags.c_contiguous else array.copy(order="C")
-    # As bytes: NumPy does not export the dtypes of ml_dtypes.
+    # View it as bytes, because NumPy does not export the dtypes of ml_dtypes.
     return Array(library, dtype.name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
 
 
@@ -113,7 +113,7 @@ def _describe_torch(tensor: Any) -> Array:
 
 
 def _describe_other(obj: Any) -> Array:
-    """An array of a library that shares its memory with NumPy: of JAX, for example."""
+    """An array of a library that shares its memory with NumPy, such as JAX."""
     try:
         import numpy
 
@@ -138,17 +138,17 @@ def _describe_buffer(obj: Any) -> Array | None:
 
 
 def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
-    """How many bytes an array has that somebody sends; ValueError if there is no such array."""
+    """How many bytes an array described by a peer has; ValueError if there can be no such array."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
-        raise ValueError("an array of no known library")
+        raise ValueError("an array of an unknown library")
     if dtype not in ITEM_BYTES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
-        raise ValueError(f"no array is of dtype {dtype!r} and {len(shape)} dimensions")
+        raise ValueError(f"no array has dtype {dtype!r} and {len(shape)} dimensions")
     return prod(shape) * ITEM_BYTES[dtype]
 
 
 def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
-    """The array, in the memory of `raw`: of torch if it was torch's and the program uses it, else of NumPy if that is
-    installed, else of what there is."""
+    """The array, in the memory of `raw`. It is a torch tensor if it was one and the program uses torch, else a NumPy array if
+    NumPy is installed, else whatever this program can make."""
     torch = sys.modules.get("torch")
     if library == TORCH and hasattr(torch, dtype):
         return _make_torch(torch, dtype, shape, raw)
@@ -163,7 +163,7 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
     if dtype not in _FORMATS:
         raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
     flat = raw.cast(_FORMATS[dtype])
-    # memoryview knows no empty dimensions.
+    # A memoryview cannot have empty dimensions.
     return flat.cast("B").cast(_FORMATS[dtype], shape) if raw.nbytes else flat
 
 

@@ -1,8 +1,9 @@
 """Objects to bytes and back: the two serializers, and the memory that arrays arrive in.
 
-A serializer writes an object as a *head*, a stream of bytes, and *buffers*, the memory of the object's larger arrays, which
-is neither copied nor part of the head. It reads it from a head and from buffers of the same sizes, which become the
-memory of the new arrays. docs/objects.md says what each of them takes, and has the bytes of "safe".
+A serializer writes an object as a *head* and *buffers*. The head is a stream of bytes. The buffers are the memory of the
+object's larger arrays, which is neither copied nor part of the head. To read the object, the serializer takes the head and
+buffers of the same sizes, which become the memory of the new arrays. docs/objects.md says what each serializer takes, and
+describes the format of "safe".
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 IN_BAND_BYTES = 1 << 16
-"""Arrays below this many bytes are copied into the head: one message less is worth more than the copy."""
+"""Arrays smaller than this are copied into the head: saving a message is worth more than avoiding the copy."""
 
 
 class Serializer:
-    """`write(obj, head)` writes the head to a file in memory, and gives the buffers; `read(head, buffers)` the object."""
+    """`write(obj, head)` writes the head to a file in memory and returns the buffers; `read(head, buffers)` gives the object."""
 
     __slots__ = ("name", "number", "read", "write")
 
@@ -33,7 +34,7 @@ class Serializer:
     ) -> None:
         self.name = name
         self.number = number
-        """As it stands in frames."""
+        """The number that stands for this serializer in a prefix."""
         self.write = write
         self.read = read
 
@@ -55,7 +56,7 @@ def find(name: str) -> Serializer:
 
 
 def new_buffer(nbytes: int) -> memoryview:
-    """Writable memory; nobody has touched it yet if NumPy is there to ask for it."""
+    """Writable memory. If the program uses NumPy, its pages have not been touched yet."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return memoryview(bytearray(nbytes))
@@ -63,7 +64,7 @@ def new_buffer(nbytes: int) -> memoryview:
 
 
 def memory_at(address: int, nbytes: int, owner: object) -> Any:
-    """Memory that an object without the buffer protocol owns, as a buffer that keeps the owner alive."""
+    """The memory of an object without the buffer protocol, as a buffer that keeps that object alive."""
     import ctypes
 
     memory = (ctypes.c_ubyte * nbytes).from_address(address)

@@ -1,8 +1,8 @@
-"""Object collectives: any rank's objects instead of tensors. docs/objects.md says what they promise.
+"""Object collectives: they move objects instead of tensors. docs/objects.md says what they promise.
 
-The functions take a group first and are methods of it: it has the operations of dldist.Group, and its ranks are group ranks.
-`serializer` is "safe" or "pickle"; None is the group's own (`group.serializer`), and without one "safe". `timeout` is for
-the whole call.
+The functions serve as methods of a group, which is their first argument. It has the operations of dldist.Group; ranks are group
+ranks. `serializer` is "safe" or "pickle". None means the group's own (`group.serializer`), or "safe" if it has none. `timeout`
+limits the whole call.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ DEFAULT_SERIALIZER = "safe"
 
 
 def all_gather_object(group: Any, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
-    """The objects of all ranks, on every rank. This rank's own is a copy, too."""
+    """Returns the objects of all ranks, on every rank. This rank's own object comes back as a copy, too."""
     return Exchange(group, "all_gather_object", serializer, timeout).all_gather(obj)
 
 
 def gather_object(
     group: Any, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> list[Any] | None:
-    """The objects of all ranks, on the root; None on the others."""
+    """Returns the objects of all ranks on the root, and None on the others."""
     return Exchange(group, "gather_object", serializer, timeout).gather(obj, root)
 
 
 def broadcast_object(
     group: Any, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> Any:
-    """The object of the root, which gets its own back; what the others give is not looked at."""
+    """Returns the root's object; the root gets back the object that it gave. What the other ranks give is ignored."""
     return Exchange(group, "broadcast_object", serializer, timeout).broadcast(obj, root)
 
 
@@ -50,14 +50,14 @@ def scatter_objects(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> Any:
-    """The object that the root has for this rank: objs[rank]. What the others give is not looked at."""
+    """Returns the object that the root has for this rank: objs[rank]. What the other ranks give is ignored."""
     return Exchange(group, "scatter_objects", serializer, timeout).scatter(objs, root)
 
 
 def all_to_all_objects(
     group: Any, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> list[Any]:
-    """Gives objs[r] to rank r, and returns what the ranks had for this one."""
+    """Sends objs[r] to each rank r, and returns the objects that the ranks have sent to this one."""
     return Exchange(group, "all_to_all_objects", serializer, timeout).all_to_all(objs)
 
 
@@ -66,7 +66,7 @@ def send_object(
 ) -> None:
     """Sends an object to a rank that calls recv_object.
 
-    It is several messages: a thread at a time may send objects to one rank with one tag.
+    The object travels as several messages, so only one thread at a time may send objects to a given rank with a given tag.
     """
     Exchange(group, "send_object", serializer, timeout).send(obj, dst, tag)
 
@@ -74,26 +74,26 @@ def send_object(
 def recv_object(
     group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> Any:
-    """The next object that rank `src`, or any rank, sends with this tag. recv_object_with_source says from whom it is."""
+    """Returns the next object that rank `src`, or any rank, sends with this tag. recv_object_with_source tells the sender too."""
     return Exchange(group, "recv_object", serializer, timeout).recv(src, tag)[0]
 
 
 def recv_object_with_source(
     group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
 ) -> tuple[Any, int]:
-    """As recv_object; the object and the rank that has sent it."""
+    """As recv_object, but returns the object and the rank that has sent it."""
     return Exchange(group, "recv_object_with_source", serializer, timeout).recv(src, tag)
 
 
 class Exchange:
-    """One call. `name` is what its errors call it.
+    """One call. `name` is its name in error messages.
 
-    Every rank that takes part goes through the same operations, whatever happens on it: one that cannot write its object
-    says so in its prefix, one that does not want what comes takes it and throws it away. So the group stays usable.
+    Every rank that takes part goes through the same operations, whatever happens on it. A rank that cannot write its object says
+    so in its prefix; a rank that rejects an object still receives it, and throws it away. So the group stays usable.
     """
 
     def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout | None) -> None:
-        # Objects are bytes of the host, which groups of devices do not take otherwise.
+        # Objects are bytes in host memory. Groups of devices take those only through their host view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
         self._name = name
@@ -174,7 +174,7 @@ class Exchange:
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
-        """An object for each rank. If one cannot be sent none is, and all ranks are told why."""
+        """An object for each rank. If one of them cannot be sent, none is sent, and all ranks are told why."""
         size = self._group.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
@@ -189,7 +189,7 @@ class Exchange:
         return outgoing
 
     def _tell_all(self, outgoing: Outgoing) -> list[Incoming]:
-        """Has the prefixes of all ranks on all ranks: what is wrong with one of them ends the call on all of them, here."""
+        """Exchanges the prefixes of all ranks. If anything is wrong with one of them, the call ends here, on all ranks."""
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
         incoming = self._incoming(prefixes)
@@ -221,7 +221,7 @@ class Exchange:
 
     def _left(self) -> dict[str, float]:
         """The time-out of the next operation: the group's own, or what is left of the call's."""
-        # Nothing left is for the operation to find, which says what it was waiting for.
+        # If no time is left, let the operation time out: its error says what it was waiting for.
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
 
 

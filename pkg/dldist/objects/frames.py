@@ -1,5 +1,5 @@
-"""How an object travels: a prefix of fixed size, and then its *pieces*: the head, if the prefix had no room for it, and each
-of its buffers. All ranks go through the same rounds, with one piece each, so nothing is padded or put together.
+"""How an object travels: as a prefix of fixed size and then its *pieces*. These are the head, if the prefix had no room for it,
+and each of the buffers. All ranks go through the same rounds and send one piece in each, so nothing is padded or concatenated.
 
     prefix   32 bytes (see _PREFIX), and the head if it fits into the rest
     round 0  the head: what the serializer wrote, and the sizes of the buffers, 8 bytes each
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 PREFIX_BYTES = 512
 
-# Magic, version, serializer, the first round and the one after the last, buffers, bytes of the head, bytes of all buffers.
+# Magic, version, serializer, first round, last round + 1, number of buffers, bytes of the head, bytes of all buffers.
 _PREFIX = struct.Struct("<4sBBxBIIQQ")
 _MAGIC = b"dlob"
 _VERSION = 1
-_FAILED = 0  # in the place of a serializer: the head is the reason
+_FAILED = 0  # instead of a serializer's number: there is no object, and the head is the reason
 _ROOM = PREFIX_BYTES - _PREFIX.size
 
 
 class Refusal:
-    """In the place of an object: an error of this rank, which the others shall hear of as well."""
+    """Sent instead of an object: an error on this rank, so that the other ranks get it too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -48,7 +48,7 @@ class Outgoing:
         self._buffers: list[memoryview] = []
         self._number = serializer.number
         self.error: Exception | None = None
-        """Why there is no object: raised when the others have been told."""
+        """Why there is no object. It is raised once the other ranks have been told."""
         head = BytesIO()
         try:
             if type(obj) is Refusal:
@@ -60,19 +60,19 @@ class Outgoing:
             head = BytesIO(_describe(error))
         head.seek(0, os.SEEK_END)
         head.write(struct.pack(f"<{len(self._buffers)}Q", *(buffer.nbytes for buffer in self._buffers)))
-        # Not getbuffer(): collected as a part of a cycle, the file would complain of a buffer in use (from Python 3.13 on).
+        # Not getbuffer(): since Python 3.13 the file complains of a buffer in use if it is collected as part of a cycle.
         self._head = memoryview(head.getvalue())
         self.rounds = _rounds_of(len(self._head), len(self._buffers))
 
     def prefix(self, rounds: range) -> bytes:
-        """What is sent first; `rounds` are this object's, or more if another one of the same call needs more."""
+        """The bytes that are sent first. `rounds` are this object's, or more if another object of the same call needs more."""
         nbytes = sum(buffer.nbytes for buffer in self._buffers)
         fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
         inline = bytes(self._head) if len(self._head) <= _ROOM else b""
         return (_PREFIX.pack(*fields) + inline).ljust(PREFIX_BYTES, b"\0")
 
     def piece(self, index: int) -> memoryview:
-        """What is sent in a round; nothing in those that only other objects need."""
+        """The bytes that are sent in a round: none in rounds that only other objects need."""
         if index not in self.rounds:
             return memoryview(b"")
         return self._buffers[index - 1] if index else self._head
@@ -83,7 +83,7 @@ def _rounds_of(head_bytes: int, buffer_count: int) -> range:
 
 
 def cover(frames: Sequence[Outgoing | Incoming]) -> range:
-    """The rounds that objects go through together."""
+    """The rounds that these objects need between them."""
     return range(min(frame.rounds.start for frame in frames), max(frame.rounds.stop for frame in frames))
 
 
@@ -91,14 +91,14 @@ def _describe(error: Exception) -> bytes:
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except Exception:  # whatever __str__ of anybody's exception does: the others are waiting to be told
-        text = f"{name}, of which no text can be had"
-    # Whole characters only.
+    except Exception:  # __str__ may fail in any way, and the other ranks are still waiting for the reason
+        text = f"{name}, whose text could not be made"
+    # Cut between characters, not inside one.
     return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
 
 
 class Incoming:
-    """An object on its way in, from `rank`. Nothing that the prefix says is believed before it has been checked."""
+    """An object on its way in, from `rank`. Nothing in its prefix is trusted before it has been checked."""
 
     __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
 
@@ -108,7 +108,7 @@ class Incoming:
         fields = _PREFIX.unpack_from(prefix)
         magic, version, self.number, first, stop, self._count, self._head_bytes, self._buffer_bytes = fields
         if magic != _MAGIC or version != _VERSION:
-            raise self._error("sent something that is no object, or is of another version of dldist")
+            raise self._error("sent something that is not an object, or comes from another version of dldist")
         nbytes = self._head_bytes + self._buffer_bytes
         if nbytes > _physical_memory():
             raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
@@ -120,14 +120,14 @@ class Incoming:
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
 
     def failure(self) -> DistError | None:
-        """What the other rank says has kept it from sending its object."""
+        """An error with the other rank's reason for not sending its object, or None if it sent one."""
         if self.number != _FAILED:
             return None
         reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
         return self._error(f"could not send its object: {reason}")
 
     def mismatch(self, serializer: codec.Serializer) -> DistError | None:
-        """What is wrong if this rank has asked for another serializer."""
+        """An error if the other rank uses another serializer than this one, else None."""
         if self.number == serializer.number:
             return None
         theirs = repr(codec.NAMES.get(self.number, f"number {self.number}"))
@@ -136,7 +136,7 @@ class Incoming:
         )
 
     def place(self, index: int) -> memoryview:
-        """Where the piece of a round goes; nowhere in those that only other objects need. Rounds are gone through in order."""
+        """The memory for the piece of a round: none in rounds that only other objects need. Rounds must be taken in order."""
         if index not in self._own:
             return memoryview(bytearray())
         if index == 0:
@@ -154,7 +154,7 @@ class Incoming:
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
     def read(self, serializer: codec.Serializer) -> Any:
-        """The object, when all pieces are there."""
+        """The object, once all pieces have arrived."""
         assert self._head is not None
         try:
             return serializer.read(self._head[: self._head_bytes - 8 * self._count], self._buffers)

@@ -40,7 +40,7 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 
 def _pickler_by_value() -> Any:
-    """For what other processes cannot import, such as classes of a notebook; None where there is no way, or no need."""
+    """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
     from dldist.launch import by_value as launch_by_value
 
     module = launch_by_value.cloudpickle() if not launch_by_value.has_importable_main() else None
@@ -56,12 +56,12 @@ def _pickler_by_value() -> Any:
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
-    """The object. Runs what the pickle asks for: it has to come from somebody who may run code here."""
+    """The object. This runs whatever the pickle asks for, so the sender must be one that may run code here."""
     return pickle.loads(head, buffers=buffers)
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Takes arrays out of band whose own pickling copies them."""
+    """Takes arrays out of band that their own pickling would copy."""
 
     def reducer_override(self, obj: Any) -> Any:
         return _reduce_array(obj)
@@ -77,7 +77,7 @@ def _reduce_array(obj: Any) -> Any:
 
 
 def _reduce_storage(storage: Any) -> Any:
-    # Storages, not tensors: so views of one storage still share it on the other side, as they do in torch's own pickling.
+    # This handles storages, not tensors, so that views of one storage still share it on arrival, as in torch's own pickling.
     torch = sys.modules["torch"]
     if type(storage) is torch.storage.TypedStorage and storage._untyped_storage.device.type == "cpu":
         return _make_typed_storage, (storage._untyped_storage, storage.dtype)
@@ -92,7 +92,7 @@ def _make_storage(buffer: Any) -> Any:
 
     is_empty = memoryview(buffer).nbytes == 0
     tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
-    # Typed, as torch expects it where it rebuilds tensors of newer dtypes; the others take it out again.
+    # Torch expects a typed storage where it rebuilds tensors of newer dtypes. For the others it unwraps the storage again.
     typed: Any = torch.storage.TypedStorage
     return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
@@ -102,7 +102,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _reduce_extension_array(array: Any) -> Any:
-    """NumPy copies arrays of dtypes that are not its own, such as ml_dtypes' bfloat16."""
+    """For dtypes that are not NumPy's own, such as bfloat16 of ml_dtypes: NumPy's own pickling copies such arrays."""
     if not array.flags.c_contiguous:
         return NotImplemented
     return _make_extension_array, (array.reshape(-1).view("uint8"), array.dtype, array.shape)

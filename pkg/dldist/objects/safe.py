@@ -1,4 +1,4 @@
-"""The serializer "safe": plain values and arrays, in a format that can express nothing else. docs/objects.md has its bytes.
+"""The serializer "safe": plain values and arrays, in a format that can express nothing else. docs/objects.md describes it.
 
 Imported when first used.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 100
-"""How many containers an object may have inside of each other."""
+"""How deep containers may be nested."""
 
 _COUNT = struct.Struct("<Q")
 _INT = struct.Struct("<q")
@@ -34,7 +34,7 @@ _MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """An object of the types that docs/objects.md lists; TypeError for others, which says where inside `obj` they are."""
+    """Writes an object of the types that docs/objects.md lists. For another type, a TypeError says where in `obj` it is."""
     writer = _Writer(head)
     try:
         writer.write(obj)
@@ -47,21 +47,21 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
-    """The object; DistError if these are not the bytes of one."""
+    """The object; DistError if the bytes are not those of an object."""
     reader = _Reader(head, buffers)
     try:
         obj = reader.read()
     except DistError:
         raise
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        # What is no UTF-8, cannot be hashed, or has a shape that its library does not take.
+        # For example invalid UTF-8, a key that cannot be hashed, or a shape that the library does not accept.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.end()
     return obj
 
 
 class _Refused(Exception):
-    """What cannot be written; `path` grows from the inside."""
+    """Something cannot be written. `path` says where; it grows from the inside out."""
 
     def __init__(self, kind: type[Exception], reason: str) -> None:
         self.kind = kind
@@ -198,7 +198,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
 
 
 class _Reader:
-    """Trusts nothing: every count is held against the bytes that are left before anything is made of it."""
+    """Reads an object and trusts nothing: it checks every count against the bytes that are left before it uses the count."""
 
     def __init__(self, head: memoryview, buffers: list[memoryview]) -> None:
         self._head = head
@@ -210,7 +210,7 @@ class _Reader:
     def read(self) -> Any:
         method = _READERS.get(self._byte())
         if method is None:
-            raise ValueError("no type of this number")
+            raise ValueError("no type has this number")
         return method(self)
 
     def end(self) -> None:
@@ -272,7 +272,7 @@ class _Reader:
         return bytearray(self._memory())
 
     def _memory(self) -> memoryview:
-        """In the head, or a buffer of its own."""
+        """The bytes, which are in the head or in a buffer of their own."""
         where, nbytes = self._byte(), self._count()
         if where == _IN_BAND:
             return self._take(nbytes)
@@ -285,13 +285,13 @@ class _Reader:
         return buffer
 
     def _items(self, each: int) -> Iterable[Any]:
-        """As many as are announced; each is made of at least `each` bytes."""
+        """The announced number of items, each of which takes at least `each` bytes."""
         count = self._count()
         if count * each > len(self._head) - self.position:
             raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} containers inside of each other")
+            raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
         for _ in range(count):
             yield self.read() if each == 1 else (self.read(), self.read())
         self._depth -= 1
