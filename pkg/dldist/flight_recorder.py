@@ -1,7 +1,7 @@
-"""The flight recorder: the last operations of this process, whatever their backend, for whoever has to find out why it hangs.
+"""The flight recorder keeps the last operations of this process, on any backend, to show why the process hangs.
 
-It is on unless DLDIST_FR_BUFFER_SIZE is 0, and dumps have PyTorch's format, so that its analyser reads them, too. Dumps are made
-without an interpreter: the watchdog writes them even when a thread holds the GIL for ever.
+It is on unless DLDIST_FR_BUFFER_SIZE is 0. Dumps have PyTorch's format, so PyTorch's analyser can read them, too. Making a dump
+takes no interpreter: the watchdog writes one even if a thread holds the GIL for ever.
 
 >>> from dldist import flight_recorder
 >>> flight_recorder.dump("/tmp/trace_3")
@@ -44,7 +44,7 @@ def is_on() -> bool:
 
 
 def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """A pickled dict, as PyTorch's: version, pg_config, pg_status, comm_lib_version and, if wanted, the entries.
+    """A pickled dict like PyTorch's: version, pg_config, pg_status, comm_lib_version and, if wanted, the entries.
 
     only_active leaves out operations that have completed.
     """
@@ -52,7 +52,7 @@ def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool 
 
 
 def dump_json(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """The same in JSON, where times that are not known are 0 and the numbers of pg_status are text, as PyTorch's."""
+    """The same in JSON. As in PyTorch's, unknown times are 0, and the numbers in pg_status are text."""
     return _core._dump_recorder(True, entries, stacks, only_active)
 
 
@@ -64,9 +64,9 @@ def dump(
     stacks: bool = True,
     only_active: bool = False,
 ) -> str:
-    """Write a dump into a file, which is there as a whole or not at all; returns its path, which is default_path() unless given.
+    """Write a dump to a file and return its path, default_path() unless given. The file appears complete or not at all.
 
-    A writer that has been registered gets the bytes instead of a file without a path.
+    If no path is given and a writer is registered, the writer gets the bytes instead.
     """
     if path is None and _writer is not None:
         _writer(_core._dump_recorder(json, entries, stacks, only_active))
@@ -77,9 +77,9 @@ def dump(
 
 
 def request_dump() -> bool:
-    """Have the monitor of this process write a dump to default_path(), soon; it does so even while a thread holds the GIL.
+    """Ask the monitor of this process to write a dump to default_path() soon. It can do so even while a thread holds the GIL.
 
-    False: there is no monitor, since the process has made no group of several ranks.
+    Returns False if there is no monitor, because the process has made no group of several ranks.
     """
     from dldist.base import watch
 
@@ -94,10 +94,10 @@ def report() -> str:
 
 
 def dump_on_signal(signum: int) -> None:
-    """Have a signal ask for dumps as request_dump() does, instead of whatever it does now, until the monitor stops.
+    """Make a signal ask for dumps, as request_dump() does, until the monitor stops. This replaces what the signal does now.
 
-    SIGUSR2 does so by default where the program has no other use for it, or the signal that DLDIST_DUMP_SIGNAL names. RuntimeError:
-    the process has made no group of several ranks. ValueError: this signal cannot be handled.
+    SIGUSR2, or the signal that DLDIST_DUMP_SIGNAL names, does so by default unless the program uses it itself. Raises RuntimeError
+    if the process has made no group of several ranks, and ValueError if this signal cannot be handled.
     """
     from dldist.base import watch
 
@@ -105,7 +105,7 @@ def dump_on_signal(signum: int) -> None:
 
 
 def default_path(rank: int | None = None) -> str:
-    """Where dumps go that are given no path: the prefix of DLDIST_FR_DUMP_FILE and the rank, RANK's unless given."""
+    """Where a dump goes if no path is given: the prefix from DLDIST_FR_DUMP_FILE, then the rank, which is RANK's unless given."""
     if rank is None:
         text = os.environ.get("RANK", "")
         rank = int(text) if text.isdecimal() else 0
@@ -113,7 +113,7 @@ def default_path(rank: int | None = None) -> str:
 
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
-    """The operations that are kept, oldest first, each a dict with PyTorch's names."""
+    """The recorded operations, oldest first, each as a dict with PyTorch's names."""
     import pickle
 
     found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
@@ -121,14 +121,14 @@ def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str,
 
 
 def reset() -> None:
-    """Forget all operations, and go on; record_id counts from 0 again."""
+    """Forget all operations and go on recording; record_id starts at 0 again."""
     _core._reset_recorder()
 
 
 def register_writer(writer: Callable[[bytes], object] | None) -> None:
-    """Who gets the bytes of dumps that are given no path, the watchdog's among them; None: files again.
+    """Have `writer` get the bytes of dumps without a path, including the watchdog's. None means files again.
 
-    The watchdog writes a file all the same when the interpreter does not come to call the writer.
+    The watchdog still writes a file if the interpreter does not get round to calling the writer.
     """
     global _writer
     if writer is not None and not callable(writer):
@@ -137,7 +137,7 @@ def register_writer(writer: Callable[[bytes], object] | None) -> None:
 
 
 def registered_writer() -> Callable[[bytes], object] | None:
-    """Who has been registered; None: dumps go into files."""
+    """The registered writer, or None if dumps go to files."""
     return _writer
 
 
@@ -147,7 +147,7 @@ def registered_writer() -> Callable[[bytes], object] | None:
 def _dump_fr_trace(
     includeCollectives: bool | None = None, includeStackTraces: bool | None = None, onlyActive: bool | None = None
 ) -> bytes:
-    """A pickle of what the flight recorder has."""
+    """The content of the flight recorder as a pickle."""
     return dump_pickle(
         entries=includeCollectives is None or includeCollectives,
         stacks=includeStackTraces is None or includeStackTraces,
@@ -156,7 +156,7 @@ def _dump_fr_trace(
 
 
 def _dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
-    """What the flight recorder has in JSON, without stacks."""
+    """The content of the flight recorder in JSON, without stacks."""
     return dump_json(entries=includeCollectives is None or includeCollectives, stacks=False, only_active=bool(onlyActive))
 
 

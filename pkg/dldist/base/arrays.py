@@ -1,7 +1,8 @@
-"""New arrays of the caller's type, whatever library that is from. No library is imported: who has its arrays has imported it.
+"""Makes new arrays of the caller's type, from whatever library it is. Nothing here imports a library: if a program has arrays of
+a library, it has imported that library.
 
-A family says how the arrays of one library are read and made. The core reads and writes what is like a buffer or has DLPack,
-so there are three steps for a result: a buffer that can be written (empty_like), what is done to it, and the array (finish).
+A family says how the arrays of one library are read and made. The core reads and writes objects that are buffers or have DLPack.
+So a result takes three steps: empty_like makes a writable buffer, an operation fills it, and finish makes the array from it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 from dldist import _core
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Family:
-    """Arrays that are read, written and sliced as those of NumPy, which is what most are."""
+    """Arrays that are read, written and sliced like NumPy's, as most are."""
 
     has_slices = True
 
@@ -33,23 +34,23 @@ class Family:
         return x
 
     def write(self, x: Any, content: Any) -> None:
-        """Give x this content; raises ValueError where x cannot be written to."""
+        """Give x this content; raises ValueError if x cannot be written to."""
         _core._copy_tensor(self.source(x), content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        """A buffer of x's dtype, where x is."""
+        """A buffer with x's dtype, on x's device."""
         raise NotImplementedError
 
     def clear(self, buffer: Any) -> None:
-        """Make all of a buffer zeros."""
+        """Fill a buffer with zeros."""
         buffer[...] = 0
 
     def finish(self, buffer: Any, x: Any) -> Any:
-        """The array of x's type that has the buffer's content. The buffer is not written again."""
+        """An array of x's type with the buffer's content. The buffer is not written to again."""
         return buffer
 
     def view(self, memory: Any, x: Any) -> Any:
-        """Memory of ours as an array that can be written to; of x's library, unless its arrays never change."""
+        """Our memory as a writable array. It is of x's library, unless that has only immutable arrays."""
         return _numpy_view(memory)
 
 
@@ -57,7 +58,7 @@ def _numpy_view(memory: Any) -> Any:
     numpy = sys.modules["numpy"]
     if not memory.nbytes:
         return numpy.empty(memory.shape, memory.dtype)
-    # The buffer protocol and NumPy's DLPack do not know all dtypes.
+    # The buffer protocol and NumPy's DLPack do not support all dtypes.
     return numpy.frombuffer(memory, memory.dtype).reshape(memory.shape)
 
 
@@ -67,7 +68,7 @@ class _Numpy(Family):
 
     def write(self, x: Any, content: Any) -> None:
         if isinstance(x, sys.modules["numpy"].generic):
-            raise ValueError("a scalar of NumPy cannot be written to")
+            raise ValueError("a NumPy scalar cannot be written to")
         super().write(x, content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -82,13 +83,13 @@ class _Torch(Family):
     def source(self, x: Any) -> Any:
         if not (x.requires_grad or x.is_conj() or x.is_neg()):
             return x
-        # What DLPack does not export: tensors with a gradient, and lazily conjugated or negated ones.
+        # DLPack does not export tensors with a gradient, nor lazily conjugated or negated ones.
         return x.detach().resolve_conj().resolve_neg()
 
     def write(self, x: Any, content: Any) -> None:
         values = self.source(x)
         _core._copy_tensor(values, content)
-        if x.is_conj() or x.is_neg():  # they are a copy
+        if x.is_conj() or x.is_neg():  # `values` is a copy
             x.detach().copy_(values)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -99,7 +100,7 @@ class _Torch(Family):
 
 
 class _Jax(Family):
-    """Immutable: results come into being in NumPy's memory, on a GPU in NCCL's, and are handed over once."""
+    """Immutable arrays: results are made in NumPy's memory, or in NCCL's on a GPU, and handed to JAX once."""
 
     def source(self, x: Any) -> Any:
         # On the CPU this is x's own memory; it waits until x has been computed.
@@ -113,7 +114,7 @@ class _Jax(Family):
     def finish(self, buffer: Any, x: Any) -> Any:
         if _is_on_gpu(x):
             return sys.modules["jax"].dlpack.from_dlpack(buffer)
-        # An array over several devices can only be laid out as it was when it still has its shape.
+        # If x lies on several devices, the result can be laid out like x only if it has the same shape.
         is_like_x = len(x.devices()) == 1 or buffer.shape == x.shape
         return sys.modules["jax"].device_put(buffer, x.sharding if is_like_x else None)
 
@@ -128,14 +129,14 @@ def _device_buffer(shape: Shape, dtype: str, device: int) -> Any:
 
 
 class _Cupy(Family):
-    """On the device from beginning to end; the group must be one that takes such memory."""
+    """Arrays that stay on the device throughout; the group must accept device memory."""
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         return sys.modules["cupy"].empty(shape, x.dtype)
 
 
 class _Flat(Family):
-    """Memory that Python itself knows: zeros when it is new, and without slices of more than one dimension."""
+    """Python's own buffers: they are zero when new, and cannot be sliced in more than one dimension."""
 
     has_slices = False
 
@@ -177,7 +178,7 @@ class _Memoryview(_Flat):
 
 
 class _Dlpack(Family):
-    """Any other library: its own from_dlpack takes over memory of ours, which it then shares with nobody."""
+    """Arrays of any other library. Its own from_dlpack takes over memory of ours, which nothing else uses then."""
 
     has_slices = False
 
@@ -201,7 +202,7 @@ class _Dlpack(Family):
 
     @staticmethod
     def namespace(x: Any) -> Any:
-        """The module whose from_dlpack makes arrays like x; None when there is no such thing."""
+        """The module whose from_dlpack makes arrays like x, or None if there is none."""
         get_namespace = getattr(x, "__array_namespace__", None)
         if get_namespace is not None:
             return get_namespace()
@@ -219,7 +220,7 @@ JAX = _Jax()
 _CUPY = _Cupy()
 _DLPACK = _Dlpack()
 
-# The package that a class is from, what is an array in it, and the family.
+# By the package that a class comes from: the package's array classes, and the family.
 _LIBRARIES = {
     "numpy": (("ndarray", "generic"), NUMPY),
     "torch": (("Tensor",), TORCH),
@@ -231,7 +232,7 @@ _BUILTIN = {array.array: _Array(), bytes: _Bytes(), bytearray: _Bytes(), memoryv
 
 
 def family_of(x: Any, call: str) -> Family:
-    """The family of an array; a TypeError that names the call when x is none."""
+    """The family of an array. If x is not an array, a TypeError names the call."""
     found = find_family(x)
     if found is None:
         raise TypeError(
@@ -241,11 +242,11 @@ def family_of(x: Any, call: str) -> Family:
     return found
 
 
-_known: dict[type, Family] = {}  # of types that were looked for before
+_known: dict[type, Family] = {}  # the families found so far
 
 
 def find_family(x: Any) -> Family | None:
-    """The family of an array, None for what is no array."""
+    """The family of an array, or None if x is not an array."""
     family = _known.get(type(x))
     if family is None:
         family = _look_for_family(x)
@@ -269,7 +270,7 @@ def _look_for_family(x: Any) -> Family | None:
 
 
 def prototype_of(template: Any) -> Any:
-    """An empty array of the dtype and library that something with a shape and a dtype stands for; NumPy's if it does not say."""
+    """An empty array with the template's dtype. It is of JAX if the template is from JAX, else of NumPy."""
     name = "jax.numpy" if type(template).__module__.partition(".")[0] == "jax" else "numpy"
     return __import__(name, fromlist=("zeros",)).zeros(0, template.dtype)
 
@@ -282,7 +283,7 @@ def _classes(package: str, names: tuple[str, ...]) -> Iterator[type]:
 
 
 def is_traced(x: Any) -> bool:
-    """Whether x stands for a JAX array that has no value yet: in jax.jit, jax.grad and the like."""
+    """Whether x stands for a JAX array that has no value yet, as in jax.jit and jax.grad."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.core.Tracer)
 
@@ -305,7 +306,7 @@ def new_array(family: Family, x: Any, content: Any) -> Any:
 
 
 def written(family: Family, x: Any, content: Any) -> Any:
-    """x with this content, or a new array like it where x cannot be written to."""
+    """x with this content, or a new array like x if x cannot be written to."""
     try:
         family.write(x, content)
     except ValueError:
@@ -314,6 +315,6 @@ def written(family: Family, x: Any, content: Any) -> Any:
 
 
 def zeros_like(x: Any) -> Any:
-    """Of a library that differentiates, traced arrays included."""
+    """Zeros like x, which is an array of PyTorch or JAX, perhaps a traced one."""
     library = sys.modules["torch"] if find_family(x) is TORCH else sys.modules["jax"].numpy
     return library.zeros_like(x)

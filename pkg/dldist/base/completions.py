@@ -1,4 +1,4 @@
-"""The thread that calls back when works end, and the end of the process. Imported with the first group."""
+"""The thread that runs callbacks when works end, and the cleanup when the process ends. Imported with the first group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _thread: threading.Thread | None = None
 
 
 def start_completion_thread() -> None:
-    """Called by the C side once a process, when somebody first wants to be called back."""
+    """Start the thread. The C side calls this once per process, when the first callback is registered."""
     global _thread
     import threading
 
@@ -24,7 +24,7 @@ def start_completion_thread() -> None:
 
 
 def is_completion_thread() -> bool:
-    """Whether the caller runs on it: what waits there for a callback waits for itself."""
+    """Whether the caller runs on this thread. Code that waits there for a callback would wait for itself."""
     import threading
 
     return _thread is not None and _thread.ident == threading.get_ident()
@@ -45,10 +45,10 @@ def _stop() -> None:
 
 
 def _forget_in_child() -> None:
-    # The thread is the parent's.
+    # The thread belongs to the parent.
     global _thread
     _thread = None
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
+atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C still ends the process
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,4 +1,4 @@
-"""dldist.Future, and how a Work is awaited."""
+"""dldist.Future, and `await` for a Work."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Future:
-    """A value that is there later: set by set_result or set_exception, or the result of a Work.
+    """A value that comes later: it is set by set_result or set_exception, or it is the result of a Work.
 
-    Callbacks get the future. They run on the thread that sets it; for a Work on a thread of dldist, or on the one that waits
-    for this future; and at once when it is done already.
+    Callbacks get the future as their argument. They run on the thread that sets it. For a Work they run on a thread of dldist or
+    on the thread that waits for this future. If the future is already done, they run at once.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_error", "_is_done", "_lock", "_value", "_waiters", "_work")
@@ -39,13 +39,13 @@ class Future:
         return self._is_done
 
     def wait(self, timeout: Timeout | None = None) -> Any:
-        """The value, once it is there.
+        """Wait for the value and return it.
 
         Args:
-            timeout: Seconds or a timedelta. None has no limit of its own: a Work's operation has one. 0 looks once.
+            timeout: Seconds or a timedelta. None sets no limit here, though a Work's operation has one. 0 checks once.
 
         Raises:
-            DistTimeoutError: It is not there in time. It may still come: wait() can be called again.
+            DistTimeoutError: The value did not come in time. It may still come: wait() can be called again.
             BaseException: The exception that it has instead of a value.
         """
         if not self.done():
@@ -74,10 +74,10 @@ class Future:
             if self._is_done:
                 return
             self._waiters.remove(waiter)
-        raise _core.DistTimeoutError(f"Operation timed out! no value came within {seconds} s (timeout)")
+        raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
 
     def value(self) -> Any:
-        """The value, which must be there."""
+        """The value. It must be there already."""
         if not self.done():
             raise RuntimeError("the future has no value yet: call wait() first")
         if self._error is not None:
@@ -85,11 +85,11 @@ class Future:
         return self._value
 
     def exception(self) -> BaseException | None:
-        """The exception that it has instead of a value; None when there is none, or nothing yet."""
+        """The exception that it has instead of a value. None if it has a value, or is not done yet."""
         return self._error if self.done() else None
 
     def set_result(self, value: Any) -> None:
-        """Give it its value, once."""
+        """Give it its value. This works only once."""
         self._set(value, None)
 
     def set_exception(self, error: BaseException) -> None:
@@ -100,7 +100,7 @@ class Future:
 
     def _set(self, value: Any, error: BaseException | None) -> None:
         if self._work is not None or not self._settle(value, error):
-            raise RuntimeError("the future has its value already, or gets it from a work")
+            raise RuntimeError("the future already has its value, or will get it from a work")
 
     def _settle(self, value: Any, error: BaseException | None) -> bool:
         with self._lock:
@@ -117,10 +117,10 @@ class Future:
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Have callback(self) called when it is done. An Exception that it raises goes to sys.unraisablehook.
+        """Have callback(self) called when it is done. If the callback raises an Exception, that goes to sys.unraisablehook.
 
-        SystemExit and KeyboardInterrupt go on where the callback runs, as with concurrent.futures: in this call when it is done
-        already.
+        SystemExit and KeyboardInterrupt propagate where the callback runs, as with concurrent.futures. If the future is already
+        done, that is in this call.
         """
         if not callable(callback):
             raise TypeError(f"add_done_callback(): argument 'callback' must be callable, not {type(callback).__name__}")
@@ -135,7 +135,7 @@ class Future:
             self._work._watch(self._take_from_work)
 
     def then(self, callback: Callable[[Future], object]) -> Future:
-        """A future of what callback(self) returns, called when this one is done."""
+        """A future for the result of callback(self), which is called when this future is done."""
         after = Future()
 
         def run(done: Future) -> None:
@@ -157,7 +157,7 @@ class Future:
 
 
 def seconds_of(timeout: Any) -> float:
-    """A time-out, a timedelta or a number of seconds, in seconds."""
+    """A time-out in seconds; it is given as a timedelta or as a number of seconds."""
     total = getattr(timeout, "total_seconds", None)
     return float(total() if total is not None else timeout)
 
@@ -188,7 +188,7 @@ def future_of(work: _core.Work) -> Future:
 
 
 def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
-    """What __await__ of a work returns."""
+    """The iterator that a work's __await__ returns."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed, so nothing waits any more
 
     def run() -> Generator[Any, None, list[Any]]:
         if not work.is_completed():

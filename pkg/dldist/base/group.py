@@ -1,4 +1,4 @@
-"""What groups do that is written in Python. Imported when first used."""
+"""The parts of groups that are written in Python. Imported when first used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Coalescing:
-    """What Group.coalesce() gives: records calls of one kind, and makes one operation of them at the end."""
+    """The block that Group.coalesce() returns. It records calls of one kind, and runs them as one operation at its end."""
 
     def __init__(self, group: Any, timeout: Any, async_op: bool) -> None:
         self._group = group
@@ -24,15 +24,15 @@ class Coalescing:
         self.noted: list[tuple[str, Any, Any, Any]] = []
         self._is_open = False
         self.work: _core.Work | None = None
-        """The operation, with async_op, once the block has ended and if anything was called in it."""
+        """With async_op, the operation, once the block has ended; None if nothing was called in it."""
 
     def __enter__(self) -> Coalescing:
         if self._is_open:
-            raise RuntimeError("this coalesce() is in use already")
+            raise RuntimeError("this coalesce() is already in use")
         before = self._group._set_recorder(self)
         if before is not None:
             self._group._set_recorder(before)
-            raise RuntimeError("coalesce() inside of coalesce()")
+            raise RuntimeError("coalesce() inside another coalesce()")
         self._is_open = True
         self.noted.clear()
         self.work = None
@@ -46,16 +46,16 @@ class Coalescing:
             self.work = self._run(calls)
 
     def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
-        """Called by the group instead of running the call. Gives what the call returns: there is no work of its own."""
+        """Called by the group instead of running the call. Returns what the call returns, since it has no work of its own."""
         op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
         if self.noted and self.noted[0][0] != name:
             raise RuntimeError(
-                f"{name}(): coalesce() wants all calls to be of the same type, and {self.noted[0][0]}() came before"
+                f"{name}(): coalesce() needs all calls to be of the same type, but {self.noted[0][0]}() came before"
             )
         if self.noted and self.noted[0][3] != op:
-            raise ValueError(f"{name}(): coalesce() wants one op for all calls: {self.noted[0][3]} and {op}")
+            raise ValueError(f"{name}(): coalesce() needs one op for all calls, not {self.noted[0][3]} and {op}")
         self.noted.append((name, first, second, op))
         if not is_async:
             return None
@@ -75,7 +75,7 @@ class Coalescing:
         return run(*arguments, timeout=self._timeout, async_op=self._is_async)  # type: ignore[no-any-return]
 
     def wait(self, timeout: Timeout | None = None) -> bool:
-        """Wait for the operation; nothing to wait for is fine. None is the operation's own time-out, and 0 looks once."""
+        """Wait for the operation, if there is one. None stands for the operation's own time-out, and 0 checks once."""
         if self.work is not None:
             wait_for(self.work, timeout)
         return True
@@ -90,7 +90,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
 
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
-    # Before anything is under way, as nothing could take that back.
+    # Check everything before anything starts, since a started message cannot be taken back.
     tensors = [
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
         for index, op in enumerate(p2p_op_list)
@@ -105,7 +105,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if backend is not None:
         drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
         return _batch_as_one(group, p2p_op_list, backend._start_coalescing, backend._end_coalescing, drop)
-    # Receives first: what comes then finds its place.
+    # Receives first, so that incoming messages find their place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
         for index, op in enumerate(p2p_op_list):
@@ -115,7 +115,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
 
 
 def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: Any) -> list[Any]:
-    """All messages as one operation, which is the work of each."""
+    """Runs all messages as one operation. Its work stands for each of them."""
     start()
     try:
         for op in p2p_op_list:
@@ -127,14 +127,14 @@ def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: A
 
 
 def _check_message(where: str, group: Any, op: P2POp) -> Any:
-    """What its tensor is: empty where only the group's backends can tell."""
+    """A description of the message's tensor; it is empty if only the group's backends can describe it."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
     if not is_from_any and op.group_peer not in range(group.size):
         raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
         raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
     if not isinstance(group, _core.Group):
-        return {}  # what a tensor has to be is for the group's backends to say
+        return {}  # the group's backends decide which tensors they accept
     try:
         return _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
@@ -143,12 +143,12 @@ def _check_message(where: str, group: Any, op: P2POp) -> Any:
 
 
 def _check_apart(indices: list[int], tensors: list[Any]) -> None:
-    """Refuse receives into the same memory: what ends up there would depend on which message comes last."""
+    """Refuse receives into the same memory: its final content would depend on which message comes last."""
     extents = []
     for index in indices:
         tensor = tensors[index]
         if tensor.get("count"):
-            # Of strided tensors the first element: where they are woven into each other, no element is in both.
+            # Of a strided tensor, only the first element counts: interleaved tensors can overlap without sharing an element.
             nelements = tensor["count"] if tensor["is_contiguous"] else 1
             extents.append((tensor["data"], tensor["data"] + nelements * tensor["itemsize"], index))
     extents.sort()
@@ -156,6 +156,6 @@ def _check_apart(indices: list[int], tensors: list[Any]) -> None:
         if start < end:
             first, second = sorted((one, other))
             raise _core.DistArgumentError(
-                f"batch_isend_irecv(): argument 'p2p_op_list': p2p_op_list[{first}] and p2p_op_list[{second}] receive into the same "
-                "memory, or it overlaps: each needs memory of its own"
+                f"batch_isend_irecv(): argument 'p2p_op_list': p2p_op_list[{first}] and p2p_op_list[{second}] receive into "
+                "the same or overlapping memory: each needs memory of its own"
             )

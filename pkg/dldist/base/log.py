@@ -1,4 +1,4 @@
-"""Hands the records of the C core to Python's logging. Imported only when the log is turned on."""
+"""Passes the log records of the C core to Python's logging. Imported only when the log is turned on."""
 
 import atexit
 import logging
@@ -10,7 +10,7 @@ from dldist import _core
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 
 _logger = logging.getLogger("dldist")
-# Who sets DLDIST_LOG and configures no logging wants to see the log all the same.
+# A user who sets DLDIST_LOG without configuring logging still wants to see the log.
 _fallback = logging.StreamHandler()
 _fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
 
@@ -19,10 +19,10 @@ _level_set = logging.NOTSET
 
 
 def start(level: str) -> None:
-    """Start the thread, unless it runs, and let records of this level pass the logger."""
+    """Start the thread unless it is running, and let the logger pass records of this level."""
     global _level_set
     if _logger.level == _level_set:
-        # Nobody else has set it.
+        # Nothing else has set the level.
         _level_set = _LEVELS[level.lower()]
         _logger.setLevel(_level_set)
     if _thread is None:
@@ -77,10 +77,10 @@ def _stop() -> None:
 
 
 def _restart_in_child() -> None:
-    # The thread is the parent's; threads of this process need one of its own.
+    # The thread belongs to the parent. This process needs one of its own.
     if _thread is not None:
         _start_thread()
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
+atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C still ends the process
 os.register_at_fork(after_in_child=_restart_in_child)

@@ -1,4 +1,4 @@
-"""NCCL without process groups: communicators of one process, streams, and what is known of the library.
+"""NCCL without process groups: communicators of one process, streams, and facts about the library.
 
 >>> from dldist import nccl                                    # doctest: +SKIP
 >>> with nccl.NcclComms([0, 1]) as comms:                      # doctest: +SKIP
@@ -37,19 +37,19 @@ def is_available() -> bool:
 
 
 def why_not_available() -> str | None:
-    """Every path that was tried, and why it failed; None when NCCL is available."""
+    """Every path that was tried, and why it failed. None if NCCL is available."""
     return library.why_not()
 
 
 def get_version() -> tuple[int, int, int]:
-    """The version of the NCCL that is loaded: (2, 27, 3)."""
+    """The version of the NCCL that is loaded, such as (2, 27, 3)."""
     text = str(library.info()["version_text"])
     major, minor, patch = (int(part) for part in text.split("."))
     return major, minor, patch
 
 
 def library_path() -> str:
-    """The file of the NCCL that is loaded."""
+    """The path of the NCCL library that is loaded."""
     return str(library.info()["path"])
 
 
@@ -61,7 +61,7 @@ def device_count() -> int:
 
 
 class stream:
-    """Within the block, tensors that this thread passes count as used on this CUDA stream, whatever library they are from.
+    """Within the block, tensors that this thread passes count as used on this CUDA stream, whatever library they come from.
 
     `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. Blocks may be nested.
 

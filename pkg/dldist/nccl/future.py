@@ -1,4 +1,4 @@
-"""Futures of works on devices. Imported when first used."""
+"""Futures for works on devices. Imported when first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def result_future_of(work: Any) -> Future:
-    """A Future of how the work ends: its value is a WorkResult, also when it fails."""
+    """A Future that tells how the work ends: its value is a WorkResult, even if the work fails."""
     future = Future()
 
     def tell() -> None:

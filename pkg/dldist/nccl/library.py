@@ -1,4 +1,4 @@
-"""Where NCCL and the CUDA driver are looked for. Nothing here imports a package of others: wheels are found by their files."""
+"""Finds and loads NCCL and the CUDA driver. It imports no third-party package: it finds wheels by their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _reason: Exception | None = None
 
 
 def candidates() -> list[str]:
-    """NCCL's library in the folders of wheels: nvidia/nccl/lib beside any package that can be imported."""
+    """NCCL libraries from wheels: those in nvidia/nccl/lib in any folder that Python imports from."""
     found = []
     for folder in sys.path:
         path = os.path.join(folder or ".", "nvidia", "nccl", "lib", "libnccl.so.2")
@@ -27,12 +27,12 @@ def candidates() -> list[str]:
 
 
 def paths() -> tuple[str | None, str | None]:
-    """The paths of NCCL and of the CUDA driver that the environment insists on."""
+    """The paths of NCCL and of the CUDA driver that environment variables prescribe, if they do."""
     return settings.value("nccl_library") or None, settings.value("cuda_library") or None
 
 
 def load() -> None:
-    """Load both libraries, once a process. NotImplementedError says what was tried, and why that failed."""
+    """Load both libraries, once per process. NotImplementedError says what was tried, and why that failed."""
     try:
         _load()
     except NotImplementedError:
@@ -40,7 +40,7 @@ def load() -> None:
 
 
 def _load() -> None:
-    """The same; the error is about the first that is missing."""
+    """The same, but the error is only about the first library that is missing."""
     global _reason
     if _core._nccl_info() is not None:
         return
@@ -51,12 +51,12 @@ def _load() -> None:
         _reason = error
         raise
     _reason = None
-    # Before what the package does at exit: communicators use threads and memory of CUDA's.
+    # This runs before the package's other work at exit, because communicators use CUDA's threads and memory.
     atexit.register(_core._shutdown_nccl)
 
 
 def is_available() -> bool:
-    """Whether both libraries can be loaded and there is a device. What has failed once is not tried again."""
+    """Whether both libraries can be loaded and there is a device. A failure is not retried."""
     if _reason is None:
         try:
             _load()
@@ -66,7 +66,7 @@ def is_available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why it is not available, of the driver and of NCCL; None when it is."""
+    """Why NCCL or the driver is not available. None if both are."""
     if is_available():
         return None
     reason = str(_reason)
@@ -83,7 +83,7 @@ def info() -> dict[str, Any]:
 
 
 def group_settings() -> dict[str, Any]:
-    """What the environment says about groups, as arguments of NcclGroup."""
+    """Settings for groups from environment variables, as arguments of NcclGroup."""
     said = settings.of_failures()
     config = {} if said.nonblocking is None else {"blocking": 0 if said.nonblocking else 1}
     return {
