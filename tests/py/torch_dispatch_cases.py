@@ -159,7 +159,7 @@ def what_cannot_be_seen_is_refused(rank, size):
     kept = torch.ones(2)
     with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
         group.gather_single(torch.empty(size, 2), kept, 0)
-    with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "C++ alone"):
+    with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
         group.all_gather_single_coalesced([torch.empty(size, 2)], [kept])
     with Looking(), raises(NotImplementedError, "resolve_conj"):
         group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)

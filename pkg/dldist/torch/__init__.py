@@ -1,4 +1,4 @@
-"""The backend "dldist" of torch.distributed, and what programs of PyTorch may want of dldist beside it.
+"""The backend "dldist" of torch.distributed, and other parts of dldist that PyTorch programs may want.
 
     import dldist.torch  # not needed where dldist is installed: PyTorch finds it
     torch.distributed.init_process_group("dldist")
@@ -23,7 +23,7 @@ register()
 
 
 def world_of(group: Any = None) -> World:
-    """The dldist.World behind a group of torch.distributed, the default one unless given; ranks are those of the group."""
+    """The dldist.World behind a group of torch.distributed, or behind the default group. Its ranks are those of the group."""
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, ProcessGroup):
         raise TypeError(f'world_of(): argument \'group\' must be a group of the backend "dldist", not {group!r}')
@@ -33,17 +33,17 @@ def world_of(group: Any = None) -> World:
 def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
     """A tensor of zeros in memory that the ranks of a host share: collectives on it need no copy.
 
-    It is a call of this rank alone: the others need not make one, nor one of the same shape.
+    The call concerns this rank alone: the others need not make such a tensor, and theirs may have another shape.
     """
     return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))
 
 
 def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Have the buckets of a model's gradients in memory that the ranks of a host share: reducing them needs no copy.
+    """Keep the buckets of a model's gradients in memory that the ranks of a host share, so that reducing them needs no copy.
 
-    All ranks ask for it, before the first backward pass; it is the model's communication hook, of which DDP takes one. A bucket moves when it
-    is first reduced. With gradient_as_bucket_view=True the gradients are parts of it and move, too: no address of one may have been taken
-    before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
+    All ranks call this before the first backward pass. It registers the model's communication hook, of which DDP takes only one.
+    A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients are parts of the bucket and move, too:
+    nothing may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
     """
     group = model.process_group
     if not isinstance(group, ProcessGroup):

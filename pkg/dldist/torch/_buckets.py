@@ -1,8 +1,8 @@
-"""DistributedDataParallel's buckets, moved into memory that the ranks of a host share, for models that ask for it.
+"""Moves DistributedDataParallel's buckets into memory that the ranks of a host share, for models that ask for it.
 
-Its reducer makes them in C++, in private memory, out of and into which every all_reduce would have to copy. A communication hook gets them, and
-the storage of each moves once, in place and for all of its views, the way torch's own share_memory_() moves it; from then on there is nothing
-to copy. Addresses change by that, once, which is why a program has to ask.
+Its reducer makes the buckets in C++, in private memory, so every all_reduce would have to copy out of them and back. A
+communication hook gets the buckets. The storage of each moves once, in place and for all of its views, the way torch's own
+share_memory_() moves it. From then on there is nothing to copy. The move changes addresses, once, so a program has to ask for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     import dldist
 
-_MIN_BYTES = 65536  # below, there is little to gain
-_MAX_BUCKETS = 128  # of a group: each takes two descriptors
-_TORCHS_FILES = "/dev/shm"  # where torch makes shared storages, which are never written to beyond their first copy
+_MIN_BYTES = 65536  # smaller buckets have little to gain
+_MAX_BUCKETS = 128  # per group; each takes two descriptors
+_TORCHS_FILES = "/dev/shm"  # where torch makes shared storages
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 _logger = logging.getLogger("dldist")
@@ -38,22 +38,22 @@ def averaged_in_shared_memory(group, bucket):  # type: ignore[no-untyped-def]  #
     if tensor.layout is torch.strided:
         opts.reduceOp = dist.ReduceOp.AVG
     else:
-        tensor.div_(group.size())  # there is only the sum of sparse ones
+        tensor.div_(group.size())  # sparse tensors can only be summed
 
     def result(done: Any) -> Any:
-        done.value()  # or what has gone wrong
+        done.value()  # raises if the call has failed
         return tensor
 
     return group.allreduce([group._buckets.in_shared_memory(tensor)], opts).get_future().then(result)
 
 
 def _has_views(storage: Any) -> bool:
-    """Beside the one tensor, and `storage` itself."""
+    """Whether the storage has users besides one tensor and `storage` itself."""
     return _use_count(storage._cdata) > 2  # type: ignore[no-any-return]
 
 
 class Buckets:
-    """Those of one group, by the addresses of their storages."""
+    """The buckets of one group, by the addresses of their storages."""
 
     def __init__(self, world: dldist.World) -> None:
         self._world = world
@@ -61,7 +61,7 @@ class Buckets:
         self._is_on = _use_count is not None
 
     def in_shared_memory(self, tensor: Any) -> Any:
-        """A tensor on the same memory, or `tensor` itself, if it is no bucket or stays where it is."""
+        """A tensor on the same memory, which is now shared; `tensor` itself if it is not a bucket, or stays where it is."""
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.dim() != 1 or not tensor.is_contiguous():
             return tensor
@@ -75,7 +75,7 @@ class Buckets:
         return tensor if bucket is None else bucket.tensor.view(tensor.dtype)
 
     def _move(self, storage: Any) -> _Bucket | None:
-        self._forget_the_dead()
+        self._drop_unused()
         if len(self._moved) >= _MAX_BUCKETS:
             return None
         nbytes = storage.nbytes()
@@ -97,13 +97,13 @@ class Buckets:
             raise OSError("no other rank is on this host")
         files = os.statvfs(_TORCHS_FILES)
         room = files.f_bavail * files.f_frsize
-        # All ranks of the host move theirs, and one copy more makes up for who else writes there: torch would find out by a signal.
+        # All ranks of the host move theirs; room for one more allows for other writers. Torch would find out by a signal.
         if room < nbytes * (local_size + 1):
-            raise OSError(f"{_TORCHS_FILES} has room for {room} bytes, and one of {nbytes} is to move")
+            raise OSError(f"{_TORCHS_FILES} has room for {room} bytes, too little to move one of {nbytes}")
 
-    def _forget_the_dead(self) -> None:
-        """Let go of those of which nobody else has the storage any more, as after the rebuilding of buckets."""
-        dead = [address for address, bucket in self._moved.items() if _use_count(bucket.storage._cdata) == 1]
-        for address in dead:
+    def _drop_unused(self) -> None:
+        """Let go of buckets whose storage has no other user any more, as after DDP has rebuilt its buckets."""
+        unused = [address for address, bucket in self._moved.items() if _use_count(bucket.storage._cdata) == 1]
+        for address in unused:
             array = self._moved.pop(address).array
-            array._note_unmapped()  # the storage went with the rest
+            array._note_unmapped()  # the memory went with the storage

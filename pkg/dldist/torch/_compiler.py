@@ -12,10 +12,10 @@ _Item = TypeVar("_Item", bound=Callable[..., Any])
 
 
 def not_compiled(item: _Item) -> _Item:
-    """Have a function, or what a class defines, run as it is in compiled programs, and with it all that it calls.
+    """Make compiled programs run a function, or everything that a class defines, as it is, together with all that it calls.
 
-    The compiler looks into every function that runs where its graph breaks, calls of DDP from C++ included, and there is nothing
-    in ours that it could follow. torch.compiler.disable() does this too, but it imports the compiler, which takes seconds.
+    Where its graph breaks, the compiler looks into every function that runs, including those that DDP calls from C++. It could
+    follow nothing in ours. torch.compiler.disable() does this too, but it imports the compiler, which takes seconds.
     """
     for member in [item] if isinstance(item, FunctionType) else vars(item).values():
         function = member.fget if isinstance(member, property) else member

@@ -1,4 +1,4 @@
-"""What serves tensors on CUDA devices where the group's backend for them is "dldist" too: dldist's own groups of NCCL."""
+"""Serves tensors on CUDA devices, if the group's backend for them is "dldist" too, with dldist's own NCCL groups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dldist.torch._store import TorchStore
 
 
 class CudaBackend(FromTorch, ProcessGroupNCCL):
-    """`group` is the NcclGroup behind it."""
+    """The backend for CUDA tensors. `group` is the NcclGroup behind it."""
 
     def getBackendName(self) -> str:
         return "dldist"
 
 
 def make_backend(kind: str, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta) -> CudaBackend:
-    """The backend for a type of device; its ranks meet in `store` with their first call."""
+    """The backend for a type of device. Its ranks meet in `store` at their first call."""
     if kind != "cuda":
         raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
     options = NCCLOptions()

@@ -1,11 +1,12 @@
-"""Calls of a group by way of PyTorch's dispatcher, where somebody looks on: what traces, counts or fakes operations.
+"""Runs calls of a group through PyTorch's dispatcher when something observes operations, to trace, count or fake them.
 
-A group of PyTorch's own starts every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose kernel calls the group's
-backend in C++. Ours runs calls itself, which is faster, and does so unless a dispatch mode, a transform of torch.func or a tensor with
-an implementation of its own would not see the call then: make_fx() would leave it out of its graph. Such a call becomes its operation here.
+PyTorch's own groups start every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose kernel calls the group's
+backend in C++. Our groups run calls themselves, which is faster. But then a dispatch mode, a transform of torch.func or a tensor
+with its own implementation would not see the call: make_fx() would leave it out of its graph. So in their presence a call becomes
+its operation, here.
 
-The kernels on the CPU are replaced by ones that run the operations of our groups, and all others by the backends of their groups. So
-operations that begin in C++ or in a graph that make_fx() has made reach our groups, too.
+The kernels on the CPU are replaced. The new ones run the operations of our groups themselves, and those of other groups through
+the groups' backends. So operations that start in C++, or in a graph that make_fx() has made, reach our groups, too.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class _Operation(NamedTuple):
-    """One of torch.ops.c10d, without the underscore at its end, and the class of its options in the group's call."""
+    """The name of an operation in torch.ops.c10d, and the class of the options that the group's call takes."""
 
     name: str
     options: Any = None
 
 
 def _operation_of(call: Call) -> _Operation:
-    # Named as calls were when they came to be operations; a barrier writes nothing, which the underscore stands for.
+    # Operations have the names that the calls had at the time. The underscore means that tensors are written: a barrier has none.
     name = call.former_name or call.name
     return _Operation(f"{name}_" if call.sides else name, getattr(c10d, call.options.__name__))
 
@@ -65,18 +66,18 @@ _FIELDS = {
     "root_tensor": "rootTensor",
     "timeout": "timeout",
 }
-"""The arguments of operations that are attributes of options in calls. The others have the order that they have in the calls."""
+"""Arguments of operations, and the attributes of options that they are in calls. The other arguments keep the calls' order."""
 
 _can_replace_kernels = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # not before 2.9
 
 _len_of_modes: Any = torch._C._len_torch_dispatch_stack
 _transform: Any = torch._C._functorch.peek_interpreter_stack
 _PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
-_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # what tensors have that leave their operations to PyTorch
+_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # tensors with this one leave their operations to PyTorch
 
 
 def is_looked_at(arguments: tuple[Any, ...]) -> bool:
-    """Whether a call with these arguments has to be an operation of PyTorch's."""
+    """Whether a call with these arguments has to run as an operation of PyTorch."""
     if _len_of_modes() or _transform() is not None:
         return True
     for item in arguments:
@@ -92,7 +93,8 @@ def is_looked_at(arguments: tuple[Any, ...]) -> bool:
 
 
 class _Call:
-    """A call that this thread has made an operation of. An operation returns of a work of ours the half in C++ alone: `works` keeps the other."""
+    """A call that this thread is running as an operation. The operation returns only the C++ half of our work; `works` keeps the
+    Python half."""
 
     def __init__(self, opts: Any, outer: _Call | None) -> None:
         self.opts = opts
@@ -108,13 +110,13 @@ _entered = _Entered()
 
 
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Run a call of a group as an operation: the work that comes of it, which need not be ours."""
+    """Run a call of a group as an operation. Returns its work, which need not be one of ours."""
     known = _OPERATIONS.get(method)
     hindrance = _hindrance(method, known, arguments)
     if known is None or hindrance:
         raise NotImplementedError(
-            f'{method}() on a group of the backend "dldist" was called where {_who_looks(arguments)} has to see it as an operation of '
-            f"PyTorch's, but {hindrance}; call it outside of that, or use torch.distributed._functional_collectives"
+            f'{method}() on a group of the backend "dldist" was called where {_observer_of(arguments)} has to see it as an '
+            f"operation of PyTorch, but {hindrance}; call it elsewhere, or use torch.distributed._functional_collectives"
         )
     kind = device_type_of(arguments)
     if kind == "cuda":
@@ -142,7 +144,7 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
         _entered.call = call.outer
 
 
-def _who_looks(arguments: tuple[Any, ...]) -> str:
+def _observer_of(arguments: tuple[Any, ...]) -> str:
     if _len_of_modes():
         return type(_get_current_dispatch_mode_stack()[-1]).__name__
     return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
@@ -152,10 +154,10 @@ def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]
     if known is None:
         return "PyTorch has no such operation"
     if not _name_in_backends(method):
-        return "PyTorch's own backends have it in C++ alone"
+        return "PyTorch's own backends have it only in C++"
     if not _can_replace_kernels:
         return "that takes PyTorch 2.9 or newer"
-    # The dispatcher would give the operation copies, and nobody would see what it writes to them.
+    # The dispatcher would pass copies to the operation, and whatever it writes to them would be lost.
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
 
 
@@ -165,35 +167,35 @@ def _value_of(name: str, value: Any) -> Any:
     return _boxed(value) if name == "reduce_op" else value
 
 
-class _Seen(Exception):
+class _ArgumentsKnown(Exception):
     """Ends an operation as soon as its arguments are known."""
 
 
-class _Look(TorchDispatchMode):
+class _StopAtArguments(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Seen(args)
+        raise _ArgumentsKnown(args)
 
 
 _probe = torch.zeros(0)
 
 
 def _boxed(op: Any) -> Any:
-    """A reduction as operations take it, which nothing but a call of a group in C++ makes."""
+    """A reduction in the form that operations take. Only a call of a group in C++ can make it."""
     opts = c10d.AllreduceOptions()
     opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
     try:
-        with torch._C._DisableFuncTorch(), _Look():
+        with torch._C._DisableFuncTorch(), _StopAtArguments():
             dist.ProcessGroup(0, 1).allreduce([_probe], opts)  # type: ignore[call-arg]
-    except _Seen as seen:
-        return seen.args[0][2]
-    raise AssertionError("an operation that a mode has ended has not ended")
+    except _ArgumentsKnown as known:
+        return known.args[0][2]
+    raise AssertionError("an operation went on although a mode had ended it")
 
 
 # ---- from an operation to the call
 
 
 def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
-    """What runs an operation on a type of device by `method`: of our groups, and of others as the kernel before it did."""
+    """The kernel of an operation for a type of device. It calls `method` on our groups; on others it acts as the old one."""
     operation = getattr(torch.ops.c10d, known.name).default
     names = [argument.name for argument in operation._schema.arguments]
     place_of_group = names.index("process_group")
@@ -205,7 +207,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
         call = _entered.call
         opts = known.options and known.options()
         arguments = []
-        for name, value in zip(names, values):  # those with their default may be missing at the end
+        for name, value in zip(names, values):  # the last values may be missing if they are the defaults
             if name in _FIELDS:
                 setattr(opts, _FIELDS[name], _option_of(name, value, call))
             elif name not in ("process_group", "sparse_indices", "tensor"):
@@ -217,7 +219,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
             work = group._run_here(method, tuple(arguments))
             if call is not None:
                 call.works.append(work)
-            else:  # it began in C++, where nobody keeps our half of a work
+            else:  # the operation started in C++, where nothing keeps the Python half of the work
                 work = c10d._create_work_from_future(work.get_future())
         return (values[0], work.boxed()) if has_outputs else work.boxed()
 
@@ -225,13 +227,13 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
 
 
 def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
-    """By the group's backend, which lets go of the GIL; the kernel that was there would be called with it, and wait for others so."""
+    """Run it through the group's backend, which releases the GIL. The old kernel would be called with the GIL, and keep it."""
     backend = group._get_backend(torch.device(kind))
     return getattr(backend, _name_in_backends(method))(*arguments)
 
 
 def _name_in_backends(method: str) -> str:
-    """Of a call, in PyTorch's own backends; empty if they have it in C++ alone, as some coalesced ones."""
+    """The name of a call in PyTorch's own backends; empty if they have it only in C++, like some coalesced calls."""
     call = CALLS.get(method)
     names = (method, call.former_name if call is not None else "")
     return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
@@ -246,7 +248,7 @@ def _option_of(name: str, value: Any, call: _Call | None) -> Any:
     if kind != dist.ReduceOp.PREMUL_SUM:
         return dist.ReduceOp(kind)
     if call is None:
-        raise NotImplementedError("an operation with PREMUL_SUM can only be run by its call: it does not tell its factor")
+        raise NotImplementedError("an operation with PREMUL_SUM works only through its call: the operation hides the factor")
     return call.opts.reduceOp
 
 
@@ -255,7 +257,7 @@ _served: set[str] = set()
 
 
 def serve(kind: str) -> None:
-    """Have the operations on a type of device reach our groups."""
+    """Make the operations on a type of device reach our groups."""
     global _library
     key = kind.upper()
     if key in _served or not _can_replace_kernels:
@@ -263,7 +265,7 @@ def serve(kind: str) -> None:
     _served.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is a kernel already
+        warnings.simplefilter("ignore")  # torch warns that there is a kernel already
         for method, known in _OPERATIONS.items():
             if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
                 _replace(method, known, key)

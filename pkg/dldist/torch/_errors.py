@@ -1,4 +1,4 @@
-"""dldist's exceptions as those that programs of PyTorch catch."""
+"""dldist's exceptions as the ones that PyTorch programs catch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DistPeerLostError(dldist.DistPeerLostError, dist.DistBackendError):
 
 
 class DistMismatchError(dldist.DistMismatchError, dist.DistBackendError):
-    """The ranks have called different things."""
+    """The ranks have made different calls."""
 
 
 class DistAbortedError(dldist.DistAbortedError, dist.DistBackendError):
@@ -24,11 +24,11 @@ class DistAbortedError(dldist.DistAbortedError, dist.DistBackendError):
 
 
 class DistTimeoutError(dldist.DistTimeoutError, dist.DistBackendError):
-    """The time of an operation was up."""
+    """An operation has timed out."""
 
 
 class DistNetworkError(dldist.DistNetworkError, dist.DistNetworkError):
-    """Something on the way to another rank."""
+    """Something has failed on the way to another rank."""
 
 
 class DistStoreError(dldist.DistStoreError, dist.DistStoreError):
@@ -52,8 +52,8 @@ _AS_TORCHS: dict[type[BaseException], type[BaseException]] = {
 
 
 def as_torchs(error: BaseException) -> BaseException:
-    """The same exception, as an instance of torch's class too; those that torch has no class for as they are."""
+    """The same exception, made an instance of torch's class too. It is unchanged if torch has no such class."""
     kind = _AS_TORCHS.get(type(error))
     if kind is not None:
-        error.__class__ = kind  # keeps its traceback, its attributes and who else holds it
+        error.__class__ = kind  # the exception keeps its identity, its traceback and its attributes
     return error

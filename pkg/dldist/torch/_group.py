@@ -1,4 +1,4 @@
-"""The process group that torch.distributed gets for the backend "dldist"."""
+"""The process group that the backend "dldist" gives to torch.distributed."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ _KEPT_NUMBERS = 64  # more than programs start between a forward pass and its ba
 
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
-    """What serves tensors in memory of the CPU. `group` is the World behind it."""
+    """The backend for tensors in CPU memory. `group` is the World behind it."""
 
     def getBackendName(self) -> str:
         return "dldist"
 
 
-def _run_otherwise(run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-    """Run a call that dldist has refused because of what a tensor holds, if it can be put in other words."""
+def _run_another_way(run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+    """Run a call again on bytes if dldist has refused a tensor's type and the call reduces nothing."""
     if "reduce" in name or not isinstance(refusal, _core.DistTypeError):
         raise refusal
     return run(*map(as_bytes, arguments))
 
 
 def _run(run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Start a call: its work, and what stands for its first argument in it, where lazy tensors made it run on copies; else None."""
+    """Start a call. Returns its work and, if lazy tensors made it run on copies, the copy of its first argument, else None."""
     try:
         return run(*arguments), None
     except _core.DistArgumentError as refusal:
         if not is_lazy(arguments):
-            return _run_otherwise(run, name, arguments, refusal), None
+            return _run_another_way(run, name, arguments, refusal), None
     copies = resolved(arguments)
     return run(*copies), copies[0]
 
@@ -63,11 +63,11 @@ def _run(run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tupl
 _MESSAGES = ("send", "recv", "recv_anysource")
 
 _RUN_HERE: dict[str, Callable[..., Work]] = {}
-"""By the names of dldist's list of calls: what runs a call on tensors in memory, whose arguments are in order."""
+"""The function that runs a call on our tensors, by the call's name in dldist's list. Its arguments must be in order."""
 
 
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
-    """The call of a group that is named `name`, and `method` in dldist's list of calls."""
+    """The group's method `name`. In dldist's list of calls it has the name `method`."""
     canonical = method or name
     has_options = name not in _MESSAGES
     run_here = _runner_of(op_type, name, canonical)
@@ -81,7 +81,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
             return _dispatcher.run(self, canonical, arguments)
         backend = self._serving(kind)
-        if not isinstance(backend, OverGroup):  # a group of torch's
+        if not isinstance(backend, OverGroup):  # one of torch's groups
             return getattr(backend, name)(*args, **named)
         return run_here(self, backend, arguments)
 
@@ -91,7 +91,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
 
 def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
-    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
+    has_outputs = name not in ("barrier", "send")  # the others write to their first argument
     is_reduced = name == "allreduce"
     name_of_entry = _profile.name_of_entry(name)
 
@@ -119,7 +119,7 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
 
 @not_compiled
 def create_group(opts: Any) -> ProcessGroup:
-    """The group for torch's _DistributedBackendOptions, which all of its ranks make."""
+    """The group for torch's _DistributedBackendOptions. All of its ranks make it."""
     rank, size, name = opts.group_rank, opts.group_size, opts.group_id
     is_default = not opts.global_ranks_in_group
     ranks = list(range(size)) if is_default else list(opts.global_ranks_in_group)
@@ -133,8 +133,8 @@ def create_group(opts: Any) -> ProcessGroup:
 
 @not_compiled
 def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> ProcessGroup:
-    """The group for torch.distributed._dist2.new_group, which `torch.distributed` itself knows nothing of."""
-    # All groups of a process get the same store: this is the rank's n-th in it.
+    """The group for torch.distributed._dist2.new_group. `torch.distributed` itself does not know of it."""
+    # All groups of a process get the same store, so the name counts the groups of this rank.
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
     own_store = dist.PrefixStore(f"dldist/{name}/", store)
     try:
@@ -151,10 +151,10 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a World.
 
-    It is the whole group for torch, and not one of several backends: it serves the CPU itself, and has groups that torch makes for
-    the other types of device that its configuration ("cpu:dldist,cuda:nccl") names, each made at the first use.
+    For torch it is the whole group, not one of several backends. It serves the CPU itself. For each other type of device that its
+    configuration ("cpu:dldist,cuda:nccl") names, it has a group that torch makes at the first use.
 
-    Every call takes torch's forms with lists and options as well as the flat ones. All ranks are those of the group.
+    Every call takes torch's forms with lists and options as well as the flat ones. All ranks are group ranks.
     """
 
     def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int]) -> None:
@@ -162,12 +162,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._name = name
         self._desc = "undefined"
-        self._config = "cpu:dldist"  # of a group that torch.distributed does not know
+        self._config = "cpu:dldist"  # used if torch.distributed does not know this group
         self._ranks = ranks
         self._cpu = CpuBackend._of(world, ranks, name)
         self._buckets = Buckets(world)
-        # join() hands an all_reduce of a number to DDP's reducer, which keeps the half of its work that is in C++ alone, and waits for it in
-        # the next backward pass. Without the half that is in Python it would wait for ever.
+        # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
+        # and waits for it in the next backward pass. Without the Python half it would wait for ever.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
         self._served: dict[str, Any] = {}
         self._coalesced: list[Work] | None = None
@@ -182,13 +182,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return "dldist"
 
     def get_group_store(self) -> Any:
-        """The store that its ranks have met in."""
+        """The store in which its ranks have met."""
         return self._store
 
     def __repr__(self) -> str:
         return f'<dldist.torch.ProcessGroup "{self.group_name}", rank {self.rank()} of {self.size()}>'
 
-    # C++ asks for name and description by these names; what it has itself is kept in the backends, of which it knows none here.
+    # C++ asks for name and description by these methods. Its own copies are in the backends, and it knows no backends here.
 
     def getGroupName(self) -> str:
         return self._name
@@ -216,31 +216,31 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return [torch.device(kind) for kind in self._names_of_backends()]
 
     def _names_of_backends(self) -> dict[str, str]:
-        """The backend for each type of device, as the group's configuration has them."""
+        """The name of the backend for each type of device, from the group's configuration."""
         config = distributed_c10d._world.pg_backend_config.get(self, self._config)
         return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
-        # torch asks what can be done at once while it still makes this group. Later it asks every group of a CUDA backend for that, on
-        # machines without CUDA, too, where no tensor will ever need it.
+        # While torch makes this group it asks what the backend supports. Later it asks every group for its CUDA backend, even on
+        # machines without CUDA, where no tensor will ever need one.
         is_being_made = self not in distributed_c10d._world.pg_backend_config
-        if kind != "cpu" and (is_being_made or self._can_have_no(kind)):
+        if kind != "cpu" and (is_being_made or self._is_absent(kind)):
             return Backend(self.rank(), self.size())
         backend = self._serving(kind)
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
 
-    def _can_have_no(self, kind: str) -> bool:
-        """Whether a type of device is ours to serve, and is not on this machine."""
+    def _is_absent(self, kind: str) -> bool:
+        """Whether we serve this type of device, but this machine has no such device."""
         is_ours = self._names_of_backends().get(kind) == "dldist"
         return kind == "cuda" and is_ours and kind not in self._served and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:
-        """Whether no other group serves a type of device."""
+        """Whether we serve this type of device, and no other group does."""
         return self._names_of_backends().get(kind, "dldist") == "dldist"
 
     def _serving(self, kind: str) -> Any:
-        """What serves a type of device: a backend of ours, or a group of torch's. All ranks come here with their first call."""
+        """The backend of ours, or the torch group, that serves a type of device. All ranks come here at their first call."""
         serving = self._served.get(kind)
         if serving is None:
             serving = self._served[kind] = self._make_serving(kind)
@@ -271,12 +271,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
 
     def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
-        """Run a call of dldist's list, of which PyTorch knows already, on tensors that we serve."""
+        """Run a call from dldist's list on tensors that we serve. PyTorch has seen the call already."""
         backend = self._serving(device_type_of(arguments))
         return _RUN_HERE[method](self, backend, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that are missing; a time-out of None or less than 0 is the group's."""
+        """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
         try:
             self._cpu.monitored_barrier(timeout, wait_all_ranks)
         except dldist.DistError as error:
@@ -285,12 +285,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- many as one
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Have the calls up to _end_coalescing() waited for together."""
+        """Collect the calls up to _end_coalescing(), so that they can be waited for together."""
         backend = self._serving(torch.device(device).type)
         if isinstance(backend, dist.ProcessGroup):
             backend._start_coalescing(device)
         elif self._coalesced is not None:
-            raise RuntimeError("_start_coalescing(): the calls before are being coalesced still")
+            raise RuntimeError("_start_coalescing(): earlier calls are still being coalesced")
         else:
             self._coalesced = []
 
@@ -317,17 +317,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._cpu._get_sequence_number_for_group()
 
     def get_error(self) -> Any:
-        """How the group is: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
+        """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
         return self._cpu.get_error()
 
     def _has_hooks(self) -> bool:
         return False
 
     def _wait_for_pending_works(self) -> None:
-        """Nothing to do: a work keeps what it needs."""
+        """Nothing to do: each work keeps what it needs."""
 
     def _enable_collectives_timing(self) -> None:
-        """Nothing to do: works always know their time."""
+        """Nothing to do: works always measure their time."""
 
     # ---- the end
 
@@ -339,7 +339,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         call_all([_end_of(backend) for backend in self._backends()])
 
     def abort(self) -> None:
-        """End it, and what is under way, at once, on all ranks."""
+        """End the group and its unfinished calls at once, on all ranks."""
         call_all([backend.abort for backend in self._backends()])
 
     # ---- other members
@@ -353,7 +353,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """The group of these ranks, in this order, which alone need to call it; None for the others."""
+        """The group of these ranks, in this order. Only they need to call this; other ranks get None."""
         if self.rank() not in ranks:
             return None
         name = group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}"
@@ -374,9 +374,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` ranks: those of this one, and of others that call it with the same store, each in one row.
+        """A group of `size` ranks: those of this group, and those of other groups that call this with the same store.
 
-        All ranks of each group call it.
+        All ranks of each group call it. The ranks of one group get consecutive ranks in the new one.
         """
         name = group_name or f"{self._name}:merged"
         place = TorchStore(store)
@@ -385,7 +385,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if self.rank() == 0:
                 first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
             self._cpu.group.broadcast(first, 0)
-            if int(first) + self.size() > size:  # for all ranks of this group alike
+            if int(first) + self.size() > size:  # all ranks of this group find the same
                 raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
             world = dldist.World(place, int(first) + self.rank(), size, timeout=timeout, name=name)
         except dldist.DistError as error:
@@ -394,7 +394,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def _end_of(backend: Any) -> Callable[[], object]:
-    """What ends a backend of ours, or a group that torch has made for this one and knows."""
+    """The function that ends a backend of ours, or a group that torch made for this one and keeps track of."""
     if backend in distributed_c10d._world.pg_map:
         return lambda: dist.destroy_process_group(backend)
     return backend.shutdown  # type: ignore[no-any-return]
@@ -407,5 +407,5 @@ def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
 
 
 for _name, _call in CALLS.items():
-    if _call.name != "allreduce_sparse":  # torch has it for its own sparse tensors alone, which come by allreduce
+    if _call.name != "allreduce_sparse":  # torch uses it only for its own sparse tensors, which come here by allreduce
         setattr(ProcessGroup, _name, _call_of(_call.operation.op_type, _name, _call.name))

@@ -1,4 +1,4 @@
-"""The arguments of c10d's calls as torch has them: its options, its reductions, and its flat forms."""
+"""The arguments of c10d's calls in torch's form: its options, its reductions, and its flat forms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS_OF_OP = (dist.ReduceOp, type(dist.ReduceOp.SUM))
 
 
 def reduction_of(op: Any) -> Any:
-    """A reduction of torch's as ours; one that is ours already as it is."""
+    """Our form of one of torch's reductions. One of ours is returned unchanged."""
     if type(op) is dldist.ReduceOp:
         return op
     if type(op) is not dist.ReduceOp:
@@ -33,7 +33,7 @@ def reduction_of(op: Any) -> Any:
 
 
 class FromTorch:
-    """Mixed into a backend of dldist: it takes options of torch's, and waits for the operation where they say so."""
+    """A mixin for a dldist backend: the backend takes torch's options, and waits for an operation if they say so."""
 
     def _op(self, opts: Any) -> Any:
         op = getattr(opts, "reduceOp", None)
@@ -46,7 +46,7 @@ class FromTorch:
 
 
 class _InOrder(LowLevelCalls):
-    """Its calls return their arguments as the form with lists and options has them."""
+    """Its calls return their arguments in the form with lists and options."""
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         return arguments
@@ -56,7 +56,7 @@ _in_order = _InOrder()
 
 
 def in_order(called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call, in whatever form of c10d's overloads, as the form with lists and options has them."""
+    """The arguments of a call, from any of c10d's overloads, in the form with lists and options."""
     opts = next((value for value in (*args, *named.values()) if type(value) in OPTIONS), None)
     args = tuple(_without(opts, value) for value in args)
     named = {name: _without(opts, value) for name, value in named.items()}

@@ -1,4 +1,4 @@
-"""Entries for PyTorch's profiler: one for each call, named "dldist:all_reduce" and so on, from its start to its end."""
+"""Entries for PyTorch's profiler. Each call has one, named "dldist:all_reduce" and so on, from its start to its end."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
     from dldist.torch._work import Work
 
 _OPERATIONS = (
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce_scatter", "reduce", "scatter", "send",
+    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce_scatter", "reduce", "scatter",
+    "send",
 )  # fmt: skip
 
 _is_on: Any = torch.autograd._profiler_enabled
 
 
 def name_of_entry(method: str) -> str:
-    """For a method of a group, whichever of its forms and names: "_allgather_base" is an all_gather."""
+    """The entry's name for any method of a group, in all its forms: "_allgather_base" is an all_gather."""
     letters = method.replace("_", "")
     operation = next(operation for operation in _OPERATIONS if letters.startswith(operation.replace("_", "")))
     return f"dldist:{operation}"
 
 
 class _Nothing:
-    """Where nobody profiles."""
+    """The entry when no profiler runs."""
 
     def __enter__(self) -> _Nothing:
         return self
@@ -41,7 +42,7 @@ class _Nothing:
 
 @not_compiled
 class _Entry(record_function):  # type: ignore[misc]
-    """Ends with its block if that raises."""
+    """An entry that lasts until a call's work ends, or until its block ends if that raises."""
 
     def lasts_until(self, work: Work) -> None:
         work.note_profiled(self._call_end_callbacks_on_future(work.get_future()))
@@ -52,5 +53,5 @@ _nothing = _Nothing()
 
 @not_compiled
 def entry(name: str) -> Any:
-    """The block in which a call starts; it tells what comes of it by lasts_until()."""
+    """A `with` block to start a call in. Pass the call's work to lasts_until()."""
     return _Entry(name) if _is_on() else _nothing

@@ -1,4 +1,4 @@
-"""PyTorch's stores as stores of dldist."""
+"""PyTorch's stores as dldist stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _R = TypeVar("_R")
 
 
 def _with_our_errors(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The method, with what torch's stores raise turned into the exceptions of ours."""
+    """The method, but the errors of torch's stores become those of ours."""
 
     @functools.wraps(method)
     def call(*args: _P.args, **named: _P.kwargs) -> _R:
@@ -48,10 +48,10 @@ def _is_timeout(text: str) -> bool:
 
 
 class TorchStore(dldist.Store):
-    """A store of torch.distributed, of any kind, where dldist takes a store.
+    """Any store of torch.distributed, as a store that dldist can use.
 
-    A store of torch does one operation at a time, a long wait included. So threads other than the one that has made this object
-    (dldist's monitor, say) share a clone, where the store has one.
+    A torch store runs one operation at a time, even if that is a long wait. So threads other than the one that made this object
+    (such as dldist's monitor) share a clone, if the store can be cloned.
     """
 
     def __init__(self, store: Any) -> None:
@@ -146,12 +146,12 @@ class TorchStore(dldist.Store):
         self._store.set_timeout(timeout)
 
     def clone(self) -> TorchStore:
-        """A store on the same data, over a connection of its own where that is what torch's clone has."""
+        """A store on the same data. It has a connection of its own if torch's clone has one."""
         return TorchStore(_clone_of(self._store))
 
 
 def _clone_of(store: Any) -> Any:
-    """What store.clone() gives; the store itself where there is no such thing (stores of Python, releases before 2.8)."""
+    """A clone of the store, or the store itself if it cannot be cloned (stores written in Python, releases before 2.8)."""
     try:
         return store.clone()
     except (AttributeError, RuntimeError):

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def device_type_of(arguments: tuple[Any, ...]) -> str:
-    """Where a call's tensors are, which are its arguments, in lists or in lists of lists; a barrier's options name a device."""
+    """The type of device that a call's tensors are on. The arguments are tensors, lists of them or lists of lists. A barrier has
+    no tensors, but its options name a device."""
     for item in arguments:
         while isinstance(item, (list, tuple)) and item:
             item = item[0]
@@ -22,26 +23,26 @@ def device_type_of(arguments: tuple[Any, ...]) -> str:
 
 
 def flat(outputs: Any) -> list[Any]:
-    """Tensors, lists of them, and lists of lists, in one list."""
+    """A tensor, or all tensors of nested lists, in one list."""
     if isinstance(outputs, torch.Tensor):
         return [outputs]
     return [tensor for item in outputs or () for tensor in flat(item)]
 
 
 def as_bytes(argument: Any) -> Any:
-    """An argument with its tensors of one-byte types as tensors of bytes, on the same memory."""
+    """The argument, with its tensors of one-byte types viewed as bytes, on the same memory."""
     return _each(lambda tensor: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor, argument)
 
 
 def is_lazy(argument: Any) -> bool:
-    """Whether a tensor in an argument stands for the conjugate or the negative of what is in memory."""
+    """Whether a tensor in the argument is lazy: it stands for the conjugate or the negative of its memory."""
     if isinstance(argument, (list, tuple)):
         return any(map(is_lazy, argument))
     return isinstance(argument, torch.Tensor) and (argument.is_conj() or argument.is_neg())
 
 
 def resolved(argument: Any) -> Any:
-    """An argument with copies, which hold their values, of its lazy tensors; the others as they are."""
+    """The argument, with lazy tensors replaced by copies that hold their values. Other tensors stay as they are."""
     return _each(lambda tensor: tensor.detach().resolve_conj().resolve_neg() if is_lazy(tensor) else tensor, argument)
 
 

@@ -1,4 +1,4 @@
-"""What asynchronous calls return: a torch.distributed.Work over a Work of dldist."""
+"""The works that asynchronous calls return: a torch.distributed.Work over a dldist Work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
 
 @not_compiled
 class Work(_Base):  # type: ignore[misc, valid-type]
-    """A call of a group, under way or, if `work` is None, finished."""
+    """A call of a group. If `work` is None, it has finished already."""
 
     __slots__ = ("_future", "_is_profiled", "_op_type", "_outputs", "_work")
 
@@ -36,35 +36,35 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it has ended; raises what it failed with. A time-out of None or 0 is that of the call."""
+        """Wait until it has ended; raises its error if it failed. A time-out of None or 0 stands for the call's."""
         if self._work is not None:
             try:
                 self._work.wait(timeout or None)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             finally:
-                self._let_the_profiler_see_the_end()
+                self._wait_for_profiler_entry()
         return True
 
     def note_profiled(self, future: Any) -> None:
-        """`future` is the future from now on: get_future(), once the profiler's entry of this call has ended.
+        """From now on, `future` is the future of this work: it completes once the profiler's entry of this call has ended.
 
-        An entry must not end after profiling, when its memory is gone. Who has waited for the last call may stop profiling at once, so
-        that nobody may see the end of the call before.
+        An entry must not end after profiling, when its memory is gone. A program that has waited for its last call may stop
+        profiling at once, so nothing may see that the call has ended before its entry has.
         """
         self._future = future
         self._is_profiled = True
 
-    def _let_the_profiler_see_the_end(self) -> None:
-        if self._is_profiled and self._has_ended() and not completions.is_completion_thread():  # which completes futures
-            with contextlib.suppress(RuntimeError):  # which wait() raises
+    def _wait_for_profiler_entry(self) -> None:
+        if self._is_profiled and self._has_ended() and not completions.is_completion_thread():  # that one completes futures
+            with contextlib.suppress(RuntimeError):  # the caller, wait(), raises the call's own error
                 self._future.wait()
 
     def synchronize(self) -> None:
         self.wait()
 
     def block_current_stream(self) -> None:
-        """There is no stream: what is done next on the CPU comes after it only if the CPU waits."""
+        """Wait: there is no stream here, so later work on the CPU comes after the call only if the CPU waits."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -81,7 +81,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return None if error is None else as_torchs(error)
 
     def result(self) -> list[Any]:
-        """The tensors that it has written, in one list."""
+        """Wait, and return the tensors that the call has written, in one list."""
         self.wait()
         return flat(self._outputs)
 
@@ -94,13 +94,13 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A future of result()."""
+        """A future for result()."""
         if self._future is None:
             self._future = _future_of(self._work, lambda: flat(self._outputs))
         return self._future
 
     def get_future_result(self) -> Any:
-        """A future of how it ends: a number of WorkResult."""
+        """A future that tells how the call ends: its value is a number of WorkResult."""
         return self.get_future().then(lambda future: self._how_it_ended())
 
     def _how_it_ended(self) -> int:
@@ -121,7 +121,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
 @not_compiled
 class Typed(Work):
-    """A call whose future has tensors of C++, for which DDP's hook FP16_COMPRESS, in C++, looks in what it has reduced."""
+    """A call whose future has C++ tensors. DDP's hook FP16_COMPRESS, which is in C++, expects those in its calls' results."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class Typed(Work):
 
 @not_compiled
 class CopiedBack(Work):
-    """A call on copies of some of its outputs, which get their values when somebody first sees that it has ended."""
+    """A call on copies of some of its outputs. The outputs get their values when a caller first sees that the call has ended."""
 
     __slots__ = ("_copies", "_lock")
 
@@ -204,7 +204,7 @@ class Together(Work):
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
     future: Any = torch._C.Future([])
     if work is not None and completions.is_completion_thread():
-        # A callback that waits for this future, as PowerSGD's do, would keep the thread that completes it.
+        # A callback that waits for this future, as PowerSGD's do, would block the thread that has to complete the future.
         with contextlib.suppress(dldist.DistError):
             work.wait()
     if work is None or (work.is_completed() and work.is_success()):
@@ -214,7 +214,7 @@ def _future_of(work: dldist.Work | None, result: Any) -> Any:
         future.set_result(work.exception())
     else:
         work._watch(lambda: future.set_result(work.exception()))
-    # A Python future cannot be given an error, but what a callback raises is one for those that wait in C++, too.
+    # A Python future cannot be given an error. But if a callback raises, waiters in C++ get an error, too.
     return future.then(lambda done: _raise_or(done.value(), result))
 
 
@@ -226,7 +226,7 @@ def _raise_or(error: BaseException | None, result: Any) -> Any:
 
 @functools.cache
 def _in_cpp() -> Any:
-    """A future that is made in Python holds whatever it holds as an object of Python; one of TorchScript does not."""
+    """TorchScript functions that make futures. A future made in Python would hold its value as a Python object; theirs do not."""
     return torch.jit.CompilationUnit(
         """
         def wait_for(done: Future[bool], tensors: List[Tensor]) -> List[Tensor]:
