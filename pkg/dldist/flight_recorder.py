@@ -96,8 +96,8 @@ def report() -> str:
 def dump_on_signal(signum: int) -> None:
     """Make a signal ask for dumps, as request_dump() does, until the monitor stops. This replaces what the signal does now.
 
-    SIGUSR2, or the signal that DLDIST_DUMP_SIGNAL names, does so by default unless the program uses it itself. Raises RuntimeError
-    if the process has made no group of several ranks, and ValueError if this signal cannot be handled.
+    SIGUSR2, or the signal that DLDIST_DUMP_SIGNAL names, does so by default unless the program uses it itself. Raises
+    RuntimeError if the process has made no group of several ranks, and ValueError if this signal cannot be handled.
     """
     from dldist.base import watch
 

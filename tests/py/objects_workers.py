@@ -218,7 +218,7 @@ def wrong_lists(group):
 
 
 def no_object(group):
-    """Rank 0 sends something that is no object, of which the last says that it is larger than any memory."""
+    """Rank 0 sends prefixes that are not those of an object; the last announces more bytes than any memory has."""
     huge = b"dlob" + bytes([1, 2, 0, 0]) + (1).to_bytes(4, "little") + bytes(4) + (1 << 60).to_bytes(8, "little")
     replies = []
     for prefix in (b"", b"\xff" * 512, huge):

@@ -136,7 +136,7 @@ def test_what_is_no_object_is_an_error(three):
     nothing, noise, huge = three.run(workers.no_object)[1]
     for result in (nothing, noise, huge):
         assert result["kinds"][0] == "DistError" and result["rank"] == 0
-    assert "no object" in nothing["text"] and "no object" in noise["text"]
+    assert "not an object" in nothing["text"] and "not an object" in noise["text"]
     assert f"announces an object of {1 << 60} bytes" in huge["text"]
 
 

@@ -1,4 +1,4 @@
-"""Passes the log records of the C core to Python's logging. Imported only when the log is turned on."""
+"""Passes the log records of the C core to Python's logging. Imported only if the log is turned on."""
 
 import atexit
 import logging

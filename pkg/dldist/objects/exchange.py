@@ -102,7 +102,7 @@ class Exchange:
 
     def all_gather(self, obj: Any) -> list[Any]:
         outgoing = Outgoing(obj, self._serializer)
-        incoming = self._tell_all(outgoing)
+        incoming = self._exchange_prefixes(outgoing)
         for index in cover(incoming):
             places = [each.place(index) for each in incoming]
             self._group.all_gather(places, outgoing.piece(index), **self._left())
@@ -110,7 +110,7 @@ class Exchange:
 
     def gather(self, obj: Any, root: int) -> list[Any] | None:
         outgoing = Outgoing(obj, self._serializer)
-        incoming = self._tell_all(outgoing)
+        incoming = self._exchange_prefixes(outgoing)
         is_root = self._group.rank == root
         for index in cover(incoming):
             places = [each.place(index) for each in incoming] if is_root else None
@@ -188,7 +188,7 @@ class Exchange:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing
 
-    def _tell_all(self, outgoing: Outgoing) -> list[Incoming]:
+    def _exchange_prefixes(self, outgoing: Outgoing) -> list[Incoming]:
         """Exchanges the prefixes of all ranks. If anything is wrong with one of them, the call ends here, on all ranks."""
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())

@@ -168,7 +168,7 @@ _DESCRIPTION = """Reads the flight recorder dumps of all ranks, from dldist or f
 plain words which rank is stuck where, and which calls disagree."""
 
 _EPILOG = """The dumps are files in FOLDER, named PREFIX followed by the rank.
-exit status: 0 all matched and done, 1 a problem was found, 2 some dumps could not be read
+exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read
 examples:
   python -m dldist.trace dumps/
   python -m dldist.trace --verbose --timeline hang.json dumps/     open hang.json in ui.perfetto.dev

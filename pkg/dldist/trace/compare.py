@@ -192,8 +192,8 @@ def mismatch(
         kind, note = _order_note(group, seq, kind, culprits, reference)
     ranks = sorted(present)
     sites = dict(zip(ranks, case.sites.apart([present[rank][0].frames for rank in ranks])))
-    says = {rank: _says(kind, present[rank]) for rank in ranks}
-    texts = {rank: says[rank] + (f" at {sites[rank]}" if sites[rank] else "") for rank in ranks}
+    calls = {rank: _call_text(kind, present[rank]) for rank in ranks}
+    texts = {rank: calls[rank] + (f" at {sites[rank]}" if sites[rank] else "") for rank in ranks}
     clauses = [f"{ranks_text(members)} {verb(members, 'calls', 'call')} {text}" for members, text in model.by_text(texts)]
     if len(clauses) > 5:
         clauses = [*clauses[:4], f"{len(clauses) - 4} more kinds of calls"]
@@ -215,7 +215,7 @@ def mismatch(
     return Verdict(kind, text, *where, culprits, others, waiting, named, lines=model.lines_by_rank(lines))
 
 
-def _says(kind: str, entries: list[Entry]) -> str:
+def _call_text(kind: str, entries: list[Entry]) -> str:
     text = what(entries)
     if kind in (model.WRONG_SIZE, model.WRONG_DTYPE, model.WRONG_ROOT, model.WRONG_ORDER):
         operands = operands_text(entries[0]) if len(entries) == 1 else "; ".join(operands_text(entry) for entry in entries[:4])

@@ -35,7 +35,7 @@ def analyse(case: Case, group: Group, slow_s: float) -> None:
         group.matched.append(seq)
         late, gap = late_ranks(case, present, slow_s, needs_clocks=True)
         if late and gap > worst_ns * _MUCH_WORSE:
-            worst_ns, slowest = gap, _was_slow(case, group, seq, present, late, gap)
+            worst_ns, slowest = gap, _slow_note(case, group, seq, present, late, gap)
     if slowest:
         group.verdicts.append(slowest)
 
@@ -261,7 +261,7 @@ def _unfinished(
     return _verdict(case, group, seq, present, model.STUCK, pending, text + _waiting_clause(case, present, done) + ".")
 
 
-def _was_slow(case: Case, group: Group, seq: int, present: dict[int, list[Entry]], late: list[int], gap: int) -> Verdict:
+def _slow_note(case: Case, group: Group, seq: int, present: dict[int, list[Entry]], late: list[int], gap: int) -> Verdict:
     others = sorted(set(present) - set(late))
     whom = "the others" if len(late) <= len(others) else ranks_text(others)
     site = case.sites.of(present[late[0]][0].frames)

@@ -86,7 +86,7 @@ def _one_sided(case: Case, group: Group, ends: tuple[int, int], waiting: list[En
     here = next(rank for rank in ends if rank not in lost)
     text = f"{capitalised(ranks_text(lost))} has left no dump: it has died, or its file is elsewhere. "
     text += f"{capitalised(ranks_text([here]))} waits for it in {_call(case, waiting[0], ends)}, {group.title}."
-    return [_made(case, group, model.DEAD_RANK, text, lost, [here], {here: waiting[0]})]
+    return [_new_verdict(case, group, model.DEAD_RANK, text, lost, [here], {here: waiting[0]})]
 
 
 def _call(case: Case, entry: Entry, ends: tuple[int | None, int]) -> str:
@@ -102,19 +102,19 @@ def _verdict(case: Case, group: Group, kind: str, ends: tuple[int | None, int], 
     if kind == model.UNMATCHED_SEND:
         assert source is not None
         text = f"Rank {source} has {_call(case, entry, ends)} in {group.title} that rank {target} has not called a recv for"
-        return _made(case, group, kind, text + f"; {state_text(entry)}.", [target], [source], {source: entry})
+        return _new_verdict(case, group, kind, text + f"; {state_text(entry)}.", [target], [source], {source: entry})
     waits = "waited" if entry.is_ended else "waits"
     text = f"Rank {target} {waits} in {_call(case, entry, ends)} in {group.title}, and "
     text += f"rank {source} has not called the send" if source is not None else "no send is left that it could get"
     culprits = [source] if source is not None else []
-    return _made(case, group, kind, text + ".", culprits, [target], {target: entry})
+    return _new_verdict(case, group, kind, text + ".", culprits, [target], {target: entry})
 
 
 def _unequal(case: Case, group: Group, ends: tuple[int, int], send: Entry, receive: Entry) -> Verdict:
     source, target = ends
     text = f"The sizes of a message of {group.title} do not fit: rank {source} has {_call(case, send, ends)}, "
     text += f"rank {target} has {_call(case, receive, ends)}."
-    return _made(case, group, model.WRONG_SIZE, text, [target], [source], {source: send, target: receive})
+    return _new_verdict(case, group, model.WRONG_SIZE, text, [target], [source], {source: send, target: receive})
 
 
 def _under_way(case: Case, group: Group, ends: tuple[int, int], send: Entry, receive: Entry) -> Verdict:
@@ -123,10 +123,11 @@ def _under_way(case: Case, group: Group, ends: tuple[int, int], send: Entry, rec
     text += f"{state_text(send)}; "
     text += f"rank {target} has {_call(case, receive, ends)}, {state_text(receive)}."
     waiting = [rank for rank, entry in ((source, send), (target, receive)) if not entry.is_ended]
-    return _made(case, group, model.STUCK, text, waiting, sorted(set(ends) - set(waiting)), {source: send, target: receive})
+    others = sorted(set(ends) - set(waiting))
+    return _new_verdict(case, group, model.STUCK, text, waiting, others, {source: send, target: receive})
 
 
-def _made(
+def _new_verdict(
     case: Case, group: Group, kind: str, text: str, culprits: list[int], others: list[int], entries: dict[int, Entry]
 ) -> Verdict:
     sites = {rank: site for rank, entry in entries.items() if (site := case.sites.of(entry.frames))}
