@@ -654,7 +654,7 @@ def test_a_foreign_backend_stands_for_a_group():
     dldist.barrier(group=backend)
     dldist.all_reduce(x := vector(1), group=backend)
     assert [call[0] for call in backend.calls] == ["barrier", "allreduce"] and x[0] == 101
-    with pytest.raises(dldist.DistTypeError, match="object is no group"):
+    with pytest.raises(dldist.DistTypeError, match="object is not a group"):
         dldist.barrier(group=object())
 
 

@@ -166,7 +166,7 @@ def f4(*shape):
     ("call", "text"),
     [
         (lambda g: g.allgather([f4(2), f4(3)], f4(2)), r"allgather: the output has shape \(3,\), and the input \(2,\)"),
-        (lambda g: g.allgather([f4(2), f4(2)], np.zeros(2, "i8")), "the output is of float32, and the input of int64"),
+        (lambda g: g.allgather([f4(2), f4(2)], np.zeros(2, "i8")), "the output has dtype float32, but the input has int64"),
         (lambda g: g.all_gather_single(f4(5), f4(2)), "world_size times input tensor size"),
         (lambda g: g.allgather_coalesced([[f4(2)]], [f4(2)]), "Incorrect output list size 1"),
         (lambda g: g.gather([f4(2)], f4(2), RANK), r"gather: Incorrect output list size 1\. Output list size should be 2"),
@@ -181,7 +181,7 @@ def f4(*shape):
         (lambda g: g.alltoall_base(f4(4), f4(4), [5, -1], []), "must be non-negative"),
         (lambda g: g.alltoall_base(f4(4), f4(4), [], [1, 2]), "doesn't match total dim 0 size"),
         (lambda g: g.alltoall_base(f4(4), f4(6), [], []), r"shape \(4,\), and the input \(6,\)"),
-        (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "4 elements, of 2 in the input"),
+        (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "the output takes 4 elements, but the input has 2"),
     ],
 )
 def test_what_does_not_fit(fake, call, text):

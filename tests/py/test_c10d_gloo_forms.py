@@ -173,7 +173,7 @@ def test_devices_of_options():
     opts = ProcessGroupGloo._Options()
     opts._devices = (ProcessGroupGloo.create_default_device(),)
     assert len(opts._devices) == 1
-    with pytest.raises(TypeError, match=r"_devices must be a list of ProcessGroupGloo.Device, and has a str"):
+    with pytest.raises(TypeError, match=r"_devices must be a list of ProcessGroupGloo.Device, but has a str"):
         opts._devices = ["lo"]
     opts._devices = []  # groups choose for themselves
     ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).shutdown()

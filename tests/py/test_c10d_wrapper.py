@@ -269,7 +269,7 @@ def test_messages_are_not_compared():
 
 
 def test_ranks_of_the_two_have_to_agree():
-    with pytest.raises(ValueError, match="rank 0 of 2 can not be compared by a backend of rank 0 of 1"):
+    with pytest.raises(ValueError, match="rank 0 of 2 cannot be compared by a backend of rank 0 of 1"):
         _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper())
 
 
@@ -286,9 +286,9 @@ def text(content):
     [
         ([[length(2**63)]], r"rank 1 announces a fingerprint of 9223372036854775808 bytes"),
         ([[length(65537)]], "rank 1 announces a fingerprint of 65537 bytes"),
-        ([[length(3)], [text(b"abc")]], "what rank 1 has sent is not the fingerprint of a collective"),
-        ([[length(0)], [text(b"")]], "what rank 1 has sent is not the fingerprint of a collective"),
-        ([[length(6)], [text(b"\xff\n\n\n\n\n")]], "what rank 1 has sent is not the fingerprint"),
+        ([[length(3)], [text(b"abc")]], "rank 1 has sent something that is not the fingerprint of a collective"),
+        ([[length(0)], [text(b"")]], "rank 1 has sent something that is not the fingerprint of a collective"),
+        ([[length(6)], [text(b"\xff\n\n\n\n\n")]], "rank 1 has sent something that is not the fingerprint"),
         ([[length(5)], [text(b"\xff\n\n\n\n")]], r"Rank 1 is running collective: CollectiveFingerPrint\(SequenceNumber=\\xff"),
     ],
 )

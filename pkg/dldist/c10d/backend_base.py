@@ -1,4 +1,4 @@
-"""What a backend is: class Backend, and the options that one is made with."""
+"""The base class Backend, and the options that a backend is made with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 1800
 
 
 class BackendOptions:
-    """Backend.Options: what a backend is made with. The name of the backend can not be changed."""
+    """Backend.Options, which a backend is made with. The name of the backend cannot be changed."""
 
     def __init__(self, backend: str, timeout: timedelta | None = None) -> None:
         if timeout is None:
@@ -45,15 +45,15 @@ class BackendOptions:
         return f"<{type(self).__qualname__} backend={self._backend!r} timeout={self._timeout}>"
 
 
-def _call_without(fn: Callable[[], object]) -> None:
-    fn()
+def _call(hook: Callable[[], object]) -> None:
+    hook()
 
 
 class Backend(LowLevelCalls):
-    """c10d's backend (not the str class of that name): what a process group has for a type of device.
+    """c10d's backend (not the str class of that name). A process group has one for each type of device.
 
-    To write one, subclass it and override calls with (lists, opts) by position, and getBackendName(). Everything that is not
-    overridden raises RuntimeError.
+    To write a backend, subclass this and override getBackendName() and calls, which get (lists, opts) by position. Calls that are
+    not overridden raise RuntimeError.
     """
 
     Options: type[Any] = BackendOptions
@@ -77,7 +77,7 @@ class Backend(LowLevelCalls):
         self._abort_hooks: dict[int, Callable[[], object]] = {}
 
     def _perform(self, method: str, *arguments: Any) -> Any:
-        """Run what the class defines as `_run_<method>`: how the backends of dldist say what they do."""
+        """Run the method `_run_<method>` if the class has one. dldist's own backends define their calls in this way."""
         run = getattr(self, f"_run_{method}", None)
         if run is None:
             raise self._unsupported(method)
@@ -115,20 +115,20 @@ class Backend(LowLevelCalls):
     # Life.
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change the timeout of all operations from now on."""
+        """Set the timeout of later operations."""
         if self._options is None:
             raise self._unsupported("set_timeout")
         self._options._timeout = as_timedelta("set_timeout(): argument 'timeout'", timeout)
 
     def shutdown(self) -> None:
-        """End orderly. Nothing to do unless overridden."""
+        """End in good order. Does nothing unless overridden."""
 
     def abort(self) -> None:
-        """End what is under way, with errors. Nothing but the abort hooks unless overridden."""
+        """End unfinished operations with errors. Only runs the abort hooks unless overridden."""
         self._run_abort_hooks()
 
     def register_abort_hook(self, id: int, fn: Callable[[], object]) -> None:
-        """Have fn() called when this backend aborts, perhaps more than once; an id is taken over by the latest."""
+        """Have fn() called when this backend aborts, perhaps more than once. It replaces a hook of this id."""
         if not callable(fn):
             raise TypeError(f"register_abort_hook(): argument 'fn' must be callable, not {type(fn).__name__}")
         self._abort_hooks[id] = fn
@@ -137,9 +137,10 @@ class Backend(LowLevelCalls):
         self._abort_hooks.pop(id, None)
 
     def _run_abort_hooks(self) -> None:
-        """For those that override abort(). What a hook raises goes to sys.unraisablehook: an abort is no place for errors."""
+        """Run the abort hooks, for subclasses that override abort(). An error of a hook goes to sys.unraisablehook, because an
+        abort should not fail."""
         for fn in list(self._abort_hooks.values()):
-            _core._call_aloud(_call_without, fn)
+            _core._call_aloud(_call, fn)
 
     def get_error(self) -> Any:
         raise self._unsupported("get_error")

@@ -1,6 +1,6 @@
-"""The operations of a group whatever its backends are: methods as those of dldist.Group.
+"""The operations of a group with any backends, as methods like those of dldist.Group.
 
-A backend of ours is called by the methods of its group, somebody else's by c10d's low-level calls.
+One of our backends is called through the methods of its group, any other backend through c10d's low-level calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Dispatcher:
     """Chooses the backend for each call on a ProcessGroup, calls its hooks, and waits unless the call is asynchronous.
 
-    It has a method for each operation, with the parameters that dldist.Group's has.
+    It has a method for each operation, with the same parameters as dldist.Group's.
     """
 
     def __init__(self, pg: ProcessGroup) -> None:
@@ -44,11 +44,11 @@ class Dispatcher:
         return self._pg.group_name
 
     def _target(self, tensor: Any) -> Any:
-        """What runs a call with this tensor: a backend, or a process group of a kind of its own."""
+        """The backend that runs a call with this tensor, or the process group itself if that overrides calls."""
         return self._pg._backend_serving(tensor) if self._pg._is_plain else self._pg
 
     def _hooks(self) -> Hooks | None:
-        """The hooks that have to be called here: a process group of a kind of its own calls them itself."""
+        """The hooks to call here. A process group that overrides calls runs its hooks itself."""
         return self._pg._hooks if self._pg._is_plain else None
 
     # ---- collectives
@@ -68,29 +68,29 @@ class Dispatcher:
         return _end(work, is_async)
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        """Wait until all ranks are here; on a device where device_ids says which."""
+        """Wait until all ranks have called this; on a device if device_ids names one."""
         target = self._pg._backend_of_device("cuda") if device_ids and self._pg._is_plain else None
         target = self._target(None) if target is None else target
-        how = {} if device_ids is None else {"device_ids": device_ids}
+        devices = {} if device_ids is None else {"device_ids": device_ids}
         hooks = self._hooks()
         if not hooks:
-            return _run_barrier(target, timeout, async_op, how)
-        work = hooks.around("barrier", async_op, None, None, -1, lambda: _run_barrier(target, timeout, True, how))
+            return _run_barrier(target, timeout, async_op, devices)
+        work = hooks.around("barrier", async_op, None, None, -1, lambda: _run_barrier(target, timeout, True, devices))
         return _end(work, async_op)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose failure names the ranks that have not come."""
+        """A barrier whose error names the missing ranks."""
         self._pg.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
 
     # ---- several calls as one
 
     def _set_recorder(self, recorder: Any) -> Any:
-        """As that of dldist.Group: who is told of calls that can be coalesced, instead of their being run."""
+        """As dldist.Group's: calls that can be coalesced go to the recorder instead of running. Returns the former recorder."""
         before, self._recorder = self._recorder, recorder
         return before
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
-        """A `with` block whose calls are made one operation."""
+        """A `with` block whose calls become one operation."""
         from dldist.base.group import Coalescing
 
         return Coalescing(self, timeout, async_op)
@@ -98,7 +98,7 @@ class Dispatcher:
     # ---- messages
 
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
-        """Start to send to a rank; returns a Work."""
+        """Start sending to a rank; returns a Work."""
 
         def start(target: Any) -> Any:
             if isinstance(target, OverGroup):
@@ -111,7 +111,7 @@ class Dispatcher:
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
-        """Start to receive from a rank, or from any; returns a Work."""
+        """Start receiving from a rank, or from any; returns a Work."""
 
         def start(target: Any) -> Any:
             if isinstance(target, OverGroup):
@@ -133,7 +133,7 @@ class Dispatcher:
     def _refuse_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
             raise _core.DistArgumentError(
-                f"{name}(): argument 'timeout': the low-level calls of backend {self._pg.name()} have none for messages: give it "
+                f"{name}(): argument 'timeout': the low-level calls of backend {self._pg.name()} take none for messages: pass it "
                 "to wait()"
             )
 
@@ -144,7 +144,7 @@ class Dispatcher:
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
-        """Receive from a rank, or from any; returns which it was."""
+        """Receive from a rank, or from any; returns the sender's rank."""
         work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
         _end(work, False, timeout)
         return work._source_rank() if src is None else src
@@ -156,12 +156,13 @@ class Dispatcher:
         return batch_isend_irecv(self, p2p_op_list)
 
     def _coalescing_backend_of(self, tensor: Any) -> Any:
-        """The backend of the tensor's device, where that can make one operation of messages; else None."""
+        """The backend for the tensor's device, if it can run several messages as one operation; else None."""
         target = self._target(tensor)
         return target if getattr(target, "supports_coalescing", False) else None
 
     def _host_view(self) -> Any:
-        """What moves bytes of the host: this, or the group behind the one backend, if that is of another device."""
+        """An object that can move host memory: this one, or a view of the group behind the only backend if that serves another
+        device."""
         backends = self._backends()
         if len(backends) != 1:
             return self
@@ -174,12 +175,12 @@ class Dispatcher:
 
 
 class BackendCalls(Dispatcher):
-    """The same for a backend that stands for a group, as in dist.barrier(group=backend)."""
+    """The same for a backend in the place of a group, as in dist.barrier(group=backend)."""
 
     def __init__(self, backend: Backend) -> None:
         import weakref
 
-        # The backend keeps this object, and has to end when its last user lets it go.
+        # The backend keeps this object alive, and has to end when its last user lets it go.
         self._backend = weakref.ref(backend)
         self._recorder = None
 
@@ -214,12 +215,12 @@ def _run(target: Any, operation: Operation, values: list[Any], timeout: Any, is_
     return _end(getattr(target, call.name)(*call.lowered(values, opts)), is_async)
 
 
-def _run_barrier(target: Any, timeout: Any, is_async: bool, how: dict[str, Any]) -> Any:
+def _run_barrier(target: Any, timeout: Any, is_async: bool, devices: dict[str, Any]) -> Any:
     if isinstance(target, OverGroup):
-        how = how if isinstance(target._require_group(), _core.NcclGroup) else {}  # elsewhere there are no devices to choose from
-        return target.group.barrier(timeout=timeout, async_op=is_async, **how)
+        devices = devices if isinstance(target._require_group(), _core.NcclGroup) else {}  # other groups have none to choose from
+        return target.group.barrier(timeout=timeout, async_op=is_async, **devices)
     opts = _prepared(CALL_OF["barrier"].options(), timeout, is_async)
-    for name, value in how.items():
+    for name, value in devices.items():
         setattr(opts, name, value)
     return _end(target.barrier(opts), is_async)
 
@@ -232,7 +233,7 @@ def _prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
 
 
 def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
-    """What a call returns: the work of an asynchronous one, None of one that has been waited for."""
+    """The result of a call: the work if it is asynchronous; else None, after waiting for it."""
     if is_async:
         return work
     if work is not None:
@@ -241,7 +242,7 @@ def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
 
 
 def _first_of(tensors: Any) -> Any:
-    """Of a tensor, a list of tensors or a list of lists."""
+    """The first tensor of a tensor, a list of tensors or a list of lists."""
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0] if tensors else None
     return tensors

@@ -1,4 +1,4 @@
-"""The backend "fake": one process that plays a rank of a group of any size. Nothing is sent, and every call ends at once."""
+"""The backend "fake": one process acts as a rank of a group of any size. Nothing is sent, and every call ends at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.low_level import CALLS, Call, Side
 from dldist.c10d.work import FakeWork
 
-_CPU = 1  # DLPack's number of it
+_CPU = 1  # DLPack's number for the CPU
 
 
 # --- copies ---
@@ -24,14 +24,14 @@ def _itemsize(dtype: str) -> int:
 
 @cache
 def _alone() -> _core.Group:
-    """A group of one, which can make arrays of any dtype."""
+    """A group of one rank. It can make arrays of any dtype."""
     return _core.Group(None, 0, 1)
 
 
 class _Elements:
-    """The elements of an array on the CPU, in row-major order, as one piece of memory.
+    """The elements of a CPU array, in row-major order, as one piece of memory.
 
-    That is the array's own memory, or a packed copy, which write_back() puts into the array.
+    This is the array's own memory, or a packed copy that write_back() copies into the array.
     """
 
     def __init__(self, tensor: Any, writable: bool = False) -> None:
@@ -53,7 +53,7 @@ class _Elements:
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    """Whether an array's memory can be read here; some have none at all, such as those of torch's meta device."""
+    """Whether an array's memory can be read here. Some arrays have no memory at all, such as those on torch's meta device."""
     try:
         return _core._describe_tensor(tensor, False)["device_type"] == _CPU
     except (ValueError, BufferError):
@@ -72,7 +72,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 _Part = tuple[Any, int, int]
-"""Elements of a tensor, in row-major order: where they begin, and how many."""
+"""A tensor and some of its elements, in row-major order: the index of the first, and how many."""
 
 
 def _all_of(tensor: Any) -> _Part:
@@ -80,20 +80,20 @@ def _all_of(tensor: Any) -> _Part:
 
 
 def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
-    """Copy `count` elements of src, from `start`, to the `room` ones of dst, from `at`."""
+    """Copy `count` elements of src, from index `start`, to the `room` elements of dst from index `at`."""
     if room != count:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
     have = _count(_shape(src)) - start
     if count > have:
-        raise RuntimeError(f"FakeProcessGroup::{call}: {count} elements, of {have} in the input, for {room} in the output")
+        raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {have}")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
-        # Memory that only its library can copy.
+        # Only the tensor's own library can copy this memory.
         dst.reshape(-1)[at : at + count] = src.reshape(-1)[start : start + count]
         return
     source, target = _Elements(src), _Elements(dst, writable=True)
     if source.dtype != target.dtype:
         raise RuntimeError(
-            f"FakeProcessGroup::{call}: the output is of {target.dtype}, and the input of {source.dtype}"
+            f"FakeProcessGroup::{call}: the output has dtype {target.dtype}, but the input has {source.dtype}"
         )
     size = source.size
     ctypes.memmove(target.address + at * size, source.address + start * size, count * size)
@@ -101,7 +101,7 @@ def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: i
 
 
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
-    """What c10d asks of the split sizes of an all-to-all; an empty list stands for equal parts."""
+    """Check the split sizes of an all-to-all as c10d does. An empty list stands for equal parts."""
     shape = _shape(tensor)
     length = shape[0] if shape else 1
     if not splits:
@@ -133,9 +133,9 @@ _NOT_COLLECTIVE = _MESSAGES | {"monitored_barrier"}
 
 
 class FakeProcessGroup(Backend):
-    """A backend without peers: outputs are filled from this rank's own inputs, and works are FakeWork.
+    """A backend without peers. It fills outputs from this rank's own inputs, and its works are FakeWork.
 
-    Made by _create_internal(), or by init_process_group(backend="fake").
+    _create_internal() makes it, or init_process_group(backend="fake").
     """
 
     Options: type[Any] = FakeOptions
@@ -165,12 +165,12 @@ class FakeProcessGroup(Backend):
         return FakeWork()
 
     def _move(self, call: Call, arguments: tuple[Any, ...]) -> None:
-        """Fill the outputs as if all ranks had given what this one has."""
+        """Fill the outputs as if every rank had the inputs of this one."""
         output, input = call.sides
         values = call.raised(self, arguments, None)
         outputs, inputs = values[output.parameter], values[input.parameter]
         if outputs is None or inputs is None:
-            return  # for the root alone
+            return  # only the root has these
         if call.splits:
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
@@ -182,7 +182,7 @@ class FakeProcessGroup(Backend):
                 _put(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
-        """What a side has for each rank, or has for all: of each tensor the elements from where on, and how many."""
+        """The parts of each tensor of a side: one list for each rank, or a single list for all ranks."""
         if side.kind in ("one", "many"):
             return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
         if side.kind in ("ranks", "lists"):
@@ -197,7 +197,7 @@ class FakeProcessGroup(Backend):
         return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
 
     def _share(self, what: str, whole: Any, part: Any) -> int:
-        """How many elements of a whole tensor are one rank's."""
+        """How many elements of a whole tensor belong to one rank."""
         count = _count(_shape(part))
         if _count(_shape(whole)) != count * self._size:
             raise RuntimeError(
@@ -216,12 +216,12 @@ class FakeProcessGroup(Backend):
         row = _count(_shape(output)[1:])
         at = 0
         for split in output_splits:
-            # As c10d's: every part begins with the input's beginning.
+            # As in c10d, every part is copied from the start of the input.
             _put(call, output, at, split * row, input, 0, split * row)
             at += split * row
 
     def _start_coalescing(self) -> None:
-        """Nothing: calls end at once."""
+        """Nothing to do: calls end at once."""
 
     def _end_coalescing(self) -> FakeWork:
         return FakeWork()
@@ -231,7 +231,7 @@ class FakeProcessGroup(Backend):
 
 
 class FakeStore(_core.Store):
-    """A store that keeps nothing, and where everything that is waited for is there."""
+    """A store that keeps no values, but claims to have every key."""
 
     def __init__(self) -> None:
         super().__init__()

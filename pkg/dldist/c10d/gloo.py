@@ -1,4 +1,4 @@
-"""The CPU backend under c10d's name: its low-level calls over a World."""
+"""The CPU backend under c10d's name: c10d's low-level calls over a World."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["ProcessGroupGloo"]
 
 
 class GlooOptions(BackendOptions):
-    """ProcessGroupGloo._Options. Devices and threads are taken and have no meaning here: environment variables say which
-    interfaces are used, and whoever waits does the work. So a list without devices is as good as one with some."""
+    """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the
+    interfaces, and the thread that waits does the work. So the list of devices may be empty."""
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         super().__init__("gloo", timeout)
@@ -38,12 +38,12 @@ class GlooOptions(BackendOptions):
         devices = list(devices)
         wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
         if wrong is not None:
-            raise TypeError(f"Options._devices must be a list of ProcessGroupGloo.Device, and has a {type(wrong).__name__}")
+            raise TypeError(f"Options._devices must be a list of ProcessGroupGloo.Device, but has a {type(wrong).__name__}")
         self._given_devices = devices
 
 
 class GlooDevice:
-    """ProcessGroupGloo.Device, which create_device gives: an address of this host, which groups do not use."""
+    """ProcessGroupGloo.Device, which create_device returns: an address of this host. Groups do not use it."""
 
     def __init__(self, hostname: str = "", interface: str = "") -> None:
         self.hostname = hostname
@@ -54,9 +54,9 @@ class GlooDevice:
 
 
 class ProcessGroupGloo(OverGroup):
-    """c10d's backend of the CPU. `group` is the World behind it.
+    """c10d's CPU backend. `group` is the World behind it.
 
-    With enable_reconfigure it has none before reconfigure() says who its members are, and gets another one with every call.
+    With enable_reconfigure it has no World at first. Each call of reconfigure() names the members and makes a new World.
     """
 
     Options = GlooOptions
@@ -69,7 +69,7 @@ class ProcessGroupGloo(OverGroup):
 
     group: Any
     """The World behind it; None before reconfigure()."""
-    # Of those that can be reconfigured.
+    # These are only for backends that can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
     _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
@@ -98,7 +98,7 @@ class ProcessGroupGloo(OverGroup):
 
     @classmethod
     def _of(cls, group: World, ranks: list[int], name: str) -> ProcessGroupGloo:
-        """The backend over a world that is there already."""
+        """A backend over an existing world."""
         self = cls.__new__(cls)
         Backend.__init__(self, group.rank, group.size)
         self._options = GlooOptions(group.timeout)
@@ -116,7 +116,8 @@ class ProcessGroupGloo(OverGroup):
         source: tuple[_core.Group, list[int]] | None,
         ranks: list[int],
     ) -> ProcessGroupGloo:
-        """The backend of a group that is being made: split off from another one if it can be, else by meeting in the store."""
+        """The backend for a group that is being made. It is split off from `source` if there is one; else the ranks meet in the
+        store."""
         desc = pg.group_desc
         label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
         if source is not None:
@@ -130,7 +131,7 @@ class ProcessGroupGloo(OverGroup):
 
     @classmethod
     def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
-        """The backend of a group whose members reconfigure() will name."""
+        """The backend for a group whose members reconfigure() will name."""
         if store is None:
             raise RuntimeError("enable_reconfigure=True needs a store")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
@@ -163,7 +164,7 @@ class ProcessGroupGloo(OverGroup):
 
     @staticmethod
     def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
-        """An object for options, of an interface or an address that this host has. DLDIST_SOCKET_IFNAME says which are used."""
+        """An object for the options, for an interface or an address of this host. DLDIST_SOCKET_IFNAME says which are used."""
         if interface:
             _check_interface(interface)
         elif hostname:
@@ -174,7 +175,7 @@ class ProcessGroupGloo(OverGroup):
 
     @staticmethod
     def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
-        """An object for options."""
+        """An object for the options."""
         return GlooDevice()
 
     # ---- the group
@@ -197,7 +198,7 @@ class ProcessGroupGloo(OverGroup):
         return 0 if self.group is None else self.group.sequence
 
     def _wait_for_pending_works(self) -> None:
-        """Nothing to do: a work keeps what it needs."""
+        """Nothing to do: each work keeps what it needs."""
 
     def get_error(self) -> Any:
         error = None if self.group is None else self.group.error
@@ -211,7 +212,7 @@ class ProcessGroupGloo(OverGroup):
         try:
             self.group.close(CLOSE_TIMEOUT_S)
         except _core.DistTimeoutError:
-            pass  # whoever waits for what was still under way gets the error
+            pass  # waiters for unfinished works get the error
 
     def abort(self, reason: str = "abort() was called") -> None:
         if self.group is not None:
@@ -226,7 +227,7 @@ class ProcessGroupGloo(OverGroup):
     # ---- other members
 
     def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> ProcessGroupGloo | None:
-        """The backend of some ranks, which alone need to call it."""
+        """The backend for some of the ranks. Only those need to call this."""
         group = self._require_group()
         if self._rank not in ranks:
             return None
@@ -234,19 +235,20 @@ class ProcessGroupGloo(OverGroup):
         return ProcessGroupGloo._of(part, list(ranks), "" if opts is None else opts.group_name)
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupGloo:
-        """A backend of more ranks than these: all of them meet in `store`."""
+        """A backend for these ranks and more. All of them meet in `store`."""
         return ProcessGroupGloo(store, rank, size, self.options._timeout if opts is None else opts._timeout)
 
     def get_reconfigure_handle(self) -> str:
-        """What stands for this process in reconfigure()."""
+        """The handle that names this process in reconfigure()."""
         if self._store is None:
             raise self._unsupported("get_reconfigure_handle without enable_reconfigure=True")
         return self._handle
 
     def reconfigure(self, opts: ReconfigureOptions) -> Any:
-        """Be a group of the processes whose handles are given; the one before is ended.
+        """Become a group of the processes whose handles are given. The previous group ends.
 
-        All of them call it, with the same uuid, which is used once. A list of handles is in the order of ranks; a set is sorted.
+        All of these processes call it with the same uuid, which may be used only once. A list of handles is in the order of the
+        ranks; a set is sorted.
         """
         if self._store is None:
             raise self._unsupported("reconfigure without enable_reconfigure=True")
@@ -308,30 +310,30 @@ def _new_handle() -> str:
 
 def _check_handles(handles: Any, own: str) -> list[str]:
     if not isinstance(handles, (list, tuple, set, frozenset)) or not all(isinstance(handle, str) for handle in handles):
-        raise TypeError("reconfigure(): handles must be a list or a set of what get_reconfigure_handle() gives")
+        raise TypeError("reconfigure(): handles must be a list or a set of handles from get_reconfigure_handle()")
     ordered = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
     if len(set(ordered)) != len(ordered):
-        raise ValueError("reconfigure(): handles must not repeat themselves")
+        raise ValueError("reconfigure(): handles must all be different")
     if own not in ordered:
-        raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} that are given")
+        raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} given ones")
     return ordered
 
 
 def _leave(group: World) -> None:
-    """End a group at once, without harm to members that are still at an operation that has been finished here."""
+    """End a group at once. This does no harm to members that are still in an operation that has ended here."""
     try:
         group.close(0)
     except _core.DistTimeoutError:
-        pass  # what was under way has ended with an error
+        pass  # unfinished works have ended with an error
 
 
 def _split(group: _core.Group, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
-    """A group of some ranks that outlives `group`: c10d's groups end when they are destroyed, each for itself."""
+    """A group of some ranks that can outlive `group`: each of c10d's groups ends only when it is destroyed itself."""
     return _core.Group.split(group, ranks, name, timeout)  # type: ignore[return-value]
 
 
 def group_behind(pg: ProcessGroup) -> World | None:
-    """The World behind a process group; None when its backend for the CPU is another one."""
+    """The World behind a process group, or None if its backend for the CPU is not ours."""
     backend = pg._backend_of_device("cpu")
     backend = getattr(backend, "wrapped_pg", backend)
     return backend.group if isinstance(backend, ProcessGroupGloo) else None

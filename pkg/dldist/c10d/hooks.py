@@ -1,4 +1,4 @@
-"""Hooks of a process group: called before and after each of its operations. Imported when the first is registered."""
+"""Hooks of a process group, called before and after each of its operations. Imported when the first hook is registered."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dldist.c10d.options import HookOpName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_Name: Any = HookOpName  # checkers take the members of our enums for the numbers that they are written as
+_Name: Any = HookOpName  # type checkers mistake the members of our enums for the numbers that they are written as
 
-# What a collective, or another call, is to a hook.
+# The name that a hook gets for a collective or another call.
 _NAMES: dict[str, Any] = {
     "all_gather": _Name.ALLGATHER,
     "all_reduce": _Name.ALLREDUCE,
@@ -37,7 +37,7 @@ _NAMES: dict[str, Any] = {
 
 
 def _flat(tensors: Any) -> list[Any]:
-    """The tensors of an argument: one, a list, a list of lists or None."""
+    """All tensors of an argument, which is a tensor, a list, a list of lists or None."""
     if tensors is None:
         return []
     if not isinstance(tensors, (list, tuple)):
@@ -46,7 +46,7 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 class PreHookArgs:
-    """What a pre hook is told: the operation, and its number op_id on this process group, from 0."""
+    """The argument of a pre hook: the operation, and op_id, its number on this process group, from 0."""
 
     __slots__ = ("async_op", "input_tensors", "name", "op_id", "output_tensors", "root")
 
@@ -62,7 +62,7 @@ class PreHookArgs:
 
 
 class PostHookArgs:
-    """What a post hook is told: the operation that has been started, by the op_id of its pre hook, and its work."""
+    """The argument of a post hook: the started operation, with the same op_id as its pre hook got, and its work."""
 
     __slots__ = ("async_op", "name", "op_id", "work")
 
@@ -77,8 +77,8 @@ class Hooks:
     """The hooks of one process group.
 
     Registering an id again replaces its hook; unregistering an unknown id does nothing. Hooks run in the order of their
-    registration, on the thread of the caller. What a hook raises goes to the caller, and a pre hook that raises stops the
-    operation.
+    registration, on the caller's thread. If a hook raises, the caller gets the error. If a pre hook raises, the operation does
+    not start.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Hooks:
         self._post.pop(id, None)
 
     def run(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
-        """Have `start` start the low-level call `method`, whose arguments these are, between the hooks; gives its work."""
+        """Run the pre hooks, start the low-level call `method` by calling `start`, and run the post hooks. Returns its work."""
         call = CALLS.get(method)
         if call is not None:
             opts = arguments[-1]
@@ -116,9 +116,9 @@ class Hooks:
     def around(
         self, kind: str, is_async: bool, inputs: Any, outputs: Any, root: int, start: Callable[[], Any]
     ) -> Any:
-        """Have `start` start a collective or a message between the hooks; gives its work.
+        """Run the pre hooks, start a collective or a message by calling `start`, and run the post hooks. Returns its work.
 
-        Inputs and outputs are tensors or lists of them; what is read and written in place counts as an input.
+        Inputs and outputs are tensors or lists of them. A tensor that is read and written in place counts as an input.
         """
         name = _NAMES.get(kind, HookOpName.UNKNOWN)
         op_id, self._op_id = self._op_id, self._op_id + 1
@@ -142,18 +142,18 @@ _next_id = itertools.count(1 << 62)  # for hooks of our own; callers choose smal
 
 
 class NanCheckHook:
-    """Refuses to send NaN: every input of floating point is looked through before the operation starts.
+    """Refuses to send NaN: it searches every floating-point input before the operation starts.
 
     TORCH_DIST_NAN_CHECK=1 attaches one to every new group.
     """
 
     def __init__(self, pg: Any, id: int) -> None:
-        self._pg = weakref.ref(pg)  # which holds the hook
+        self._pg = weakref.ref(pg)  # the group itself holds the hook
         self._id = id
 
     @classmethod
     def attach(cls, pg: Any) -> NanCheckHook:
-        """Check all operations of the process group from now on, until remove()."""
+        """Check all later operations of the process group, until remove()."""
         hook = cls(pg, next(_next_id))
         pg.register_pre_hook(hook._id, hook._look)
         return hook
@@ -176,19 +176,19 @@ def _refuse_nan(told: PreHookArgs) -> None:
             raise RuntimeError(f"NaN found in input tensor {index} of {told.name.name} (op_id {told.op_id})")
 
 
-# Of the dtypes whose bytes struct can read: the format of their parts.
+# The dtypes that struct can read, and the format of their parts.
 _FORMATS = {"float16": "e", "float32": "f", "float64": "d", "complex64": "f", "complex128": "d"}
 
 
 def has_nan(tensor: Any) -> bool:
-    """Whether an array has NaN in it. Where its library compares elements, it does so, on its device.
+    """Whether an array contains NaN. If its library can compare elements, the library does so, on the array's device.
 
-    False for dtypes that nobody here can compare: the 8-bit ones of most libraries, and bfloat16 without a library.
+    False for dtypes that cannot be compared here: the 8-bit ones of most libraries, and bfloat16 without a library.
     """
     try:
         dtype = _core._describe_tensor(tensor, False)["dtype"]
     except (ValueError, BufferError):
-        return False  # no memory to look at
+        return False  # there is no memory to search
     if "float" not in dtype and "complex" not in dtype:
         return False
     try:

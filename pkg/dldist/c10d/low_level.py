@@ -1,11 +1,11 @@
-"""c10d's low-level calls, which backends and process groups share: what they are named, and how their arguments are put in order.
+"""c10d's low-level calls, which backends and process groups share: their names, and how their arguments are put in order.
 
 Every collective takes either lists of tensors and an options object, or a flat form, as c10d's overloads do:
 
     allreduce([tensor], opts)                     allreduce(tensor or tensors, op=SUM, timeout=None)
     allgather([outputs], [tensor], opts)          allgather(outputs, tensor, timeout=None)
 
-They are made from the table of operations. The types are in low_level.pyi.
+The methods are made from the table of operations. Their types are in low_level.pyi.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OPTIONS = {
     "reduce_scatter": options.ReduceScatterOptions,
     "scatter": options.ScatterOptions,
 }
-"""By operation, or by collective."""
+"""The class of options for an operation, or for all operations of a collective."""
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
-# The names of a side's argument in c10d's overloads; the first is the usual one.
+# The names that c10d's overloads have for a side's argument; the first is the usual one.
 _NAMES = {
     "in place": ("tensors", "tensor"),
     "one": ("{}_tensors", "{}_tensor", "{}"),
@@ -61,17 +61,17 @@ class Side:
     __slots__ = ("is_for_root", "is_wrapped", "kind", "names", "parameter", "what")
 
     kind: str
-    """That of the operation's side."""
+    """The kind of the operation's side."""
     parameter: int
-    """Which of the operation's parameters it is."""
+    """The index of the operation's parameter."""
     what: str
-    """"input", "output", or "tensor" where both are the same."""
+    """"input", "output", or "tensor" if both are the same."""
     is_wrapped: bool
-    """Whether the call takes a list of one where the operation takes the one."""
+    """Whether the call takes a list with one item where the operation takes the item itself."""
     is_for_root: bool
-    """Whether the root alone gives it."""
+    """Whether only the root gives it."""
     names: tuple[str, ...]
-    """Of the argument of the call; the first is the usual one."""
+    """The names of the call's argument; the first is the usual one."""
 
     def __init__(self, operation: Operation, what: str, kind: str, parameter: int) -> None:
         self.kind = kind
@@ -85,7 +85,7 @@ class Side:
         self.names = tuple(name.format(what) for name in names)
 
     def arranged(self, called: str, value: Any) -> Any:
-        """As the form with lists has it."""
+        """The argument in the form with lists."""
         if not self.is_wrapped:
             return value
         if self.kind == "one":
@@ -95,7 +95,7 @@ class Side:
         return [value] if value and not isinstance(value[0], (list, tuple)) else value
 
     def lowered(self, value: Any) -> Any:
-        """From an operation's value to the call's argument."""
+        """Converts an operation's value to the call's argument."""
         if self.kind in ("many", "wholes", "ranks") and value is not None:
             value = list(value)
         elif self.kind == "lists":
@@ -105,7 +105,7 @@ class Side:
         return [value] if value is not None and (self.kind == "one" or value) else []
 
     def raised(self, where: str, argument: Any, is_root: bool) -> Any:
-        """From a call's argument to the operation's value."""
+        """Converts a call's argument to the operation's value."""
         if not self.is_wrapped:
             return argument
         if self.is_for_root and not is_root:
@@ -118,7 +118,7 @@ class Side:
 
 
 class Call:
-    """One low-level call that is a collective."""
+    """A low-level call that is a collective."""
 
     __slots__ = ("flat", "former_name", "is_flat", "name", "operation", "options", "sides", "splits")
 
@@ -137,29 +137,30 @@ class Call:
         self.is_flat = any(side.kind == "whole" for side in self.sides)
         given = [name for name in ("root", "op") if name in operation.parameters]
         self.flat = [*given, "timeout"]
-        """The arguments of the flat form that options stand for; the first has the place of the options."""
+        """The arguments of the flat form that replace the options; the first of them is in the options' position."""
 
     def described(self, called: str) -> str:
         names = [side.names[0] for side in self.sides] + self.splits
         return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
 
     def _places(self) -> list[tuple[str, ...]]:
-        """What may be given by position, under all names."""
+        """The arguments that may be given by position, each with all its names."""
         places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
         return places + [(name,) for name in self.flat[1:]] if self.sides and not self.is_flat else places
 
     def parameters(self) -> tuple[list[str], list[str]]:
-        """The parameters that may be given by position, and those that are given by name."""
+        """The parameters that may be given by position, and those that must be given by name."""
         places = self._places()
         by_position = [names[0] for names in places]
         others = [name for names in places for name in names[1:]]
         return by_position, [*others, *(name for name in self.flat if name not in by_position)]
 
     def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call of any form as those of the form with lists and options: all of them, options never None."""
+        """Converts the arguments of any form of a call to the form with lists and options. All are present; options are never
+        None."""
         places = self._places()
         if len(args) > len(places):
-            raise _wrong(called, f"at most {len(places)} are given by position, not {len(args)}")
+            raise _wrong(called, f"at most {len(places)} may be given by position, not {len(args)}")
         given = {names[0]: value for names, value in zip(places, args) if value is not None}
         known = {name: names[0] for names in places for name in names} | {name: name for name in self.flat}
         for name, value in named.items():
@@ -171,27 +172,27 @@ class Call:
                 raise _wrong(called, f"expected one of {', '.join(_names_of(places, known[name]))}, got {known[name]} and {name}")
             given[known[name]] = value
         return (
-            *(self._arranged_side(called, side, given) for side in self.sides),
+            *(self._arrange_side(called, side, given) for side in self.sides),
             *(list(given.get(name) or ()) for name in self.splits),
-            self._made_options(called, given),
+            self._make_options(called, given),
         )
 
-    def _arranged_side(self, called: str, side: Side, given: dict[str, Any]) -> Any:
+    def _arrange_side(self, called: str, side: Side, given: dict[str, Any]) -> Any:
         name = side.names[0]
         if name not in given and not (side.is_for_root and not side.is_wrapped):
             raise _wrong(called, f"expected one of {', '.join(side.names)}, got none")
         return side.arranged(called, given.get(name))
 
-    def _made_options(self, called: str, given: dict[str, Any]) -> Any:
+    def _make_options(self, called: str, given: dict[str, Any]) -> Any:
         opts = given.get("opts")
         flat = {name: given[name] for name in self.flat if name in given}
         if isinstance(opts, self.options):
             if flat:
-                raise _wrong(called, f"{' and '.join(flat)} given beside {self.options.__name__}")
+                raise _wrong(called, f"{' and '.join(flat)} given together with {self.options.__name__}")
             return opts
         if opts is not None:
             if self.flat[0] in flat:
-                raise _wrong(called, f"argument {self.flat[0]!r} is given twice")
+                raise _wrong(called, f"argument {self.flat[0]!r} was given twice")
             flat[self.flat[0]] = opts
         made = self.options()
         for name, value in flat.items():
@@ -202,7 +203,7 @@ class Call:
         return made
 
     def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
-        """The arguments of the call, from the values of the operation's parameters; they are put into the options, too."""
+        """Converts the values of the operation's parameters to the call's arguments. Some of them go into `opts`."""
         parameters = self.operation.parameters
         for name in self.flat[:-1]:
             value = values[parameters.index(name)]
@@ -212,7 +213,7 @@ class Call:
         return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
 
     def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
-        """The values of the operation's parameters, from the arguments of the call of a backend; `op` is the reduction that it asks for."""
+        """Converts the arguments of a backend's call to the values of the operation's parameters; `op` is its reduction."""
         where = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
         root = getattr(opts, "rootRank", None)
@@ -228,7 +229,7 @@ class Call:
         return values
 
     def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The inputs and the outputs of a call; what is read and written in place counts as an input."""
+        """The inputs and the outputs of a call. A tensor that is read and written in place counts as an input."""
         return (arguments[1], arguments[0]) if len(self.sides) == 2 else (arguments[0] if self.sides else None, None)
 
 
@@ -239,53 +240,52 @@ def _names_of(places: list[tuple[str, ...]], first: str) -> tuple[str, ...]:
 _SPARSE = Operation(
     ("all_reduce_sparse", "all_reduce", 18, "", "allreduce_sparse", "", "", ("tensor", "op"), 1, ("one", 0), ("one", 0))
 )
-"""What c10d has for tensors that only their library can take apart."""
+"""c10d's call for sparse tensors, which only their own library can take apart."""
 
 _CALLS = [Call(operation) for operation in (*OPERATIONS.values(), _SPARSE) if operation.call]
 
 CALLS = {name: call for call in _CALLS for name in (call.former_name, call.name) if name}
-"""By name and former name."""
+"""The calls by name, and by former name."""
 
 CALL_OF = {call.operation.name: call for call in _CALLS}
-"""By the operation's name."""
+"""The calls by their operation's name."""
 
 
 class LowLevelCalls:
     """The collectives and messages of c10d's Backend and ProcessGroup, each under every name that it has had.
 
-    Each puts its arguments in order and ends in `_perform(method, *arguments)`, where method is the canonical name of c10d 2.14
-    and the arguments are those of the form with lists and options, with all of them present and options never None.
+    Each puts its arguments in order and then calls `_perform(method, *arguments)`. The method is the canonical name of c10d 2.14.
+    The arguments are those of the form with lists and options; all are present, and options are never None.
 
     A subclass may override the calls themselves instead, with (lists, opts): callers use that form, by position. Some calls were
-    renamed; which of the two names a subclass overrides does not matter, as a name that it does not override forwards to the other
-    one if it overrides that.
+    renamed. A subclass may override either name: if it overrides only one, the other name forwards to it.
     """
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that are missing; a timeout of None or -1 ms is the group's."""
+        """A barrier whose error names the missing ranks. A timeout of None or -1 ms stands for the group's."""
         if timeout is not None:
             timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
             timeout = None if timeout.days < 0 else timeout
         self._perform("monitored_barrier", timeout, bool(wait_all_ranks))
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
-        """send(tensors, dstRank, tag): of one tensor, in a list."""
+        """send(tensors, dstRank, tag): sends one tensor, which is in a list."""
         return self._perform("send", tensors, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
-        """recv(tensors, srcRank, tag): into one tensor, in a list."""
+        """recv(tensors, srcRank, tag): receives into one tensor, which is in a list."""
         return self._perform("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        """recv_anysource(tensors, tag): from whichever rank has sent first."""
+        """recv_anysource(tensors, tag): receives from whichever rank sends first."""
         return self._perform("recv_anysource", tensors, tag)
 
 
 class _Method:
-    """A method of LowLevelCalls: one call, under one of its names."""
+    """A method of LowLevelCalls: one call under one of its names."""
 
     def __init__(self, called: str, call: Call) -> None:
         self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
@@ -299,7 +299,7 @@ class _Method:
     def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
         called, other, kind = self.__name__, self._other, type(calls)
         arguments = self._call.arranged(called, args, named)
-        # Only from a name that is not overridden to one that is: a super() call in either cannot go round in circles.
+        # Forward only from a name that is not overridden to one that is, so that a super() call in either cannot go in circles.
         if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
             return getattr(calls, other)(*arguments)
         return calls._perform(self._call.name, *arguments)

@@ -1,4 +1,4 @@
-"""How a group is made, whatever its members: the time-out, and the backends that it asks for."""
+"""Makes groups of any members: checks the time-out and the backends, and makes the backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def default_timeout(backend: str) -> timedelta:
-    """The time-out of groups that are given none: 30 minutes, 10 with NCCL."""
+    """The default time-out of groups: 30 minutes, or 10 with NCCL."""
     from datetime import timedelta
 
     return timedelta(minutes=10 if backend == Backend.NCCL else 30)
@@ -39,7 +39,7 @@ def check_timeout(timeout: Any) -> timedelta:
 
 
 def check_backend(name: str) -> None:
-    """Refuse, before anybody is met, what cannot be made."""
+    """Refuse a backend that cannot be made, before this process meets any others."""
     if name == Backend.UNDEFINED:
         return
     if ":" not in name and "," not in name and name not in Backend.backend_type_map:
@@ -65,7 +65,7 @@ def _refuse_backend(name: str) -> None:
 
 
 class Maker:
-    """How a group is made, whatever its members: backends, time-out, options."""
+    """Everything that a group is made from except its members: backends, time-out, options."""
 
     def __init__(
         self, backend: str, timeout: timedelta, pg_options: Any, device: Any, desc: str, is_reconfigurable: bool = False
@@ -78,12 +78,12 @@ class Maker:
         self.desc = desc
         self.is_reconfigurable = is_reconfigurable
         self.nccl_offspring: Any = None
-        """Makes, of options, a ProcessGroupNCCL out of another one's communicator."""
+        """A function that takes options and makes a ProcessGroupNCCL from another one's communicator."""
 
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
     ) -> ProcessGroup:
-        """The group of all ranks, noted in the registry."""
+        """Make the group of all ranks, and enter it in the registry."""
         meeting = None
         if store is None and self.backend == Backend.FAKE:
             from dldist.c10d.fake import FakeStore
@@ -119,8 +119,8 @@ class Maker:
         source: tuple[_core.Group, list[int]] | None,
         tag: str | None = None,
     ) -> ProcessGroup:
-        """A group of which this process is a member, noted in the registry; `ranks` are its global ones. With a source (a group
-        of the CPU that holds all members, and their ranks in it) it is split off from that, which needs no store."""
+        """Make a group that this process is a member of, and enter it in the registry; `ranks` are its global ranks. A source is
+        a CPU group with all members, and their ranks in it: the new group is then split off from it, which needs no store."""
         own = None if store is None else _core.PrefixStore(f"{name}/", store)
         pg = ProcessGroup(own, rank, size)
         pg._set_group_name(name)
@@ -143,7 +143,8 @@ class Maker:
     def _give_backends(
         self, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
     ) -> ProcessGroup | None:
-        """The group with all its backends: pg, or what a creator has made in its place; None if that is nothing."""
+        """The group with all its backends: pg, or the group that a creator has made in its place. None if a creator returned
+        None."""
         made: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
             if backend not in made:
@@ -185,7 +186,7 @@ class Maker:
 
     def _not_a_member(self, rank: int) -> Any:
         if self.desc == "default_pg":
-            raise RuntimeError(f"backend {self.backend}: its creator has returned None, and rank {rank} is in the default group")
+            raise RuntimeError(f"backend {self.backend}: its creator returned None, but rank {rank} is in the default group")
         return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
@@ -206,7 +207,7 @@ class Maker:
         return plugin.creator_fn(opts, self.pg_options)
 
     def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
-        """The backend, behind what compares every collective of all ranks if the debug level wants that."""
+        """The backend. If the debug level is DETAIL, it is wrapped in one that compares every collective of all ranks."""
         from dldist.c10d.options import DebugLevel, get_debug_level
 
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
@@ -222,7 +223,7 @@ def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
 
 
 def _give_up(pg: ProcessGroup, error: BaseException) -> None:
-    """End the backends of a group whose making has failed."""
+    """End the backends of a group that could not be made."""
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:
@@ -235,7 +236,7 @@ PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
 def create_process_group_wrapper(
     wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
 ) -> Any:
-    """A backend that compares every collective of all ranks before it runs, by way of a group of its own."""
+    """A backend that compares every collective of all ranks before it runs. It has a group of its own for that."""
     from dldist.c10d.gloo import ProcessGroupGloo
     from dldist.c10d.wrapper import _ProcessGroupWrapper
 

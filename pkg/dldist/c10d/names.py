@@ -1,4 +1,4 @@
-"""Names of backends: which there are, for which devices, and who makes them."""
+"""Names of backends: which backends there are, for which devices, and how they are made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn of what the caller of this package does, wherever in the package that turns out."""
+    """Warn about the line that called this package, however deep in the package the warning comes up."""
     import sys
     import warnings
 
@@ -41,7 +41,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class BackendPlugin(tuple):
-    """(creator_fn, extended_api) of a backend that somebody has registered."""
+    """(creator_fn, extended_api) of a registered backend."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class BackendPlugin(tuple):
 
 
 class Backend(str):
-    """The name of a backend: Backend("GLOO") is "gloo". Known ones are attributes, registered ones too.
+    """The name of a backend: Backend("GLOO") is "gloo". Known and registered backends are attributes.
 
     >>> dist.Backend("GLOO")
     'gloo'
@@ -108,8 +108,8 @@ class Backend(str):
         *,
         _backend_type: Any = None,
     ) -> None:
-        """Have init_process_group and new_group make the backend `name` with func(store, rank, size, timeout), or with
-        func(options, pg_options) when extended_api is set. A name that is taken is taken over."""
+        """Make init_process_group and new_group make the backend `name` with func(store, rank, size, timeout), or with
+        func(options, pg_options) if extended_api is set. This replaces an earlier backend of the same name."""
         lower, upper = name.lower(), name.upper()
         if devices is None:
             warn(
@@ -182,7 +182,7 @@ def _default_backends() -> dict[str, str]:
 
 
 def device_type_of(device: Any) -> str:
-    """The type of a device that is given as "cuda:1", as a type's name, or as an object with a type, such as torch.device."""
+    """The type of a device, which is given as "cuda:1", as a type's name, or as an object with a type, such as torch.device."""
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
         raise TypeError(f'a device must be a name such as "cpu" or "cuda:1", not {type(device).__name__}')
@@ -190,7 +190,7 @@ def device_type_of(device: Any) -> str:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The backend that serves this device when none is asked for."""
+    """The backend that serves this device by default."""
     kind = device_type_of(device)
     name = Backend.default_device_backend_map.get(kind)
     if name is None:
@@ -202,12 +202,12 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def is_available() -> bool:
-    """Always: there is no build without it."""
+    """Always True: every build has it."""
     return True
 
 
 def is_gloo_available() -> bool:
-    """Always: "gloo" is the name of the CPU backend, which is part of this package."""
+    """Always True: "gloo" is the name of the CPU backend, which is part of this package."""
     return True
 
 
@@ -219,17 +219,17 @@ def is_nccl_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Never: the CPU backend needs no MPI."""
+    """Always False: the CPU backend needs no MPI."""
     return False
 
 
 def is_ucc_available() -> bool:
-    """Never."""
+    """Always False."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """Never."""
+    """Always False."""
     return False
 
 
@@ -243,7 +243,7 @@ _CHECKS = {
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether there is such a backend, or all those of "cpu:gloo,cuda:nccl"."""
+    """Whether this backend is available. In a form such as "cpu:gloo,cuda:nccl", all of them must be."""
     name = Backend(backend)
     names = _read_pairs(name).values() if ":" in name else [name]
     return all(map(_check_single_backend_availability, names))

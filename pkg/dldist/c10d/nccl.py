@@ -1,4 +1,4 @@
-"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, its options, and the configuration of communicators."""
+"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, its options, and the configuration of its communicators."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _default_timeout() -> timedelta:
 
 
 class NCCLConfig:
-    """The configuration of NCCL's communicators: None is what NCCL chooses itself.
+    """The configuration of NCCL's communicators. A value of None leaves the choice to NCCL.
 
-    Its attributes are the fields that the NCCL here knows, under the names of c10d: blocking, min_ctas, max_ctas, net_name ...
+    Its attributes are the fields that this NCCL supports, under c10d's names: blocking, min_ctas, max_ctas, net_name ...
     """
 
     _values: dict[str, Any]
@@ -38,7 +38,7 @@ class NCCLConfig:
 
     @staticmethod
     def _fields() -> dict[str, bool]:
-        """The names of the fields, and whether they are text."""
+        """The names of the fields, and whether their values are text."""
         info = _core._nccl_info()
         version = None if info is None else info["version"]
         fields = _core._nccl_config_fields()
@@ -85,15 +85,15 @@ class NCCLConfig:
         return {name: value for name, value in self._values.items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
-        """There is no struct of NCCL's behind it: it is packed when a communicator is made, for the NCCL that is there."""
-        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made when a communicator is, and not kept")
+        """Raises NotImplementedError: there is no NCCL struct yet. Making a communicator packs one, for the loaded NCCL."""
+        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
 
 
 def _no_field(name: str, fields: dict[str, bool]) -> str:
     since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
     if since is None:
-        return f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(fields)}"
-    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, and {_text_of(library.info()['version'])} is loaded"
+        return f"NCCLConfig has no {name!r}: this NCCL supports {', '.join(fields)}"
+    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, but {_text_of(library.info()['version'])} is loaded"
 
 
 def _config_of(values: dict[str, Any]) -> NCCLConfig:
@@ -126,7 +126,8 @@ class NCCLOptions(BackendOptions):
 
 
 def device_index(device: Any) -> int | None:
-    """The number of a CUDA device: of an int, "cuda:1", or an object such as torch.device; None where none is said."""
+    """The number of a CUDA device that is given as an int, as "cuda:1", or as an object such as torch.device. None if it has no
+    number."""
     if device is None:
         return None
     index = device if isinstance(device, int) else getattr(device, "index", None)
@@ -140,9 +141,9 @@ def device_index(device: Any) -> int | None:
 
 
 class ProcessGroupNCCL(OverGroup):
-    """c10d's backend of CUDA devices. `group` is the NcclGroup behind it.
+    """c10d's backend for CUDA devices. `group` is the NcclGroup behind it.
 
-    Communicators are made at the first operation, or at once where the group is bound to a device. Waiting for a work makes
+    Communicators are made at the first operation, or at once if the group is bound to a device. Waiting for a work makes
     streams wait, not the host: see docs/nccl.md.
     """
 
@@ -177,19 +178,19 @@ class ProcessGroupNCCL(OverGroup):
 
     def _open(self, store: _core.Store | None, rank: int, size: int) -> None:
         opts = self.options
-        how = library.group_settings()
-        how["config"] = {**how["config"], **opts.config._given()}
-        how["is_high_priority"] = how["is_high_priority"] or opts.is_high_priority_stream
-        self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **how))
+        settings = library.group_settings()
+        settings["config"] = {**settings["config"], **opts.config._given()}
+        settings["is_high_priority"] = settings["is_high_priority"] or opts.is_high_priority_stream
+        self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **settings))
 
     def _adopt(self, group: _core.NcclGroup) -> None:
-        """Be the backend over this group."""
+        """Become the backend over this group."""
         self.group = group
         self._pools: dict[int, tuple[Any, bool, list[int]]] = {}
 
     @classmethod
     def _of(cls, group: _core.NcclGroup, options: NCCLOptions) -> ProcessGroupNCCL:
-        """The backend over a group that is there already."""
+        """A backend over an existing group."""
         self = cls.__new__(cls)
         OverGroup.__init__(self, group.rank, group.size)
         self._options = options
@@ -201,7 +202,8 @@ class ProcessGroupNCCL(OverGroup):
     def _make(
         cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
     ) -> ProcessGroupNCCL:
-        """The backend of a group that is being made: what `offspring` makes from another's communicator, else over the store."""
+        """The backend for a group that is being made. `offspring`, if given, makes it from another backend's communicator; else
+        the ranks meet in the store."""
         opts = options if isinstance(options, NCCLOptions) else NCCLOptions()
         opts._timeout = timeout
         opts.global_ranks_in_group = list(ranks)
@@ -224,17 +226,17 @@ class ProcessGroupNCCL(OverGroup):
 
     @property
     def uid(self) -> str:
-        """The name by which its communicators are found in the store."""
+        """The name under which the store has its communicators."""
         return self._uid
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
-        """The newest NCCL whose interface is known here: nothing of NCCL is built in."""
+        """The newest NCCL whose interface dldist knows; NCCL itself is not built in."""
         return _version_of(_core._NCCL_VERSION_KNOWN)
 
     @staticmethod
     def get_runtime_nccl_version() -> tuple[int, int, int]:
-        """The NCCL that is loaded."""
+        """The version of the NCCL that is loaded."""
         version = library.info()["version"]
         assert isinstance(version, int)
         return _version_of(version)
@@ -268,11 +270,11 @@ class ProcessGroupNCCL(OverGroup):
         return self.group.sequence
 
     def _wait_for_pending_works(self) -> None:
-        """Wait on the host for all that has been called here; the other ranks are not asked."""
+        """Wait on the host for all calls of this rank. This does not involve the other ranks."""
         self.group._wait_for_works()
 
     def _enable_collectives_timing(self) -> None:
-        """Works measure their time only where that was asked for before: DLDIST_NCCL_ENABLE_TIMING=1."""
+        """Does nothing: works measure their time only if DLDIST_NCCL_ENABLE_TIMING=1 asked for that earlier."""
 
     def get_error(self) -> Any:
         error = self.group.error
@@ -288,9 +290,9 @@ class ProcessGroupNCCL(OverGroup):
     # ---- the end
 
     def shutdown(self) -> None:
-        """Wait for all that has been called, as long as its time-outs allow, and end the communicators.
+        """Wait for all calls, as long as their time-outs allow, and end the communicators.
 
-        Raises when operations have failed, or fail meanwhile, and no caller has been told.
+        Raises if an operation has failed, or fails meanwhile, and no caller has got the error.
         """
         self.group.close()
 
@@ -303,30 +305,30 @@ class ProcessGroupNCCL(OverGroup):
     # ---- communicators
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Make the communicator of a device now; all ranks call it."""
+        """Make the communicator for a device now. All ranks call this."""
         self.group.connect(device_index(device))
 
     def _is_initialized(self) -> bool:
-        """Whether there is a communicator."""
+        """Whether its communicator has been made."""
         return self.group.comm_pointer() != 0
 
     def _comm_ptr(self) -> int:
-        """The ncclComm_t of the group's device as a number; 0 when there is none."""
+        """The ncclComm_t of the group's device as a number; 0 if there is none."""
         return self.group.comm_pointer()
 
     def comm_split_count(self) -> int:
         return self.group.split_count()
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """Take part in a split that this rank gets nothing of."""
+        """Take part in a split without becoming a member of a new group."""
         self.group.skip_split(device_index(device))
 
     def revoke(self) -> None:
-        """End what is under way on the communicator; splitting and shrinking it go on to work. NCCL 2.28.7."""
+        """End unfinished operations on the communicator. It can still be split and shrunk. Needs NCCL 2.28.7."""
         self.group.revoke()
 
     def suspend(self) -> None:
-        """Give back memory that NCCL can do without until resume(). NCCL 2.29.7."""
+        """Give back memory that NCCL does not need until resume(). Needs NCCL 2.29.7."""
         self.group.suspend()
 
     def resume(self) -> None:
@@ -345,7 +347,7 @@ class ProcessGroupNCCL(OverGroup):
         return part
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
-        """The backend of some ranks. All ranks of this one call it; those that are not among them get None."""
+        """The backend for some of the ranks. All ranks of this backend call it; those that are not among them get None."""
         ranks = list(ranks)
         if self._rank not in ranks:
             self.group.skip_split()
@@ -353,7 +355,7 @@ class ProcessGroupNCCL(OverGroup):
         return self._split(ranks, self._options_like(opts))
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
-        """The backend of those that are not excluded, who all call it; with flag 1 this one has failed, and is ended."""
+        """The backend for the ranks that are not excluded, which all call this. With flag 1 this one has failed, and is ended."""
         opts = self._options_like(opts_override)
         group = self.group.shrink(
             list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
@@ -364,20 +366,20 @@ class ProcessGroupNCCL(OverGroup):
         return part
 
     def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
-        """This backend, in a group that has been made for it."""
+        """This backend, now with the options of a group that was made for it."""
         self._options, self._uid = opts, opts.group_name or self._uid
         self.set_timeout(opts._timeout)
         return self
 
     def _can_shrink(self) -> bool:
-        """Whether there is a communicator that is sound, and an NCCL that can."""
+        """Whether there is a sound communicator, and this NCCL can shrink it."""
         return self._is_initialized() and self.group.error is None and self.supports_shrinking
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
-        """A backend of more ranks than these: all of them meet in `store`.
+        """A backend for these ranks and more. All of them meet in `store`.
 
-        Those that keep their ranks have one communicator, which grows where it is there and NCCL is 2.29 or newer: this backend
-        should be ended then. Else a new one is made.
+        The ranks that keep their numbers share a communicator. If it has been made and NCCL is 2.29 or newer, it grows, and this
+        backend should then be ended. Otherwise a new communicator is made.
         """
         opts = self._options_like(opts)
         is_member = rank == self._rank
@@ -393,7 +395,7 @@ class ProcessGroupNCCL(OverGroup):
         version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
         if version != str(self.get_runtime_nccl_version()):
             raise RuntimeError(
-                f"merge(): rank 0 has NCCL {version}, and rank {rank} has {self.get_runtime_nccl_version()}: "
+                f"merge(): rank 0 has NCCL {version}, but rank {rank} has {self.get_runtime_nccl_version()}: "
                 "they cannot be in one group"
             )
         group = self.group.grow(
@@ -403,7 +405,7 @@ class ProcessGroupNCCL(OverGroup):
         return ProcessGroupNCCL._of(group, opts)
 
     def _can_grow(self) -> bool:
-        """Whether there is a communicator that NCCL can grow: one of a single rank cannot."""
+        """Whether there is a communicator that NCCL can grow. It cannot grow one with a single rank."""
         return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
 
     def _options_like(self, opts: Any) -> NCCLOptions:
@@ -425,7 +427,7 @@ class ProcessGroupNCCL(OverGroup):
         return self.group.end_coalescing()
 
     def _drop_coalesced(self) -> None:
-        """End _start_coalescing() without calling anything."""
+        """End _start_coalescing() and drop the calls since."""
         self.group.drop_coalesced()
 
     _group_start = _start_coalescing
@@ -445,9 +447,9 @@ class ProcessGroupNCCL(OverGroup):
     # ---- memory
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Tell NCCL of the memory of a pool: an object with `segments` of (address, bytes), or a MemPool of torch.
+        """Tell NCCL about the memory of a pool: an object with `segments` of (address, bytes), or a torch MemPool.
 
-        The communicator must be there. With symm they are windows, which all ranks register.
+        The communicator must exist. With symm the segments become windows, which all ranks must register.
         """
         if id(pool) in self._pools:
             raise RuntimeError("register_mem_pool(): this pool is registered already")
@@ -469,9 +471,10 @@ class ProcessGroupNCCL(OverGroup):
             self.group.deregister(registration, is_window=is_window)
 
     def register_tensor(self, tensor: Any, window: bool = False) -> int:
-        """Tell NCCL of the memory of a contiguous tensor, which the caller keeps until deregister_tensor: what that takes.
+        """Tell NCCL about the memory of a contiguous tensor. Returns the registration, which deregister_tensor takes.
 
-        With window all ranks call it, for memory of ncclMemAlloc; NCCL gives 0 for other memory, and does without.
+        The caller keeps the tensor until then. With `window` all ranks call it, for memory from ncclMemAlloc. For other memory
+        NCCL gives 0, and does without the window.
         """
         return self.group.register(tensor, is_window=window)
 
@@ -484,7 +487,7 @@ class ProcessGroupNCCL(OverGroup):
         return _is_cuda(device) and self.get_runtime_nccl_version() >= (2, 19, 0)
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
-        """Memory of ncclMemAlloc: torch's tensor where torch is there, else an NcclArray."""
+        """Memory from ncclMemAlloc: a torch tensor if the program has imported torch, else an NcclArray."""
         import sys
 
         array = self.group.empty(size, dtype, device_index(device))
@@ -500,13 +503,13 @@ class ProcessGroupNCCL(OverGroup):
 
     def new_window(self, tensor: Any = None) -> Any:
         raise NotImplementedError(
-            "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; windows that speed up "
-            "collectives are registered with register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
+            "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; to register windows "
+            "that speed up collectives, use register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
         )
 
     def _start_time_estimate(self) -> None:
         raise NotImplementedError(
-            "ProcessGroupNCCL._start_time_estimate: calls are put into NCCL's groups when they are complete, and not simulated"
+            "ProcessGroupNCCL._start_time_estimate: calls go into NCCL's groups only when complete, so none can be simulated"
         )
 
     _end_time_estimate = _start_time_estimate
@@ -542,5 +545,6 @@ def _segments_of(pool: Any) -> list[tuple[int, int]]:
         return [(int(address), int(nbytes)) for address, nbytes in (segments() if callable(segments) else segments)]
     snapshot = getattr(pool, "snapshot", None)
     if snapshot is None:
-        raise TypeError(f"register_mem_pool(): a pool has segments of (address, bytes), or is torch's; not {type(pool).__name__}")
+        kind = type(pool).__name__
+        raise TypeError(f"register_mem_pool(): a pool must have segments of (address, bytes) or be torch's, not {kind}")
     return [(int(segment["address"]), int(segment["total_size"])) for segment in snapshot()]

@@ -1,4 +1,4 @@
-"""The collectives, as the table in C has them (csrc/python/group/operations.h): whatever repeats itself for each is made from it."""
+"""The collectives, as in the C table (csrc/python/group/operations.h). Code that repeats for each of them is made from it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 class Operation:
     """One collective, which is a method of dldist.Group.
 
-    A side is the kind of its tensors and which parameter they are. The kinds: "one" tensor, "many" that are moved together, one for each
-    of the "ranks", "lists" of those, one "whole" of parts for the ranks, several "wholes", or "nothing".
+    `input` and `output` are its sides. A side is a kind of tensors, and the index of their parameter. The kinds are: "one"
+    tensor; "many" tensors that move together; "ranks", a tensor for each rank; "lists" of such tensors; one "whole" tensor that
+    has a part for each rank; several "wholes"; or "nothing".
     """
 
     __slots__ = (
-        "as_one", "call", "collective", "former_call", "input", "name", "nrequired", "op_type", "output", "parameters", "recorded",
+        "as_one", "call", "collective", "former_call", "input", "name", "nrequired", "op_type", "output", "parameters",
+        "recorded",
     )  # fmt: skip
 
     name: str
@@ -27,11 +29,11 @@ class Operation:
     recorded: str
     """Its name in the flight recorder."""
     call: str
-    """Which low-level call of c10d's it is; empty: none."""
+    """The name of its low-level call in c10d, empty if it has none."""
     former_call: str
-    """What that was named before; empty: the same."""
+    """The former name of that call, empty if it never changed."""
     as_one: str
-    """The operation that coalesce() makes of several; empty: none."""
+    """The operation that coalesce() runs for several of these, empty if there is none."""
     parameters: tuple[str, ...]
     nrequired: int
     input: tuple[str, int]
@@ -52,7 +54,7 @@ class Operation:
         return self.input == self.output and self.input[0] != "nothing"
 
     def bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """The values of the parameters, in order, from the arguments of a call; None for those that are not given."""
+        """The values of the parameters, in order, from the arguments of a call. Parameters that are not given have None."""
         if len(args) > len(self.parameters):
             raise TypeError(f"{self.name}() takes at most {len(self.parameters)} positional arguments ({len(args)} given)")
         values = [*args, *[None] * (len(self.parameters) - len(args))]
@@ -69,10 +71,10 @@ class Operation:
         return values
 
     def tensors(self, values: list[Any]) -> tuple[Any, Any]:
-        """Of bound values the inputs and the outputs; what is read and written in place counts as an input."""
+        """The inputs and the outputs among bound values. A tensor that is read and written in place counts as an input."""
         inputs = values[self.input[1]] if self.input[0] != "nothing" else None
         return inputs, None if self.is_in_place or self.output[0] == "nothing" else values[self.output[1]]
 
 
 OPERATIONS = {row[0]: Operation(row) for row in _core._operations()}
-"""By name."""
+"""All collectives, by name."""

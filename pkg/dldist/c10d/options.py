@@ -1,7 +1,7 @@
 """c10d's small types: the options of the calls, the enums, and the debug level.
 
-Imported with the package, so neither `enum` nor `datetime` is: the enums are c10d's own kind (pybind11's), which `enum` could
-not give anyway.
+This module is imported with the package, so it imports neither `enum` nor `datetime`. The enums behave like c10d's, which are
+pybind11's; `enum` could not make such anyway.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 
 
 class _Enum:
-    """A closed set of named numbers, written as integers in the body of a subclass, which become its members.
+    """A closed set of named numbers. The integers in the body of a subclass become its members.
 
-    As pybind11's enums: `__members__` is the way to go through them, int() and hash() are the number, and nothing but the member
-    itself is equal to it.
+    It behaves like pybind11's enums: `__members__` lists the members, int() and hash() give the number, and a member is equal
+    only to itself.
     """
 
     __slots__ = ("_name", "_value")
@@ -134,7 +134,7 @@ class WorkResult(_Enum):
 
 
 class ErrorType(_Enum):
-    """What Backend.get_error() tells."""
+    """What Backend.get_error() returns."""
 
     __slots__ = ()
 
@@ -145,7 +145,7 @@ class ErrorType(_Enum):
 
 
 class BackendType(_Enum):
-    """ProcessGroup.BackendType; alone among the enums a member is equal to its number."""
+    """ProcessGroup.BackendType. Unlike those of the other enums, its members are equal to their numbers."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ class BackendType(_Enum):
 
 
 class HookOpName(_Enum):
-    """The operation that a hook of a ProcessGroup is told of."""
+    """The kind of operation that a ProcessGroup's hook is called for."""
 
     __slots__ = ()
 
@@ -205,18 +205,18 @@ class DebugLevel(_Enum):
 
 # --- the debug level ---
 
-_debug_level: DebugLevel | None = None  # None: not asked for yet
+_debug_level: DebugLevel | None = None  # None until something asks for it
 
 
 def get_debug_level() -> DebugLevel:
-    """The debug level: what was set, or else what TORCH_DISTRIBUTED_DEBUG says when first asked."""
+    """The debug level that was set, or else the one that TORCH_DISTRIBUTED_DEBUG named at the first call."""
     if _debug_level is None:
         set_debug_level_from_env()
     return _debug_level  # type: ignore[return-value]
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set the debug level; groups that are made later heed it."""
+    """Set the debug level for groups that are made later."""
     global _debug_level
     if not isinstance(level, DebugLevel):
         raise TypeError(f"set_debug_level(): argument 'level' must be DebugLevel, not {type(level).__name__}")
@@ -224,7 +224,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set the debug level that the environment variable TORCH_DISTRIBUTED_DEBUG says; unset or empty is OFF."""
+    """Set the debug level from the environment variable TORCH_DISTRIBUTED_DEBUG; unset or empty means OFF."""
     said = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
     level = DebugLevel.__members__.get(said.upper())
     if level is None:
@@ -238,7 +238,7 @@ _groups_timeout: timedelta | None = None
 
 
 def groups_timeout() -> timedelta:
-    """The timeout of options that says nothing, -1 ms: the group's own is meant."""
+    """The timeout that options start with, -1 ms, which stands for the group's own."""
     global _groups_timeout
     if _groups_timeout is None:
         from datetime import timedelta
@@ -248,13 +248,13 @@ def groups_timeout() -> timedelta:
 
 
 def timeout_of(opts: _Options) -> timedelta | None:
-    """The timeout that options ask for, or None where the group's own is meant: what the modern calls take."""
+    """The timeout that options ask for, or None for the group's own, as the modern calls take it."""
     timeout = opts.timeout
     return None if timeout is _groups_timeout or timeout == groups_timeout() else timeout
 
 
 def as_timedelta(where: str, value: Any) -> timedelta:
-    """A timedelta, or a float of seconds; an int is refused as c10d does, since it could be milliseconds."""
+    """A timedelta, from a timedelta or a float of seconds. Like c10d, it refuses an int, since that could be milliseconds."""
     from datetime import timedelta
 
     if isinstance(value, timedelta):
@@ -268,7 +268,7 @@ _FOREVER_S = 86400.0 * 999_999_999  # the most that a timedelta holds
 
 
 def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
-    """A timedelta, or any number of seconds: what the modern calls take as their timeout."""
+    """A timedelta, from a timedelta or any number of seconds, as the modern calls take their timeout."""
     from datetime import timedelta
 
     if isinstance(value, timedelta):
@@ -304,7 +304,7 @@ def _as_bool(where: str, value: Any) -> bool:
     return bool(value)
 
 
-# What is done with a value that is assigned to an attribute of options; attributes not named here take anything.
+# The function that checks or converts a value assigned to an attribute of options. Attributes not named here take any value.
 _CHECKS = {
     "asyncOp": _as_bool,
     "device_ids": _as_ints,
@@ -319,7 +319,7 @@ _set = object.__setattr__  # past the checks
 
 
 class _Options:
-    """What all options have in common: no constructor arguments, attributes that take one type, and no other attributes."""
+    """The base of all options. They have no constructor arguments, each attribute takes one type, and there are no others."""
 
     __slots__ = ("asyncOp", "timeout")
 
@@ -402,7 +402,7 @@ class ReduceOptions(_ReduceOptions):
 
 
 class AllgatherOptions(_Options):
-    """Options of allgather and its kin."""
+    """Options of allgather and its variants."""
 
     __slots__ = ()
 
@@ -420,7 +420,7 @@ class ScatterOptions(_RootOptions):
 
 
 class ReduceScatterOptions(_ReduceOptions):
-    """Options of reduce_scatter and its kin: the reduction."""
+    """Options of reduce_scatter and its variants: the reduction."""
 
     __slots__ = ()
 
@@ -446,7 +446,7 @@ class BarrierOptions(_Options):
 
 
 class WindowAccessType(_Enum):
-    """How the memory of a rank is reached by a window: by load and store, or by messages."""
+    """How a window reaches the memory of a rank: by load and store, or by messages."""
 
     __slots__ = ()
 
@@ -455,7 +455,7 @@ class WindowAccessType(_Enum):
 
 
 class _HintedOptions(_Options):
-    """Of one call on a window. Hints are taken and have no meaning here."""
+    """Options of a call on a window. Hints are accepted but have no effect."""
 
     __slots__ = ("hints",)
 
@@ -485,7 +485,7 @@ class WaitSignalOptions(_HintedOptions):
 
 
 class ReconfigureOptions(_Options):
-    """Options of reconfigure: the handles of the members (a list is in the order of ranks), and what names this membership."""
+    """Options of reconfigure: the handles of the members (a list is in the order of ranks), and a uuid for this membership."""
 
     __slots__ = ("handles", "hints", "uuid")
 

@@ -1,4 +1,4 @@
-"""What the backends over a group of the extension have in common: c10d's low-level calls as calls of that group."""
+"""The common part of backends over a group of the extension: c10d's low-level calls become calls of that group."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class OverGroup(Backend):
     group: Any
 
     def _require_group(self) -> Any:
-        """The group; raises where there is none yet."""
+        """The group; raises if there is none yet."""
         return self.group
 
     def _op(self, opts: Any) -> Any:
-        """The reduction that options ask for, as the group takes it."""
+        """The reduction that options ask for, in the form that the group takes."""
         return getattr(opts, "reduceOp", None)
 
     def _how(self, opts: Any) -> dict[str, Any]:
-        """The time-out of a call and whether the caller waits for it elsewhere, as the group takes them."""
+        """The group's keyword arguments for a call: its time-out, and whether it is asynchronous."""
         return {"timeout": timeout_of(opts), "async_op": True}
 
     def _perform(self, method: str, *arguments: Any) -> Any:

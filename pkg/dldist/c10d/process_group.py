@@ -1,4 +1,4 @@
-"""ProcessGroup: ranks, and for every type of device the backend that moves its bytes."""
+"""ProcessGroup: a set of ranks with a backend for each type of device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cu
 
 
 def device_of(tensor: Any) -> str:
-    """The type of the device that a tensor is on; what says nothing about that is memory of the CPU."""
+    """The type of the device that a tensor is on. An object that does not say is taken to be in CPU memory."""
     ask = getattr(tensor, "__dlpack_device__", None)
     if ask is None:
         return "cpu"
@@ -35,7 +35,7 @@ def device_of(tensor: Any) -> str:
 
 
 class DistributedBackendOptions:
-    """What the creator of a registered backend gets with the extended API."""
+    """The argument that a registered backend's creator gets with the extended API."""
 
     def __init__(self) -> None:
         self.store: _core.Store | None = None
@@ -50,7 +50,7 @@ class DistributedBackendOptions:
 
 
 def _if_all_backends(name: str) -> Any:
-    """A property that is true where that of each backend is."""
+    """A property that is true if the same property of every backend is true, and there is a backend."""
 
     def is_true(pg: ProcessGroup) -> bool:
         backends = pg._distinct_backends()
@@ -62,8 +62,8 @@ def _if_all_backends(name: str) -> Any:
 class ProcessGroup(LowLevelCalls):
     """A set of ranks, with a backend for each type of device. init_process_group and new_group make them.
 
-    The methods are c10d's low-level calls: group ranks, lists of tensors and options (or the flat forms), and a Work that has to
-    be waited for. A subclass that overrides them is a group of its own kind.
+    The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options (or the flat forms), and
+    return a Work that has to be waited for. A subclass that overrides them runs them itself.
     """
 
     BackendType = BackendType
@@ -110,7 +110,7 @@ class ProcessGroup(LowLevelCalls):
         return self._rank
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks in the group."""
         return self.getSize()
 
     def getSize(self) -> int:
@@ -154,7 +154,7 @@ class ProcessGroup(LowLevelCalls):
         self._desc = desc
 
     def get_group_store(self) -> Any:
-        """The store that its ranks met in, with a prefix of its own."""
+        """The store in which its ranks met, with the group's own prefix."""
         return self._store
 
     def _id(self) -> int:
@@ -166,7 +166,7 @@ class ProcessGroup(LowLevelCalls):
     # ---- backends
 
     def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
-        """Have this backend serve a type of device."""
+        """Make this backend serve a type of device."""
         kind = device_type_of(device)
         self._backend_types[kind] = backend_type
         if backend is not None:
@@ -206,8 +206,11 @@ class ProcessGroup(LowLevelCalls):
 
     @property
     def operations(self) -> Any:
-        """What runs its operations, with methods as those of dldist.Group: the World of the CPU itself, with the NcclGroup beside it
-        where there is one, when there is nothing else to look after; so nothing stands between a call and the extension."""
+        """The object that runs its operations, with methods like those of dldist.Group.
+
+        If nothing else has to be done for a call, this is the CPU's World itself, together with the NcclGroup if there is one. So
+        nothing stands between a call and the extension. Else it is a Dispatcher.
+        """
         if self._operations is None:
             self._operations = self._group_of_all() or Dispatcher(self)
         return self._operations
@@ -216,11 +219,11 @@ class ProcessGroup(LowLevelCalls):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether its backends do all there is to do: it does not override calls."""
+        """Whether its backends do all the work: a subclass may override calls."""
         return type(self) is ProcessGroup
 
     def _group_of_all(self) -> Any:
-        """The group that serves all devices; None where that takes more than a group."""
+        """The group that serves all devices, or None if that takes more than a group."""
         if not self._is_plain or self._hooks or not self._backends.keys() <= {"cpu", "cuda"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
@@ -234,7 +237,7 @@ class ProcessGroup(LowLevelCalls):
         return of_cpu if is_pair or len(groups) == 1 else None
 
     def _choose_operations(self) -> None:
-        """Something that `operations` depends on is different now."""
+        """Choose `operations` anew, because something that they depend on has changed."""
         self._operations = None
         if registry._world.default_pg is self:
             registry._world.default_pg = self
@@ -258,7 +261,7 @@ class ProcessGroup(LowLevelCalls):
         return self._backend_serving(_first_tensor(arguments), method)
 
     def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
-        """The backend of a tensor's device; that of the CPU, if there is one, where there is no tensor."""
+        """The backend for a tensor's device. Without a tensor, it is the CPU's backend if there is one."""
         backends = self._distinct_backends()
         if not backends:
             raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
@@ -268,7 +271,7 @@ class ProcessGroup(LowLevelCalls):
 
     # ---- hooks
 
-    def _hooks_made(self) -> Hooks:
+    def _ensure_hooks(self) -> Hooks:
         if self._hooks is None:
             from dldist.c10d.hooks import Hooks
 
@@ -276,21 +279,21 @@ class ProcessGroup(LowLevelCalls):
         return self._hooks
 
     def register_pre_hook(self, id: int, fn: Callable[[Any], object]) -> None:
-        """Have fn(args) called before every operation; what it raises the caller gets. An id is taken over by the latest."""
-        self._hooks_made().register_pre(id, fn)
+        """Have fn(args) called before every operation. If it raises, the caller gets the error. It replaces a hook of this id."""
+        self._ensure_hooks().register_pre(id, fn)
         self._choose_operations()
 
     def unregister_pre_hook(self, id: int) -> None:
-        self._hooks_made().unregister_pre(id)
+        self._ensure_hooks().unregister_pre(id)
         self._choose_operations()
 
     def register_post_hook(self, id: int, fn: Callable[[Any], object]) -> None:
-        """Have fn(args) called after every operation has been started."""
-        self._hooks_made().register_post(id, fn)
+        """Have fn(args) called after every operation has started."""
+        self._ensure_hooks().register_post(id, fn)
         self._choose_operations()
 
     def unregister_post_hook(self, id: int) -> None:
-        self._hooks_made().unregister_post(id)
+        self._ensure_hooks().unregister_post(id)
         self._choose_operations()
 
     def register_abort_hook(self, id: int, fn: Callable[[], object]) -> None:
@@ -308,7 +311,7 @@ class ProcessGroup(LowLevelCalls):
     # ---- life
 
     def get_timeout(self) -> timedelta:
-        """The time-out of operations that are given none."""
+        """The default time-out of operations."""
         from dldist.c10d.maker import default_timeout
 
         for backend in self._distinct_backends():
@@ -328,17 +331,17 @@ class ProcessGroup(LowLevelCalls):
         self.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """End it in good order: say goodbye to the other ranks."""
+        """End the group in good order: say goodbye to the other ranks."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End it, and what is under way, at once; the other ranks hear the reason."""
-        calls = [_aborts(backend, reason) for backend in self._distinct_backends()]
+        """End the group and its unfinished operations at once. The other ranks are told the reason."""
+        calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
     def _on_shutdown(self, call: Callable[[], object]) -> None:
-        """Have it called at the end of this group."""
+        """Have `call` called when this group ends."""
         self._shutdown_calls.append(call)
 
     def _take_shutdown_calls(self) -> list[Callable[[], object]]:
@@ -370,7 +373,7 @@ class ProcessGroup(LowLevelCalls):
         self._only_backend("_register_on_completion_hook")._register_on_completion_hook(hook)
 
     def get_error(self) -> Any:
-        """What has gone wrong, as an ErrorType."""
+        """The group's error as an ErrorType."""
         return self._only_backend("get_error").get_error()
 
     @property
@@ -383,7 +386,7 @@ class ProcessGroup(LowLevelCalls):
             backend._add_ephemeral_timeout(timeout)
 
     def _only_backend(self, method: str) -> Any:
-        """Of the CPU, when there are several."""
+        """The only backend, or the CPU's if there are several."""
         return self._backend_for(method, ())
 
     # ---- other members
@@ -397,9 +400,9 @@ class ProcessGroup(LowLevelCalls):
         group_desc: str | None = None,
         device_types: list[str] | None = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks, in this order; None for the others. The caller ends it.
+        """A group of some ranks, in this order; the other ranks get None. The caller has to end the group.
 
-        Only those ranks need to call it, unless NCCL is among the backends: its communicators are split by all ranks.
+        Only those ranks need to call this, unless NCCL is among the backends: all ranks take part in splitting its communicators.
         """
         ranks = list(ranks)
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
@@ -407,7 +410,7 @@ class ProcessGroup(LowLevelCalls):
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
             for backend in {id(each): each for each in map(self._get_backend, kinds)}.values():
-                backend.split(self._store, ranks, opts)  # takes part where all must
+                backend.split(self._store, ranks, opts)  # takes part if all ranks have to
             return None
         pg = self._like(ranks.index(self.rank()), len(ranks), group_name, "split", group_desc)
 
@@ -425,9 +428,10 @@ class ProcessGroup(LowLevelCalls):
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` ranks: those of this one, and of others that call it with the same store, each in one row.
+        """A group of `size` ranks: those of this group, and those of other groups that call this with the same store.
 
-        All ranks of each group call it. The caller ends the new group.
+        All ranks of each group call it. The ranks of one group get consecutive ranks in the new one. The caller has to end the
+        new group.
         """
         first = bytearray(8)
         if self.rank() == 0:
@@ -451,7 +455,7 @@ class ProcessGroup(LowLevelCalls):
         return pg
 
     def _give_backends(self, pg: ProcessGroup, kinds: list[str], make: Callable[[Any], Any]) -> None:
-        """Have the group `pg` served by what `make` makes of each backend of this one."""
+        """Give the group `pg` the backends that `make` makes from the backends of this one."""
         made: dict[int, Any] = {}
         for kind in kinds:
             backend = self._get_backend(kind)
@@ -460,13 +464,13 @@ class ProcessGroup(LowLevelCalls):
             pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(backend)])
 
     def get_reconfigure_handle(self) -> Any:
-        """What stands for this process in reconfigure()."""
+        """The handle that names this process in reconfigure()."""
         return self._only_backend("get_reconfigure_handle").get_reconfigure_handle()
 
     def reconfigure(
         self, uuid: Any, handles: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
     ) -> Any:
-        """Be a group of the processes with these handles (reconfigure(options), too): see ProcessGroupGloo."""
+        """Become a group of the processes with these handles: see ProcessGroupGloo. reconfigure(options) works, too."""
         if isinstance(uuid, ReconfigureOptions):
             return self._only_backend("reconfigure").reconfigure(uuid)
         opts = ReconfigureOptions()
@@ -476,7 +480,7 @@ class ProcessGroup(LowLevelCalls):
         return self._only_backend("reconfigure").reconfigure(opts)
 
     def _reconfigured(self, backend: Any) -> None:
-        """A backend has other members now."""
+        """Adopt the rank and size of a backend that has new members."""
         self._rank, self._size = backend.rank(), backend.size()
         ranks = registry._world.pg_group_ranks
         if self in ranks:
@@ -489,7 +493,7 @@ class ProcessGroup(LowLevelCalls):
     # ---- memory, windows
 
     def new_window(self, tensor: Any = None) -> Any:
-        """Memory of every rank that the others put into: dldist.Window. All ranks call it, with a tensor or without."""
+        """A dldist.Window: memory of each rank that the other ranks write into. All ranks call it, with a tensor or without."""
         return self._perform("new_window", tensor)
 
     @property
@@ -522,7 +526,7 @@ for _name, _type in BackendType.__members__.items():
 
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:
-    """The options of a backend's offspring: those given, or its own with another time-out."""
+    """Options for a backend that is made from another: the given ones, or the other's own with another time-out."""
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
         opts.group_name = pg.group_name
@@ -532,15 +536,15 @@ def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: Process
 
 
 def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
-    """Abort a group of any kind: one that overrides abort() does so as c10d's, which knows no reason."""
+    """Abort a group of any kind. If it overrides abort(), that is c10d's method, which takes no reason."""
     if type(pg).abort is ProcessGroup.abort:
         pg.abort(reason)
     else:
         pg.abort()
 
 
-def _aborts(backend: Any, reason: str) -> Callable[[], object]:
-    """What aborts a backend. Those of other makers know no reason."""
+def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
+    """The function that aborts a backend. Only our own backends can be given a reason."""
 
     def abort() -> None:
         group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
@@ -552,7 +556,7 @@ def _aborts(backend: Any, reason: str) -> Callable[[], object]:
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:
-    """Of the arguments of a call: tensors, lists of them and lists of lists come before all else."""
+    """The first tensor among the arguments of a call. Tensors, lists of them and lists of lists come before other arguments."""
     for argument in arguments:
         while isinstance(argument, (list, tuple)):
             argument = argument[0] if argument else None

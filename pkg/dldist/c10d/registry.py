@@ -1,4 +1,4 @@
-"""What the module-level calls know: the default world and the groups made from it. The only global state there is."""
+"""The state of the module-level calls: the default world and the groups made from it. There is no other global state."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
 class Registry:
     """The default world, and every group that was made from it: c10d's `_world`.
 
-    Attributes are c10d's. A group is a key of `pg_map` for as long as it has not been destroyed.
+    The attributes are c10d's. A group is a key of `pg_map` until it is destroyed.
     """
 
     def __init__(self) -> None:
         self._default_pg: ProcessGroup | None = None
         self.operations: Any = None
-        """The calls of the default world, which is where the module-level ones go without a look at anything else."""
+        """The calls of the default world. Module-level calls go straight to them."""
         self._by_name: dict[str, ProcessGroup] = {}
         self._counting = allocate_lock()
         self.forget_all()
 
     def forget_all(self) -> None:
-        """As when nothing was ever initialised."""
+        """Return to the state before any initialisation."""
         self.default_pg = None
         self.init_method: str | None = None
         """What init_process_group was given."""
@@ -57,11 +57,11 @@ class Registry:
         self.coalescing: dict[Any, Any] = {}
         """The groups inside of a _coalescing_manager, and what records their calls."""
         self.group_count = 0
-        """How many groups have been made or attempted."""
+        """The number of groups that this process has made or tried to make."""
         self.shared_count = 0
-        """How many of them all ranks know of."""
+        """The number of them that all ranks know of."""
         self.own_counts: dict[tuple[int, ...], int] = {}
-        """How many of the others there were of each list of ranks."""
+        """The number of the others, for each list of ranks."""
 
     @property
     def default_pg(self) -> ProcessGroup | None:
@@ -73,17 +73,17 @@ class Registry:
         self._default_pg = group
         self.operations = None if group is None else group.operations
 
-    # ---- the names of groups to come
+    # ---- the names of future groups
 
     def next_name(self) -> str:
-        """The name of the next group of those that all ranks make, or count: they do it in the same order."""
+        """The name of the next group that all ranks make, or at least count. They all do so in the same order."""
         with self._counting:
             self.group_count += 1
             self.shared_count += 1
             return str(self.shared_count - 1)
 
     def next_name_of(self, ranks: Sequence[int]) -> str:
-        """The name of the next group that its members make, who need not agree with the others on anything."""
+        """The name of the next group that only its members make. They need not agree with other ranks on anything."""
         key = tuple(ranks)
         with self._counting:
             self.group_count += 1
@@ -91,7 +91,7 @@ class Registry:
             self.own_counts[key] = count + 1
         return hash_of_ranks(ranks, count)
 
-    # ---- the groups there are
+    # ---- existing groups
 
     def add(
         self,
@@ -104,8 +104,8 @@ class Registry:
         ranks: list[int],
         tag: str | None,
     ) -> None:
-        """Note a group that has been made; `ranks` are the global ones, in the order of the group's."""
-        self.name_group(name, group)  # which may refuse
+        """Enter a group that has been made; `ranks` are its global ranks, in the order of the group's."""
+        self.name_group(name, group)  # raises if the name is taken
         self.pg_map[group] = (backend, store)
         self.pg_names[group] = name
         self.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
@@ -119,7 +119,7 @@ class Registry:
         self.pg_to_tag[group] = tag
 
     def forget(self, group: ProcessGroup) -> None:
-        """A group that has been destroyed, once: of two threads that do it one gets the error."""
+        """Remove a group that is being destroyed. If two threads destroy it, one of them gets the error."""
         if self.pg_map.pop(group, None) is None:
             raise ValueError("Invalid process group specified")
         self.unname_group(self.pg_names[group])
@@ -131,7 +131,7 @@ class Registry:
             del of_group[group]
 
     def newest_first(self) -> list[ProcessGroup]:
-        """The order in which all groups are ended: the default one last."""
+        """All groups in the order in which they are ended: the default group comes last."""
         return list(reversed(self.pg_names))
 
     # ---- by name
@@ -177,7 +177,7 @@ class Registry:
             "pg_name": self.pg_names[group],
             "pg_desc": group.group_desc,
             "backend_config": self.pg_backend_config[group],
-            # c10d leaves out what is obvious.
+            # Like c10d, leave out the ranks if they are all ranks.
             "ranks": ranks if len(ranks) != total else [],
             "group_size": len(ranks),
             "group_count": self.group_count,
@@ -188,7 +188,7 @@ _world = Registry()
 
 
 class _HasWorld(type):
-    """The attribute WORLD of a class: the default group, whatever it is at the moment."""
+    """Gives a class the attribute WORLD, which is always the current default group."""
 
     @property
     def WORLD(cls) -> ProcessGroup | None:
@@ -204,13 +204,13 @@ class group(metaclass=_HasWorld):
 
 
 class GroupMember(metaclass=_HasWorld):
-    """GroupMember.WORLD is the default group; NON_GROUP_MEMBER what new_group gives to those who are not in the group."""
+    """GroupMember.WORLD is the default group. NON_GROUP_MEMBER is what new_group returns on ranks that are not in the group."""
 
     NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
 
 def default_group() -> ProcessGroup:
-    """The default group; a ValueError before init_process_group."""
+    """The default group. Raises ValueError before init_process_group."""
     pg = _world.default_pg
     if pg is None:
         raise ValueError(NOT_INITIALIZED)
@@ -218,8 +218,10 @@ def default_group() -> ProcessGroup:
 
 
 def operations(group: Any = None) -> Any:
-    """What runs the operations of a group (methods as those of dldist.Group, group ranks): of the default world, of a group or a
-    backend of c10d, or the dldist.Group itself."""
+    """The object that runs the operations of a group, with methods like those of dldist.Group, and with group ranks.
+
+    `group` is a group or a backend of c10d, a dldist.Group, which is returned itself, or None for the default world.
+    """
     if group is None:
         calls = _world.operations
         if calls is None:
@@ -236,8 +238,8 @@ def operations(group: Any = None) -> Any:
         if isinstance(group, Backend):
             from dldist.c10d.dispatch import BackendCalls
 
-            # The same each time: coalescing leaves a note in it.
+            # Use the same object each time, because coalescing keeps its recorder in it.
             calls = vars(group).get("_calls_as_group")
             return vars(group).setdefault("_calls_as_group", BackendCalls(group)) if calls is None else calls
-        raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is no group")
+        raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is not a group")
     return calls

@@ -1,4 +1,4 @@
-"""c10d's windows: memory of every rank that the others put into, and signals. docs/symmetric-memory.md says what is promised."""
+"""c10d's windows: each rank has memory that the others write into, and there are signals. See docs/symmetric-memory.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
-    """The group of the extension behind a group, a group's name, or (None) the default group."""
+    """The extension's group behind a group, behind the group of a given name, or behind the default group (None)."""
     if isinstance(group, _core.Group):
         return group
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
@@ -28,12 +28,12 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
         raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
     behind = group_behind(pg)
     if behind is None:
-        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory is of")
+        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")
     return behind
 
 
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """An array of zeros in memory that the ranks of this host share: collectives on it copy less, windows reach it directly.
+    """An array of zeros in memory that the ranks of this host share. Collectives copy less of it; windows reach it directly.
 
     Args:
         shape: A length, or a list or tuple of lengths.
@@ -52,7 +52,7 @@ def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", grou
 
 
 class WindowAttr:
-    """How the memory of a rank is reached: UNIFIED is by load and store, SEPARATE by messages."""
+    """How the memory of a rank is reached: UNIFIED means by load and store, SEPARATE by messages."""
 
     def __init__(self, access_type: WindowAccessType) -> None:
         self.access_type = access_type
@@ -62,11 +62,11 @@ class WindowAttr:
 
 
 class Window:
-    """Memory of every rank of a group that the others put into.
+    """Memory of each rank of a group that the other ranks write into.
 
-    Nothing has to be registered but the memory that is written to: what is put may be any tensor. Offsets count elements of the
-    target's tensor, whatever this rank has registered. A work is done when its tensor may be used again; what was put before a
-    signal is in place when the signal is taken.
+    Only the memory that is written to must be registered; put() takes any tensor. Offsets count elements of the target's tensor,
+    whatever this rank has registered. A work is done when its tensor may be used again. When a rank takes a signal, everything
+    that was put before that signal is in place.
     """
 
     def __init__(self, group: _core.Group, tensor: Tensor | None = None) -> None:
@@ -77,24 +77,24 @@ class Window:
             self.tensor_register(tensor)
 
     def tensor_register(self, tensor: Tensor | None, owning: bool = True) -> None:
-        """Give this rank's memory, which may differ in size and shape from the others'. All ranks call it.
+        """Register this rank's memory. Its size and shape may differ between ranks. All ranks call this.
 
-        The window keeps the tensor until tensor_deregister(), also without `owning`: others may write to it at any time.
+        The window keeps the tensor until tensor_deregister(), even without `owning`: others may write to it at any time.
         """
         if self._memory is not None:
-            raise RuntimeError("tensor_register(): a tensor is registered already; tensor_deregister() comes first")
+            raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
         memory = _core.Window(self._group, tensor)
         layout = None if tensor is None else _core._describe_tensor(tensor, True)
         from dldist.objects import exchange
 
         layouts = exchange.all_gather_object(self._group, layout and (layout["dtype"], layout["shape"]))
         if None in layouts:
-            raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, and each rank gives one")
+            raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, but each rank must give one")
         self._layouts = [(dtype, tuple(shape)) for dtype, shape in layouts]
         self._memory = memory
 
     def tensor_deregister(self) -> None:
-        """Let the memory go, after a barrier: all ranks call it, and nobody puts into it any more."""
+        """Release the memory after a barrier. All ranks call this, and must not put anything into it any more."""
         memory, self._memory = self._registered("tensor_deregister"), None
         try:
             memory.flush()
@@ -113,9 +113,9 @@ class Window:
         """Write a tensor into the memory of a rank.
 
         Args:
-            tensor: What is written, of the dtype of that rank's tensor.
-            dst_rank: The rank of the group.
-            target_offset_nelems: The element of its tensor from which on.
+            tensor: The tensor to write. It must have the dtype of that rank's tensor.
+            dst_rank: The rank in the group.
+            target_offset_nelems: The index of the first element to write in that rank's tensor.
             async_op: Return at once; the tensor must not change before the work has ended.
             opts: Its timeout, if it is not the -1 ms that stand for the group's.
 
@@ -131,26 +131,26 @@ class Window:
         dtype = _core._describe_tensor(tensor, False)["dtype"]
         if 0 <= dst_rank < len(self._layouts) and self._layouts[dst_rank][0] != dtype:
             raise _core.DistTypeError(
-                f"put(): argument 'tensor' is of {dtype}, and the window of rank {dst_rank} of {self._layouts[dst_rank][0]}"
+                f"put(): argument 'tensor' has dtype {dtype}, but the window of rank {dst_rank} has {self._layouts[dst_rank][0]}"
             )
         work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)
         return work if work is not None else _done()
 
     def map_remote_tensor(self, rank: int) -> _core.SharedArray:
-        """The tensor of a rank of this host, of its shape and dtype: a view that stays, whatever becomes of the rank."""
+        """The tensor of a rank on this host, with its shape and dtype. It is a view that stays valid even if that rank ends."""
         memory = self._registered("map_remote_tensor")
         dtype, shape = self._layouts[_check_rank("map_remote_tensor", rank, len(self._layouts))]
         return memory.get_buffer(rank, shape, dtype)
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
-        """Tell a rank that what was put into its memory before is there. Signals add up."""
+        """Tell a rank that everything put into its memory so far is in place. Signals add up."""
         self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
         return _done()
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
     ) -> _core.Work:
-        """Take a signal of a rank, at once or (async_op) in the work's wait()."""
+        """Wait for a signal from a rank and take it: now, or with async_op in the work's wait()."""
         memory = self._registered("wait_signal")
         if async_op:
             return _SignalWork(memory, peer_rank, _milliseconds(opts))
@@ -158,7 +158,7 @@ class Window:
         return _done()
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
-        """How the memory of a rank is reached from here."""
+        """How this rank reaches the memory of another."""
         pointers = self._registered("get_attr").buffer_ptrs
         is_seen = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
         return WindowAttr(WindowAccessType.UNIFIED if is_seen else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
@@ -174,27 +174,27 @@ class Window:
 
 
 class _SignalWork(PythonCallbackWork):
-    """A signal that is taken, once, when somebody waits for it, or asks whether it has come."""
+    """A signal that is taken, once, when a caller waits for it or asks whether it has come."""
 
     def __init__(self, memory: _core.Window, rank: int, timeout_ms: int) -> None:
         super().__init__(self._take)
         self._memory = memory
         self._rank = rank
         self._timeout_ms = timeout_ms
-        self._lock = allocate_lock()  # of whoever takes it
+        self._lock = allocate_lock()  # held while the signal is being taken
         self._is_taken = False
 
     def _take(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._future.done():
-                self._future.value()  # or how it has failed
+                self._future.value()  # raises if it has failed
             elif not self._is_taken:
                 self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
                 self._is_taken = True
         return True
 
     def is_completed(self) -> bool:
-        if not self._future.done() and self._lock.acquire(False):  # else somebody waits for it
+        if not self._future.done() and self._lock.acquire(False):  # otherwise another thread is waiting for the signal
             try:
                 self._is_taken = self._is_taken or self._memory.take_signal(self._rank)
             finally:
@@ -217,7 +217,7 @@ def _timeout(opts: Any) -> timedelta | None:
 
 
 def _milliseconds(opts: Any) -> int:
-    """What options ask for; 0 stands for the group's time-out."""
+    """The time-out that options ask for; 0 stands for the group's."""
     timeout = _timeout(opts)
     return 0 if timeout is None else _whole_ms(timeout)
 

@@ -1,4 +1,4 @@
-"""Works that Python makes: what backends written in Python give, and what stands for an operation that has not begun."""
+"""Works that are made in Python: for backends written in Python, and for operations that have not begun."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class FakeWork(_core.Work):
-    """The work of an operation that only looks like one: wait() returns at once, and its future's value is None.
+    """The work of an operation that does nothing: wait() returns at once, and its future's value is None.
 
-    is_completed() is False as in c10d: nobody has looked.
+    is_completed() is False, as in c10d.
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class FakeWork(_core.Work):
 
 
 class PythonCallbackWork(_core.Work):
-    """A work that is waited for by callback(timeout), which is given a timedelta (0: no limit asked for) and returns whether
-    the operation has ended.
+    """A work whose wait() calls callback(timeout). The callback gets a timedelta, where 0 means no limit, and returns whether the
+    operation has ended.
 
-    It is completed once the callback has returned True or raised; the future's value is an empty list.
+    The work is completed once the callback has returned True or raised. The future's value is an empty list.
     """
 
     def __init__(self, callback: Callable[[timedelta], bool]) -> None:
@@ -75,7 +75,7 @@ class PythonCallbackWork(_core.Work):
 
 
 class FutureWork(_core.Work):
-    """The work of a future: what _create_work_from_future gives."""
+    """The work of a future, as _create_work_from_future makes it."""
 
     def __init__(self, future: Future) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ def _create_work_from_future(future: Future) -> FutureWork:
 
 
 def _limit(timeout: Any) -> timedelta:
-    """What a callback is told; None, as 0, asks for no limit."""
+    """The time-out for a callback, as a timedelta. None means no limit, like 0."""
     return to_timedelta(0 if timeout is None else timeout)
 
 
 class _IllegalWork(_core.Work):
-    """What a call inside of a coalescing manager returns: there is nothing to wait for before the manager ends."""
+    """The result of a call inside a coalescing manager. There is nothing to wait for before the manager ends."""
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__") and hasattr(_core.Work, name):

@@ -1,4 +1,4 @@
-"""_ProcessGroupWrapper: the debug level DETAIL, which compares every collective of all ranks before it runs."""
+"""_ProcessGroupWrapper, which the debug level DETAIL uses to compare every collective of all ranks before it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dldist.world import call_all
 if TYPE_CHECKING:
     from datetime import timedelta
 
-# c10d's names of dtypes; others are named as they are.
+# c10d's names for dtypes; other dtypes keep their own names.
 _DTYPES = {
     "bool": "Bool",
     "int8": "Char",
@@ -35,8 +35,8 @@ _DTYPES = {
     "complex128": "ComplexDouble",
 }
 
-_FIELD_LIMIT = 4096  # characters; a longer field is cut and told apart by its hash
-_MESSAGE_LIMIT = 65536  # bytes: more than any fingerprint has
+_FIELD_LIMIT = 4096  # characters; a longer field is cut, and its hash tells it apart
+_MESSAGE_LIMIT = 65536  # bytes; every fingerprint is smaller
 
 
 def _shortened(field: str) -> str:
@@ -46,7 +46,7 @@ def _shortened(field: str) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """What is compared of a collective, as text: it is only shown and compared."""
+    """The properties of a collective that are compared. They are text, because they are only shown and compared."""
 
     sequence: str
     op: str
@@ -59,7 +59,7 @@ class Fingerprint(NamedTuple):
         call = CALLS[method]
         op = str(OpType(call.operation.op_type).name)
         tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
-        tensors = tensors[0] if tensors else []  # what has to be alike on all ranks
+        tensors = tensors[0] if tensors else []  # only these have to be alike on all ranks
         described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
         columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
         return cls(str(sequence), op, *columns)
@@ -77,24 +77,24 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Fingerprint | None:
-        """The fingerprint that a peer has sent; None when it is none."""
+        """The fingerprint that a peer has sent, or None if the bytes are not a fingerprint."""
         fields = data.decode("utf-8", "backslashreplace").split("\n")
         return cls(*fields) if len(fields) == len(cls._fields) else None
 
     def differences(self, other: Fingerprint) -> str:
-        """Where they differ; the spaces are as c10d's."""
+        """Where they differ, with c10d's spacing."""
         names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
         differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
         return " ".join(differ)
 
 
 def _describe(tensor: Any) -> tuple[str, str, str]:
-    """A tensor's shape, dtype and device; what is no tensor the backend will refuse."""
+    """A tensor's shape, dtype and device. If it is not a tensor, the backend will refuse it later."""
     try:
         found = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
         return "[unknown]", type(tensor).__name__, "unknown"
-    # Of the device its type alone: each rank has one of its own.
+    # Compare only the type of the device: each rank has a device of its own.
     return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
 
 
@@ -112,16 +112,16 @@ def _property_of_wrapped(name: str) -> Any:
 
 
 class _ProcessGroupWrapper(Backend):
-    """A backend whose collectives are compared, over the backend `gloo_backend` of the same ranks, before they run.
+    """A backend whose collectives are compared before they run, through `gloo_backend`, another backend of the same ranks.
 
-    The comparison is a monitored barrier, which names the ranks that do not come, and an exchange of fingerprints, whose first
-    difference is a DistMismatchError (a RuntimeError) on every rank that sees one. Messages between two ranks are not compared.
+    The comparison is a monitored barrier, which names missing ranks, and then an exchange of fingerprints. Each rank that sees a
+    difference raises a DistMismatchError (a RuntimeError) for the first one. Messages between two ranks are not compared.
     """
 
     def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
         if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
             raise ValueError(
-                f"_ProcessGroupWrapper(): rank {backend.rank()} of {backend.size()} can not be compared by a backend of rank "
+                f"_ProcessGroupWrapper(): rank {backend.rank()} of {backend.size()} cannot be compared by a backend of rank "
                 f"{gloo_backend.rank()} of {gloo_backend.size()}"
             )
         super().__init__(backend.rank(), backend.size())
@@ -160,15 +160,15 @@ class _ProcessGroupWrapper(Backend):
         longest = max(lengths)
         if longest > _MESSAGE_LIMIT:
             raise _core.DistMismatchError(
-                f"rank {lengths.index(longest)} announces a fingerprint of {longest} bytes, more than the {_MESSAGE_LIMIT} that "
-                "one can have"
+                f"rank {lengths.index(longest)} announces a fingerprint of {longest} bytes, more than the maximum of "
+                f"{_MESSAGE_LIMIT}"
             )
         pieces = self._all_gather(encoded.ljust(longest, b"\0"), timeout)
         prints = []
         for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
             found = Fingerprint.decode(piece[:length])
             if found is None:
-                raise _core.DistMismatchError(f"what rank {rank} has sent is not the fingerprint of a collective")
+                raise _core.DistMismatchError(f"rank {rank} has sent something that is not the fingerprint of a collective")
             prints.append(found)
         return prints
 
@@ -180,7 +180,7 @@ class _ProcessGroupWrapper(Backend):
         self._helper.all_gather_single(gathered, bytearray(data), opts).wait()
         return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
 
-    # Everything else is the wrapped backend's.
+    # Everything else goes to the wrapped backend.
 
     def getBackendName(self) -> str:
         return self.wrapped_pg.name()
@@ -254,7 +254,7 @@ for _name in (
 
 
 def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
-    """The same error, which says also what this rank was about to run."""
+    """The same error, but its text also says what this rank was about to run."""
     text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
     if not isinstance(error, _core.DistError):
         return RuntimeError(text)

@@ -42,8 +42,8 @@ def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     """Keep the buckets of a model's gradients in memory that the ranks of a host share, so that reducing them needs no copy.
 
     All ranks call this before the first backward pass. It registers the model's communication hook, of which DDP takes only one.
-    A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients are parts of the bucket and move, too:
-    nothing may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
+    A bucket moves when it is first reduced. With gradient_as_bucket_view=True the gradients are part of it and move, too: no program
+    may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
     """
     group = model.process_group
     if not isinstance(group, ProcessGroup):
