@@ -115,7 +115,7 @@ def low_level_stub(calls) -> str:
 
 
 def main() -> int:
-    sys.path.insert(0, str(PACKAGE.parent))
+    sys.path.append(str(PACKAGE.parent))  # where it is not installed
     from dldist.c10d.low_level import CALLS
     from dldist.c10d.operations import OPERATIONS
 

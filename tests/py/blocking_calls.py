@@ -188,6 +188,7 @@ NOT_BLOCKING = {
     *("TCPStore.clone PrefixStore.clone PrefixStore.set_timeout".split()),
     "PrefixStore.has_extended_api",
     "SharedArray.part",
+    "SharedArray.tolist",
     *("Future." + name for name in "done value exception set_result set_exception add_done_callback then".split()),
     "World.abort",
     *"""abort batch_isend_irecv default_world empty get_backend get_backend_config get_backend_impl get_debug_level
@@ -201,6 +202,7 @@ NOT_BLOCKING = {
 ELSEWHERE = {
     "Group.__exit__": "close() or abort()",
     "World.__exit__": "close() or abort()",
+    "coalescing": "at the end of its block, as the coalesced call",
     "start_all": "start() of each",
     "init_process_group": "meets as World() does: below, in a process without a default world",
     "destroy_process_group": "close() with a time-out of its own",

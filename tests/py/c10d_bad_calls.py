@@ -79,7 +79,7 @@ LENGTHS = [
     Bad("dist.all_gather([f(0)], f(1))", "RuntimeError", "has 1 tensors, and 2 are needed"),
     Bad("dist.all_gather([f(0), f(0), f(0)], f(1))", "RuntimeError", "has 3 tensors, and 2 are needed"),
     Bad("dist.all_gather([], f(1))", "RuntimeError", "has 0 tensors, and 2 are needed"),
-    Bad("dist.all_gather_single(f(0, 0, 0), f(1))", "RuntimeError", "has 3 elements, and 2 ranks with 1 each"),
+    Bad("dist.all_gather_single(f(0, 0, 0), f(1))", "RuntimeError", "has 3 elements, but 2 ranks with 1 each"),
     Bad("dist.all_gather_coalesced([[f(0)]], [f(1)])", "RuntimeError", "has 1 lists, and the group has 2 ranks"),
     Bad("dist.all_reduce_coalesced([])", "ValueError", "is empty", theirs="NotImplementedError", why=OF_NOTHING),
     Bad("dist.gather(f(1), None)", "ValueError", "``gather_list`` must be specified on destination rank", on=(0,)),

@@ -789,8 +789,9 @@ def bad_calls(rank, size):
     group = dist.group.WORLD
     with raises((RuntimeError, ValueError)):
         group.broadcast([torch.ones(1)], size).wait()
-    with raises(RuntimeError, "single-element"):
-        group.allreduce([torch.ones(1), torch.ones(1)])
+    several = [torch.ones(1), torch.ones(1)]
+    group.allreduce(several).wait()  # the sum over all tensors of all ranks, as on Gloo
+    assert [each.item() for each in several] == [2.0 * size] * 2
     with raises(RuntimeError, "single-element"):
         group.allreduce([])
     with raises((RuntimeError, TypeError), "meta"):
