@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d.low_level import CALL_OF
-from dldist.c10d.operations import OPERATIONS, Operation
+from dldist.c10d.operations import OPERATIONS, Operation, first_of
 from dldist.c10d.options import to_timedelta
 from dldist.c10d.over_group import OverGroup
 
@@ -54,10 +54,11 @@ class Dispatcher:
     # ---- collectives
 
     def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
-        if self._recorder is not None and operation.as_one:
+        has_splits = any(value is not None for value in values[3:])  # such a call runs by itself, as in C
+        if self._recorder is not None and operation.as_one and not has_splits:
             return self._recorder.record(operation.name, *[*values, None][:3], is_async)
         inputs, outputs = operation.tensors(values)
-        target = self._target(_first_of(outputs if inputs is None else inputs))
+        target = self._target(first_of(outputs if inputs is None else inputs))
         hooks = self._hooks()
         if not hooks:
             return _run(target, operation, values, timeout, is_async)
@@ -239,13 +240,6 @@ def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
     if work is not None:
         work.wait(*([] if timeout is None else [to_timedelta(timeout)]))
     return None
-
-
-def _first_of(tensors: Any) -> Any:
-    """The first tensor of a tensor, a list of tensors or a list of lists."""
-    while isinstance(tensors, (list, tuple)):
-        tensors = tensors[0] if tensors else None
-    return tensors
 
 
 def _method(operation: Operation) -> Any:

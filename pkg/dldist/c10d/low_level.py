@@ -76,12 +76,11 @@ class Side:
     def __init__(self, operation: Operation, what: str, kind: str, parameter: int) -> None:
         self.kind = kind
         self.parameter = parameter
-        is_flat = "whole" in (operation.input[0], operation.output[0])
         is_exchange = operation.input[0] == operation.output[0] == "ranks"
-        self.is_wrapped = kind == "one" and not is_flat or kind == "ranks" and not is_exchange
+        self.is_wrapped = kind == "one" and not operation.is_flat or kind == "ranks" and not is_exchange
         self.is_for_root = kind in ("ranks", "whole") and "root" in operation.parameters
         self.what = what
-        names = _NAMES["in place" if operation.is_in_place else "whole" if is_flat else kind]
+        names = _NAMES["in place" if operation.is_in_place else "whole" if operation.is_flat else kind]
         self.names = tuple(name.format(what) for name in names)
 
     def arranged(self, called: str, value: Any) -> Any:
@@ -120,7 +119,7 @@ class Side:
 class Call:
     """A low-level call that is a collective."""
 
-    __slots__ = ("flat", "former_name", "is_flat", "name", "operation", "options", "sides", "splits")
+    __slots__ = ("flat", "former_name", "name", "operation", "options", "sides", "splits")
 
     def __init__(self, operation: Operation) -> None:
         self.name = operation.call
@@ -134,7 +133,6 @@ class Call:
         else:
             self.sides = [Side(operation, "output", *operation.output), Side(operation, "input", *operation.input)]
         self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
-        self.is_flat = any(side.kind == "whole" for side in self.sides)
         given = [name for name in ("root", "op") if name in operation.parameters]
         self.flat = [*given, "timeout"]
         """The arguments of the flat form that replace the options; the first of them is in the options' position."""
@@ -146,7 +144,7 @@ class Call:
     def _places(self) -> list[tuple[str, ...]]:
         """The arguments that may be given by position, each with all its names."""
         places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
-        return places + [(name,) for name in self.flat[1:]] if self.sides and not self.is_flat else places
+        return places + [(name,) for name in self.flat[1:]] if self.sides and not self.operation.is_flat else places
 
     def parameters(self) -> tuple[list[str], list[str]]:
         """The parameters that may be given by position, and those that must be given by name."""
@@ -205,6 +203,10 @@ class Call:
     def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
         """Converts the values of the operation's parameters to the call's arguments. Some of them go into `opts`."""
         parameters = self.operation.parameters
+        taken = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
+        for name, value in zip(parameters, values):
+            if value is not None and name not in taken:
+                raise RuntimeError(f"{self.name}: c10d's low-level call has no argument {name!r}")
         for name in self.flat[:-1]:
             value = values[parameters.index(name)]
             if value is not None:

@@ -53,6 +53,11 @@ class Operation:
         """Whether the same tensors go in and come out."""
         return self.input == self.output and self.input[0] != "nothing"
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether it works on parts of whole tensors."""
+        return "whole" in (self.input[0], self.output[0])
+
     def bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """The values of the parameters, in order, from the arguments of a call. Parameters that are not given have None."""
         if len(args) > len(self.parameters):
@@ -74,6 +79,13 @@ class Operation:
         """The inputs and the outputs among bound values. A tensor that is read and written in place counts as an input."""
         inputs = values[self.input[1]] if self.input[0] != "nothing" else None
         return inputs, None if self.is_in_place or self.output[0] == "nothing" else values[self.output[1]]
+
+
+def first_of(tensors: Any) -> Any:
+    """The first tensor of a tensor, a list of tensors or a list of lists."""
+    while isinstance(tensors, (list, tuple)):
+        tensors = tensors[0] if tensors else None
+    return tensors
 
 
 OPERATIONS = {row[0]: Operation(row) for row in _core._operations()}

@@ -8,6 +8,7 @@ from dldist.c10d.backend_base import BackendOptions
 from dldist.c10d.dispatch import Dispatcher
 from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.names import device_type_of
+from dldist.c10d.operations import first_of
 from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
 from dldist.world import call_all
 
@@ -558,8 +559,7 @@ def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:
     """The first tensor among the arguments of a call. Tensors, lists of them and lists of lists come before other arguments."""
     for argument in arguments:
-        while isinstance(argument, (list, tuple)):
-            argument = argument[0] if argument else None
-        if argument is not None and not isinstance(argument, (_Options, int)):
-            return argument
+        first = first_of(argument)
+        if first is not None and not isinstance(first, (_Options, int)):
+            return first
     return None

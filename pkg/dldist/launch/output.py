@@ -31,7 +31,7 @@ def open_missing_streams() -> None:
 
 
 def say(text: str) -> None:
-    """Tells whoever looks at dlrun's stderr."""
+    """Writes to dlrun's stderr."""
     print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
