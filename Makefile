@@ -18,8 +18,11 @@ KILLS ?=
 SOAK ?=
 # More arguments for the benchmark of collectives: BENCH='--sizes 8 --ops all_reduce --json FILE'.
 BENCH ?=
-# Arguments for the test binary: parts of the names of the tests to run.
+# Arguments for the test binary: parts of the names of the tests to run, or with a minus in front, not to run.
 TESTS ?=
+
+# Under sanitizers, so many tests run beside each other.
+TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
 LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
@@ -142,10 +145,13 @@ test-c: $(BUILD)/fast/tests_c ## C tests, quickly
 	$< $(TESTS)
 
 test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitizer and UBSan
-	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(TESTS)
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} DLDIST_TEST_JOBS=$(TEST_JOBS) $< $(TESTS)
 
-test-tsan: $(BUILD)/tsan/tests_c ## C tests under ThreadSanitizer
-	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} $(NO_RANDOM_ADDRESSES) $< $(TESTS)
+# Simulations and codecs, which have one thread.
+WITHOUT_THREADS := plan/ hierarchy/ select/ kernels_view/ kernels_convert/
+
+test-tsan: $(BUILD)/tsan/tests_c ## C tests with threads, under ThreadSanitizer
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} DLDIST_TEST_JOBS=$(TEST_JOBS) $(NO_RANDOM_ADDRESSES) $< $(or $(TESTS),$(WITHOUT_THREADS:%=-%))
 
 stubs: $(STUBS_fast) ## the doubles of libcuda and libnccl, into build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
 

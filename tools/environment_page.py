@@ -56,6 +56,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | variable | values | meaning |
 | --- | --- | --- |
 | `DLDIST_TEST_SLOW` | a factor, default 1 | Stretches the deadlines of the C tests, for slow machines; the sanitizer targets of the Makefile set 3 and 5. |
+| `DLDIST_TEST_JOBS` | a number, default 1 | So many C tests run beside each other; the sanitizer targets of the Makefile run one for each core. |
 | `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
 | `DLDIST_TEST_ALL` | `1` | `scripts/test.sh` installs PyTorch, JAX and mypy, for the tests that need them. Without it they are skipped, unless these are there anyway. |
 | `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |

@@ -6,8 +6,10 @@
  *     }
  *
  * CHECK counts a failure and goes on, from any thread; REQUIRE returns from the function. Arguments of the
- * binary select tests by parts of their names ("file/test"). DLDIST_TEST_SLOW=<factor> stretches the alarm
- * and what check_slow() is applied to; DLDIST_TEST_NOFORK=1 runs all in one process, for a debugger. */
+ * binary select tests by parts of their names ("file/test"); those with a minus in front ("-file/") leave tests out.
+ *
+ * DLDIST_TEST_SLOW=<factor> stretches the alarm and what check_slow() is applied to; DLDIST_TEST_JOBS=<number> runs
+ * so many tests beside each other; DLDIST_TEST_NOFORK=1 runs all in one process, for a debugger. */
 #ifndef DD_TESTS_CHECK_H
 #define DD_TESTS_CHECK_H
 

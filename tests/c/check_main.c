@@ -6,12 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define MAX_JOBS 64
 
 static check_test *first_test;
 static check_test **last_link = &first_test;
 static atomic_int failures;
+static int counts[2]; /* of tests that failed, that passed */
 static _Thread_local dd_error thread_error;
 
 void
@@ -98,45 +102,65 @@ check_slow(void)
     return factor > 1 ? factor : 1;
 }
 
+/* A test in a process of its own. What it writes beside others is kept until its end, so that lines do not mix. */
+typedef struct {
+    const check_test *test;
+    pid_t pid;
+    int output; /* -1: straight to our own */
+} running_test;
+
 /* exit and not _exit: the leak sanitizer looks then, and its verdict is the exit status. */
 static _Noreturn void
-run_in_child(const check_test *test)
+run_in_child(const check_test *test, int output)
 {
+    if (output >= 0 && (dup2(output, STDOUT_FILENO) < 0 || dup2(output, STDERR_FILENO) < 0)) {
+        _exit(2);
+    }
     alarm((unsigned)(CHECK_TIMEOUT_S * check_slow()));
     test->run(test->arg);
     exit(check_failures() > 0 ? 1 : 0);
 }
 
-static bool
-run_forked(const check_test *test)
+static void
+start(running_test *slot, const check_test *test, bool is_beside_others)
 {
-    int status = 0;
-    pid_t pid = fork();
-    if (pid == 0) {
-        run_in_child(test);
+    slot->test = test;
+    slot->output = is_beside_others ? memfd_create("output of a test", MFD_CLOEXEC) : -1;
+    slot->pid = fork();
+    if (slot->pid == 0) {
+        run_in_child(test, slot->output);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid) {
-        perror("fork");
-        return false;
+    if (slot->pid < 0 || (is_beside_others && slot->output < 0)) {
+        perror("starting a test");
+        exit(2);
     }
-    if (WIFSIGNALED(status)) {
-        int signal_number = WTERMSIG(status);
-        fprintf(stderr, "    %s\n",
-                signal_number == SIGALRM ? "did not end in time" : strsignal(signal_number));
-        return false;
+}
+
+static void
+show_output(int output)
+{
+    char part[4096];
+    ssize_t got;
+    off_t at = 0;
+    while ((got = pread(output, part, sizeof part, at)) > 0) {
+        (void)fwrite(part, 1, (size_t)got, stdout);
+        at += got;
     }
-    if (WEXITSTATUS(status) > 1) {
-        fprintf(stderr, "    exit status %d\n", WEXITSTATUS(status));
-    }
-    return WEXITSTATUS(status) == 0;
+    (void)close(output);
 }
 
 static bool
-run_here(const check_test *test)
+is_passed(int status)
 {
-    int before = check_failures();
-    test->run(test->arg);
-    return check_failures() == before;
+    if (WIFSIGNALED(status)) {
+        int signal_number = WTERMSIG(status);
+        printf("    %s\n", signal_number == SIGALRM ? "did not end in time" : strsignal(signal_number));
+        return false;
+    }
+    if (WEXITSTATUS(status) > 1) {
+        printf("    exit status %d\n", WEXITSTATUS(status));
+    }
+    return WEXITSTATUS(status) == 0;
 }
 
 /* "tests/c/test_map.c" is shown as "map". */
@@ -149,35 +173,100 @@ full_name(const check_test *test, char *out, size_t out_size)
     (void)snprintf(out, out_size, "%.*s/%s", (int)strcspn(base, "."), base, test->name);
 }
 
+/* By a part of its name, and not by a part with a minus in front. */
 static bool
 is_selected(const char *name, int nparts, char **parts)
 {
+    bool is_named = false;
+    bool is_any_wanted = true;
     for (int i = 0; i < nparts; i++) {
-        if (strstr(name, parts[i]) != NULL) {
-            return true;
+        if (parts[i][0] == '-' && strstr(name, parts[i] + 1) != NULL) {
+            return false;
+        }
+        is_any_wanted = is_any_wanted && parts[i][0] == '-';
+        is_named = is_named || (parts[i][0] != '-' && strstr(name, parts[i]) != NULL);
+    }
+    return is_named || is_any_wanted;
+}
+
+static void
+report(const check_test *test, bool has_passed)
+{
+    char name[256];
+    full_name(test, name, sizeof name);
+    printf("%s %s\n", has_passed ? "ok  " : "FAIL", name);
+    counts[has_passed]++;
+}
+
+/* Waits for one of them to end, whose place is free then. */
+static running_test *
+await_one(running_test *running, int njobs)
+{
+    int status = 0;
+    pid_t pid = waitpid(-1, &status, 0);
+    for (int i = 0; i < njobs; i++) {
+        if (pid > 0 && running[i].pid == pid) {
+            if (running[i].output >= 0) {
+                show_output(running[i].output);
+            }
+            report(running[i].test, is_passed(status));
+            running[i].pid = 0;
+            return &running[i];
         }
     }
-    return nparts == 0;
+    perror("waiting for a test");
+    exit(2);
+}
+
+static const check_test *
+next_selected(const check_test *test, int nparts, char **parts)
+{
+    char name[256];
+    for (; test != NULL; test = test->next) {
+        full_name(test, name, sizeof name);
+        if (is_selected(name, nparts, parts)) {
+            break;
+        }
+    }
+    return test;
+}
+
+static void
+run_here(const check_test *test)
+{
+    int before = check_failures();
+    test->run(test->arg);
+    report(test, check_failures() == before);
+}
+
+static int
+jobs(void)
+{
+    const char *text = getenv("DLDIST_TEST_JOBS");
+    int wanted = text != NULL ? atoi(text) : 1;
+    return wanted < 1 ? 1 : wanted < MAX_JOBS ? wanted : MAX_JOBS;
 }
 
 /* Weak: a benchmark that checks has one of its own. */
 __attribute__((weak)) int
 main(int argc, char **argv)
 {
-    int npassed = 0;
-    int nfailed = 0;
+    running_test running[MAX_JOBS] = {{0}};
+    int njobs = jobs();
+    int nrunning = 0;
     setvbuf(stdout, NULL, _IONBF, 0);
-    for (const check_test *test = first_test; test != NULL; test = test->next) {
-        char name[256];
-        full_name(test, name, sizeof name);
-        if (!is_selected(name, argc - 1, argv + 1)) {
+    const check_test *test = next_selected(first_test, argc - 1, argv + 1);
+    for (; test != NULL; test = next_selected(test->next, argc - 1, argv + 1)) {
+        if (getenv("DLDIST_TEST_NOFORK") != NULL) {
+            run_here(test);
             continue;
         }
-        bool is_passed = getenv("DLDIST_TEST_NOFORK") != NULL ? run_here(test) : run_forked(test);
-        printf("%s %s\n", is_passed ? "ok  " : "FAIL", name);
-        npassed += is_passed ? 1 : 0;
-        nfailed += is_passed ? 0 : 1;
+        running_test *slot = nrunning < njobs ? &running[nrunning++] : await_one(running, njobs);
+        start(slot, test, njobs > 1);
     }
-    printf("%d passed, %d failed\n", npassed, nfailed);
-    return nfailed > 0 ? 1 : 0;
+    for (; nrunning > 0; nrunning--) {
+        (void)await_one(running, njobs);
+    }
+    printf("%d passed, %d failed\n", counts[true], counts[false]);
+    return counts[false] > 0 ? 1 : 0;
 }
