@@ -21,7 +21,7 @@ BENCH ?=
 # Arguments for the test binary: parts of the names of the tests to run, or with a minus in front, not to run.
 TESTS ?=
 
-# Under sanitizers, so many tests run beside each other.
+# So many tests run beside each other: of C under sanitizers, of Python always.
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
@@ -245,8 +245,11 @@ symbols: ## the built extension exports its init function alone and needs libc a
 docs: ## the site, from docs/ and the docstrings of the dldist that $(PYTHON) imports, into build/docs (needs `pip install ".[docs]"`)
 	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
-test-py: ext ## pytest on the extension in place (needs pytest in $(PYTHON))
-	PYTHONPATH=pkg $(PYTHON) -m pytest -q tests/py
+# As many tests beside each other as there are cores.
+PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist worksteal
+
+test-py: ext ## pytest on the extension in place (needs pytest and pytest-xdist in $(PYTHON))
+	PYTHONPATH=pkg $(PYTEST) tests/py
 
 # An interpreter that preloads the sanitizers' runtime, its objects in malloc's memory, where they look. Leaks are looked for when a
 # process of the tests has done its work, not at its exit (tests/py/leak_check.py). Warnings are for the plain build: sanitizers make
@@ -261,7 +264,7 @@ FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input grou
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
-	$(PY_ASAN_RUN) $(PYTHON) -m pytest -q -p no:cacheprovider $(FILES:%=tests/py/test_%.py)
+	$(PY_ASAN_RUN) $(PYTEST) -p no:cacheprovider $(FILES:%=tests/py/test_%.py)
 
 chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)

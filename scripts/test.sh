@@ -24,4 +24,4 @@ echo "== testing: thousands of tests, most of them with processes of their own; 
 if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
     echo "   those that need PyTorch, JAX or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
-"$venv/bin/python" -m pytest -q tests/py "$@"
+"$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal tests/py "$@"

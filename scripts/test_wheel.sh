@@ -18,12 +18,12 @@ test_with() {
     rm -rf "$venv"
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: \
-        dist/dldist-*_"$(uname -m)".whl pytest numpy cloudpickle
+        dist/dldist-*_"$(uname -m)".whl pytest pytest-xdist numpy cloudpickle
     venv=$(realpath "$venv")
     (
         cd "$source_tree"
         "$venv/bin/python" tests/smoke.py
-        timeout 600 "$venv/bin/python" -m pytest -q -p no:cacheprovider -k "not $left_out" "${files[@]}"
+        timeout 600 "$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal -p no:cacheprovider -k "not $left_out" "${files[@]}"
     )
 }
 

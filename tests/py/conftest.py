@@ -28,6 +28,7 @@ SETTINGS = (
     "TORCHELASTIC_USE_AGENT_STORE TORCH_DISTRIBUTED_DEBUG"
 ).split()
 _stderr_copy = None
+_lost_by_workers = []
 _network = "not needed"
 
 
@@ -47,12 +48,23 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """Under LeakSanitizer: what the extension has lost in this process fails the run."""
-    if leak_check.is_possible():
-        gc.collect()
-        for lost in leak_check.leaks():
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            print(f"\nmemory is lost:\n{lost}", file=_stderr_copy, flush=True)
+    """Under LeakSanitizer: what the extension has lost in this process, or in one of pytest-xdist's, fails the run."""
+    if not leak_check.is_possible():
+        return
+    gc.collect()
+    lost = leak_check.leaks()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["lost"] = lost
+        return
+    for block in lost + _lost_by_workers:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nmemory is lost:\n{block}", file=_stderr_copy, flush=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """pytest-xdist: a worker has ended, which is before the session does."""
+    _lost_by_workers.extend(getattr(node, "workeroutput", {}).get("lost", []))
 
 
 def pytest_unconfigure():
