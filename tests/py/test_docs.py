@@ -153,6 +153,7 @@ def without_particulars(text):
     return [sorted(re.split(r"[ ,]+", line)) for line in text.splitlines()]
 
 
+@pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("block", programs(), ids=repr)
 def test_program(block, tmp_path):
     size, source = block.ranks()
