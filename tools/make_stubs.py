@@ -2,7 +2,8 @@
 """Writes what can be told from elsewhere into the stubs.
 
 From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of c10d/low_level.pyi. From
-the functions of a module: c10d/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op.
+the functions of a module: c10d/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. From the
+tables of names, namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
 
     python tools/make_stubs.py           write them
     python tools/make_stubs.py --check   fail where a stub is not what would be written
@@ -114,13 +115,52 @@ def low_level_stub(calls) -> str:
     return text
 
 
+PACKAGE_HEAD = """
+from dldist import rendezvous as rendezvous
+
+__all__: list[str]
+__version__: str
+
+def set_log_level(level: str) -> None: ...
+"""
+C10D_HEAD = """
+from dldist.rendezvous import rendezvous as rendezvous
+
+__all__: list[str]
+_world: _World
+"""
+
+
+def names_stub(head: str, modules, tables) -> str:
+    """The stub of a module that has the public names of others, and those of tables."""
+    from dldist import namespace
+    from dldist.c10d import private
+
+    text = "# Made by tools/make_stubs.py from namespace.py.\nfrom typing import Any\n\n"
+    text += "from dldist._core import PrefixStore as PrefixStore, ReduceOp as ReduceOp, Store as Store, Work as Work\n"
+    text += "".join(f"from {module} import *\n" for module in modules)
+    of_moment = ""
+    for table in tables:
+        for name, module, other in namespace.names_of(table):
+            if module == private.__name__ and other not in vars(private):
+                of_moment += f"{name}: Any\n"
+            elif name != "rendezvous":  # which is the module in one of them, and the function in the other
+                text += f"from {module} import {other} as {name}\n"
+    return text + head + "\n" + of_moment
+
+
 def main() -> int:
     sys.path.append(str(PACKAGE.parent))  # where it is not installed
+    from dldist import distributed_c10d, namespace
     from dldist.c10d.low_level import CALLS
     from dldist.c10d.operations import OPERATIONS
 
     core, low_level = PACKAGE / "_core.pyi", PACKAGE / "c10d" / "low_level.pyi"
     stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
+    modules = [module.__name__ for module in distributed_c10d.MODULES]
+    common = namespace.PUBLIC, namespace.BESIDE
+    stubs[PACKAGE / "__init__.pyi"] = names_stub(PACKAGE_HEAD, modules, common)
+    stubs[PACKAGE / "distributed_c10d.pyi"] = names_stub(C10D_HEAD, modules, (*common, namespace.OF_C10D))
     for module, private in MODULES.items():
         stubs[(PACKAGE / module).with_suffix(".pyi")] = module_stub(PACKAGE / module, private)
     differ = [path for path, text in stubs.items() if not path.exists() or path.read_text() != text]

@@ -8,7 +8,6 @@ import os
 from dldist import _core
 from dldist.c10d import registry
 from dldist.c10d.maker import Maker, check_backend, check_timeout, default_timeout
-from dldist.c10d.maker import create_process_group_wrapper as create_process_group_wrapper
 from dldist.c10d.names import Backend, BackendConfig, device_type_of, is_nccl_available, warn
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member

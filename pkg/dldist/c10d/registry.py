@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from dldist.c10d.coalescing import _CollOp
     from dldist.c10d.process_group import ProcessGroup
 
-__all__ = ["GroupMember", "group"]
+__all__ = ["GroupMember", "GroupName", "group"]
+
+GroupName = str
+"""What c10d calls the name of a group."""
 
 NON_GROUP_MEMBER = -100
 

@@ -1,0 +1,185 @@
+# Made by tools/make_stubs.py from namespace.py.
+from typing import Any
+
+from dldist._core import PrefixStore as PrefixStore, ReduceOp as ReduceOp, Store as Store, Work as Work
+from dldist.c10d.coalescing import *
+from dldist.c10d.collectives import *
+from dldist.c10d.gloo import *
+from dldist.c10d.groups import *
+from dldist.c10d.names import *
+from dldist.c10d.objects import *
+from dldist.c10d.options import *
+from dldist.c10d.p2p import *
+from dldist.c10d.process_group import *
+from dldist.c10d.ranks import *
+from dldist.c10d.registry import *
+from dldist._core import DistAbortedError as DistAbortedError
+from dldist._core import DistArgumentError as DistArgumentError
+from dldist._core import DistAuthError as DistAuthError
+from dldist._core import DistBackendError as DistBackendError
+from dldist._core import DistError as DistError
+from dldist._core import DistMismatchError as DistMismatchError
+from dldist._core import DistNetworkError as DistNetworkError
+from dldist._core import DistNetworkTimeoutError as DistNetworkTimeoutError
+from dldist._core import DistPeerLostError as DistPeerLostError
+from dldist._core import DistQueueEmptyError as DistQueueEmptyError
+from dldist._core import DistStoreError as DistStoreError
+from dldist._core import DistStoreTimeoutError as DistStoreTimeoutError
+from dldist._core import DistTimeoutError as DistTimeoutError
+from dldist._core import DistTypeError as DistTypeError
+from dldist._core import FileStore as FileStore
+from dldist._core import Group as Group
+from dldist._core import HashStore as HashStore
+from dldist._core import Member as Member
+from dldist._core import Plan as Plan
+from dldist._core import QueueEmptyError as QueueEmptyError
+from dldist._core import SharedArray as SharedArray
+from dldist._core import TCPStore as TCPStore
+from dldist._core import start_all as start_all
+from dldist._core import wait_all as wait_all
+from dldist.base.future import Future as Future
+from dldist.c10d.options import BuiltinCommHookType as BuiltinCommHookType
+from dldist.c10d.options import PutOptions as PutOptions
+from dldist.c10d.options import SignalOptions as SignalOptions
+from dldist.c10d.options import WaitSignalOptions as WaitSignalOptions
+from dldist.c10d.options import WindowAccessType as WindowAccessType
+from dldist.c10d.private import default_pg_timeout as default_pg_timeout
+from dldist.c10d.window import Window as Window
+from dldist.c10d.window import WindowAttr as WindowAttr
+from dldist.c10d.window import empty as empty
+from dldist.launch.spawn import spawn as spawn
+from dldist.reducer import GradBucket as GradBucket
+from dldist.reducer import Logger as Logger
+from dldist.reducer import Reducer as Reducer
+from dldist.rendezvous import register_rendezvous_handler as register_rendezvous_handler
+from dldist.types import Tensor as Tensor
+from dldist.world import World as World
+from dldist._core import Work as _Work
+from dldist.c10d.backend_base import Backend as _Backend
+from dldist.c10d.breakpoint import breakpoint as breakpoint
+from dldist.c10d.coalescing import _CoalescingManager as _CoalescingManager
+from dldist.c10d.coalescing import _coalescing_manager as _coalescing_manager
+from dldist.c10d.coalescing import _time_estimator as _time_estimator
+from dldist.c10d.collectives import _all_gather_base as _all_gather_base
+from dldist.c10d.collectives import _make_nccl_premul_sum as _make_nccl_premul_sum
+from dldist.c10d.collectives import _reduce_scatter_base as _reduce_scatter_base
+from dldist.c10d.fake import FakeProcessGroup as FakeProcessGroup
+from dldist.c10d.fake import FakeStore as FakeStore
+from dldist.c10d.maker import create_process_group_wrapper as _create_process_group_wrapper
+from dldist.c10d.private import _DEFAULT_FIRST_BUCKET_BYTES as _DEFAULT_FIRST_BUCKET_BYTES
+from dldist.c10d.private import _get_process_group_name as _get_process_group_name
+from dldist.c10d.private import _get_reconfigure_handle as _get_reconfigure_handle
+from dldist.c10d.private import _new_window as _new_window
+from dldist.c10d.private import _reconfigure as _reconfigure
+from dldist.c10d.private import _supports_reconfigure as _supports_reconfigure
+from dldist.c10d.private import _supports_window as _supports_window
+from dldist.c10d.ranks import is_non_member as _rank_not_in_group
+from dldist.c10d.store_collectives import _StoreCollectives as _StoreCollectives
+from dldist.c10d.work import FakeWork as FakeWork
+from dldist.c10d.work import PythonCallbackWork as PythonCallbackWork
+from dldist.c10d.work import _IllegalWork as _IllegalWork
+from dldist.c10d.work import _create_work_from_future as _create_work_from_future
+from dldist.c10d.wrapper import _ProcessGroupWrapper as _ProcessGroupWrapper
+from dldist.flight_recorder import _dump_fr_trace as _dump_fr_trace
+from dldist.flight_recorder import _dump_fr_trace_json as _dump_fr_trace_json
+from dldist.flight_recorder import _dump_nccl_trace as _dump_nccl_trace
+from dldist.flight_recorder import _dump_nccl_trace_json as _dump_nccl_trace_json
+from dldist.flight_recorder import _reset_fr_recording_nccl as _reset_fr_recording_nccl
+from dldist.reducer import _broadcast_coalesced as _broadcast_coalesced
+from dldist.reducer import _compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
+from dldist.reducer import _register_builtin_comm_hook as _register_builtin_comm_hook
+from dldist.reducer import _register_comm_hook as _register_comm_hook
+from dldist.reducer import _verify_params_across_processes as _verify_params_across_processes
+from dldist.rendezvous import _create_store_from_options as _create_store_from_options
+from dldist.c10d.checks import _as_iterable as _as_iterable
+from dldist.c10d.checks import _canonicalize_group_rank as _canonicalize_group_rank
+from dldist.c10d.checks import _check_not_self_rank as _check_not_self_rank
+from dldist.c10d.checks import _check_op as _check_op
+from dldist.c10d.checks import _check_p2p_op_list as _check_p2p_op_list
+from dldist.c10d.checks import _check_single_tensor as _check_single_tensor
+from dldist.c10d.checks import _check_tensor_list as _check_tensor_list
+from dldist.c10d.checks import _ensure_all_tensors_same_dtype as _ensure_all_tensors_same_dtype
+from dldist.c10d.checks import _is_fp8 as _is_fp8
+from dldist.c10d.coalescing import _CollOp as _CollOp
+from dldist.c10d.collectives import _reduce_op as _reduce_op
+from dldist.c10d.current import _current_process_group as _current_process_group
+from dldist.c10d.current import _set_process_group as _set_process_group
+from dldist.c10d.group_facts import _device_capability as _device_capability
+from dldist.c10d.group_facts import _get_all_pg_configs as _get_all_pg_configs
+from dldist.c10d.group_facts import _get_group_size_by_name as _get_group_size_by_name
+from dldist.c10d.group_facts import _get_object_coll_device as _get_object_coll_device
+from dldist.c10d.group_facts import _get_pg_config as _get_pg_config
+from dldist.c10d.group_facts import _get_pg_default_device as _get_pg_default_device
+from dldist.c10d.group_facts import _get_process_group_uid as _get_process_group_uid
+from dldist.c10d.group_facts import _get_split_source as _get_split_source
+from dldist.c10d.group_facts import _is_safe_to_split as _is_safe_to_split
+from dldist.c10d.group_facts import _resolve_group_name_by_ranks_and_tag as _resolve_group_name_by_ranks_and_tag
+from dldist.c10d.group_making import _find_or_create_pg_by_ranks_and_tag as _find_or_create_pg_by_ranks_and_tag
+from dldist.c10d.group_making import _hash_ranks_to_str as _hash_ranks_to_str
+from dldist.c10d.group_making import _new_process_group_helper as _new_process_group_helper
+from dldist.c10d.group_making import _process_group_color as _process_group_color
+from dldist.c10d.group_making import _process_group_name as _process_group_name
+from dldist.c10d.group_making import _update_default_pg as _update_default_pg
+from dldist.c10d.groups import STORE_BASED_BARRIER_PREFIX as STORE_BASED_BARRIER_PREFIX
+from dldist.c10d.groups import _abort_process_group as _abort_process_group
+from dldist.c10d.groups import _find_pg_by_ranks_and_tag as _find_pg_by_ranks_and_tag
+from dldist.c10d.groups import _is_barrier_after_init as _is_barrier_after_init
+from dldist.c10d.groups import _new_group_with_tag as _new_group_with_tag
+from dldist.c10d.groups import _set_pg_timeout as _set_pg_timeout
+from dldist.c10d.groups import store_based_barrier as _store_based_barrier
+from dldist.c10d.maker import PG_WRAPPER_STORE_PREFIX as PG_WRAPPER_STORE_PREFIX
+from dldist.c10d.maker import check_timeout as _check_valid_timeout
+from dldist.c10d.maker import default_timeout as _get_default_timeout
+from dldist.c10d.names import _check_single_backend_availability as _check_single_backend_availability
+from dldist.c10d.object_tensors import _object_to_tensor as _object_to_tensor
+from dldist.c10d.object_tensors import _pickler as _pickler
+from dldist.c10d.object_tensors import _tensor_to_object as _tensor_to_object
+from dldist.c10d.object_tensors import _unpickler as _unpickler
+from dldist.c10d.options import ErrorType as ErrorType
+from dldist.c10d.options import OpType as OpType
+from dldist.c10d.options import ReconfigureOptions as ReconfigureOptions
+from dldist.c10d.options import WorkResult as WorkResult
+from dldist.c10d.private import _DEFAULT_NO_TIMEOUT as _DEFAULT_NO_TIMEOUT
+from dldist.c10d.private import _DEFAULT_PG_TIMEOUT as _DEFAULT_PG_TIMEOUT
+from dldist.c10d.private import _GLOO_AVAILABLE as _GLOO_AVAILABLE
+from dldist.c10d.private import _MPI_AVAILABLE as _MPI_AVAILABLE
+from dldist.c10d.private import _UCC_AVAILABLE as _UCC_AVAILABLE
+from dldist.c10d.private import _WorldMeta as _WorldMeta
+from dldist.c10d.private import _XCCL_AVAILABLE as _XCCL_AVAILABLE
+from dldist.c10d.private import _add_ephemeral_timeout_for_all_pgs as _add_ephemeral_timeout_for_all_pgs
+from dldist.c10d.private import _get_default_store as _get_default_store
+from dldist.c10d.private import _get_global_rank as _get_global_rank
+from dldist.c10d.private import _get_group_size as _get_group_size
+from dldist.c10d.private import _get_group_tag as _get_group_tag
+from dldist.c10d.private import _get_process_group_store as _get_process_group_store
+from dldist.c10d.private import _register_process_group as _register_process_group
+from dldist.c10d.private import _resolve_process_group as _resolve_process_group
+from dldist.c10d.private import _unregister_all_process_groups as _unregister_all_process_groups
+from dldist.c10d.private import _unregister_process_group as _unregister_process_group
+from dldist.c10d.process_group import DistributedBackendOptions as _DistributedBackendOptions
+from dldist.c10d.ranks import group_or_default as _group_or_default_group
+from dldist.c10d.ranks import warn_not_in_group as _warn_not_in_group
+from dldist.c10d.registry import Registry as _World
+from dldist.c10d.registry import default_group as _get_default_group
+from dldist.c10d_logger import _exception_logger as _exception_logger
+from dldist.c10d_logger import _time_logger as _time_logger
+from dldist.c10d_logger import logger as logger
+from dldist.reducer.log import DDPLoggingData as DDPLoggingData
+
+from dldist.rendezvous import rendezvous as rendezvous
+
+__all__: list[str]
+_world: _World
+
+ProcessGroupNCCL: Any
+default_pg_nccl_timeout: Any
+_NCCL_AVAILABLE: Any
+_backend: Any
+_default_pg_init_method: Any
+_group_count: Any
+_pg_backend_config: Any
+_pg_group_ranks: Any
+_pg_map: Any
+_pg_names: Any
+_pg_to_tag: Any
+_tags_to_pg: Any

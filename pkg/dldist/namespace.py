@@ -1,0 +1,132 @@
+"""The names that programs find in `dldist` and `dldist.distributed_c10d`, but for those in `__all__` of the modules of c10d/.
+
+A name is listed once, with the module that it comes from. Those of modules that are imported with the package are there at once,
+and others when somebody asks for them. `name=other` is a name for what is called `other` in its module. tools/make_stubs.py
+makes the stubs of both modules from these tables.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+PUBLIC = {
+    "dldist._core": """
+        DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError DistNetworkError
+        DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError DistStoreTimeoutError DistTimeoutError
+        DistTypeError FileStore Group HashStore Member Plan QueueEmptyError SharedArray TCPStore start_all wait_all
+    """,
+    "dldist.base.future": "Future",
+    "dldist.c10d.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
+    "dldist.c10d.private": "default_pg_timeout",
+    "dldist.c10d.window": "Window WindowAttr empty",
+    "dldist.launch.spawn": "spawn",
+    "dldist.reducer": "GradBucket Logger Reducer",
+    "dldist.rendezvous": "register_rendezvous_handler",
+    "dldist.types": "Tensor",
+    "dldist.world": "World",
+}
+"""What `from dldist import *` gives beyond distributed_c10d.__all__."""
+
+BESIDE = {
+    "dldist._core": "_Work=Work",
+    "dldist.c10d.backend_base": "_Backend=Backend",
+    "dldist.c10d.breakpoint": "breakpoint",
+    "dldist.c10d.coalescing": "_CoalescingManager _coalescing_manager _time_estimator",
+    "dldist.c10d.collectives": "_all_gather_base _make_nccl_premul_sum _reduce_scatter_base",
+    "dldist.c10d.fake": "FakeProcessGroup FakeStore",
+    "dldist.c10d.maker": "_create_process_group_wrapper=create_process_group_wrapper",
+    "dldist.c10d.private": """
+        ProcessGroupNCCL _DEFAULT_FIRST_BUCKET_BYTES _get_process_group_name _get_reconfigure_handle _new_window
+        _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
+    """,
+    "dldist.c10d.ranks": "_rank_not_in_group=is_non_member",
+    "dldist.c10d.store_collectives": "_StoreCollectives",
+    "dldist.c10d.work": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
+    "dldist.c10d.wrapper": "_ProcessGroupWrapper",
+    "dldist.flight_recorder": """
+        _dump_fr_trace _dump_fr_trace_json _dump_nccl_trace _dump_nccl_trace_json _reset_fr_recording_nccl
+    """,
+    "dldist.reducer": """
+        _broadcast_coalesced _compute_bucket_assignment_by_size _register_builtin_comm_hook _register_comm_hook
+        _verify_params_across_processes
+    """,
+    "dldist.rendezvous": "_create_store_from_options rendezvous",
+}
+"""What both modules have beside their public names, as torch.distributed has it."""
+
+OF_C10D = {
+    "dldist.c10d.checks": """
+        _as_iterable _canonicalize_group_rank _check_not_self_rank _check_op _check_p2p_op_list _check_single_tensor
+        _check_tensor_list _ensure_all_tensors_same_dtype _is_fp8
+    """,
+    "dldist.c10d.coalescing": "_CollOp",
+    "dldist.c10d.collectives": "_reduce_op",
+    "dldist.c10d.current": "_current_process_group _set_process_group",
+    "dldist.c10d.group_facts": """
+        _device_capability _get_all_pg_configs _get_group_size_by_name _get_object_coll_device _get_pg_config
+        _get_pg_default_device _get_process_group_uid _get_split_source _is_safe_to_split
+        _resolve_group_name_by_ranks_and_tag
+    """,
+    "dldist.c10d.group_making": """
+        _find_or_create_pg_by_ranks_and_tag _hash_ranks_to_str _new_process_group_helper _process_group_color
+        _process_group_name _update_default_pg
+    """,
+    "dldist.c10d.groups": """
+        STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
+        _new_group_with_tag _set_pg_timeout _store_based_barrier=store_based_barrier
+    """,
+    "dldist.c10d.maker": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout _get_default_timeout=default_timeout",
+    "dldist.c10d.names": "_check_single_backend_availability",
+    "dldist.c10d.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
+    "dldist.c10d.options": "ErrorType OpType ReconfigureOptions WorkResult",
+    "dldist.c10d.private": """
+        _DEFAULT_NO_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
+        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _backend _default_pg_init_method
+        _get_default_store _get_global_rank _get_group_size _get_group_tag _get_process_group_store _group_count
+        _pg_backend_config _pg_group_ranks _pg_map _pg_names _pg_to_tag _register_process_group
+        _resolve_process_group _tags_to_pg _unregister_all_process_groups _unregister_process_group
+    """,
+    "dldist.c10d.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
+    "dldist.c10d.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",
+    "dldist.c10d.registry": "_World=Registry _get_default_group=default_group",
+    "dldist.c10d_logger": "_exception_logger _time_logger logger",
+    "dldist.reducer.log": "DDPLoggingData",
+}
+"""What distributed_c10d alone has: c10d's private names, and what few look for."""
+
+
+def names_of(table: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Each name, its module, and what it is called there."""
+    for module, names in table.items():
+        for each in names.split():
+            name, _, other = each.partition("=")
+            yield name, module, other or name
+
+
+_TABLES = {"dldist": (PUBLIC, BESIDE), "dldist.distributed_c10d": (PUBLIC, BESIDE, OF_C10D)}
+
+_WHERE = {
+    asked: {name: (module, other) for table in tables for name, module, other in names_of(table)}
+    for asked, tables in _TABLES.items()
+}
+
+
+def bind(asked: str) -> None:
+    """Give one of the two modules the names of what has been imported already; one that it has remains what it is."""
+    own = vars(sys.modules[asked])
+    for name, (module, other) in _WHERE[asked].items():
+        if module in sys.modules and module != "dldist.c10d.private":  # of which some names change what they stand for
+            own.setdefault(name, getattr(sys.modules[module], other))
+
+
+def find(name: str, asked: str) -> Any:
+    """What a name of one of the two modules stands for that is not there yet."""
+    if name not in _WHERE[asked]:
+        raise AttributeError(f"module {asked!r} has no attribute {name!r}")
+    module, other = _WHERE[asked][name]
+    return getattr(__import__(module, fromlist=(other,)), other)
