@@ -37,14 +37,14 @@ class Ours:
         self.serializer = serializer
 
     def call(self, name, obj):
-        from dldist.objects import calls
+        from dldist import World
 
         rank, how = self.group.rank, {"serializer": self.serializer}
         if name == "broadcast":
-            return calls.broadcast_object(self.group, obj, **how)
+            return World.broadcast_object(self.group, obj, **how)
         if name == "all_gather":
-            return calls.all_gather_object(self.group, obj, **how)[0]
-        return calls.send_object(self.group, obj, 1, **how) if rank == 0 else calls.recv_object(self.group, 0, **how)
+            return World.all_gather_object(self.group, obj, **how)[0]
+        return World.send_object(self.group, obj, 1, **how) if rank == 0 else World.recv_object(self.group, 0, **how)
 
     def barrier(self):
         self.group.barrier()

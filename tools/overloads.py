@@ -3,6 +3,7 @@
 A result is annotated with what async_op=True gives first, and with what is returned otherwise behind it: `Work | None`.
 """
 import ast
+import copy
 import re
 from pathlib import Path
 
@@ -86,9 +87,21 @@ def _function(function: ast.FunctionDef, indent: str = "") -> str:
     return definition(function.name, _written(positional, by_name), ast.unparse(function.returns), indent)
 
 
+def _former_name(node: ast.stmt, functions: dict[str, ast.FunctionDef]) -> ast.FunctionDef | None:
+    """The function that `name = _former_name("name", function)` makes."""
+    call = node.value if isinstance(node, ast.Assign) else None
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "_former_name":
+        return None
+    function = copy.copy(functions[ast.unparse(call.args[1])])
+    function.name = node.targets[0].id
+    return function
+
+
 def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
     text = ""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
+        node = _former_name(node, functions) or node
         is_own = getattr(node, "name", "").startswith("_") and node.name not in private
         if isinstance(node, ast.FunctionDef) and not is_own:
             text += _function(node)

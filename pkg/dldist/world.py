@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from dldist import _core
+from dldist.objects.exchange import Exchange
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -262,9 +263,7 @@ class World(_core.Group):
             ...     world.all_gather_object({"loss": 0.5})
             [{'loss': 0.5}]
         """
-        from dldist.objects import exchange
-
-        return exchange.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
+        return Exchange(self, "all_gather_object", serializer, timeout).all_gather(obj)
 
     def gather_object(
         self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -279,9 +278,7 @@ class World(_core.Group):
         Returns:
             A list of copies, by rank, on the root; None on the others.
         """
-        from dldist.objects import exchange
-
-        return exchange.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
+        return Exchange(self, "gather_object", serializer, timeout).gather(obj, root)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -301,9 +298,7 @@ class World(_core.Group):
             ...     world.broadcast_object({"lr": 0.1} if world.rank == 0 else None)
             {'lr': 0.1}
         """
-        from dldist.objects import exchange
-
-        return exchange.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
+        return Exchange(self, "broadcast_object", serializer, timeout).broadcast(obj, root)
 
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -318,9 +313,7 @@ class World(_core.Group):
         Raises:
             ValueError: There is not one object for each rank.
         """
-        from dldist.objects import exchange
-
-        return exchange.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
+        return Exchange(self, "scatter_objects", serializer, timeout).scatter(objs, root)
 
     def all_to_all_objects(
         self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
@@ -334,9 +327,7 @@ class World(_core.Group):
         Returns:
             A list of copies: what each rank had for this one.
         """
-        from dldist.objects import exchange
-
-        return exchange.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
+        return Exchange(self, "all_to_all_objects", serializer, timeout).all_to_all(objs)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -354,9 +345,7 @@ class World(_core.Group):
             TypeError: The object is not one that the serializer takes; on both sides.
             DistTimeoutError: Nobody has received it in time. The group lives on.
         """
-        from dldist.objects import exchange
-
-        exchange.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
+        Exchange(self, "send_object", serializer, timeout).send(obj, dst, tag)
 
     def recv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -374,9 +363,7 @@ class World(_core.Group):
             DistMismatchError: The sender has taken another serializer.
             DistTimeoutError: Nothing has come in time. The group lives on.
         """
-        from dldist.objects import exchange
-
-        return exchange.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
+        return Exchange(self, "recv_object", serializer, timeout).recv(src, tag)[0]
 
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
@@ -386,9 +373,7 @@ class World(_core.Group):
         Returns:
             The object, and the sender's rank.
         """
-        from dldist.objects import exchange
-
-        return exchange.recv_object_with_source(self, src, tag, serializer=serializer, timeout=timeout)
+        return Exchange(self, "recv_object_with_source", serializer, timeout).recv(src, tag)
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:

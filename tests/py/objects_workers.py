@@ -6,7 +6,7 @@ import tracemalloc
 import warnings
 
 import dldist
-from dldist.objects import exchange
+from dldist import World
 from group_workers import describe, open_group, serve
 
 BIG = 300_000  # bytes: larger than what is copied into heads
@@ -48,16 +48,16 @@ def all_calls(group, serializer):
     for turn in range(7):
         expected = [object_of(r, turn) for r in range(size)]
         root = turn % size
-        assert exchange.all_gather_object(group, object_of(rank, turn), **how) == expected
-        gathered = exchange.gather_object(group, object_of(rank, turn), root, **how)
+        assert World.all_gather_object(group, object_of(rank, turn), **how) == expected
+        gathered = World.gather_object(group, object_of(rank, turn), root, **how)
         assert gathered == (expected if rank == root else None)
         mine = object_of(root, turn)
-        got = exchange.broadcast_object(group, mine if rank == root else "ignored", root, **how)
+        got = World.broadcast_object(group, mine if rank == root else "ignored", root, **how)
         assert got == object_of(root, turn)
         assert (got is mine) == (rank == root)
-        assert exchange.scatter_objects(group, expected if rank == root else None, root, **how) == object_of(rank, turn)
+        assert World.scatter_objects(group, expected if rank == root else None, root, **how) == object_of(rank, turn)
         given = [[rank, r, object_of(r, turn)] for r in range(size)]
-        assert exchange.all_to_all_objects(group, given, **how) == [[r, rank, object_of(rank, turn)] for r in range(size)]
+        assert World.all_to_all_objects(group, given, **how) == [[r, rank, object_of(rank, turn)] for r in range(size)]
         pass_on(group, turn, how)
     return True
 
@@ -69,9 +69,9 @@ def pass_on(group, turn, how):
         return
     for src in (None, (rank - 1) % size):
         args = (group, object_of(rank, turn), (rank + 1) % size, 5)
-        sender = threading.Thread(target=exchange.send_object, args=args, kwargs=how)
+        sender = threading.Thread(target=World.send_object, args=args, kwargs=how)
         sender.start()
-        got = exchange.recv_object_with_source(group, src, 5, **how)
+        got = World.recv_object_with_source(group, src, 5, **how)
         sender.join()
         assert got == (object_of((rank - 1) % size, turn), (rank - 1) % size)
         group.barrier()
@@ -80,7 +80,7 @@ def pass_on(group, turn, how):
 def copies_are_own(group):
     """What comes back of one's own object is a copy, and arrays can be written."""
     mine = [array.array("d", [1.0] * BIG)]
-    got = exchange.all_gather_object(group, mine)
+    got = World.all_gather_object(group, mine)
     for each in got:
         view = memoryview(each[0])
         assert not view.readonly
@@ -99,7 +99,7 @@ def numpy_arrays(group, serializer):
     for dtype in ("bool", "int8", "uint16", "int64", "float16", "float32", "complex128"):
         for shape in ((), (0,), (3, 0, 2), (5,), (300, 301)):
             mine = numpy.full(shape, rank + 1).astype(dtype)
-            for r, got in enumerate(exchange.all_gather_object(group, {"x": mine}, serializer=serializer)):
+            for r, got in enumerate(World.all_gather_object(group, {"x": mine}, serializer=serializer)):
                 got = got["x"]
                 assert got.dtype == mine.dtype and got.shape == mine.shape and got.flags.writeable
                 assert numpy.array_equal(got, numpy.full(shape, r + 1).astype(dtype))
@@ -115,7 +115,7 @@ def peak_memory(group, serializer, nbytes):
     group.barrier()
     tracemalloc.start()
     try:
-        got = exchange.broadcast_object(group, mine, serializer=serializer)
+        got = World.broadcast_object(group, mine, serializer=serializer)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -133,22 +133,22 @@ def unsendable(group, call, serializer):
     size = group.size
     how = {"serializer": serializer}
     calls = {
-        "all_gather_object": lambda: exchange.all_gather_object(group, obj, **how),
-        "gather_object": lambda: exchange.gather_object(group, obj, **how),
-        "broadcast_object": lambda: exchange.broadcast_object(group, obj, 1, **how),
-        "scatter_objects": lambda: exchange.scatter_objects(group, [1, obj, 3][:size], 1, **how),
-        "all_to_all_objects": lambda: exchange.all_to_all_objects(group, [1, obj, 3][:size], **how),
+        "all_gather_object": lambda: World.all_gather_object(group, obj, **how),
+        "gather_object": lambda: World.gather_object(group, obj, **how),
+        "broadcast_object": lambda: World.broadcast_object(group, obj, 1, **how),
+        "scatter_objects": lambda: World.scatter_objects(group, [1, obj, 3][:size], 1, **how),
+        "all_to_all_objects": lambda: World.all_to_all_objects(group, [1, obj, 3][:size], **how),
         "send_object": lambda: send_to_0(group, obj, how),
     }
     result = outcome(calls[call])
-    assert exchange.all_gather_object(group, group.rank) == list(range(size))
+    assert World.all_gather_object(group, group.rank) == list(range(size))
     return result
 
 
 def send_to_0(group, obj, how):
     if group.rank == 1:
-        return exchange.send_object(group, obj, 0, **how)
-    return exchange.recv_object(group, 1, **how) if group.rank == 0 else None
+        return World.send_object(group, obj, 0, **how)
+    return World.recv_object(group, 1, **how) if group.rank == 0 else None
 
 
 def other_serializers(group, call):
@@ -156,22 +156,22 @@ def other_serializers(group, call):
     how = {"serializer": "pickle" if group.rank == 0 else "safe"}
     large = b"x" * BIG
     calls = {
-        "all_gather_object": lambda: exchange.all_gather_object(group, large, **how),
-        "gather_object": lambda: exchange.gather_object(group, large, **how),
-        "broadcast_object": lambda: len(exchange.broadcast_object(group, large, **how)),
-        "scatter_objects": lambda: len(exchange.scatter_objects(group, [large] * group.size, **how)),
-        "all_to_all_objects": lambda: exchange.all_to_all_objects(group, [large] * group.size, **how),
+        "all_gather_object": lambda: World.all_gather_object(group, large, **how),
+        "gather_object": lambda: World.gather_object(group, large, **how),
+        "broadcast_object": lambda: len(World.broadcast_object(group, large, **how)),
+        "scatter_objects": lambda: len(World.scatter_objects(group, [large] * group.size, **how)),
+        "all_to_all_objects": lambda: World.all_to_all_objects(group, [large] * group.size, **how),
         "recv_object": lambda: recv_of_0(group, large, how),
     }
     result = outcome(calls[call])
-    assert exchange.all_gather_object(group, group.rank) == list(range(group.size))
+    assert World.all_gather_object(group, group.rank) == list(range(group.size))
     return result
 
 
 def recv_of_0(group, obj, how):
     if group.rank == 0:
-        return exchange.send_object(group, obj, 1, **how)
-    return exchange.recv_object(group, 0, **how) if group.rank == 1 else None
+        return World.send_object(group, obj, 1, **how)
+    return World.recv_object(group, 0, **how) if group.rank == 1 else None
 
 
 class Trap:
@@ -184,7 +184,7 @@ class Trap:
 def trap(group):
     import builtins
 
-    result = outcome(lambda: exchange.broadcast_object(group, Trap(), serializer="pickle" if group.rank == 0 else "safe"))
+    result = outcome(lambda: World.broadcast_object(group, Trap(), serializer="pickle" if group.rank == 0 else "safe"))
     return hasattr(builtins, "trapped"), result
 
 
@@ -196,24 +196,24 @@ class Unreadable:
 def unreadable(group):
     """Pickled by rank 0, but nobody can unpickle it."""
     try:
-        exchange.broadcast_object(group, Unreadable(), serializer="pickle")
+        World.broadcast_object(group, Unreadable(), serializer="pickle")
     except ValueError as error:
         result = [str(error), *error.__notes__]
     else:
         result = None
-    assert exchange.all_gather_object(group, 1) == [1] * group.size
+    assert World.all_gather_object(group, 1) == [1] * group.size
     return result
 
 
 def wrong_lists(group):
     """The root's list is wrong; an argument that is wrong everywhere."""
     results = [
-        outcome(exchange.scatter_objects, group, [1] if group.rank == 0 else None),
-        outcome(exchange.scatter_objects, group, None, 0),
-        outcome(exchange.all_to_all_objects, group, [1] * (group.size + (group.rank == 1))),
-        outcome(exchange.all_gather_object, group, 1, serializer="json"),
+        outcome(World.scatter_objects, group, [1] if group.rank == 0 else None),
+        outcome(World.scatter_objects, group, None, 0),
+        outcome(World.all_to_all_objects, group, [1] * (group.size + (group.rank == 1))),
+        outcome(World.all_gather_object, group, 1, serializer="json"),
     ]
-    assert exchange.all_gather_object(group, 1) == [1] * group.size
+    assert World.all_gather_object(group, 1) == [1] * group.size
     return results
 
 
@@ -225,14 +225,14 @@ def no_object(group):
         if group.rank == 0:
             group.send(prefix.ljust(512, b"\0"), 1)
         elif group.rank == 1:
-            replies.append(outcome(exchange.recv_object, group, 0, serializer="pickle"))
+            replies.append(outcome(World.recv_object, group, 0, serializer="pickle"))
     return replies
 
 
 def nobody_sends(group):
     result = None
     if group.rank == 0:
-        result = outcome(exchange.recv_object, group, 1, timeout=0.1)
+        result = outcome(World.recv_object, group, 1, timeout=0.1)
     group.barrier()
     return result
 
@@ -249,10 +249,10 @@ def group_serializer(group):
 
     pickles, is_safe = Named("pickle"), Named("safe")
     obj = frozenset([1]), 2j, slice(1, 2)
-    assert exchange.broadcast_object(pickles, obj) == obj
-    assert outcome(exchange.broadcast_object, is_safe, obj)["kinds"]
-    assert exchange.broadcast_object(is_safe, obj, serializer="pickle") == obj
-    return outcome(exchange.broadcast_object, group, obj)
+    assert World.broadcast_object(pickles, obj) == obj
+    assert outcome(World.broadcast_object, is_safe, obj)["kinds"]
+    assert World.broadcast_object(is_safe, obj, serializer="pickle") == obj
+    return outcome(World.broadcast_object, group, obj)
 
 
 # ---- torch.distributed's calls

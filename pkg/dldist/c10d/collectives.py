@@ -16,7 +16,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.c10d import registry
 from dldist.c10d.names import warn
-from dldist.c10d.ranks import calls_of, canonical_rank, group_or_default
+from dldist.c10d.ranks import calls_of, peer_of, root_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def all_reduce(
         [1.0, 2.0]
     """
     calls = registry._world.operations if group is None else None
-    if calls is None and (calls := calls_of(group, "all_reduce")) is None:
-        return None
+    if calls is None:
+        calls = calls_of(group)
     try:
         return calls.all_reduce(tensor, op, timeout=timeout, async_op=async_op)
     except (_core.DistArgumentError, TypeError) as refusal:
@@ -146,11 +146,7 @@ def broadcast(
         >>> x = array("f", [1, 2])
         >>> dist.broadcast(x, src=0, timeout=30)
     """
-    calls = calls_of(group, "broadcast")
-    if calls is None:
-        return None
-    root = canonical_rank(group_or_default(group), src, group_src)
-    return calls.broadcast(tensor, root, timeout=timeout, async_op=async_op)
+    return calls_of(group).broadcast(tensor, peer_of(group, src, group_src), timeout=timeout, async_op=async_op)
 
 
 def reduce(
@@ -186,11 +182,7 @@ def reduce(
         >>> x = array("i", [1, 2])
         >>> dist.reduce(x, dst=0, op=dist.ReduceOp.BOR)
     """
-    calls = calls_of(group, "reduce")
-    if calls is None:
-        return None
-    root = canonical_rank(group_or_default(group), dst, group_dst)
-    return calls.reduce(tensor, root, op, timeout=timeout, async_op=async_op)
+    return calls_of(group).reduce(tensor, peer_of(group, dst, group_dst), op, timeout=timeout, async_op=async_op)
 
 
 def barrier(
@@ -221,9 +213,7 @@ def barrier(
         >>> dist.barrier(async_op=True).wait()
         True
     """
-    calls = calls_of(group, "barrier")
-    if calls is None:
-        return None
+    calls = calls_of(group)
     if isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup):
         beside = calls._device_group if device_ids else None
         if beside is None:  # on the CPU there are no devices to choose from
@@ -251,9 +241,7 @@ def monitored_barrier(
     Example:
         >>> dist.monitored_barrier(timeout=30, wait_all_ranks=True)
     """
-    calls = calls_of(group, "monitored_barrier")
-    if calls is not None:
-        calls.monitored_barrier(timeout, wait_all_ranks)
+    calls_of(group).monitored_barrier(timeout, wait_all_ranks)
 
 
 # ---- gathering and scattering
@@ -290,8 +278,7 @@ def all_gather(
         >>> parts[0].tolist()
         [3, 4]
     """
-    calls = calls_of(group, "all_gather")
-    return None if calls is None else calls.all_gather(tensor_list, tensor, timeout=timeout, async_op=async_op)
+    return calls_of(group).all_gather(tensor_list, tensor, timeout=timeout, async_op=async_op)
 
 
 def all_gather_single(
@@ -325,10 +312,7 @@ def all_gather_single(
         >>> whole[:2].tolist()
         [3, 4]
     """
-    calls = calls_of(group, "all_gather_single")
-    if calls is None:
-        return None
-    return calls.all_gather_single(output_tensor, input_tensor, timeout=timeout, async_op=async_op)
+    return calls_of(group).all_gather_single(output_tensor, input_tensor, timeout=timeout, async_op=async_op)
 
 
 def all_gather_coalesced(
@@ -351,10 +335,7 @@ def all_gather_coalesced(
     _deprecated("all_gather_coalesced", "_coalescing_manager")
     if not isinstance(output_tensor_lists, list):
         raise TypeError("Invalid function argument: output_tensor_lists should be a list")
-    calls = calls_of(group, "all_gather_coalesced")
-    if calls is None:
-        return None
-    return _as_future(calls.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
+    return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
 
 
 def gather(
@@ -391,11 +372,8 @@ def gather(
         >>> parts = [array("i", [0]) for _ in range(dist.get_world_size())] if is_root else None
         >>> dist.gather(array("i", [5]), parts, dst=0)
     """
-    calls = calls_of(group, "gather")
-    if calls is None:
-        return None
-    root = canonical_rank(group_or_default(group), _first_rank(dst, group_dst), group_dst)
-    _check_roots_list(gather_list, calls.rank == root, "gather_list", "destination")
+    calls, root = calls_of(group), root_of(group, dst, group_dst)
+    _check_roots_list(gather_list, calls.rank, root, "gather_list", "destination")
     return calls.gather(tensor, gather_list, root, timeout=timeout, async_op=async_op)
 
 
@@ -432,10 +410,7 @@ def gather_single(
         >>> whole = array("i", [0] * dist.get_world_size()) if dist.get_rank() == 0 else None
         >>> dist.gather_single(array("i", [5]), whole, dst=0)
     """
-    calls = calls_of(group, "gather_single")
-    if calls is None:
-        return None
-    root = canonical_rank(group_or_default(group), _first_rank(dst, group_dst), group_dst)
+    calls, root = calls_of(group), root_of(group, dst, group_dst)
     if calls.rank == root and gather_tensor is None:
         raise ValueError("gather_tensor must be specified on the destination rank")
     return calls.gather_single(tensor, gather_tensor, root, timeout=timeout, async_op=async_op)
@@ -478,22 +453,15 @@ def scatter(
         >>> mine[0] == dist.get_rank() * 10
         True
     """
-    calls = calls_of(group, "scatter")
-    if calls is None:
-        return None
-    root = canonical_rank(group_or_default(group), _first_rank(src, group_src), group_src)
-    _check_roots_list(scatter_list, calls.rank == root, "scatter_list", "source")
+    calls, root = calls_of(group), root_of(group, src, group_src)
+    _check_roots_list(scatter_list, calls.rank, root, "scatter_list", "source")
     return calls.scatter(tensor, scatter_list, root, timeout=timeout, async_op=async_op)
 
 
-def _first_rank(global_rank: int | None, group_rank: int | None) -> int | None:
-    return 0 if global_rank is None and group_rank is None else global_rank
-
-
-def _check_roots_list(tensors: Tensors | None, is_root: bool, name: str, role: str) -> None:
-    if is_root and not tensors:
+def _check_roots_list(tensors: Tensors | None, rank: int, root: int | None, name: str, role: str) -> None:
+    if rank == root and not tensors:
         raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if tensors and not is_root:
+    if tensors and rank != root and root is not None:
         raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
 
 
@@ -530,10 +498,7 @@ def reduce_scatter(
         >>> mine[0] == dist.get_rank() * dist.get_world_size()
         True
     """
-    calls = calls_of(group, "reduce_scatter")
-    if calls is None:
-        return None
-    return calls.reduce_scatter(output, input_list, op, timeout=timeout, async_op=async_op)
+    return calls_of(group).reduce_scatter(output, input_list, op, timeout=timeout, async_op=async_op)
 
 
 def reduce_scatter_single(
@@ -567,10 +532,7 @@ def reduce_scatter_single(
         >>> mine = array("f", [0])
         >>> dist.reduce_scatter_single(mine, array("f", range(dist.get_world_size())))
     """
-    calls = calls_of(group, "reduce_scatter_single")
-    if calls is None:
-        return None
-    return calls.reduce_scatter_single(output, input, op, timeout=timeout, async_op=async_op)
+    return calls_of(group).reduce_scatter_single(output, input, op, timeout=timeout, async_op=async_op)
 
 
 def all_to_all(
@@ -605,10 +567,7 @@ def all_to_all(
         >>> [part[0] for part in by] == list(range(dist.get_world_size()))
         True
     """
-    calls = calls_of(group, "all_to_all")
-    if calls is None:
-        return None
-    return calls.all_to_all(output_tensor_list, input_tensor_list, timeout=timeout, async_op=async_op)
+    return calls_of(group).all_to_all(output_tensor_list, input_tensor_list, timeout=timeout, async_op=async_op)
 
 
 def all_to_all_single(
@@ -646,10 +605,7 @@ def all_to_all_single(
         >>> by.tolist() == list(range(dist.get_world_size()))
         True
     """
-    calls = calls_of(group, "all_to_all_single")
-    if calls is None:
-        return None
-    return calls.all_to_all_single(
+    return calls_of(group).all_to_all_single(
         output, input, output_split_sizes or None, input_split_sizes or None, timeout=timeout, async_op=async_op
     )
 
@@ -680,56 +636,28 @@ def all_reduce_coalesced(
         None, or with async_op a Future of the tensors.
     """
     _deprecated("all_reduce_coalesced", "_coalescing_manager")
-    calls = calls_of(group, "all_reduce_coalesced")
-    if calls is None:
-        return None
     many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-    return _as_future(calls.all_reduce_coalesced(many, op, async_op=async_op))
+    return _as_future(calls_of(group).all_reduce_coalesced(many, op, async_op=async_op))
 
 
-def all_gather_into_tensor(
-    output_tensor: Tensor, input_tensor: Tensor, group: AnyGroup | None = None, async_op: bool = False
-) -> _core.Work | None:
-    """Deprecated name of all_gather_single."""
-    _deprecated("all_gather_into_tensor", "all_gather_single")
-    return all_gather_single(output_tensor, input_tensor, group, async_op)
+def _former_name(name: str, call: Any) -> Any:
+    """The call under a name that it had before."""
+
+    def renamed(*args: Any, **named: Any) -> Any:
+        _deprecated(name, call.__name__)
+        return call(*args, **named)
+
+    renamed.__name__ = renamed.__qualname__ = name
+    renamed.__doc__ = f"Deprecated name of {call.__name__}."
+    renamed.__wrapped__ = call  # type: ignore[attr-defined]  # which has the signature
+    return renamed
 
 
-def _all_gather_base(
-    output_tensor: Tensor, input_tensor: Tensor, group: AnyGroup | None = None, async_op: bool = False
-) -> _core.Work | None:
-    """Deprecated name of all_gather_single."""
-    _deprecated("_all_gather_base", "all_gather_single")
-    return all_gather_single(output_tensor, input_tensor, group, async_op)
-
-
-def gather_into_tensor(
-    tensor: Tensor,
-    gather_tensor: Tensor | None = None,
-    dst: int | None = None,
-    group: AnyGroup | None = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> _core.Work | None:
-    """Deprecated name of gather_single."""
-    _deprecated("gather_into_tensor", "gather_single")
-    return gather_single(tensor, gather_tensor, dst, group, async_op, group_dst)
-
-
-def reduce_scatter_tensor(
-    output: Tensor, input: Tensor, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
-) -> _core.Work | None:
-    """Deprecated name of reduce_scatter_single."""
-    _deprecated("reduce_scatter_tensor", "reduce_scatter_single")
-    return reduce_scatter_single(output, input, op, group, async_op)
-
-
-def _reduce_scatter_base(
-    output: Tensor, input: Tensor, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
-) -> _core.Work | None:
-    """Deprecated name of reduce_scatter_single."""
-    _deprecated("_reduce_scatter_base", "reduce_scatter_single")
-    return reduce_scatter_single(output, input, op, group, async_op)
+all_gather_into_tensor = _former_name("all_gather_into_tensor", all_gather_single)
+_all_gather_base = _former_name("_all_gather_base", all_gather_single)
+gather_into_tensor = _former_name("gather_into_tensor", gather_single)
+reduce_scatter_tensor = _former_name("reduce_scatter_tensor", reduce_scatter_single)
+_reduce_scatter_base = _former_name("_reduce_scatter_base", reduce_scatter_single)
 
 
 class _reduce_op:

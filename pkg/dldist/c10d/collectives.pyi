@@ -757,6 +757,8 @@ def all_gather_into_tensor(
     input_tensor: Tensor,
     group: AnyGroup | None = None,
     async_op: Literal[False] = False,
+    *,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def all_gather_into_tensor(
@@ -765,6 +767,7 @@ def all_gather_into_tensor(
     group: AnyGroup | None = None,
     *,
     async_op: Literal[True],
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def all_gather_into_tensor(
@@ -772,6 +775,8 @@ def all_gather_into_tensor(
     input_tensor: Tensor,
     group: AnyGroup | None,
     async_op: Literal[True],
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def all_gather_into_tensor(
@@ -780,6 +785,7 @@ def all_gather_into_tensor(
     group: AnyGroup | None = None,
     *,
     async_op: bool,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def all_gather_into_tensor(
@@ -787,6 +793,8 @@ def all_gather_into_tensor(
     input_tensor: Tensor,
     group: AnyGroup | None,
     async_op: bool,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def _all_gather_base(
@@ -794,6 +802,8 @@ def _all_gather_base(
     input_tensor: Tensor,
     group: AnyGroup | None = None,
     async_op: Literal[False] = False,
+    *,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def _all_gather_base(
@@ -802,6 +812,7 @@ def _all_gather_base(
     group: AnyGroup | None = None,
     *,
     async_op: Literal[True],
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def _all_gather_base(
@@ -809,6 +820,8 @@ def _all_gather_base(
     input_tensor: Tensor,
     group: AnyGroup | None,
     async_op: Literal[True],
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def _all_gather_base(
@@ -817,6 +830,7 @@ def _all_gather_base(
     group: AnyGroup | None = None,
     *,
     async_op: bool,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def _all_gather_base(
@@ -824,6 +838,8 @@ def _all_gather_base(
     input_tensor: Tensor,
     group: AnyGroup | None,
     async_op: bool,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def gather_into_tensor(
@@ -833,6 +849,8 @@ def gather_into_tensor(
     group: AnyGroup | None = None,
     async_op: Literal[False] = False,
     group_dst: int | None = None,
+    *,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def gather_into_tensor(
@@ -843,6 +861,7 @@ def gather_into_tensor(
     *,
     async_op: Literal[True],
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def gather_into_tensor(
@@ -852,6 +871,8 @@ def gather_into_tensor(
     group: AnyGroup | None,
     async_op: Literal[True],
     group_dst: int | None = None,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def gather_into_tensor(
@@ -862,6 +883,7 @@ def gather_into_tensor(
     *,
     async_op: bool,
     group_dst: int | None = None,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def gather_into_tensor(
@@ -871,6 +893,8 @@ def gather_into_tensor(
     group: AnyGroup | None,
     async_op: bool,
     group_dst: int | None = None,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def reduce_scatter_tensor(
@@ -879,6 +903,8 @@ def reduce_scatter_tensor(
     op: Op = ...,
     group: AnyGroup | None = None,
     async_op: Literal[False] = False,
+    *,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def reduce_scatter_tensor(
@@ -888,6 +914,7 @@ def reduce_scatter_tensor(
     group: AnyGroup | None = None,
     *,
     async_op: Literal[True],
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def reduce_scatter_tensor(
@@ -896,6 +923,8 @@ def reduce_scatter_tensor(
     op: Op,
     group: AnyGroup | None,
     async_op: Literal[True],
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def reduce_scatter_tensor(
@@ -905,6 +934,7 @@ def reduce_scatter_tensor(
     group: AnyGroup | None = None,
     *,
     async_op: bool,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def reduce_scatter_tensor(
@@ -913,6 +943,8 @@ def reduce_scatter_tensor(
     op: Op,
     group: AnyGroup | None,
     async_op: bool,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def _reduce_scatter_base(
@@ -921,6 +953,8 @@ def _reduce_scatter_base(
     op: Op = ...,
     group: AnyGroup | None = None,
     async_op: Literal[False] = False,
+    *,
+    timeout: Timeout | None = None,
 ) -> None: ...
 @overload
 def _reduce_scatter_base(
@@ -930,6 +964,7 @@ def _reduce_scatter_base(
     group: AnyGroup | None = None,
     *,
     async_op: Literal[True],
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def _reduce_scatter_base(
@@ -938,6 +973,8 @@ def _reduce_scatter_base(
     op: Op,
     group: AnyGroup | None,
     async_op: Literal[True],
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work: ...
 @overload
 def _reduce_scatter_base(
@@ -947,6 +984,7 @@ def _reduce_scatter_base(
     group: AnyGroup | None = None,
     *,
     async_op: bool,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 @overload
 def _reduce_scatter_base(
@@ -955,6 +993,8 @@ def _reduce_scatter_base(
     op: Op,
     group: AnyGroup | None,
     async_op: bool,
+    *,
+    timeout: Timeout | None = None,
 ) -> _core.Work | None: ...
 class _reduce_op:
     def __getattribute__(self, name: str) -> Any: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dldist._core import DistError
 from dldist.c10d import registry
-from dldist.c10d.ranks import canonical_rank, global_rank_of, group_or_default, is_non_member, warn_not_in_group
+from dldist.c10d.ranks import global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
 from dldist.objects.exchange import Exchange
 from dldist.objects.frames import Refusal
 
@@ -29,14 +29,18 @@ __all__ = [
 ]
 
 
-def _open(name: str, group: AnyGroup, weights_only: bool, serializer: str | None, timeout: Timeout | None) -> tuple[Any, Exchange]:
-    """What runs the operations of the group, and what will carry this call's objects."""
+def _open(
+    name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
+) -> Exchange | None:
+    """What will carry the objects of a call; None, after a warning, where this process is not in the group."""
+    if is_non_member(group):
+        warn_not_in_group(name)
+        return None
     if weights_only and serializer not in (None, "safe"):
         raise ValueError(f"{name}(): weights_only=True means serializer='safe', and serializer={serializer!r} was given, too")
-    calls = registry.operations(group)
+    group = group_or_default(group)
     own = getattr(group, "serializer", None)
-    chosen = serializer or ("safe" if weights_only else own or "pickle")
-    return calls, Exchange(calls, name, chosen, timeout)
+    return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else own or "pickle"), timeout)
 
 
 def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
@@ -49,13 +53,6 @@ def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
     if wrong is not None:
         raise wrong
     return result
-
-
-def _root(group: AnyGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """The group rank of a root, which is the global rank 0 when none is given."""
-    if global_rank is None and group_rank is None:
-        global_rank = 0
-    return canonical_rank(group, global_rank, group_rank)
 
 
 def all_gather_object(
@@ -89,10 +86,9 @@ def all_gather_object(
         >>> names[0]
         'rank 0'
     """
-    if is_non_member(group):
-        warn_not_in_group("all_gather_object")
+    exchange = _open("all_gather_object", group, weights_only, serializer, timeout)
+    if exchange is None:
         return
-    _, exchange = _open("all_gather_object", group_or_default(group), weights_only, serializer, timeout)
     _fill("all_gather_object", "object_list", object_list, exchange.all_gather(obj))
 
 
@@ -127,15 +123,13 @@ def gather_object(
         >>> losses = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         >>> dist.gather_object({"loss": 0.5}, losses, dst=0)
     """
-    if is_non_member(group):
-        warn_not_in_group("gather_object")
+    exchange = _open("gather_object", group, weights_only, serializer, timeout)
+    if exchange is None:
         return
-    group = group_or_default(group)
-    calls, exchange = _open("gather_object", group, weights_only, serializer, timeout)
-    root = _root(group, dst, group_dst)
-    if calls.rank == root and not object_gather_list:
+    root = root_of(group, dst, group_dst)
+    if exchange.rank == root and not object_gather_list:
         obj = Refusal(ValueError("Argument ``object_gather_list`` must be specified on destination rank."))
-    elif calls.rank != root and object_gather_list:
+    elif exchange.rank != root and object_gather_list:
         obj = Refusal(ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks."))
     objects = exchange.gather(obj, root)
     if objects is not None and object_gather_list is not None:
@@ -182,14 +176,12 @@ def broadcast_object_list(
         >>> settings
         [{'lr': 0.1}]
     """
-    if is_non_member(group):
-        warn_not_in_group("broadcast_object_list")
+    exchange = _open("broadcast_object_list", group, weights_only, serializer, timeout)
+    if exchange is None:
         return
-    group = group_or_default(group)
-    calls, exchange = _open("broadcast_object_list", group, weights_only, serializer, timeout)
-    root = _root(group, src, group_src)
+    root = root_of(group, src, group_src)
     wrong = _refuse_empty("broadcast_object_list", object_list)
-    if calls.rank == root:
+    if exchange.rank == root:
         exchange.broadcast(Refusal(wrong) if wrong else list(object_list), root)
     else:
         _replace("broadcast_object_list", object_list, _take_part(lambda: exchange.broadcast(None, root), wrong))
@@ -241,12 +233,10 @@ def scatter_object_list(
         >>> mine[0] == parts[dist.get_rank()]
         True
     """
-    if is_non_member(group):
-        warn_not_in_group("scatter_object_list")
+    exchange = _open("scatter_object_list", group, weights_only, serializer, timeout)
+    if exchange is None:
         return
-    group = group_or_default(group)
-    calls, exchange = _open("scatter_object_list", group, weights_only, serializer, timeout)
-    root = _root(group, src, group_src)
+    root = root_of(group, src, group_src)
     objects: Any = scatter_object_input_list
     if objects is None:
         objects = Refusal(ValueError("source rank must provide non-None scatter_object_input_list"))
@@ -292,13 +282,11 @@ def send_object_list(
         >>> if dist.get_world_size() > 1 and dist.get_rank() == 0:
         ...     dist.send_object_list([{"lr": 0.1}], dst=1)
     """
-    if is_non_member(group):
-        warn_not_in_group("send_object_list")
+    exchange = _open("send_object_list", group, weights_only, serializer, timeout)
+    if exchange is None:
         return
-    group = group_or_default(group)
-    calls, exchange = _open("send_object_list", group, weights_only, serializer, timeout)
-    peer = canonical_rank(group, dst, group_dst)
-    _check_not_self(calls, peer, "destination")
+    peer = peer_of(group, dst, group_dst)
+    _check_not_self(exchange, peer, "destination")
     wrong = _refuse_empty("send_object_list", object_list)
     exchange.send(Refusal(wrong) if wrong else list(object_list), peer, 0)
 
@@ -342,16 +330,14 @@ def recv_object_list(
         ...     settings = [None]
         ...     sender = dist.recv_object_list(settings, src=0)
     """
-    if is_non_member(group):
-        warn_not_in_group("recv_object_list")
+    exchange = _open("recv_object_list", group, weights_only, serializer, timeout)
+    if exchange is None:
         return -1
-    group = group_or_default(group)
-    calls, exchange = _open("recv_object_list", group, weights_only, serializer, timeout)
-    peer = None if src is None and group_src is None else canonical_rank(group, src, group_src)
-    _check_not_self(calls, peer, "source")
+    peer = source_of(group, src, group_src)
+    _check_not_self(exchange, peer, "source")
     objects, source = _take_part(lambda: exchange.recv(peer, 0), _refuse_empty("recv_object_list", object_list))
     _replace("recv_object_list", object_list, objects)
-    return global_rank_of(group, source)
+    return global_rank_of(group_or_default(group), source)
 
 
 def _check_not_self(calls: Any, peer: int | None, role: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dldist.c10d import registry
-from dldist.c10d.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default
+from dldist.c10d.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default, peer_of, source_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -50,14 +50,8 @@ def isend(
         >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
         (True, True)
     """
-    calls = calls_of(group, "isend")
-    if calls is None:
-        return None  # type: ignore[return-value]  # seldom, and after a warning: others need no check for it
-    return calls.isend(tensor, canonical_rank(group_or_default(group), dst, group_dst), tag, **_limit(timeout))
-
-
-def _limit(timeout: Timeout | None) -> dict[str, Any]:
-    return {} if timeout is None else {"timeout": timeout}
+    # Not None, says the annotation: that is seldom, and after a warning, and others need no check for it.
+    return calls_of(group).isend(tensor, peer_of(group, dst, group_dst), tag, timeout=timeout)
 
 
 def irecv(
@@ -98,18 +92,8 @@ def irecv(
         >>> work.wait(), x[0]
         (True, 7)
     """
-    calls = calls_of(group, "irecv")
-    if calls is None:
-        return None  # type: ignore[return-value]  # as of isend
-    return calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout), **_match(match_dtype))
-
-
-def _match(match_dtype: bool) -> dict[str, Any]:
-    return {} if match_dtype else {"match_dtype": False}
-
-
-def _source(group: AnyGroup | None, src: int | None, group_src: int | None) -> int | None:
-    return None if src is None and group_src is None else canonical_rank(group_or_default(group), src, group_src)
+    calls, source = calls_of(group), source_of(group, src, group_src)
+    return calls.irecv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
 
 
 def send(
@@ -143,15 +127,12 @@ def send(
         >>> if dist.get_world_size() > 1:
         ...     dist.send(array("i", [7]), dst=1) if dist.get_rank() == 0 else dist.recv(array("i", [0]), src=0)
     """
-    calls = calls_of(group, "send")
-    if calls is None:
-        return
-    rank = canonical_rank(group_or_default(group), dst, group_dst)
+    calls, rank = calls_of(group), peer_of(group, dst, group_dst)
     if rank == calls.rank:
         raise ValueError(
             "Invalid destination rank: destination rank should not be the same as the rank of the current process."
         )
-    calls.send(tensor, rank, tag, **_limit(timeout))
+    calls.send(tensor, rank, tag, timeout=timeout)
 
 
 def recv(
@@ -190,10 +171,10 @@ def recv(
         >>> dist.recv(x) == dist.get_rank(), x[0]
         (True, 7)
     """
-    calls = calls_of(group, "recv")
-    if calls is None:
+    calls, source = calls_of(group), source_of(group, src, group_src)
+    source = calls.recv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
+    if source is None:  # as nothing has been done
         return -1
-    source = calls.recv(tensor, _source(group, src, group_src), tag, **_limit(timeout), **_match(match_dtype))
     return global_rank_of(group_or_default(group), source) if src is None else src
 
 
@@ -253,7 +234,7 @@ class P2POp:
         return self.op if isinstance(self.op, str) else self.op.__name__
 
     def _how(self) -> dict[str, Any]:
-        return _match(self.match_dtype) if self.kind == "irecv" else {}
+        return {"match_dtype": self.match_dtype} if self.kind == "irecv" else {}
 
     def __repr__(self) -> str:
         if self.group is None:

@@ -41,12 +41,22 @@ def warn_not_in_group(op_name: str) -> None:
     warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
 
 
-def calls_of(group: AnyGroup | None, name: str) -> Any:
-    """What runs the operations of this group; None, after a warning, when this process is not a member."""
-    if is_non_member(group):
+class _NoCalls:
+    """Stands for what runs the operations of a group that this process is not in: every call warns, and returns None."""
+
+    rank = -1
+
+    def __getattr__(self, name: str) -> Any:
         warn_not_in_group(name)
-        return None
-    return registry.operations(group)
+        return lambda *args, **named: None
+
+
+_no_calls = _NoCalls()
+
+
+def calls_of(group: AnyGroup | None) -> Any:
+    """What runs the operations of this group."""
+    return _no_calls if is_non_member(group) else registry.operations(group)
 
 
 def _ranks_of(group: Any) -> dict[int, int]:
@@ -110,6 +120,21 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
             f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
         )
     return get_group_rank(group, global_rank)
+
+
+def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
+    """canonical_rank for the arguments of a call: no group is the default one, and who is not in the group (None) needs no rank."""
+    return None if is_non_member(group) else canonical_rank(group_or_default(group), global_rank, group_rank)
+
+
+def root_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
+    """The same for a root, which is the global rank 0 where none is given."""
+    return peer_of(group, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
+
+
+def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> int | None:
+    """The same for the source of a message, which is any rank, None, where none is given."""
+    return None if global_rank is None and group_rank is None else peer_of(group, global_rank, group_rank)
 
 
 def global_rank_of(group: Any, group_rank: int) -> int:

@@ -85,9 +85,9 @@ class Window:
             raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
         memory = _core.Window(self._group, tensor)
         layout = None if tensor is None else _core._describe_tensor(tensor, True)
-        from dldist.objects import exchange
+        from dldist.objects.exchange import Exchange
 
-        layouts = exchange.all_gather_object(self._group, layout and (layout["dtype"], layout["shape"]))
+        layouts = Exchange(self._group, "all_gather_object").all_gather(layout and (layout["dtype"], layout["shape"]))
         if None in layouts:
             raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, but each rank must give one")
         self._layouts = [(dtype, tuple(shape)) for dtype, shape in layouts]

@@ -1,9 +1,4 @@
-"""Object collectives: they move objects instead of tensors. docs/objects.md says what they promise.
-
-The functions serve as methods of a group, which is their first argument. It has the operations of dldist.Group; ranks are group
-ranks. `serializer` is "safe" or "pickle". None means the group's own (`group.serializer`), or "safe" if it has none. `timeout`
-limits the whole call.
-"""
+"""Object collectives: they move objects instead of tensors. docs/objects.md says what they promise."""
 
 from __future__ import annotations
 
@@ -15,7 +10,6 @@ from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cov
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from dldist.types import Timeout
@@ -23,79 +17,21 @@ if TYPE_CHECKING:
 DEFAULT_SERIALIZER = "safe"
 
 
-def all_gather_object(group: Any, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
-    """Returns the objects of all ranks, on every rank. This rank's own object comes back as a copy, too."""
-    return Exchange(group, "all_gather_object", serializer, timeout).all_gather(obj)
-
-
-def gather_object(
-    group: Any, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-) -> list[Any] | None:
-    """Returns the objects of all ranks on the root, and None on the others."""
-    return Exchange(group, "gather_object", serializer, timeout).gather(obj, root)
-
-
-def broadcast_object(
-    group: Any, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-) -> Any:
-    """Returns the root's object; the root gets back the object that it gave. What the other ranks give is ignored."""
-    return Exchange(group, "broadcast_object", serializer, timeout).broadcast(obj, root)
-
-
-def scatter_objects(
-    group: Any,
-    objs: Sequence[Any] | None = None,
-    root: int = 0,
-    *,
-    serializer: str | None = None,
-    timeout: Timeout | None = None,
-) -> Any:
-    """Returns the object that the root has for this rank: objs[rank]. What the other ranks give is ignored."""
-    return Exchange(group, "scatter_objects", serializer, timeout).scatter(objs, root)
-
-
-def all_to_all_objects(
-    group: Any, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
-) -> list[Any]:
-    """Sends objs[r] to each rank r, and returns the objects that the ranks have sent to this one."""
-    return Exchange(group, "all_to_all_objects", serializer, timeout).all_to_all(objs)
-
-
-def send_object(
-    group: Any, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-) -> None:
-    """Sends an object to a rank that calls recv_object.
-
-    The object travels as several messages, so only one thread at a time may send objects to a given rank with a given tag.
-    """
-    Exchange(group, "send_object", serializer, timeout).send(obj, dst, tag)
-
-
-def recv_object(
-    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-) -> Any:
-    """Returns the next object that rank `src`, or any rank, sends with this tag. recv_object_with_source tells the sender too."""
-    return Exchange(group, "recv_object", serializer, timeout).recv(src, tag)[0]
-
-
-def recv_object_with_source(
-    group: Any, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-) -> tuple[Any, int]:
-    """As recv_object, but returns the object and the rank that has sent it."""
-    return Exchange(group, "recv_object_with_source", serializer, timeout).recv(src, tag)
-
-
 class Exchange:
     """One call. `name` is its name in error messages.
+
+    The group has the operations of dldist.Group; ranks are group ranks. `serializer` is "safe" or "pickle". None means the group's
+    own (`group.serializer`), or "safe" if it has none. `timeout` limits the whole call.
 
     Every rank that takes part goes through the same operations, whatever happens on it. A rank that cannot write its object says
     so in its prefix; a rank that rejects an object still receives it, and throws it away. So the group stays usable.
     """
 
-    def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout | None) -> None:
+    def __init__(self, group: Any, name: str, serializer: str | None = None, timeout: Timeout | None = None) -> None:
         # Objects are bytes in host memory. Groups of devices take those only through their host view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
+        self.rank: int = group.rank
         self._name = name
         self._serializer = codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
         self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
@@ -111,14 +47,14 @@ class Exchange:
     def gather(self, obj: Any, root: int) -> list[Any] | None:
         outgoing = Outgoing(obj, self._serializer)
         incoming = self._exchange_prefixes(outgoing)
-        is_root = self._group.rank == root
+        is_root = self.rank == root
         for index in cover(incoming):
             places = [each.place(index) for each in incoming] if is_root else None
             self._group.gather(outgoing.piece(index), places, root, **self._left())
         return self._read_all(incoming) if is_root else None
 
     def broadcast(self, obj: Any, root: int) -> Any:
-        if self._group.rank == root:
+        if self.rank == root:
             outgoing = Outgoing(obj, self._serializer)
             self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._left())
             for index in outgoing.rounds:
@@ -134,7 +70,7 @@ class Exchange:
         return self._read(incoming)
 
     def scatter(self, objs: Any, root: int) -> Any:
-        outgoing = self._outgoing(objs) if self._group.rank == root else []
+        outgoing = self._outgoing(objs) if self.rank == root else []
         prefix = bytearray(PREFIX_BYTES)
         prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
         self._group.scatter(prefix, prefixes, root, **self._left())

@@ -35,10 +35,10 @@ def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> No
     operations.all_gather_single(digests, digest, timeout=timeout)
     if digests == digest * operations.size:
         return
-    from dldist.objects import exchange
+    from dldist.objects.exchange import Exchange
 
     names = [parameter.name for parameter in parameters]
-    everyones = exchange.all_gather_object(operations, (own, names), serializer="safe", timeout=timeout)
+    everyones = Exchange(operations, "all_gather_object", "safe", timeout).all_gather((own, names))
     for rank, (others, their_names) in enumerate(everyones):
         if rank == 0:
             expected, expected_names = others, their_names
