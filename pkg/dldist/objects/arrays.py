@@ -15,42 +15,28 @@ if TYPE_CHECKING:
 
 NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
 
-ITEM_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
+# The bytes of an element, and memoryview's format character, for programs without NumPy, where it has one.
+_DTYPES: dict[str, tuple[int, Any]] = {
+    "bool": (1, "?"),
+    "int8": (1, "b"),
+    "uint8": (1, "B"),
+    "int16": (2, "h"),
+    "uint16": (2, "H"),
+    "int32": (4, "i"),
+    "uint32": (4, "I"),
+    "int64": (8, "q"),
+    "uint64": (8, "Q"),
+    "float8_e4m3fn": (1, None),
+    "float8_e5m2": (1, None),
+    "float16": (2, None),
+    "bfloat16": (2, None),
+    "float32": (4, "f"),
+    "float64": (8, "d"),
+    "complex64": (8, None),
+    "complex128": (16, None),
 }
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
-
-# memoryview's format characters, for programs without NumPy.
-_FORMATS: dict[str, Any] = {
-    "bool": "?",
-    "int8": "b",
-    "uint8": "B",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-    "float32": "f",
-    "float64": "d",
-}
 
 
 class Array:
@@ -94,7 +80,7 @@ def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
 
 def _describe_numpy(array: Any, library: bytes) -> Array:
     dtype = array.dtype
-    if dtype.name not in ITEM_BYTES or not dtype.isnative:
+    if dtype.name not in _DTYPES or not dtype.isnative:
         raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
     packed = array if array.flags.c_contiguous else array.copy(order="C")
     # View it as bytes, because NumPy does not export the dtypes of ml_dtypes.
@@ -105,7 +91,7 @@ def _describe_torch(tensor: Any) -> Array:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type != "cpu":
         raise TypeError(f"is a tensor on {tensor.device}: move it to the CPU first")
-    if dtype not in ITEM_BYTES or tensor.layout is not sys.modules["torch"].strided:
+    if dtype not in _DTYPES or tensor.layout is not sys.modules["torch"].strided:
         raise TypeError(f"is a tensor of {tensor.dtype}, {tensor.layout}, which serializer='safe' does not take")
     packed = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = codec.memory_at(packed.data_ptr(), packed.numel() * packed.element_size(), packed)
@@ -141,9 +127,9 @@ def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
     """How many bytes an array described by a peer has; ValueError if there can be no such array."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
         raise ValueError("an array of an unknown library")
-    if dtype not in ITEM_BYTES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
+    if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
         raise ValueError(f"no array has dtype {dtype!r} and {len(shape)} dimensions")
-    return prod(shape) * ITEM_BYTES[dtype]
+    return prod(shape) * _DTYPES[dtype][0]
 
 
 def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
@@ -160,11 +146,12 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
         return array[()] if library == NUMPY_SCALAR else array
     if hasattr(torch, dtype):
         return _make_torch(torch, dtype, shape, raw)
-    if dtype not in _FORMATS:
+    _, form = _DTYPES[dtype]
+    if form is None:
         raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
-    flat = raw.cast(_FORMATS[dtype])
+    flat = raw.cast(form)
     # A memoryview cannot have empty dimensions.
-    return flat.cast("B").cast(_FORMATS[dtype], shape) if raw.nbytes else flat
+    return flat.cast("B").cast(form, shape) if raw.nbytes else flat
 
 
 def _make_torch(torch: Any, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:

@@ -12,47 +12,21 @@ import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from io import BytesIO
     from typing import Any
 
 IN_BAND_BYTES = 1 << 16
 """Arrays smaller than this are copied into the head: saving a message is worth more than avoiding the copy."""
 
 
-class Serializer:
-    """`write(obj, head)` writes the head to a file in memory and returns the buffers; `read(head, buffers)` gives the object."""
-
-    __slots__ = ("name", "number", "read", "write")
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        write: Callable[[Any, BytesIO], list[memoryview]],
-        read: Callable[[memoryview, list[memoryview]], Any],
-    ) -> None:
-        self.name = name
-        self.number = number
-        """The number that stands for this serializer in a prefix."""
-        self.write = write
-        self.read = read
+MODULES = {"safe": "dldist.objects.safe", "pickle": "dldist.objects.pickles"}
 
 
-NAMES = {1: "safe", 2: "pickle"}
-
-
-def find(name: str) -> Serializer:
-    """The serializer of this name."""
-    if name == "pickle":
-        from dldist.objects import pickles
-
-        return Serializer(name, 2, pickles.write, pickles.read)
-    if name == "safe":
-        from dldist.objects import safe
-
-        return Serializer(name, 1, safe.write, safe.read)
-    raise ValueError(f"serializer must be 'safe' or 'pickle', not {name!r}")
+def find(name: str) -> Any:
+    """The serializer of this name: a module. `write(obj, head)` writes the head to a file in memory and returns the buffers;
+    `read(head, buffers)` gives the object; `number` stands for the serializer in a prefix."""
+    if name not in MODULES:
+        raise ValueError(f"serializer must be 'safe' or 'pickle', not {name!r}")
+    return __import__(MODULES[name], fromlist=("write",))
 
 
 def new_buffer(nbytes: int) -> memoryview:

@@ -44,7 +44,7 @@ class Outgoing:
 
     __slots__ = ("_buffers", "_head", "_number", "error", "rounds")
 
-    def __init__(self, obj: Any, serializer: codec.Serializer) -> None:
+    def __init__(self, obj: Any, serializer: Any) -> None:
         self._buffers: list[memoryview] = []
         self._number = serializer.number
         self.error: Exception | None = None
@@ -126,11 +126,12 @@ class Incoming:
         reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
         return self._error(f"could not send its object: {reason}")
 
-    def mismatch(self, serializer: codec.Serializer) -> DistError | None:
+    def mismatch(self, serializer: Any) -> DistError | None:
         """An error if the other rank uses another serializer than this one, else None."""
         if self.number == serializer.number:
             return None
-        theirs = repr(codec.NAMES.get(self.number, f"number {self.number}"))
+        names = {codec.find(name).number: name for name in codec.MODULES}
+        theirs = repr(names.get(self.number, f"number {self.number}"))
         return self._error(
             f"uses serializer={theirs}, and this rank serializer={serializer.name!r}: nothing was decoded", DistMismatchError
         )
@@ -153,7 +154,7 @@ class Incoming:
             raise self._error("sent a malformed object: its sizes contradict each other")
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
-    def read(self, serializer: codec.Serializer) -> Any:
+    def read(self, serializer: Any) -> Any:
         """The object, once all pieces have arrived."""
         assert self._head is not None
         try:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from io import BytesIO
     from typing import Any
 
+name = "pickle"
+number = 2
+
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
     """Any object that can be pickled, as a pickle and the memory of its larger arrays."""

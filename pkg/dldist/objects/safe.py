@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from datetime import timedelta
+from functools import partial
 from pickle import PickleBuffer
 
 from dldist._core import DistError
@@ -19,16 +20,27 @@ if TYPE_CHECKING:
     from io import BytesIO
     from typing import Any
 
+name = "safe"
+number = 1
+
 MAX_DEPTH = 100
 """How deep containers may be nested."""
 
 _COUNT = struct.Struct("<Q")
 _INT = struct.Struct("<q")
-_FLOAT = struct.Struct("<d")
-_COMPLEX = struct.Struct("<dd")
-_TIMEDELTA = struct.Struct("<qqq")
 _IN_BAND, _OUT_OF_BAND = 0, 1
 
+# Every object begins with a byte that says what it is. Of these nothing follows,
+_CONSTANTS = {None: b"N", True: b"T", False: b"F"}
+# of these numbers,
+_NUMBERS: dict[type, tuple[bytes, struct.Struct, Callable[[Any], tuple[float, ...]]]] = {
+    float: (b"f", struct.Struct("<d"), lambda value: (value,)),
+    complex: (b"c", struct.Struct("<dd"), lambda value: (value.real, value.imag)),
+    timedelta: (b"D", struct.Struct("<qqq"), lambda value: (value.days, value.seconds, value.microseconds)),
+}
+# of these memory,
+_BYTES: dict[type, bytes] = {bytes: b"b", bytearray: b"B"}
+# and of these items, or keys and values.
 _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
 
@@ -82,11 +94,8 @@ class _Writer:
         else:
             self._array(obj)
 
-    def _none(self, _: None) -> None:
-        self._put(b"N")
-
-    def _bool(self, value: bool) -> None:
-        self._put(b"T" if value else b"F")
+    def _constant(self, value: bool | None) -> None:
+        self._put(_CONSTANTS[value])
 
     def _int(self, value: int) -> None:
         if -(1 << 63) <= value < 1 << 63:
@@ -95,26 +104,17 @@ class _Writer:
             nbytes = value.bit_length() // 8 + 1
             self._put(b"I" + _COUNT.pack(nbytes) + value.to_bytes(nbytes, "little", signed=True))
 
-    def _float(self, value: float) -> None:
-        self._put(b"f" + _FLOAT.pack(value))
-
-    def _complex(self, value: complex) -> None:
-        self._put(b"c" + _COMPLEX.pack(value.real, value.imag))
-
-    def _timedelta(self, value: timedelta) -> None:
-        self._put(b"D" + _TIMEDELTA.pack(value.days, value.seconds, value.microseconds))
+    def _numbers(self, value: Any) -> None:
+        tag, layout, numbers_of = _NUMBERS[type(value)]
+        self._put(tag + layout.pack(*numbers_of(value)))
 
     def _str(self, value: str) -> None:
         data = value.encode("utf-8", "surrogatepass")
         self._put(b"s" + _COUNT.pack(len(data)))
         self._put(data)
 
-    def _bytes(self, value: bytes) -> None:
-        self._put(b"b")
-        self._memory(PickleBuffer(value).raw())
-
-    def _bytearray(self, value: bytearray) -> None:
-        self._put(b"B")
+    def _bytes(self, value: bytes | bytearray) -> None:
+        self._put(_BYTES[type(value)])
         self._memory(PickleBuffer(value).raw())
 
     def _memory(self, raw: memoryview) -> None:
@@ -183,15 +183,12 @@ def _short(key: Any) -> str:
 
 
 _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
-    type(None): _Writer._none,
-    bool: _Writer._bool,
+    type(None): _Writer._constant,
+    bool: _Writer._constant,
     int: _Writer._int,
-    float: _Writer._float,
-    complex: _Writer._complex,
     str: _Writer._str,
-    bytes: _Writer._bytes,
-    bytearray: _Writer._bytearray,
-    timedelta: _Writer._timedelta,
+    **dict.fromkeys(_NUMBERS, _Writer._numbers),
+    **dict.fromkeys(_BYTES, _Writer._bytes),
     **dict.fromkeys(_SEQUENCES, _Writer._sequence),
     **dict.fromkeys(_MAPPINGS, _Writer._mapping),
 }
@@ -208,7 +205,7 @@ class _Reader:
         self.position = 0
 
     def read(self) -> Any:
-        method = _READERS.get(self._byte())
+        method = _READERS.get(bytes(self._take(1)))
         if method is None:
             raise ValueError("no type has this number")
         return method(self)
@@ -238,38 +235,14 @@ class _Reader:
         count: int = self._numbers(_COUNT)[0]
         return count
 
-    def _none(self) -> None:
-        return None
-
-    def _true(self) -> bool:
-        return True
-
-    def _false(self) -> bool:
-        return False
-
-    def _int(self) -> Any:
-        return self._numbers(_INT)[0]
+    def _of_numbers(self, kind: Callable[..., Any], layout: struct.Struct) -> Any:
+        return kind(*self._numbers(layout))
 
     def _large_int(self) -> int:
         return int.from_bytes(self._take(self._count()), "little", signed=True)
 
-    def _float(self) -> Any:
-        return self._numbers(_FLOAT)[0]
-
-    def _complex(self) -> complex:
-        return complex(*self._numbers(_COMPLEX))
-
-    def _timedelta(self) -> timedelta:
-        return timedelta(*self._numbers(_TIMEDELTA))
-
     def _str(self) -> str:
         return str(self._take(self._count()), "utf-8", "surrogatepass")
-
-    def _bytes(self) -> bytes:
-        return bytes(self._memory())
-
-    def _bytearray(self) -> bytearray:
-        return bytearray(self._memory())
 
     def _memory(self) -> memoryview:
         """The bytes, which are in the head or in a buffer of their own."""
@@ -284,6 +257,12 @@ class _Reader:
         self._used += 1
         return buffer
 
+    def _of_memory(self, kind: Callable[[memoryview], Any]) -> Any:
+        return kind(self._memory())
+
+    def _of_items(self, kind: Callable[[Iterable[Any]], Any], each: int) -> Any:
+        return kind(self._items(each))
+
     def _items(self, each: int) -> Iterable[Any]:
         """The announced number of items, each of which takes at least `each` bytes."""
         count = self._count()
@@ -295,24 +274,6 @@ class _Reader:
         for _ in range(count):
             yield self.read() if each == 1 else (self.read(), self.read())
         self._depth -= 1
-
-    def _list(self) -> list[Any]:
-        return list(self._items(1))
-
-    def _tuple(self) -> tuple[Any, ...]:
-        return tuple(self._items(1))
-
-    def _set(self) -> set[Any]:
-        return set(self._items(1))
-
-    def _frozenset(self) -> frozenset[Any]:
-        return frozenset(self._items(1))
-
-    def _dict(self) -> dict[Any, Any]:
-        return dict(self._items(2))
-
-    def _ordered_dict(self) -> OrderedDict[Any, Any]:
-        return OrderedDict(self._items(2))
 
     def _array(self) -> Any:
         library = bytes(self._take(1))
@@ -326,23 +287,16 @@ class _Reader:
         return arrays.make(library, dtype, shape, raw if is_own else memoryview(bytearray(raw)))
 
 
-_READERS: dict[int, Callable[[_Reader], Any]] = {
-    ord("N"): _Reader._none,
-    ord("T"): _Reader._true,
-    ord("F"): _Reader._false,
-    ord("i"): _Reader._int,
-    ord("I"): _Reader._large_int,
-    ord("f"): _Reader._float,
-    ord("c"): _Reader._complex,
-    ord("D"): _Reader._timedelta,
-    ord("s"): _Reader._str,
-    ord("b"): _Reader._bytes,
-    ord("B"): _Reader._bytearray,
-    ord("l"): _Reader._list,
-    ord("t"): _Reader._tuple,
-    ord("S"): _Reader._set,
-    ord("Z"): _Reader._frozenset,
-    ord("d"): _Reader._dict,
-    ord("O"): _Reader._ordered_dict,
-    ord("a"): _Reader._array,
+_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+    b"N": lambda _: None,
+    b"T": lambda _: True,
+    b"F": lambda _: False,
+    b"i": lambda reader: reader._numbers(_INT)[0],
+    b"I": _Reader._large_int,
+    b"s": _Reader._str,
+    b"a": _Reader._array,
+    **{tag: partial(_Reader._of_numbers, kind=kind, layout=layout) for kind, (tag, layout, _) in _NUMBERS.items()},
+    **{tag: partial(_Reader._of_memory, kind=kind) for kind, tag in _BYTES.items()},
+    **{tag: partial(_Reader._of_items, kind=kind, each=1) for kind, tag in _SEQUENCES.items()},
+    **{tag: partial(_Reader._of_items, kind=kind, each=2) for kind, tag in _MAPPINGS.items()},
 }
