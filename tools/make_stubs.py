@@ -131,36 +131,34 @@ _world: _World
 """
 
 
-def names_stub(head: str, modules, tables) -> str:
-    """The stub of a module that has the public names of others, and those of tables."""
+def names_stub(head: str, tables) -> str:
+    """The stub of a module that has what is in others."""
     from dldist import namespace
     from dldist.c10d import private
 
+    lines, of_moment = {}, ""
+    for name, module, other in namespace.names_of(*tables):
+        if f"{module.removeprefix('dldist.').replace('.', '/')}.py" in MODULES and not name.startswith("_"):
+            lines[f"from {module} import *\n"] = None
+        elif module == private.__name__ and other not in vars(private):
+            of_moment += f"{name}: Any\n"
+        elif name != "rendezvous":  # which is the module in one of them, and the function in the other
+            lines[f"from {module} import {other} as {name}\n"] = None
     text = "# Made by tools/make_stubs.py from namespace.py.\nfrom typing import Any\n\n"
-    text += "from dldist._core import PrefixStore as PrefixStore, ReduceOp as ReduceOp, Store as Store, Work as Work\n"
-    text += "".join(f"from {module} import *\n" for module in modules)
-    of_moment = ""
-    for table in tables:
-        for name, module, other in namespace.names_of(table):
-            if module == private.__name__ and other not in vars(private):
-                of_moment += f"{name}: Any\n"
-            elif name != "rendezvous":  # which is the module in one of them, and the function in the other
-                text += f"from {module} import {other} as {name}\n"
-    return text + head + "\n" + of_moment
+    return text + "".join(lines) + head + "\n" + of_moment
 
 
 def main() -> int:
     sys.path.append(str(PACKAGE.parent))  # where it is not installed
-    from dldist import distributed_c10d, namespace
+    from dldist import namespace
     from dldist.c10d.low_level import CALLS
     from dldist.c10d.operations import OPERATIONS
 
     core, low_level = PACKAGE / "_core.pyi", PACKAGE / "c10d" / "low_level.pyi"
     stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
-    modules = [module.__name__ for module in distributed_c10d.MODULES]
-    common = namespace.PUBLIC, namespace.BESIDE
-    stubs[PACKAGE / "__init__.pyi"] = names_stub(PACKAGE_HEAD, modules, common)
-    stubs[PACKAGE / "distributed_c10d.pyi"] = names_stub(C10D_HEAD, modules, (*common, namespace.OF_C10D))
+    common = namespace.C10D, namespace.PACKAGE, namespace.BESIDE
+    stubs[PACKAGE / "__init__.pyi"] = names_stub(PACKAGE_HEAD, common)
+    stubs[PACKAGE / "distributed_c10d.pyi"] = names_stub(C10D_HEAD, (*common, namespace.OF_C10D))
     for module, private in MODULES.items():
         stubs[(PACKAGE / module).with_suffix(".pyi")] = module_stub(PACKAGE / module, private)
     differ = [path for path, text in stubs.items() if not path.exists() or path.read_text() != text]

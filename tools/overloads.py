@@ -118,8 +118,8 @@ def _head(tree: ast.Module, body: str) -> str:
     hints = next(node for node in tree.body if isinstance(node, ast.If)).body
     nodes = [node for node in (*tree.body, *hints) if isinstance(node, ast.ImportFrom)]
     variables = "".join(f"{ast.unparse(node)}\n" for node in hints if isinstance(node, ast.Assign)).replace("'", '"')
-    names = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
-    public = "".join(f'    "{name}",\n' for name in ast.literal_eval(names))
+    names = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
+    public = "".join(f'    "{name}",\n' for each in names for name in ast.literal_eval(each))
     words = set(re.findall(r"\w+", body + variables + public))
     of_module = {"typing": {"Literal", "overload"}}
     for node in nodes:
@@ -129,7 +129,8 @@ def _head(tree: ast.Module, body: str) -> str:
     lines = [f"from {module} import {', '.join(sorted(used, key=_order))}\n" for module, used in sorted(of_module.items())]
     own = [line for line in lines if line.startswith("from dldist")]
     library = [line for line in lines if line not in own]
-    return "".join([*library, "\n", *own, "\n"]) + f"{variables}__all__ = [\n{public}]\n\n"
+    listed = f"__all__ = [\n{public}]\n\n" if public else ""
+    return "".join([*library, "\n", *own, "\n"]) + variables + listed
 
 
 def _order(name: str) -> tuple[bool, str]:

@@ -7,7 +7,6 @@ import sys as _sys
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
 from dldist import _core, distributed_c10d, namespace, rendezvous, world  # noqa: F401
 from dldist.base import completions, settings, watch  # noqa: F401
-from dldist.distributed_c10d import *  # noqa: F403
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -15,10 +14,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "set_log_level", *(name for name, _, _ in namespace.names_of(namespace.PUBLIC))]
-__all__ += distributed_c10d.__all__
+__all__ = ["__version__", "set_log_level", *namespace.public(namespace.C10D, namespace.PACKAGE)]
 
-namespace.bind(__name__)
+namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,79 @@
 # Made by tools/make_stubs.py from namespace.py.
 from typing import Any
 
-from dldist._core import PrefixStore as PrefixStore, ReduceOp as ReduceOp, Store as Store, Work as Work
-from dldist.c10d.coalescing import *
+from dldist._core import PrefixStore as PrefixStore
+from dldist._core import ReduceOp as ReduceOp
+from dldist._core import Store as Store
+from dldist._core import Work as Work
+from dldist.c10d.coalescing import coalescing as coalescing
+from dldist.c10d.coalescing import record_comm as record_comm
 from dldist.c10d.collectives import *
-from dldist.c10d.gloo import *
-from dldist.c10d.groups import *
-from dldist.c10d.names import *
-from dldist.c10d.objects import *
-from dldist.c10d.options import *
-from dldist.c10d.p2p import *
-from dldist.c10d.process_group import *
-from dldist.c10d.ranks import *
-from dldist.c10d.registry import *
+from dldist.c10d.gloo import ProcessGroupGloo as ProcessGroupGloo
+from dldist.c10d.groups import SHRINK_ABORT as SHRINK_ABORT
+from dldist.c10d.groups import SHRINK_DEFAULT as SHRINK_DEFAULT
+from dldist.c10d.groups import abort as abort
+from dldist.c10d.groups import default_world as default_world
+from dldist.c10d.groups import destroy_process_group as destroy_process_group
+from dldist.c10d.groups import get_backend as get_backend
+from dldist.c10d.groups import get_backend_config as get_backend_config
+from dldist.c10d.groups import get_backend_impl as get_backend_impl
+from dldist.c10d.groups import get_pg_count as get_pg_count
+from dldist.c10d.groups import init_process_group as init_process_group
+from dldist.c10d.groups import is_initialized as is_initialized
+from dldist.c10d.groups import new_group as new_group
+from dldist.c10d.groups import new_subgroups as new_subgroups
+from dldist.c10d.groups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+from dldist.c10d.groups import set_timeout as set_timeout
+from dldist.c10d.groups import shrink_group as shrink_group
+from dldist.c10d.groups import split_group as split_group
+from dldist.c10d.names import Backend as Backend
+from dldist.c10d.names import BackendConfig as BackendConfig
+from dldist.c10d.names import get_default_backend_for_device as get_default_backend_for_device
+from dldist.c10d.names import is_available as is_available
+from dldist.c10d.names import is_backend_available as is_backend_available
+from dldist.c10d.names import is_gloo_available as is_gloo_available
+from dldist.c10d.names import is_launched as is_launched
+from dldist.c10d.names import is_mpi_available as is_mpi_available
+from dldist.c10d.names import is_nccl_available as is_nccl_available
+from dldist.c10d.names import is_torchelastic_launched as is_torchelastic_launched
+from dldist.c10d.names import is_ucc_available as is_ucc_available
+from dldist.c10d.names import is_xccl_available as is_xccl_available
+from dldist.c10d.objects import all_gather_object as all_gather_object
+from dldist.c10d.objects import gather_object as gather_object
+from dldist.c10d.objects import broadcast_object_list as broadcast_object_list
+from dldist.c10d.objects import scatter_object_list as scatter_object_list
+from dldist.c10d.objects import send_object_list as send_object_list
+from dldist.c10d.objects import recv_object_list as recv_object_list
+from dldist.c10d.options import AllToAllOptions as AllToAllOptions
+from dldist.c10d.options import AllgatherOptions as AllgatherOptions
+from dldist.c10d.options import AllreduceCoalescedOptions as AllreduceCoalescedOptions
+from dldist.c10d.options import AllreduceOptions as AllreduceOptions
+from dldist.c10d.options import BarrierOptions as BarrierOptions
+from dldist.c10d.options import BroadcastOptions as BroadcastOptions
+from dldist.c10d.options import DebugLevel as DebugLevel
+from dldist.c10d.options import GatherOptions as GatherOptions
+from dldist.c10d.options import ReduceOptions as ReduceOptions
+from dldist.c10d.options import ReduceScatterOptions as ReduceScatterOptions
+from dldist.c10d.options import ScatterOptions as ScatterOptions
+from dldist.c10d.options import get_debug_level as get_debug_level
+from dldist.c10d.options import set_debug_level as set_debug_level
+from dldist.c10d.options import set_debug_level_from_env as set_debug_level_from_env
+from dldist.c10d.p2p import isend as isend
+from dldist.c10d.p2p import irecv as irecv
+from dldist.c10d.p2p import send as send
+from dldist.c10d.p2p import recv as recv
+from dldist.c10d.p2p import P2POp as P2POp
+from dldist.c10d.p2p import batch_isend_irecv as batch_isend_irecv
+from dldist.c10d.process_group import ProcessGroup as ProcessGroup
+from dldist.c10d.ranks import get_global_rank as get_global_rank
+from dldist.c10d.ranks import get_group_rank as get_group_rank
+from dldist.c10d.ranks import get_node_local_rank as get_node_local_rank
+from dldist.c10d.ranks import get_process_group_ranks as get_process_group_ranks
+from dldist.c10d.ranks import get_rank as get_rank
+from dldist.c10d.ranks import get_world_size as get_world_size
+from dldist.c10d.registry import GroupMember as GroupMember
+from dldist.c10d.registry import GroupName as GroupName
+from dldist.c10d.registry import group as group
 from dldist._core import DistAbortedError as DistAbortedError
 from dldist._core import DistArgumentError as DistArgumentError
 from dldist._core import DistAuthError as DistAuthError

@@ -6,35 +6,18 @@ import sys
 from types import ModuleType
 
 from dldist import namespace
-from dldist._core import PrefixStore, ReduceOp, Store, Work
-from dldist.c10d import (
-    coalescing,
-    collectives,
-    gloo,
-    groups,
-    names,
-    objects,
-    options,
-    p2p,
-    process_group,
-    ranks,
-    registry,
-)
+from dldist.c10d import registry
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
-MODULES = (coalescing, collectives, gloo, groups, names, objects, options, p2p, process_group, ranks, registry)
-"""A public name is listed once, in that of these modules that it comes from."""
+for _module in namespace.C10D:
+    __import__(_module)
 
-__all__ = ["PrefixStore", "ReduceOp", "Store", "Work"]
+__all__ = [*namespace.public(namespace.C10D)]
 
-for _module in MODULES:
-    __all__ += _module.__all__
-    globals().update({_name: getattr(_module, _name) for _name in _module.__all__})
-
-namespace.bind(__name__)
+namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D)
 
 
 def __getattr__(name: str) -> Any:

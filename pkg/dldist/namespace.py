@@ -1,8 +1,8 @@
-"""The names that programs find in `dldist` and `dldist.distributed_c10d`, but for those in `__all__` of the modules of c10d/.
+"""The names that programs find in `dldist` and `dldist.distributed_c10d`.
 
 A name is listed once, with the module that it comes from. Those of modules that are imported with the package are there at once,
-and others when somebody asks for them. `name=other` is a name for what is called `other` in its module. tools/make_stubs.py
-makes the stubs of both modules from these tables.
+and others when somebody asks for them. `name=other` is a name for what is called `other` in its module; `*` is all that a module
+defines without an underscore. tools/make_stubs.py makes the stubs of both modules from these tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-PUBLIC = {
+C10D = {
+    "dldist._core": "PrefixStore ReduceOp Store Work",
+    "dldist.c10d.coalescing": "coalescing record_comm",
+    "dldist.c10d.collectives": "*",
+    "dldist.c10d.gloo": "ProcessGroupGloo",
+    "dldist.c10d.groups": """
+        SHRINK_ABORT SHRINK_DEFAULT abort default_world destroy_process_group get_backend get_backend_config
+        get_backend_impl get_pg_count init_process_group is_initialized new_group new_subgroups
+        new_subgroups_by_enumeration set_timeout shrink_group split_group
+    """,
+    "dldist.c10d.names": """
+        Backend BackendConfig get_default_backend_for_device is_available is_backend_available is_gloo_available
+        is_launched is_mpi_available is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available
+    """,
+    "dldist.c10d.objects": "*",
+    "dldist.c10d.options": """
+        AllToAllOptions AllgatherOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions BroadcastOptions
+        DebugLevel GatherOptions ReduceOptions ReduceScatterOptions ScatterOptions get_debug_level set_debug_level
+        set_debug_level_from_env
+    """,
+    "dldist.c10d.p2p": "*",
+    "dldist.c10d.process_group": "ProcessGroup",
+    "dldist.c10d.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
+    "dldist.c10d.registry": "GroupMember GroupName group",
+}
+"""The public names of both: distributed_c10d.__all__."""
+
+PACKAGE = {
     "dldist._core": """
         DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError DistNetworkError
         DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError DistStoreTimeoutError DistTimeoutError
@@ -30,7 +57,7 @@ PUBLIC = {
     "dldist.types": "Tensor",
     "dldist.world": "World",
 }
-"""What `from dldist import *` gives beyond distributed_c10d.__all__."""
+"""The public names of dldist that distributed_c10d has, but not in its __all__."""
 
 BESIDE = {
     "dldist._core": "_Work=Work",
@@ -100,33 +127,41 @@ OF_C10D = {
 """What distributed_c10d alone has: c10d's private names, and what few look for."""
 
 
-def names_of(table: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def names_of(*tables: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Each name, its module, and what it is called there."""
-    for module, names in table.items():
-        for each in names.split():
-            name, _, other = each.partition("=")
-            yield name, module, other or name
+    for table in tables:
+        for module, names in table.items():
+            for each in _defined_in(sys.modules[module]) if names == "*" else names.split():
+                name, _, other = each.partition("=")
+                yield name, module, other or name
 
 
-_TABLES = {"dldist": (PUBLIC, BESIDE), "dldist.distributed_c10d": (PUBLIC, BESIDE, OF_C10D)}
-
-_WHERE = {
-    asked: {name: (module, other) for table in tables for name, module, other in names_of(table)}
-    for asked, tables in _TABLES.items()
-}
+def _defined_in(module: Any) -> list[str]:
+    own = vars(module).items()
+    return [name for name, value in own if name[0] != "_" and getattr(value, "__module__", None) == module.__name__]
 
 
-def bind(asked: str) -> None:
+def public(*tables: dict[str, str]) -> list[str]:
+    """The names of tables, for `__all__`."""
+    return sorted(name for name, _, _ in names_of(*tables))
+
+
+_where: dict[str, dict[str, tuple[str, str]]] = {}
+"""For each of the two modules, its names, and the module and the name that they have there."""
+
+
+def bind(asked: str, *tables: dict[str, str]) -> None:
     """Give one of the two modules the names of what has been imported already; one that it has remains what it is."""
+    _where[asked] = {name: (module, other) for name, module, other in names_of(*tables)}
     own = vars(sys.modules[asked])
-    for name, (module, other) in _WHERE[asked].items():
+    for name, (module, other) in _where[asked].items():
         if module in sys.modules and module != "dldist.c10d.private":  # of which some names change what they stand for
             own.setdefault(name, getattr(sys.modules[module], other))
 
 
 def find(name: str, asked: str) -> Any:
     """What a name of one of the two modules stands for that is not there yet."""
-    if name not in _WHERE[asked]:
+    if name not in _where[asked]:
         raise AttributeError(f"module {asked!r} has no attribute {name!r}")
-    module, other = _WHERE[asked][name]
+    module, other = _where[asked][name]
     return getattr(__import__(module, fromlist=(other,)), other)

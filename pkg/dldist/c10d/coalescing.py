@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dldist import _core
     from dldist.types import AnyGroup
 
-__all__ = ["coalescing", "record_comm"]
-
 
 class _CoalescingManager:
     """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""

@@ -25,30 +25,6 @@ if TYPE_CHECKING:
     from dldist.base.future import Future
     from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
 
-__all__ = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_into_tensor",
-    "gather_single",
-    "monitored_barrier",
-    "reduce",
-    "reduce_op",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "supports_complex",
-]
-
 SUM = _core.ReduceOp.SUM
 
 

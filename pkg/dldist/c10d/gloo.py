@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dldist.c10d.process_group import ProcessGroup
     from dldist.c10d.window import Window
 
-__all__ = ["ProcessGroupGloo"]
-
 
 class GlooOptions(BackendOptions):
     """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the

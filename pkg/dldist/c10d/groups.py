@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from dldist.types import AnyGroup
     from dldist.world import World
 
-__all__ = [
-    "SHRINK_ABORT",
-    "SHRINK_DEFAULT",
-    "abort",
-    "default_world",
-    "destroy_process_group",
-    "get_backend",
-    "get_backend_config",
-    "get_backend_impl",
-    "get_pg_count",
-    "init_process_group",
-    "is_initialized",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "set_timeout",
-    "shrink_group",
-    "split_group",
-]
-
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
 

@@ -11,21 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, ClassVar
 
-__all__ = [
-    "Backend",
-    "BackendConfig",
-    "get_default_backend_for_device",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_launched",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-]
-
 _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 
 

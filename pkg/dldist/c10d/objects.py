@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     from dldist.types import AnyGroup, Timeout
 
-__all__ = [
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "recv_object_list",
-    "scatter_object_list",
-    "send_object_list",
-]
-
 
 def _open(
     name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None

@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
-__all__ = [
-    "AllToAllOptions",
-    "AllgatherOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "DebugLevel",
-    "GatherOptions",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "ScatterOptions",
-    "get_debug_level",
-    "set_debug_level",
-    "set_debug_level_from_env",
-]
-
 
 # --- enums ---
 

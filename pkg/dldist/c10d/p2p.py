@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dldist import _core
     from dldist.types import AnyGroup, Tensor, Timeout
 
-__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
-
 
 def isend(
     tensor: Tensor,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from dldist.c10d.hooks import Hooks
 
-__all__ = ["ProcessGroup"]
-
 # DLPack's device types.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
 

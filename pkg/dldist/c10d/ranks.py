@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
     from dldist.types import AnyGroup
 
-__all__ = [
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-]
-
 
 def is_non_member(group: object) -> bool:
     """Whether it is what new_group gives to those who are not in the group."""

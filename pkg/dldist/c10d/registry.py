@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dldist.c10d.coalescing import _CollOp
     from dldist.c10d.process_group import ProcessGroup
 
-__all__ = ["GroupMember", "GroupName", "group"]
-
 GroupName = str
 """What c10d calls the name of a group."""
 
