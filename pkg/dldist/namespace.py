@@ -93,16 +93,6 @@ OF_C10D = {
     """,
     "dldist.c10d.coalescing": "_CollOp",
     "dldist.c10d.collectives": "_reduce_op",
-    "dldist.c10d.current": "_current_process_group _set_process_group",
-    "dldist.c10d.group_facts": """
-        _device_capability _get_all_pg_configs _get_group_size_by_name _get_object_coll_device _get_pg_config
-        _get_pg_default_device _get_process_group_uid _get_split_source _is_safe_to_split
-        _resolve_group_name_by_ranks_and_tag
-    """,
-    "dldist.c10d.group_making": """
-        _find_or_create_pg_by_ranks_and_tag _hash_ranks_to_str _new_process_group_helper _process_group_color
-        _process_group_name _update_default_pg
-    """,
     "dldist.c10d.groups": """
         STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
         _new_group_with_tag _set_pg_timeout _store_based_barrier=store_based_barrier
@@ -113,10 +103,14 @@ OF_C10D = {
     "dldist.c10d.options": "ErrorType OpType ReconfigureOptions WorkResult",
     "dldist.c10d.private": """
         _DEFAULT_NO_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
-        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _backend _default_pg_init_method
-        _get_default_store _get_global_rank _get_group_size _get_group_tag _get_process_group_store _group_count
-        _pg_backend_config _pg_group_ranks _pg_map _pg_names _pg_to_tag _register_process_group
-        _resolve_process_group _tags_to_pg _unregister_all_process_groups _unregister_process_group
+        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _backend _current_process_group
+        _default_pg_init_method _device_capability _find_or_create_pg_by_ranks_and_tag _get_all_pg_configs
+        _get_default_store _get_global_rank _get_group_size _get_group_size_by_name _get_group_tag
+        _get_object_coll_device _get_pg_config _get_pg_default_device _get_process_group_store _get_process_group_uid
+        _get_split_source _group_count _hash_ranks_to_str _is_safe_to_split _new_process_group_helper
+        _pg_backend_config _pg_group_ranks _pg_map _pg_names _pg_to_tag _process_group_color _process_group_name
+        _register_process_group _resolve_group_name_by_ranks_and_tag _resolve_process_group _set_process_group
+        _tags_to_pg _unregister_all_process_groups _unregister_process_group _update_default_pg
     """,
     "dldist.c10d.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
     "dldist.c10d.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",

@@ -1,23 +1,34 @@
-"""c10d's private functions and constants that need nothing but the registry and a group's backend. Imported when first used."""
+"""c10d's private names: constants, questions about groups and other ways to make them. Imported when one of them is asked for."""
 
 from __future__ import annotations
 
+from _thread import _local
 from datetime import timedelta
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.groups import _nccl_behind, get_backend_impl
-from dldist.c10d.maker import default_timeout
-from dldist.c10d.names import is_nccl_available, warn
-from dldist.c10d.options import ReconfigureOptions
-from dldist.c10d.ranks import get_global_rank, get_world_size
-from dldist.c10d.registry import default_group
+from dldist.c10d.backend_base import Backend as BackendImpl
+from dldist.c10d.groups import (
+    _check_device_id,
+    _find_pg_by_ranks_and_tag,
+    _nccl_behind,
+    _nccl_split,
+    _new_group_with_tag,
+    _skip_nccl_split,
+    get_backend_config,
+    get_backend_impl,
+)
+from dldist.c10d.maker import Maker, check_backend, default_timeout
+from dldist.c10d.names import Backend, device_type_of, is_nccl_available, warn
+from dldist.c10d.options import ReconfigureOptions, as_timedelta
+from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.ranks import get_global_rank, get_process_group_ranks, get_rank, get_world_size, group_or_default, is_non_member
+from dldist.c10d.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
-
-    from dldist.c10d.process_group import ProcessGroup
 
 _GLOO_AVAILABLE = True
 _MPI_AVAILABLE = _UCC_AVAILABLE = _XCCL_AVAILABLE = False
@@ -152,3 +163,195 @@ def _supports_window(group: Any = None) -> bool:
 def _new_window(tensor: Any = None, group: Any = None) -> Any:
     """Memory of every rank that the others put into. All ranks call it."""
     return get_backend_impl(group).new_window(tensor)
+
+
+# ---- devices, by the names of their types
+
+
+def _device_capability(group: Any = None) -> list[str]:
+    """The types of device that a group serves."""
+    return list(group_or_default(group)._device_types)
+
+
+def _preferred(kinds: list[str]) -> str:
+    """The CPU where it is among several: objects are in its memory."""
+    return "cpu" if "cpu" in kinds else kinds[0]
+
+
+def _get_object_coll_device(group: Any = None) -> str:
+    """The type of device of the tensors that a library puts objects into, to send them by a group; the object collectives find
+    their way through any."""
+    pg = group_or_default(group)
+    if isinstance(pg, ProcessGroup):
+        return _preferred(pg._device_types or ["cpu"])
+    return "cuda" if _is_nccl(pg) else "cpu"
+
+
+def _get_pg_default_device(group: Any = None) -> str:
+    """Deprecated: the type of device that a group serves."""
+    warn("_get_pg_default_device is deprecated: ask _get_object_coll_device or _device_capability", UserWarning)
+    pg = group_or_default(group)
+    if not isinstance(pg, ProcessGroup):
+        return _get_object_coll_device(pg)
+    kinds = pg._device_types
+    if not kinds:
+        raise RuntimeError("Default device not found, because no backend has been registered with this ProcessGroup.")
+    if len(kinds) > 1:
+        warn(f"The group serves {', '.join(kinds)}, and none of them is the default: {_preferred(kinds)} is taken.", UserWarning)
+    return _preferred(kinds)
+
+
+# ---- NCCL
+
+
+def _is_nccl(backend: Any) -> bool:
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    return isinstance(backend, ProcessGroupNCCL)
+
+
+def _get_process_group_uid(pg: Any) -> Any:
+    """What tells a group of NCCL from others; -1 of one without NCCL."""
+    backend = _nccl_behind(pg)
+    return -1 if backend is None else backend.uid
+
+
+def _is_safe_to_split() -> bool:
+    """Whether the default group is bound to a device, so that its communicators are there."""
+    return default_group().bound_device_id is not None
+
+
+def _get_split_source(pg: Any) -> Any:
+    """The backend that others are split off from: that of the device which the group is bound to, or of the default group's GPU."""
+    device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
+    backend = None if device is None else pg._backend_of_device(device_type_of(device))
+    if backend is None or not backend.supports_splitting:
+        return None
+    return getattr(backend, "wrapped_pg", backend)
+
+
+# ---- who is in it
+
+
+def _get_pg_config(group: Any = None) -> dict[str, Any]:
+    """Name, description, backends, size and ranks of a group."""
+    pg = group_or_default(group)
+    return {
+        "pg_name": registry._world.pg_names.get(pg, "None"),
+        "pg_desc": pg.group_desc,
+        "backend_config": get_backend_config(pg),
+        "pg_size": pg.size(),
+        "ranks": get_process_group_ranks(pg),
+    }
+
+
+def _get_all_pg_configs() -> list[dict[str, Any]]:
+    return [_get_pg_config(pg) for pg in registry._world.pg_map]
+
+
+def _get_group_size_by_name(group_name: str | ProcessGroup | BackendImpl) -> int:
+    """The size of a group, of its name or of the group itself."""
+    group: Any = registry._world.resolve(group_name) if isinstance(group_name, str) else group_name
+    return int(group.size())
+
+
+def _resolve_group_name_by_ranks_and_tag(ranks: list[int], tag: str) -> str:
+    group = _find_pg_by_ranks_and_tag(tag, ranks)
+    if group is None:
+        raise ValueError(f"there is no group of the ranks {ranks} with the tag {tag!r}")
+    return group.group_name
+
+
+# ---- groups beside the default one, or before there is one
+
+
+def _new_process_group_helper(
+    group_size: int,
+    group_rank: int,
+    global_ranks_in_group: Sequence[int],
+    backend: str,
+    store: _core.Store,
+    group_name: str,
+    backend_options: Any = None,
+    timeout: Any = None,
+    pg_tag: str | None = None,
+    device_id: Any = None,
+    group_desc: str | None = None,
+) -> tuple[Any, _core.Store | None]:
+    """Make a group whose members meet in `store`: all of them call it. Returns it and the store with the group's prefix.
+
+    Without ranks it is a world of its own, for which there need be no default group. Who is not among the ranks gets
+    NON_GROUP_MEMBER and None.
+    """
+    world = registry._world
+    if group_name in world.pg_names.values():
+        raise ValueError("The specified group name has already been created, please use a different group name")
+    device = _check_device_id(device_id)
+    limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
+    name = Backend(backend)
+    check_backend(name)
+    ranks = list(global_ranks_in_group)
+    if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
+        return found, world.pg_map[found][1]
+    if ranks and default_group().rank() not in ranks:
+        _skip_nccl_split(default_group(), name)
+        return NON_GROUP_MEMBER, None
+    maker = Maker(name, limit, backend_options, device, "undefined" if group_desc is None else group_desc)
+    if ranks:
+        maker.nccl_offspring = _nccl_split(default_group(), ranks, maker)
+    pg = maker.make(store, group_rank, group_size, ranks or list(range(group_size)), group_name, None, pg_tag or None)
+    return pg, world.pg_map[pg][1]
+
+
+def _update_default_pg(pg: Any) -> None:
+    """Have the calls that name no group go to this one; to none with None, and where this process is no member."""
+    registry._world.default_pg = None if is_non_member(pg) else pg
+
+
+def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int) -> ProcessGroup:
+    """Of the ranks, cut into rows of `stride`, the group of this process's row: the one with this tag, or a new one."""
+    if len(ranks) % stride != 0:
+        raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
+    rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]
+    mine = next((row for row in rows if get_rank() in row), None)
+    if mine is None:
+        raise AssertionError("rankset doesn't include the current node")
+    found = _find_pg_by_ranks_and_tag(tag, mine)
+    if found is not None:
+        return found
+    if not tag:
+        raise ValueError("Cannot automatically create PG with empty tag")
+    made: ProcessGroup = _new_group_with_tag(mine, pg_tag=tag, use_local_synchronization=True)
+    return made
+
+
+# ---- names and colours
+
+
+def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+    """The name of the next group: made of its ranks, or the number that all processes count up to."""
+    return registry._world.next_name_of(ranks) if use_hashed_name else registry._world.next_name()
+
+
+def _hash_ranks_to_str(ranks: Sequence[int]) -> str:
+    return hash_of_ranks(ranks, len(registry._world.pg_names))
+
+
+def _process_group_color(ranks: Sequence[int]) -> int:
+    """A number that fits into an int of C, the same for the same ranks."""
+    return abs(hash(tuple(ranks))) % (1 << 31)
+
+
+# ---- c10d's current group, one for each thread, which calls that name no group do not use
+
+_of_thread = _local()
+
+
+def _current_process_group() -> ProcessGroup | None:
+    """The group that this thread has set; None before."""
+    return getattr(_of_thread, "group", None)
+
+
+def _set_process_group(pg: ProcessGroup | None) -> None:
+    """Set it, or forget it with None."""
+    _of_thread.group = pg
