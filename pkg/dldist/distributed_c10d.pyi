@@ -168,7 +168,7 @@ from dldist.c10d.groups import _abort_process_group as _abort_process_group
 from dldist.c10d.groups import _find_pg_by_ranks_and_tag as _find_pg_by_ranks_and_tag
 from dldist.c10d.groups import _is_barrier_after_init as _is_barrier_after_init
 from dldist.c10d.groups import _new_group_with_tag as _new_group_with_tag
-from dldist.c10d.groups import _set_pg_timeout as _set_pg_timeout
+from dldist.c10d.groups import set_timeout as _set_pg_timeout
 from dldist.c10d.groups import store_based_barrier as _store_based_barrier
 from dldist.c10d.maker import PG_WRAPPER_STORE_PREFIX as PG_WRAPPER_STORE_PREFIX
 from dldist.c10d.maker import check_timeout as _check_valid_timeout

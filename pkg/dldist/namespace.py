@@ -95,7 +95,7 @@ OF_C10D = {
     "dldist.c10d.collectives": "_reduce_op",
     "dldist.c10d.groups": """
         STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
-        _new_group_with_tag _set_pg_timeout _store_based_barrier=store_based_barrier
+        _new_group_with_tag _set_pg_timeout=set_timeout _store_based_barrier=store_based_barrier
     """,
     "dldist.c10d.maker": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout _get_default_timeout=default_timeout",
     "dldist.c10d.names": "_check_single_backend_availability",

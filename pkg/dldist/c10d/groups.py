@@ -7,8 +7,8 @@ import os
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.maker import Maker, check_backend, check_timeout, default_timeout
-from dldist.c10d.names import Backend, BackendConfig, device_type_of, is_nccl_available, warn
+from dldist.c10d.maker import Maker, check_timeout
+from dldist.c10d.names import Backend, device_type_of, is_nccl_available, warn
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
@@ -36,19 +36,6 @@ def is_initialized() -> bool:
 # ---- time-outs
 
 
-def _set_pg_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
-    """Set the time-out of the later operations of a group."""
-    if is_non_member(group):
-        raise ValueError("Invalid process group specified")
-    pg = group_or_default(group)
-    if isinstance(pg, _core.Group):
-        pg.timeout = check_timeout(timeout)
-        return
-    if not isinstance(pg, ProcessGroup):
-        raise AssertionError(f"Expected ProcessGroup, got {type(pg).__name__}")
-    pg.set_timeout(check_timeout(timeout))
-
-
 def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
     """Set the time-out of the later operations of a group, on this rank.
 
@@ -63,7 +50,15 @@ def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> No
     Example:
         >>> dist.set_timeout(60)
     """
-    _set_pg_timeout(timeout, group)
+    if is_non_member(group):
+        raise ValueError("Invalid process group specified")
+    pg = group_or_default(group)
+    if isinstance(pg, _core.Group):
+        pg.timeout = check_timeout(timeout)
+    elif isinstance(pg, ProcessGroup):
+        pg.set_timeout(check_timeout(timeout))
+    else:
+        raise AssertionError(f"Expected ProcessGroup, got {type(pg).__name__}")
 
 
 # ---- the default world
@@ -118,18 +113,15 @@ def init_process_group(
     device = _check_device_id(device_id)
     if backend is None and device is not None:
         backend = Backend.default_device_backend_map.get(device_type_of(device))
-    name = Backend("undefined" if backend is None else backend)
-    limit = default_timeout(name) if timeout is None else check_timeout(timeout)
-    check_backend(name)
-    if name == Backend.MPI and (world_size != -1 or rank != -1):
+    maker = Maker(Backend.UNDEFINED if backend is None else backend, timeout, pg_options, device, "default_pg", enable_reconfigure)
+    if maker.backend == Backend.MPI and (world_size != -1 or rank != -1):
         warn(
             f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the "
             "MPI runtime."
         )
-    made = Maker(name, limit, pg_options, device, "default_pg", enable_reconfigure)
     name_of_group = world.next_name_of(_ranks) if _ranks else world.next_name()
     try:
-        pg = made.make_default(init_method, store, rank, world_size, name_of_group)
+        pg = maker.make_default(init_method, store, rank, world_size, name_of_group)
     except BaseException:
         # A failed attempt leaves nothing behind, so that the next one finds the names that the other ranks use.
         world.forget_all()
@@ -138,7 +130,7 @@ def init_process_group(
     world.init_method = init_method
     _prefix_tracebacks(pg.rank())
     try:
-        _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), limit)
+        _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), maker.timeout)
     except BaseException as error:
         abort(None, f"init_process_group: {error}")
         raise
@@ -269,7 +261,9 @@ def new_group(
         >>> if dist.get_rank() == 0:
         ...     dist.barrier(first)
     """
-    return _new_group(ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, device_id, sort_ranks, None)
+    return _new_group_with_tag(
+        ranks, timeout, backend, pg_options, None, use_local_synchronization, group_desc, device_id, sort_ranks
+    )
 
 
 def _new_group_with_tag(
@@ -284,49 +278,32 @@ def _new_group_with_tag(
     sort_ranks: bool = True,
 ) -> ProcessGroup | Any:
     """new_group with a tag: groups of the same tag and ranks are one group."""
-    return _new_group(
-        ranks, timeout, backend, backend_options, use_local_synchronization, group_desc, device_id, sort_ranks, pg_tag
-    )
-
-
-def _new_group(
-    ranks: Any,
-    timeout: Any,
-    backend: str | None,
-    pg_options: Any,
-    is_local: bool,
-    group_desc: str | None,
-    device_id: Any,
-    sort_ranks: bool,
-    tag: str | None,
-) -> Any:
     world, parent = registry._world, default_group()
     default_backend, default_store = world.pg_map[parent]
-    name = Backend(default_backend if backend is None else backend)
-    limit = default_timeout(name) if timeout is None else check_timeout(timeout)
+    name, is_local = Backend(default_backend if backend is None else backend), use_local_synchronization
     if device_id is not None and device_id != parent.bound_device_id:
         raise AssertionError("Mismatched bound device between new pg and the default pg.")
     if name == Backend.MPI and is_local:
         raise ValueError("MPI backend doesn't support use_local_synchronization=True")
-    check_backend(name)
+    maker = Maker(name, timeout, backend_options, parent.bound_device_id, group_desc)
     members = _check_ranks(ranks, parent.size(), sort_ranks)
-    if tag and (found := _find_pg_by_ranks_and_tag(tag, members)) is not None:
+    if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, members)) is not None:
         return found
     own_name = world.next_name_of(members) if is_local else world.next_name()
     pg: Any = NON_GROUP_MEMBER
     if parent.rank() in members:
-        maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
-        source = _source(parent, members)
+        maker.source = _source(parent, members)
         if not is_local:
             maker.nccl_offspring = _nccl_split(parent, members, maker)
-        pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
+        pg = maker.make(default_store, members.index(parent.rank()), members, own_name, pg_tag)
     elif is_local:
         return None
     else:
-        _skip_nccl_split(parent, name)
+        _skip_nccl_split(parent, maker)
     try:
         # Of all who call this, members or not.
-        _barrier_if_asked(parent.rank(), default_store, own_name, len(members) if is_local else parent.size(), limit)
+        count = len(members) if is_local else parent.size()
+        _barrier_if_asked(parent.rank(), default_store, own_name, count, maker.timeout)
     except BaseException as error:
         abort(pg, f"new_group: {error}")
         raise
@@ -384,7 +361,7 @@ def _nccl_to_split(pg: ProcessGroup) -> Any:
 
 def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
     """What splits NCCL's communicator of these ranks off from that of pg, given options."""
-    backend = _nccl_to_split(pg) if Backend.NCCL in maker.config.get_device_backend_map().values() else None
+    backend = _nccl_to_split(pg) if maker.uses_nccl else None
     return None if backend is None else lambda opts: backend._split(ranks, opts)
 
 
@@ -402,10 +379,9 @@ def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.
     return backend.shrink([ranks.index(rank) for rank in ranks if rank not in members], flags)
 
 
-def _skip_nccl_split(pg: ProcessGroup, name: str) -> None:
+def _skip_nccl_split(pg: ProcessGroup, maker: Maker) -> None:
     """Take part in a split that this rank gets nothing of: NCCL wants all ranks of the parent."""
-    is_wanted = Backend.NCCL in BackendConfig(name).get_device_backend_map().values()
-    backend = _nccl_to_split(pg) if is_wanted else None
+    backend = _nccl_to_split(pg) if maker.uses_nccl else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
 
@@ -538,30 +514,30 @@ def split_group(
     pg = _member_group(parent_pg)
     mine = _check_split(split_ranks, pg)
     world = registry._world
+    limit = pg.get_timeout() if timeout is None else timeout
+    maker = Maker(world.pg_map[pg][0] if backend is None else backend, limit, pg_options, pg.bound_device_id, group_desc)
     if mine is None:
         world.group_count += 1
-        _skip_nccl_split(pg, Backend(world.pg_map[pg][0] if backend is None else backend))
+        _skip_nccl_split(pg, maker)
         return None
     parent_ranks = get_process_group_ranks(pg)
     members = [parent_ranks[rank] for rank in mine]
-    name = Backend(world.pg_map[pg][0] if backend is None else backend)
-    limit = pg.get_timeout() if timeout is None else check_timeout(timeout)
-    desc = f"{pg.group_desc}:split:{_ranks_text(mine)}" if group_desc is None else group_desc
-    source = _source(pg, mine)
-    if source is None and not pg.supports_splitting:
+    if group_desc is None:
+        maker.desc = f"{pg.group_desc}:split:{_ranks_text(mine)}"
+    maker.source = _source(pg, mine)
+    if maker.source is None and not pg.supports_splitting:
         raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
     own_name = world.next_name_of(members)
     unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
-    if source is None and unbound is not None:
-        pg_options = unbound._options_like(pg_options)  # the others need not come: the members meet in the store
-    elif source is None:
-        made: Any = pg.split_group(mine, limit, pg_options, own_name, desc)  # not None: this rank is in it
+    if maker.source is None and unbound is not None:
+        maker.pg_options = unbound._options_like(pg_options)  # the others need not come: the members meet in the store
+    elif maker.source is None:
+        made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)  # not None: this rank is in it
         config = world.pg_backend_config[pg]
-        world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
+        world.add(made, name=own_name, backend=maker.backend, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
         return made
-    maker = Maker(name, limit, pg_options, pg.bound_device_id, desc)
     maker.nccl_offspring = _nccl_split(pg, mine, maker)
-    return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), len(mine), members, own_name, source)
+    return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), members, own_name)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -620,21 +596,20 @@ def shrink_group(
     if me not in members:
         raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
     backend, store = world.pg_map[pg]
-    limit, device = pg.get_timeout(), pg.bound_device_id
-    desc, generation = pg.group_desc, f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
+    generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
     # The store that is hosted here goes on.
     at_shutdown = pg._take_shutdown_calls() if is_default else []
     ranks = list(range(len(members))) if is_default else members
-    maker = Maker(backend, limit, pg_options, device, desc)
+    maker = Maker(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
     place = _core.PrefixStore(f"{generation}/", store)
     try:
-        shrunk = _nccl_shrink(pg, members, shrink_flags, place, limit)
+        shrunk = _nccl_shrink(pg, members, shrink_flags, place, maker.timeout)
         if shrunk is not None:
             maker.nccl_offspring = shrunk._with_options
         if shrink_flags == SHRINK_ABORT:
             pg.abort()
         destroy_process_group(pg)
-        made = maker.make(place, members.index(me), len(members), ranks, world.next_name_of(members), None)
+        made = maker.make(place, members.index(me), ranks, world.next_name_of(members))
     except BaseException:
         call_all(at_shutdown)
         raise

@@ -65,20 +65,30 @@ def _refuse_backend(name: str) -> None:
 
 
 class Maker:
-    """Everything that a group is made from except its members: backends, time-out, options."""
+    """Everything that a group is made from except its members: backends, time-out, options.
+
+    It refuses a backend that cannot be made before this process meets any others. A time-out of None is the backend's own.
+    """
 
     def __init__(
-        self, backend: str, timeout: timedelta, pg_options: Any, device: Any, desc: str, is_reconfigurable: bool = False
+        self, backend: str, timeout: Any, pg_options: Any, device: Any, desc: str | None, is_reconfigurable: bool = False
     ) -> None:
-        self.backend = backend
-        self.config = BackendConfig(backend)
-        self.timeout = timeout
+        self.backend = Backend(backend)
+        self.timeout = default_timeout(self.backend) if timeout is None else check_timeout(timeout)
+        check_backend(self.backend)
+        self.config = BackendConfig(self.backend)
         self.pg_options = pg_options
         self.device = device
-        self.desc = desc
+        self.desc = "undefined" if desc is None else desc
         self.is_reconfigurable = is_reconfigurable
+        self.source: tuple[_core.Group, list[int]] | None = None
+        """A CPU group with all members, and their ranks in it: the new group is split off from it, which needs no store."""
         self.nccl_offspring: Any = None
         """A function that takes options and makes a ProcessGroupNCCL from another one's communicator."""
+
+    @property
+    def uses_nccl(self) -> bool:
+        return Backend.NCCL in self.config.get_device_backend_map().values()
 
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
@@ -95,7 +105,7 @@ class Maker:
             meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
             store, rank, world_size = meeting.store, meeting.rank, meeting.world_size
         try:
-            pg = self.make(store, rank, world_size, list(range(world_size)), name, None)
+            pg = self.make(store, rank, list(range(world_size)), name)
             if meeting is not None:
                 meeting.met()
                 pg._on_shutdown(meeting.close)
@@ -110,24 +120,16 @@ class Maker:
         return pg
 
     def make(
-        self,
-        store: _core.Store | None,
-        rank: int,
-        size: int,
-        ranks: list[int],
-        name: str,
-        source: tuple[_core.Group, list[int]] | None,
-        tag: str | None = None,
+        self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
     ) -> ProcessGroup:
-        """Make a group that this process is a member of, and enter it in the registry; `ranks` are its global ranks. A source is
-        a CPU group with all members, and their ranks in it: the new group is then split off from it, which needs no store."""
+        """Make a group that this process is a member of, and enter it in the registry; `ranks` are its global ranks."""
         own = None if store is None else _core.PrefixStore(f"{name}/", store)
-        pg = ProcessGroup(own, rank, size)
+        pg = ProcessGroup(own, rank, len(ranks))
         pg._set_group_name(name)
         pg._set_group_desc(self.desc)
         pg.bound_device_id = self.device
         try:
-            made = self._give_backends(pg, ranks, source)
+            made = self._give_backends(pg, ranks)
             if made is None:
                 return self._not_a_member(rank)
             pg = made
@@ -140,15 +142,13 @@ class Maker:
             raise
         return pg
 
-    def _give_backends(
-        self, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
-    ) -> ProcessGroup | None:
+    def _give_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
         """The group with all its backends: pg, or the group that a creator has made in its place. None if a creator returned
         None."""
         made: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
             if backend not in made:
-                made[backend] = self._make_backend(backend, device, pg, ranks, source)
+                made[backend] = self._make_backend(backend, device, pg, ranks)
             if made[backend] is None:
                 return None
             if isinstance(made[backend], ProcessGroup):
@@ -159,9 +159,7 @@ class Maker:
             pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
         return pg
 
-    def _make_backend(
-        self, backend: str, device: str, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
-    ) -> Any:
+    def _make_backend(self, backend: str, device: str, pg: ProcessGroup, ranks: list[int]) -> Any:
         store = pg.get_group_store()
         prefixed = None if store is None else _core.PrefixStore(f"{device}/", store)
         if backend.upper() in Backend._plugins:
@@ -171,7 +169,7 @@ class Maker:
 
             if self.is_reconfigurable:
                 return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
-            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, source, ranks)
+            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, self.source, ranks)
         elif backend == Backend.NCCL:
             from dldist.c10d.nccl import ProcessGroupNCCL
 

@@ -18,8 +18,8 @@ from dldist.c10d.groups import (
     get_backend_config,
     get_backend_impl,
 )
-from dldist.c10d.maker import Maker, check_backend, default_timeout
-from dldist.c10d.names import Backend, device_type_of, is_nccl_available, warn
+from dldist.c10d.maker import Maker, default_timeout
+from dldist.c10d.names import device_type_of, is_nccl_available, warn
 from dldist.c10d.options import ReconfigureOptions, as_timedelta
 from dldist.c10d.process_group import ProcessGroup
 from dldist.c10d.ranks import get_global_rank, get_process_group_ranks, get_rank, get_world_size, group_or_default, is_non_member
@@ -288,18 +288,16 @@ def _new_process_group_helper(
         raise ValueError("The specified group name has already been created, please use a different group name")
     device = _check_device_id(device_id)
     limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
-    name = Backend(backend)
-    check_backend(name)
+    maker = Maker(backend, limit, backend_options, device, group_desc)
     ranks = list(global_ranks_in_group)
     if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
         return found, world.pg_map[found][1]
     if ranks and default_group().rank() not in ranks:
-        _skip_nccl_split(default_group(), name)
+        _skip_nccl_split(default_group(), maker)
         return NON_GROUP_MEMBER, None
-    maker = Maker(name, limit, backend_options, device, "undefined" if group_desc is None else group_desc)
     if ranks:
         maker.nccl_offspring = _nccl_split(default_group(), ranks, maker)
-    pg = maker.make(store, group_rank, group_size, ranks or list(range(group_size)), group_name, None, pg_tag or None)
+    pg = maker.make(store, group_rank, ranks or list(range(group_size)), group_name, pg_tag or None)
     return pg, world.pg_map[pg][1]
 
 
