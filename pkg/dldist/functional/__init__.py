@@ -55,17 +55,20 @@ __all__ = [
 _MAX_DIMENSIONS = 32
 
 
-def _only(results: list[Any]) -> Any:
-    return results[0] if results else None
+def _name_of(op: Op) -> str:
+    return str(getattr(op, "name", op)).lower()
 
 
-def _is_linear(op: Any) -> bool:
+def _is_linear(op: Op) -> bool:
     """Whether a reduction has a gradient, which is then the same reduction."""
-    return op in (_core.ReduceOp.SUM, _core.ReduceOp.AVG) or (isinstance(op, str) and op.lower() in ("sum", "avg"))
+    return _name_of(op) in ("sum", "avg")
 
 
-def _is_average(op: Any) -> bool:
-    return op == _core.ReduceOp.AVG or (isinstance(op, str) and op.lower() == "avg")
+def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) -> tuple[Any, Any]:
+    """The operation for parts of an array along an axis, and these parts: the array itself where they lie one behind the other."""
+    if axis == 0:
+        return getattr(calls, f"{name}_single"), whole
+    return getattr(calls, name), None if whole is None else arrays.pieces(whole, axis, sizes)
 
 
 # ---- reductions
@@ -98,16 +101,15 @@ def all_reduce(
         >>> F.all_reduce(array("f", [1, 2]), "max", async_op=True).wait().tolist()
         [1.0, 2.0]
     """
-    form = Form("all_reduce", x, group, timeout)
+    form = Form("all_reduce", x, group, timeout, async_op)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        return operations.all_reduce(outputs[0], op, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        return calls.all_reduce(output, op, **how)
 
     def transpose(gradient: Any) -> list[Any]:
         return [all_reduce(gradient, op, group, timeout=timeout)]
 
-    gradients = transpose if _is_linear(op) else None
-    return form.run([x], start, [form.shape], fill=True, transpose=gradients, pack=_only, async_op=async_op)
+    return form.run([x], start, [form.shape], fill=True, transpose=transpose if _is_linear(op) else None)
 
 
 def all_reduce_tree(
@@ -139,23 +141,22 @@ def all_reduce_tree(
     leaves, rebuild = functional_tree.flatten(tree, "all_reduce_tree")
     if not leaves:
         operations_of(group)
-        return Pending([], lambda: rebuild([])) if async_op else rebuild([])
-    form = Form("all_reduce_tree", leaves[0], group, timeout)
+        return Pending([], rebuild) if async_op else rebuild()
+    form = Form("all_reduce_tree", leaves[0], group, timeout, async_op)
+    count = len(leaves)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+    def start(calls: Any, *sources_and_outputs: Any, **how: Any) -> Any:
         by_dtype: dict[str, list[Any]] = {}
-        for output in outputs:
+        for output in sources_and_outputs[count:]:
             by_dtype.setdefault(_core._describe_tensor(output, False)["dtype"], []).append(output)
-        works = [operations.all_reduce_coalesced(same, op, **how) for same in by_dtype.values()]
-        return works if how["async_op"] else None
+        return [calls.all_reduce_coalesced(same, op, **how) for same in by_dtype.values()]
 
     def transpose(*gradients: Any) -> list[Any]:
         reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
         return reduced
 
     shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    gradients = transpose if _is_linear(op) else None
-    return form.run(leaves, start, shapes, fill=True, transpose=gradients, pack=rebuild, async_op=async_op)
+    return form.run(leaves, start, shapes, fill=True, transpose=transpose if _is_linear(op) else None, pack=rebuild)
 
 
 def reduce(
@@ -185,16 +186,13 @@ def reduce(
         >>> F.reduce(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("reduce", x, group, timeout)
+    form = Form("reduce", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        return operations.reduce(outputs[0], root, op, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        return calls.reduce(output, root, op, **how)
 
-    def pack(results: list[Any]) -> Any:
-        return results[0] if form.rank == root else None
-
-    return form.run([x], start, [form.shape], fill=True, pack=pack, async_op=async_op)
+    return form.run([x], start, [form.shape], fill=True, pack=lambda result: result if form.rank == root else None)
 
 
 def reduce_scatter(
@@ -224,23 +222,20 @@ def reduce_scatter(
         >>> F.reduce_scatter(array("f", [1, 2]), "avg")
         array('f', [1.0, 2.0])
     """
-    form = Form("reduce_scatter", x, group, timeout)
+    form = Form("reduce_scatter", x, group, timeout, async_op)
     axis = form.axis(axis)
     share = form.share(axis)
-    size = form.size
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        if axis == 0:
-            return operations.reduce_scatter_single(outputs[0], sources[0], op, **how)
-        return operations.reduce_scatter(outputs[0], arrays.pieces(sources[0], axis, [share] * size), op, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        call, parts = _by_parts(calls, "reduce_scatter", axis, source, [share] * form.size)
+        return call(output, parts, op, **how)
 
     def transpose(gradient: Any) -> list[Any]:
-        if _is_average(op):
-            gradient = gradient / size
+        if _name_of(op) == "avg":
+            gradient = gradient / form.size
         return [all_gather(gradient, axis, group=group, timeout=timeout)]
 
-    gradients = transpose if _is_linear(op) else None
-    return form.run([x], start, [form.with_extent(axis, share)], transpose=gradients, pack=_only, async_op=async_op)
+    return form.run([x], start, [form.with_extent(axis, share)], transpose=transpose if _is_linear(op) else None)
 
 
 # ---- collections
@@ -274,19 +269,18 @@ def all_gather(
         >>> F.all_gather(array("f", [1, 2]))
         array('f', [1.0, 2.0])
     """
-    form = Form("all_gather", x, group, timeout)
+    form = Form("all_gather", x, group, timeout, async_op)
     axis, shape, extent = _gathered(form, axis, tiled)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        if axis == 0:
-            return operations.all_gather_single(outputs[0], sources[0], **how)
-        return operations.all_gather(arrays.pieces(outputs[0], axis, [extent] * form.size), sources[0], **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        call, parts = _by_parts(calls, "all_gather", axis, output, [extent] * form.size)
+        return call(parts, source, **how)
 
     def transpose(gradient: Any) -> list[Any]:
-        parts: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
-        return [parts.reshape(form.shape)]
+        part: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
+        return [part.reshape(form.shape)]
 
-    return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
+    return form.run([x], start, [shape], transpose=transpose)
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
@@ -328,17 +322,15 @@ def gather(
         >>> F.gather(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("gather", x, group, timeout)
+    form = Form("gather", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
     axis, shape, extent = _gathered(form, axis, tiled)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        if axis == 0:
-            return operations.gather_single(sources[0], _only(outputs), root, **how)
-        parts = arrays.pieces(outputs[0], axis, [extent] * form.size) if outputs else None
-        return operations.gather(sources[0], parts, root, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        call, parts = _by_parts(calls, "gather", axis, output, [extent] * form.size)
+        return call(source, parts, root, **how)
 
-    return form.run([x], start, [shape] if form.rank == root else None, pack=_only, async_op=async_op)
+    return form.run([x], start, [shape] if form.rank == root else None)
 
 
 def all_gather_any(
@@ -363,21 +355,18 @@ def all_gather_any(
         >>> F.all_gather_any(array("f", [1, 2]))
         [array('f', [1.0, 2.0])]
     """
-    form = Form("all_gather_any", x, group, timeout)
+    form = Form("all_gather_any", x, group, timeout, async_op)
     if arrays.is_traced(x):
         raise TypeError("all_gather_any(): not in jax.jit, where the shapes of results must be known beforehand")
     shapes = _exchange_shapes(form)
     family = arrays.family_of(x, form.name)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        parts.extend(family.empty_like(x, shape) for shape in shapes)
-        return operations.all_gather(parts, sources[0], **how)
+    parts = [family.empty_like(x, shape) for shape in shapes]
 
-    def pack(_: list[Any]) -> list[Any]:
-        return [family.finish(part, x) for part in parts]
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        return calls.all_gather(parts, source, **how)
 
-    parts: list[Any] = []
-    return form.run([x], start, None, pack=pack, async_op=async_op)
+    return form.run([x], start, None, pack=lambda: [family.finish(part, x) for part in parts])
 
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
@@ -421,19 +410,17 @@ def broadcast(
         >>> F.broadcast(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("broadcast", x, group, timeout)
+    form = Form("broadcast", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        return operations.broadcast(outputs[0], root, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        return calls.broadcast(output, root, **how)
 
     def transpose(gradient: Any) -> list[Any]:
         total = reduce(gradient, root, "sum", group, timeout=timeout)
         return [arrays.zeros_like(gradient) if total is None else total]
 
-    return form.run(
-        [x], start, [form.shape], fill=form.rank == root, transpose=transpose, pack=_only, async_op=async_op
-    )
+    return form.run([x], start, [form.shape], fill=form.rank == root, transpose=transpose)
 
 
 def scatter(
@@ -464,19 +451,17 @@ def scatter(
         >>> F.scatter(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("scatter", x, group, timeout)
+    form = Form("scatter", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
     axis = form.axis(axis)
     is_root = form.rank == root
     share = form.share(axis) if is_root else form.shape[axis]
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        if axis == 0:
-            return operations.scatter_single(outputs[0], sources[0] if is_root else None, root, **how)
-        parts = arrays.pieces(sources[0], axis, [share] * form.size) if is_root else None
-        return operations.scatter(outputs[0], parts, root, **how)
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        call, parts = _by_parts(calls, "scatter", axis, source if is_root else None, [share] * form.size)
+        return call(output, parts, root, **how)
 
-    return form.run([x], start, [form.with_extent(axis, share)], pack=_only, async_op=async_op)
+    return form.run([x], start, [form.with_extent(axis, share)])
 
 
 def all_to_all(
@@ -511,7 +496,7 @@ def all_to_all(
         >>> F.all_to_all(array("f", [1, 2]))
         array('f', [1.0, 2.0])
     """
-    form = Form("all_to_all", x, group, timeout)
+    form = Form("all_to_all", x, group, timeout, async_op)
     split, concat = form.axis(split_axis, "split_axis"), form.axis(concat_axis, "concat_axis")
     if split != concat and (output_split_sizes is not None or input_split_sizes is not None):
         raise ValueError("all_to_all(): split sizes are for equal split_axis and concat_axis")
@@ -525,18 +510,18 @@ def all_to_all(
         extents[concat] *= form.size
         shape = tuple(extents)
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
         if split == concat == 0:
-            return operations.all_to_all_single(outputs[0], sources[0], received, sent, **how)
-        parts = arrays.pieces(sources[0], split, sent)
-        return operations.all_to_all(arrays.pieces(outputs[0], concat, received), parts, **how)
+            return calls.all_to_all_single(output, source, received, sent, **how)
+        parts = arrays.pieces(source, split, sent)
+        return calls.all_to_all(arrays.pieces(output, concat, received), parts, **how)
 
     def transpose(gradient: Any) -> list[Any]:
         if split == concat:
             return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
         return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
+    return form.run([x], start, [shape], transpose=transpose)
 
 
 def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
@@ -580,28 +565,28 @@ def permute(
         >>> F.permute(array("f", [1, 2]), [(0, 0)])
         array('f', [1.0, 2.0])
     """
-    form = Form("permute", x, group, timeout)
+    form = Form("permute", x, group, timeout, async_op)
     destination_of = _routes(form, pairs)
     source_of = {destination: source for source, destination in destination_of.items()}
     goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
 
     # Not by messages: their tags are the caller's.
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        family = arrays.family_of(sources[0], form.name)
-        sent = [family.empty_like(sources[0], (0,)) for _ in range(form.size)]
-        received = [family.empty_like(sources[0], (0,)) for _ in range(form.size)]
+    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+        family = arrays.family_of(source, form.name)
+        sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
+        received = [family.empty_like(source, (0,)) for _ in range(form.size)]
         if goes_to is not None:
-            sent[goes_to] = sources[0]
+            sent[goes_to] = source
         if comes_from is not None:
-            received[comes_from] = outputs[0]
+            received[comes_from] = output
         else:
-            family.clear(outputs[0])
-        return operations.all_to_all(received, sent, **how)
+            family.clear(output)
+        return calls.all_to_all(received, sent, **how)
 
     def transpose(gradient: Any) -> list[Any]:
         return [permute(gradient, source_of.items(), group, timeout=timeout)]
 
-    return form.run([x], start, [form.shape], transpose=transpose, pack=_only, async_op=async_op)
+    return form.run([x], start, [form.shape], transpose=transpose)
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -650,14 +635,13 @@ def send(
         >>> F.recv(array("f", [0, 0]), src=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("send", x, group, timeout)
+    form = Form("send", x, group, timeout, async_op)
     dst = form.as_rank(dst, "dst")
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        call = operations.isend if how["async_op"] else operations.send
-        return call(sources[0], dst, tag, timeout=timeout)
+    def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
+        return (calls.isend if async_op else calls.send)(source, dst, tag, timeout=timeout)
 
-    return form.run([x], start, None, pack=_only, async_op=async_op)
+    return form.run([x], start, None)
 
 
 def recv(
@@ -688,16 +672,15 @@ def recv(
         DistMismatchError: The message has another dtype; it is lost, and the group lives on.
         DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
     """
-    form = Form("recv", like, group, timeout)
+    form = Form("recv", like, group, timeout, async_op)
     if src is not None:
         src = form.as_rank(src, "src")
 
-    def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
-        arrays.family_of(sources[0], form.name).clear(outputs[0])
-        call = operations.irecv if how["async_op"] else operations.recv
-        return call(outputs[0], src, tag, timeout=timeout)
+    def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
+        arrays.family_of(source, form.name).clear(output)
+        return (calls.irecv if async_op else calls.recv)(output, src, tag, timeout=timeout)
 
-    return form.run([like], start, [form.shape], pack=_only, async_op=async_op)
+    return form.run([like], start, [form.shape])
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:

@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def _only(result: Any = None) -> Any:
+    return result
+
+
 class Form:
     """A call: the group, what it makes of arrays, and what the results look like.
 
     It keeps no array: a compiled function keeps the forms of its calls.
     """
 
-    def __init__(self, name: str, x: Any, group: Any, timeout: Any = None) -> None:
+    def __init__(self, name: str, x: Any, group: Any, timeout: Any, async_op: bool) -> None:
         self.name = name
         self.group = group
         self.timeout = timeout
+        self.async_op = async_op
         self.operations = operations_of(group)
         self.rank: int = self.operations.rank
         self.size: int = self.operations.size
@@ -76,31 +81,29 @@ class Form:
         shapes: Sequence[tuple[int, ...]] | None,
         *,
         fill: bool = False,
-        transpose: Callable[..., Any] | None = None,
-        pack: Callable[[list[Any]], Any] = list,
-        async_op: bool = False,
+        transpose: Callable[..., list[Any]] | None = None,
+        pack: Callable[..., Any] = _only,
     ) -> Any:
-        """pack(the results), or a Pending of that.
+        """pack(*results), or a Pending of that.
 
-        start(operations, sources, outputs, how) makes the calls, and returns their works where how["async_op"] is set. `shapes`
-        are those of the outputs, None when this rank gets nothing; `fill` has the outputs begin as copies of the sources.
-        transpose(*gradients of the results) gives those of the arrays; without it there are none.
+        start(calls, *sources, *outputs, timeout=, async_op=) makes the calls, and returns their works. `shapes` are those of the
+        outputs, None when this rank gets nothing, and each output is None then; `fill` has the outputs begin as copies of the
+        sources. transpose(*gradients of the results) gives those of the arrays; without it there are none.
         """
         self._start_calls = start
         self.shapes = shapes
         self._fill = fill
-        if transpose is not None:
-            self.transpose = transpose
+        self.transpose = transpose
         library = self._library_in_charge(arrays)
-        if library is not None and async_op:
+        if library is not None and self.async_op:
             raise ValueError(f"{self.name}(): async_op=True is not for arrays that are traced or need a gradient")
         if library is not None:
-            return pack(library.run(self, arrays))
+            return pack(*library.run(self, arrays))
         let_compiled_calls_finish()
-        if not async_op:
-            return pack(self.run_now(arrays))
-        families, outputs, works = self._start(arrays, True)
-        return Pending(works, lambda: pack(_finish(families, arrays, outputs)))
+        outputs, works = self._start(arrays)
+        if not self.async_op:
+            return pack(*self._finish(arrays, outputs))
+        return Pending(works if isinstance(works, list) else [works], lambda: pack(*self._finish(arrays, outputs)))
 
     def _library_in_charge(self, arrays: Sequence[Any]) -> Any:
         """The module of ours for a library that traces the arrays, or wants to know how the results come into being."""
@@ -116,21 +119,27 @@ class Form:
         return None
 
     def run_now(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results for arrays that have their values: those of the call, or others in their place."""
-        families, outputs, _ = self._start(arrays, False)
-        return _finish(families, arrays, outputs)
+        """The results for arrays that have their values, in the place of those of the call."""
+        return self._finish(arrays, self._start(arrays)[0])
 
-    def _start(self, arrays: Sequence[Any], async_op: bool) -> tuple[list[base_arrays.Family], list[Any], list[_core.Work]]:
-        families = [base_arrays.family_of(x, self.name) for x in arrays]
-        outputs = []
+    def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
+        return [base_arrays.family_of(x, self.name) for x in arrays]
+
+    def _start(self, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
+        families = self._families(arrays)
+        sources = [family.source(x) for family, x in zip(families, arrays, strict=True)]
+        outputs: list[Any] = [None for _ in arrays]
         if self.shapes is not None:
             outputs = [family.empty_like(x, shape) for family, x, shape in zip(families, arrays, self.shapes, strict=True)]
-        sources = [family.source(x) for family, x in zip(families, arrays, strict=True)]
         if self._fill:
             _core._copy_tensors(outputs, sources)
-        how = {"timeout": self.timeout, "async_op": async_op}
-        works = self._start_calls(self._operations_now(), sources, outputs, how)
-        return families, outputs, works if isinstance(works, list) else [works] if async_op else []
+        works = self._start_calls(self._operations_now(), *sources, *outputs, timeout=self.timeout, async_op=self.async_op)
+        return outputs, works
+
+    def _finish(self, arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
+        if self.shapes is None:
+            return []
+        return [family.finish(output, x) for family, x, output in zip(self._families(arrays), arrays, outputs, strict=True)]
 
     def _operations_now(self) -> Any:
         """The default world may be another one when a compiled function is called again."""
@@ -141,11 +150,6 @@ class Form:
                 f"{operations.size}: compile the function again (jax.clear_caches())"
             )
         return operations
-
-
-def _finish(families: list[base_arrays.Family], arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
-    # Where this rank gets nothing there are no outputs, however many arrays there are.
-    return [family.finish(output, x) for family, x, output in zip(families, arrays, outputs, strict=False)]
 
 
 def as_index(value: Any) -> int | None:

@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:
     """The arrays in a tree, in an order that does not depend on how dicts were filled; and what makes a tree of others."""
     leaves: list[Any] = []
     build = _walk(tree, leaves, call)
 
-    def rebuild(others: list[Any]) -> Any:
-        return build(iter(others))
-
-    return leaves, rebuild
+    return leaves, lambda *others: build(iter(others))
 
 
 def _walk(tree: Any, leaves: list[Any], call: str) -> Callable[[Any], Any]:
