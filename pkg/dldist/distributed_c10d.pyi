@@ -210,12 +210,8 @@ from dldist.c10d.private import _is_safe_to_split as _is_safe_to_split
 from dldist.c10d.private import _new_process_group_helper as _new_process_group_helper
 from dldist.c10d.private import _process_group_color as _process_group_color
 from dldist.c10d.private import _process_group_name as _process_group_name
-from dldist.c10d.private import _register_process_group as _register_process_group
 from dldist.c10d.private import _resolve_group_name_by_ranks_and_tag as _resolve_group_name_by_ranks_and_tag
-from dldist.c10d.private import _resolve_process_group as _resolve_process_group
 from dldist.c10d.private import _set_process_group as _set_process_group
-from dldist.c10d.private import _unregister_all_process_groups as _unregister_all_process_groups
-from dldist.c10d.private import _unregister_process_group as _unregister_process_group
 from dldist.c10d.private import _update_default_pg as _update_default_pg
 from dldist.c10d.process_group import DistributedBackendOptions as _DistributedBackendOptions
 from dldist.c10d.ranks import group_or_default as _group_or_default_group
@@ -243,4 +239,8 @@ _pg_group_ranks: Any
 _pg_map: Any
 _pg_names: Any
 _pg_to_tag: Any
+_register_process_group: Any
+_resolve_process_group: Any
 _tags_to_pg: Any
+_unregister_all_process_groups: Any
+_unregister_process_group: Any

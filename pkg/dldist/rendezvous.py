@@ -165,8 +165,8 @@ def auto(
 class Meeting:
     """What meet() gives: a store of its own for the ranks of one world, and what rank 0 owes to the others.
 
-    Every rank calls met() once it has found the others, close() at the end, and give_up() in its place after a failure. Where rank
-    0 serves the store, its close() waits until the others that have come have called any of these.
+    Every rank finds the others in a block of `with`, calls met() then and close() at the end; a failure in the block ends it. Where
+    rank 0 serves the store, its close() waits until the others that have come have called any of these.
     """
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
@@ -185,6 +185,18 @@ class Meeting:
         if self._is_host:
             # Of a program that never closes it, too: the others may still be at it.
             atexit.register(self.close)
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        """Of a block in which the ranks find each other: an error ends the meeting, and is raised as what it comes from."""
+        if error is None:
+            return
+        failure = self.explain(error)
+        self.give_up()
+        if failure is not error:
+            raise failure from error
 
     def met(self) -> None:
         """This rank has found the others: rank 0 need not keep the store for its sake."""

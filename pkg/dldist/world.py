@@ -80,17 +80,11 @@ class World(_core.Group):
 
         limit = timeout if connect_timeout is None else connect_timeout
         meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name)
-        try:
+        with meeting:
             super().__init__(
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
             )
             meeting.met()
-        except BaseException as error:
-            failure = meeting.explain(error)
-            meeting.give_up()
-            if failure is error:
-                raise
-            raise failure from error
         self._meeting = meeting
         self._watch()
 

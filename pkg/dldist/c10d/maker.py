@@ -94,29 +94,19 @@ class Maker:
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
     ) -> ProcessGroup:
         """Make the group of all ranks, and enter it in the registry."""
-        meeting = None
         if store is None and self.backend == Backend.FAKE:
             from dldist.c10d.fake import FakeStore
 
             store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
-        elif store is None:
-            from dldist import rendezvous
+        if store is not None:
+            return self.make(store, rank, list(range(world_size)), name)
+        from dldist import rendezvous
 
-            meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
-            store, rank, world_size = meeting.store, meeting.rank, meeting.world_size
-        try:
-            pg = self.make(store, rank, list(range(world_size)), name)
-            if meeting is not None:
-                meeting.met()
-                pg._on_shutdown(meeting.close)
-        except BaseException as error:
-            if meeting is None:
-                raise
-            failure = meeting.explain(error)
-            meeting.give_up()
-            if failure is error:
-                raise
-            raise failure from error
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
+        with meeting:
+            pg = self.make(meeting.store, meeting.rank, list(range(meeting.world_size)), name)
+            meeting.met()
+            pg._on_shutdown(meeting.close)
         return pg
 
     def make(
@@ -195,8 +185,7 @@ class Maker:
 
         opts = DistributedBackendOptions()
         opts.store = store
-        opts.group_rank = pg.rank()
-        opts.group_size = pg.size()
+        opts.group_rank, opts.group_size = pg.rank(), pg.size()
         opts.timeout = self.timeout
         opts.group_id = pg.group_name
         opts.global_ranks_in_group = ranks

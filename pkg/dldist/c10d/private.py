@@ -44,15 +44,21 @@ _WorldMeta = type(registry.group)
 # ---- what depends on the moment
 
 # c10d's names, outside of its registry, for what is in it.
-_OF_REGISTRY = {"_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_pg_to_tag", "_tags_to_pg", "_group_count"}
+_OF_REGISTRY = {
+    **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
+    "_default_pg_init_method": "init_method",
+    "_group_count": "group_count",
+    "_register_process_group": "name_group",
+    "_resolve_process_group": "resolve",
+    "_unregister_all_process_groups": "unname_all",
+    "_unregister_process_group": "unname_group",
+}
 
 
 def __getattr__(name: str) -> Any:
     world = registry._world
     if name in _OF_REGISTRY:
-        return getattr(world, name[1:])
-    if name == "_default_pg_init_method":
-        return world.init_method
+        return getattr(world, _OF_REGISTRY[name])
     if name == "_backend":
         return None if world.default_pg is None else world.pg_map[world.default_pg][0]
     if name == "_NCCL_AVAILABLE":
@@ -88,26 +94,6 @@ def _get_global_rank(group: Any, rank: int) -> int:
     """Deprecated name of get_global_rank."""
     warn("_get_global_rank is deprecated, please use get_global_rank instead", FutureWarning)
     return get_global_rank(group, rank)
-
-
-def _register_process_group(name: str, pg: ProcessGroup) -> None:
-    """Have _resolve_process_group() find a group by this name."""
-    registry._world.name_group(name, pg)
-
-
-def _unregister_process_group(name: str) -> None:
-    """Forget a name; one that is not known is fine."""
-    registry._world.unname_group(name)
-
-
-def _unregister_all_process_groups() -> None:
-    """Forget all names."""
-    registry._world.unname_all()
-
-
-def _resolve_process_group(name: str) -> ProcessGroup:
-    """The group of this name."""
-    return registry._world.resolve(name)
 
 
 def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:

@@ -137,15 +137,18 @@ class Registry:
 
     # ---- by name
 
-    def name_group(self, name: str, group: ProcessGroup) -> None:
+    def name_group(self, name: str, pg: ProcessGroup) -> None:
+        """Have resolve() find a group by this name."""
         if name in self._by_name:
             raise RuntimeError(f"A process group is already registered under the name {name!r}")
-        self._by_name[name] = group
+        self._by_name[name] = pg
 
     def unname_group(self, name: str) -> None:
+        """Forget a name; one that is not known is fine."""
         self._by_name.pop(name, None)
 
     def unname_all(self) -> None:
+        """Forget all names."""
         self._by_name.clear()
 
     def is_named(self, name: str) -> bool:

@@ -16,13 +16,11 @@ differentiate, so that every rank has to take part.
 
 from __future__ import annotations
 
-import array
-
 from dldist import _core
 from dldist.base import arrays
 from dldist.functional import tree as functional_tree
-from dldist.functional.form import Form, as_index, let_compiled_calls_finish, operations_of
-from dldist.functional.pending import Pending
+from dldist.functional.form import Form, Pending, as_index, let_compiled_calls_finish, operations_of
+from dldist.objects.exchange import Exchange
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -370,19 +368,12 @@ def all_gather_any(
 
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
-    width = 1 + _MAX_DIMENSIONS
-    shape = form.shape
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"{form.name}(): x has {len(shape)} dimensions; dldist takes up to {_MAX_DIMENSIONS}")
-    ours = array.array("q", [len(shape), *shape, *[0] * (_MAX_DIMENSIONS - len(shape))])
-    everybody = array.array("q", bytes(8 * width * form.size))
-    form.operations.all_gather_single(everybody, ours, timeout=form.timeout)
-    shapes = []
-    for rank in range(form.size):
-        count, *extents = everybody[rank * width : (rank + 1) * width]
-        if not 0 <= count <= _MAX_DIMENSIONS or min(extents) < 0:
-            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent what is no shape: {count}, {extents}")
-        shapes.append(tuple(extents[:count]))
+    if len(form.shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"{form.name}(): x has {len(form.shape)} dimensions; dldist takes up to {_MAX_DIMENSIONS}")
+    shapes = Exchange(form.operations, form.name, "safe", form.timeout).all_gather(form.shape)
+    for rank, shape in enumerate(shapes):
+        if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent what is no shape: {shape!r}")
     return shapes
 
 

@@ -2,7 +2,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar, overload
 
-from dldist.functional.pending import Pending
+from dldist.functional.form import Pending
 from dldist.types import AnyGroup, Op, Tensor, Timeout
 
 ArrayT = TypeVar("ArrayT", bound=Tensor)
