@@ -93,9 +93,8 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     raise ValueError(f"Group rank {group_rank} is not part of group {group}")
 
 
-def _is_outside(group: Any) -> bool:
-    """Whether it is a group by itself, and its ranks are known to nobody else: a dldist.Group, or a backend."""
-    return isinstance(group, (_core.Group, Backend))
+_OUTSIDE = (_core.Group, Backend)
+"""What is a group by itself, whose ranks are known to nobody else."""
 
 
 def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
@@ -106,7 +105,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
         return group_rank
     if global_rank is None:
         raise ValueError("Must specify global_rank or group_rank")
-    if group is not None and _is_outside(group):
+    if isinstance(group, _OUTSIDE):
         raise ValueError(
             f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
         )
@@ -115,7 +114,11 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
 
 def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
     """canonical_rank for the arguments of a call: no group is the default one, and who is not in the group (None) needs no rank."""
-    return None if is_non_member(group) else canonical_rank(group_or_default(group), global_rank, group_rank)
+    if group is None:
+        group = default_group()
+    elif is_non_member(group):
+        return None
+    return canonical_rank(group, global_rank, group_rank)
 
 
 def root_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
@@ -130,7 +133,7 @@ def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> in
 
 def global_rank_of(group: Any, group_rank: int) -> int:
     """The global rank of a member; of a group by itself, its own."""
-    return group_rank if _is_outside(group) else get_global_rank(group, group_rank)
+    return group_rank if isinstance(group, _OUTSIDE) else get_global_rank(group, group_rank)
 
 
 def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
