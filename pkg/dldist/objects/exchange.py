@@ -10,6 +10,7 @@ from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cov
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from dldist.types import Timeout
@@ -36,22 +37,23 @@ class Exchange:
         self._serializer = codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
         self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
 
-    def all_gather(self, obj: Any) -> list[Any]:
-        outgoing = Outgoing(obj, self._serializer)
-        incoming = self._exchange_prefixes(outgoing)
-        for index in cover(incoming):
-            places = [each.place(index) for each in incoming]
-            self._group.all_gather(places, outgoing.piece(index), **self._left())
-        return self._read_all(incoming)
+    def all_gather(self, obj: Any) -> Any:
+        return self.gather(obj, None)
 
-    def gather(self, obj: Any, root: int) -> list[Any] | None:
+    def gather(self, obj: Any, root: int | None) -> list[Any] | None:
+        """On the root, or on all ranks if it is None."""
         outgoing = Outgoing(obj, self._serializer)
-        incoming = self._exchange_prefixes(outgoing)
-        is_root = self.rank == root
+        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
+        incoming = self._incoming(prefixes, [outgoing])
+        is_for_us = root is None or root == self.rank
         for index in cover(incoming):
-            places = [each.place(index) for each in incoming] if is_root else None
-            self._group.gather(outgoing.piece(index), places, root, **self._left())
-        return self._read_all(incoming) if is_root else None
+            places = [each.place(index) for each in incoming] if is_for_us else None
+            if root is None:
+                self._group.all_gather(places, outgoing.piece(index), **self._left())
+            else:
+                self._group.gather(outgoing.piece(index), places, root, **self._left())
+        return self._read_all(incoming) if is_for_us else None
 
     def broadcast(self, obj: Any, root: int) -> Any:
         if self.rank == root:
@@ -59,8 +61,7 @@ class Exchange:
             self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._left())
             for index in outgoing.rounds:
                 self._group.broadcast(outgoing.piece(index), root, **self._left())
-            if outgoing.error is not None:
-                raise outgoing.error
+            _raise_first([outgoing.error])
             return obj
         prefix = bytearray(PREFIX_BYTES)
         self._group.broadcast(prefix, root, **self._left())
@@ -78,7 +79,7 @@ class Exchange:
         for index in incoming.rounds:
             pieces = [each.piece(index) for each in outgoing] or None
             self._group.scatter(incoming.place(index), pieces, root, **self._left())
-        _raise_own(outgoing)
+        _raise_first(each.error for each in outgoing)
         return self._read(incoming)
 
     def all_to_all(self, objs: Any) -> list[Any]:
@@ -86,9 +87,7 @@ class Exchange:
         rounds = cover(outgoing)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._left())
-        incoming = self._incoming(prefixes)
-        _raise_own(outgoing)
-        self._check(incoming)
+        incoming = self._incoming(prefixes, outgoing)
         for index in cover(incoming):
             places = [each.place(index) for each in incoming]
             self._group.all_to_all(places, [each.piece(index) for each in outgoing], **self._left())
@@ -99,7 +98,7 @@ class Exchange:
         self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._left())
         for index in outgoing.rounds:
             self._group.send(outgoing.piece(index), dst, tag, **self._left())
-        _raise_own([outgoing])
+        _raise_first([outgoing.error])
 
     def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
         prefix = bytearray(PREFIX_BYTES)
@@ -124,29 +123,18 @@ class Exchange:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing
 
-    def _exchange_prefixes(self, outgoing: Outgoing) -> list[Incoming]:
-        """Exchanges the prefixes of all ranks. If anything is wrong with one of them, the call ends here, on all ranks."""
-        prefixes = bytearray(PREFIX_BYTES * self._group.size)
-        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
-        incoming = self._incoming(prefixes)
-        _raise_own([outgoing])
+    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing]) -> list[Incoming]:
+        """What all ranks send. If anything is wrong with one of them, the call ends here, on all ranks."""
+        view = memoryview(prefixes)
+        starts = range(0, len(view), PREFIX_BYTES)
+        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name) for rank, start in enumerate(starts)]
+        _raise_first(each.error for each in outgoing)
         self._check(incoming)
         return incoming
 
-    def _incoming(self, prefixes: bytearray) -> list[Incoming]:
-        view = memoryview(prefixes)
-        starts = range(0, len(view), PREFIX_BYTES)
-        return [Incoming(view[start : start + PREFIX_BYTES], rank, self._name) for rank, start in enumerate(starts)]
-
     def _check(self, incoming: list[Incoming]) -> None:
-        for each in incoming:
-            error = each.failure()
-            if error is not None:
-                raise error
-        for each in incoming:
-            error = each.mismatch(self._serializer)
-            if error is not None:
-                raise error
+        _raise_first(each.failure() for each in incoming)
+        _raise_first(each.mismatch(self._serializer) for each in incoming)
 
     def _read(self, incoming: Incoming) -> Any:
         self._check([incoming])
@@ -161,7 +149,7 @@ class Exchange:
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
 
 
-def _raise_own(outgoing: list[Outgoing]) -> None:
-    for each in outgoing:
-        if each.error is not None:
-            raise each.error
+def _raise_first(errors: Iterable[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error
