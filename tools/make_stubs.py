@@ -3,7 +3,7 @@
 
 From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of c10d/low_level.pyi. From
 the functions of a module: c10d/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. From the
-tables of names, namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
+tables of names, base/namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
 
     python tools/make_stubs.py           write them
     python tools/make_stubs.py --check   fail where a stub is not what would be written
@@ -133,7 +133,7 @@ _world: _World
 
 def names_stub(head: str, tables) -> str:
     """The stub of a module that has what is in others."""
-    from dldist import namespace
+    from dldist.base import namespace
     from dldist.c10d import private
 
     lines, of_moment = {}, ""
@@ -144,13 +144,13 @@ def names_stub(head: str, tables) -> str:
             of_moment += f"{name}: Any\n"
         elif name != "rendezvous":  # which is the module in one of them, and the function in the other
             lines[f"from {module} import {other} as {name}\n"] = None
-    text = "# Made by tools/make_stubs.py from namespace.py.\nfrom typing import Any\n\n"
+    text = "# Made by tools/make_stubs.py from base/namespace.py.\nfrom typing import Any\n\n"
     return text + "".join(lines) + head + "\n" + of_moment
 
 
 def main() -> int:
     sys.path.append(str(PACKAGE.parent))  # where it is not installed
-    from dldist import namespace
+    from dldist.base import namespace
     from dldist.c10d.low_level import CALLS
     from dldist.c10d.operations import OPERATIONS
 

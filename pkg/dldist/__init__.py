@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys as _sys
 
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
-from dldist import _core, distributed_c10d, namespace, rendezvous, world  # noqa: F401
-from dldist.base import completions, settings, watch  # noqa: F401
+from dldist import _core, distributed_c10d, rendezvous, world  # noqa: F401
+from dldist.base import completions, namespace, settings, watch  # noqa: F401
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist import namespace
+from dldist.base import namespace
 from dldist.c10d import registry
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package

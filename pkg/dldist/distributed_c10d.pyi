@@ -1,4 +1,4 @@
-# Made by tools/make_stubs.py from namespace.py.
+# Made by tools/make_stubs.py from base/namespace.py.
 from typing import Any
 
 from dldist._core import PrefixStore as PrefixStore
