@@ -8,18 +8,15 @@ import sys as _sys
 from dldist import _core, distributed_c10d, rendezvous, world  # noqa: F401
 from dldist.base import completions, namespace, settings, watch  # noqa: F401
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "set_log_level", *namespace.public(namespace.C10D, namespace.PACKAGE)]
+__all__ = ["__version__", "set_log_level", *distributed_c10d.__all__]
+__all__ += [name for name, _, _ in namespace.names_of(namespace.PACKAGE)]
 
 namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return namespace.find(name, __name__)
 
 

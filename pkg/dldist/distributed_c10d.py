@@ -6,21 +6,14 @@ import sys
 from types import ModuleType
 
 from dldist.base import namespace
-from dldist.c10d import registry
+from dldist.c10d import collectives, gloo, groups, objects, p2p, registry  # noqa: F401
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-for _module in namespace.C10D:
-    __import__(_module)
-
-__all__ = [*namespace.public(namespace.C10D)]
+__all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
 
 namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return namespace.find(name, __name__)
 
 

@@ -125,37 +125,50 @@ def names_of(*tables: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Each name, its module, and what it is called there."""
     for table in tables:
         for module, names in table.items():
-            for each in _defined_in(sys.modules[module]) if names == "*" else names.split():
-                name, _, other = each.partition("=")
-                yield name, module, other or name
+            for name, other in _names_in(module, names):
+                yield name, module, other
 
 
-def _defined_in(module: Any) -> list[str]:
-    own = vars(module).items()
-    return [name for name, value in own if name[0] != "_" and getattr(value, "__module__", None) == module.__name__]
+def _names_in(module: str, names: str) -> Iterator[tuple[str, str]]:
+    if names == "*":
+        for name, value in vars(sys.modules[module]).items():
+            if name[0] != "_" and getattr(value, "__module__", None) == module:
+                yield name, name
+        return
+    for each in names.split():
+        name, _, other = each.partition("=")
+        yield name, other or name
 
 
-def public(*tables: dict[str, str]) -> list[str]:
-    """The names of tables, for `__all__`."""
-    return sorted(name for name, _, _ in names_of(*tables))
+_OF_THE_MOMENT = "dldist.c10d.private"
+"""A module some of whose names change what they stand for: it is asked each time."""
 
+_tables: dict[str, tuple[dict[str, str], ...]] = {}
+"""For each of the two modules, what it has."""
 
 _where: dict[str, dict[str, tuple[str, str]]] = {}
-"""For each of the two modules, its names, and the module and the name that they have there."""
+"""The same by name, once somebody has asked for a name that was not there."""
 
 
 def bind(asked: str, *tables: dict[str, str]) -> None:
     """Give one of the two modules the names of what has been imported already; one that it has remains what it is."""
-    _where[asked] = {name: (module, other) for name, module, other in names_of(*tables)}
+    _tables[asked] = tables
     own = vars(sys.modules[asked])
-    for name, (module, other) in _where[asked].items():
-        if module in sys.modules and module != "dldist.c10d.private":  # of which some names change what they stand for
-            own.setdefault(name, getattr(sys.modules[module], other))
+    for table in tables:
+        for module, names in table.items():
+            if module in sys.modules and module != _OF_THE_MOMENT:
+                for name, other in _names_in(module, names):
+                    own.setdefault(name, getattr(sys.modules[module], other))
 
 
 def find(name: str, asked: str) -> Any:
     """What a name of one of the two modules stands for that is not there yet."""
+    if asked not in _where:
+        _where[asked] = {name: (module, other) for name, module, other in names_of(*_tables[asked])}
     if name not in _where[asked]:
         raise AttributeError(f"module {asked!r} has no attribute {name!r}")
     module, other = _where[asked][name]
-    return getattr(__import__(module, fromlist=(other,)), other)
+    value = getattr(__import__(module, fromlist=(other,)), other)
+    if module != _OF_THE_MOMENT:
+        vars(sys.modules[asked]).setdefault(name, value)
+    return value
