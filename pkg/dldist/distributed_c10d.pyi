@@ -152,15 +152,6 @@ from dldist.reducer import _register_builtin_comm_hook as _register_builtin_comm
 from dldist.reducer import _register_comm_hook as _register_comm_hook
 from dldist.reducer import _verify_params_across_processes as _verify_params_across_processes
 from dldist.rendezvous import _create_store_from_options as _create_store_from_options
-from dldist.c10d.checks import _as_iterable as _as_iterable
-from dldist.c10d.checks import _canonicalize_group_rank as _canonicalize_group_rank
-from dldist.c10d.checks import _check_not_self_rank as _check_not_self_rank
-from dldist.c10d.checks import _check_op as _check_op
-from dldist.c10d.checks import _check_p2p_op_list as _check_p2p_op_list
-from dldist.c10d.checks import _check_single_tensor as _check_single_tensor
-from dldist.c10d.checks import _check_tensor_list as _check_tensor_list
-from dldist.c10d.checks import _ensure_all_tensors_same_dtype as _ensure_all_tensors_same_dtype
-from dldist.c10d.checks import _is_fp8 as _is_fp8
 from dldist.c10d.coalescing import _CollOp as _CollOp
 from dldist.c10d.collectives import _reduce_op as _reduce_op
 from dldist.c10d.groups import STORE_BASED_BARRIER_PREFIX as STORE_BASED_BARRIER_PREFIX
@@ -182,6 +173,9 @@ from dldist.c10d.options import ErrorType as ErrorType
 from dldist.c10d.options import OpType as OpType
 from dldist.c10d.options import ReconfigureOptions as ReconfigureOptions
 from dldist.c10d.options import WorkResult as WorkResult
+from dldist.c10d.p2p import _check_op as _check_op
+from dldist.c10d.p2p import _check_p2p_op_list as _check_p2p_op_list
+from dldist.c10d.p2p import _check_single_tensor as _check_single_tensor
 from dldist.c10d.private import _DEFAULT_NO_TIMEOUT as _DEFAULT_NO_TIMEOUT
 from dldist.c10d.private import _DEFAULT_PG_TIMEOUT as _DEFAULT_PG_TIMEOUT
 from dldist.c10d.private import _GLOO_AVAILABLE as _GLOO_AVAILABLE
@@ -190,8 +184,13 @@ from dldist.c10d.private import _UCC_AVAILABLE as _UCC_AVAILABLE
 from dldist.c10d.private import _WorldMeta as _WorldMeta
 from dldist.c10d.private import _XCCL_AVAILABLE as _XCCL_AVAILABLE
 from dldist.c10d.private import _add_ephemeral_timeout_for_all_pgs as _add_ephemeral_timeout_for_all_pgs
+from dldist.c10d.private import _as_iterable as _as_iterable
+from dldist.c10d.private import _canonicalize_group_rank as _canonicalize_group_rank
+from dldist.c10d.private import _check_not_self_rank as _check_not_self_rank
+from dldist.c10d.private import _check_tensor_list as _check_tensor_list
 from dldist.c10d.private import _current_process_group as _current_process_group
 from dldist.c10d.private import _device_capability as _device_capability
+from dldist.c10d.private import _ensure_all_tensors_same_dtype as _ensure_all_tensors_same_dtype
 from dldist.c10d.private import _find_or_create_pg_by_ranks_and_tag as _find_or_create_pg_by_ranks_and_tag
 from dldist.c10d.private import _get_all_pg_configs as _get_all_pg_configs
 from dldist.c10d.private import _get_default_store as _get_default_store
@@ -206,6 +205,7 @@ from dldist.c10d.private import _get_process_group_store as _get_process_group_s
 from dldist.c10d.private import _get_process_group_uid as _get_process_group_uid
 from dldist.c10d.private import _get_split_source as _get_split_source
 from dldist.c10d.private import _hash_ranks_to_str as _hash_ranks_to_str
+from dldist.c10d.private import _is_fp8 as _is_fp8
 from dldist.c10d.private import _is_safe_to_split as _is_safe_to_split
 from dldist.c10d.private import _new_process_group_helper as _new_process_group_helper
 from dldist.c10d.private import _process_group_color as _process_group_color

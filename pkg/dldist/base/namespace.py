@@ -87,10 +87,6 @@ BESIDE = {
 """What both modules have beside their public names, as torch.distributed has it."""
 
 OF_C10D = {
-    "dldist.c10d.checks": """
-        _as_iterable _canonicalize_group_rank _check_not_self_rank _check_op _check_p2p_op_list _check_single_tensor
-        _check_tensor_list _ensure_all_tensors_same_dtype _is_fp8
-    """,
     "dldist.c10d.coalescing": "_CollOp",
     "dldist.c10d.collectives": "_reduce_op",
     "dldist.c10d.groups": """
@@ -101,16 +97,18 @@ OF_C10D = {
     "dldist.c10d.names": "_check_single_backend_availability",
     "dldist.c10d.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
     "dldist.c10d.options": "ErrorType OpType ReconfigureOptions WorkResult",
+    "dldist.c10d.p2p": "_check_op _check_p2p_op_list _check_single_tensor",
     "dldist.c10d.private": """
         _DEFAULT_NO_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
-        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _backend _current_process_group
-        _default_pg_init_method _device_capability _find_or_create_pg_by_ranks_and_tag _get_all_pg_configs
-        _get_default_store _get_global_rank _get_group_size _get_group_size_by_name _get_group_tag
-        _get_object_coll_device _get_pg_config _get_pg_default_device _get_process_group_store _get_process_group_uid
-        _get_split_source _group_count _hash_ranks_to_str _is_safe_to_split _new_process_group_helper
-        _pg_backend_config _pg_group_ranks _pg_map _pg_names _pg_to_tag _process_group_color _process_group_name
-        _register_process_group _resolve_group_name_by_ranks_and_tag _resolve_process_group _set_process_group
-        _tags_to_pg _unregister_all_process_groups _unregister_process_group _update_default_pg
+        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _as_iterable _backend _canonicalize_group_rank
+        _check_not_self_rank _check_tensor_list _current_process_group _default_pg_init_method _device_capability
+        _ensure_all_tensors_same_dtype _find_or_create_pg_by_ranks_and_tag _get_all_pg_configs _get_default_store
+        _get_global_rank _get_group_size _get_group_size_by_name _get_group_tag _get_object_coll_device _get_pg_config
+        _get_pg_default_device _get_process_group_store _get_process_group_uid _get_split_source _group_count
+        _hash_ranks_to_str _is_fp8 _is_safe_to_split _new_process_group_helper _pg_backend_config _pg_group_ranks
+        _pg_map _pg_names _pg_to_tag _process_group_color _process_group_name _register_process_group
+        _resolve_group_name_by_ranks_and_tag _resolve_process_group _set_process_group _tags_to_pg
+        _unregister_all_process_groups _unregister_process_group _update_default_pg
     """,
     "dldist.c10d.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
     "dldist.c10d.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",

@@ -1,4 +1,4 @@
-"""c10d's private names: constants, questions about groups and other ways to make them. Imported when one of them is asked for."""
+"""c10d's private names: constants, questions about groups, other ways to make them, checks. Imported when one of them is asked for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,20 @@ from dldist.c10d.groups import (
 )
 from dldist.c10d.maker import Maker, default_timeout
 from dldist.c10d.names import device_type_of, is_nccl_available, warn
+from dldist.c10d.objects import _check_not_self
 from dldist.c10d.options import ReconfigureOptions, as_timedelta
+from dldist.c10d.p2p import _check_single_tensor
 from dldist.c10d.process_group import ProcessGroup
-from dldist.c10d.ranks import get_global_rank, get_process_group_ranks, get_rank, get_world_size, group_or_default, is_non_member
+from dldist.c10d.ranks import (
+    canonical_rank,
+    get_global_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    global_rank_of,
+    group_or_default,
+    is_non_member,
+)
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -339,3 +350,55 @@ def _current_process_group() -> ProcessGroup | None:
 def _set_process_group(pg: ProcessGroup | None) -> None:
     """Set it, or forget it with None."""
     _of_thread.group = pg
+
+
+# ---- checks of arguments, for libraries that make them themselves; an array of any library is a tensor
+
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+_FP8 = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+
+
+def _as_iterable(obj: Any) -> Sequence[Any]:
+    return obj if isinstance(obj, list) else (obj,)
+
+
+def _check_tensor_list(param: Any, param_name: str) -> None:
+    """Refuse what is no list of tensors; a tuple is as good as a list."""
+    if not isinstance(param, (list, tuple)):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead."
+        )
+    for index, each in enumerate(param):
+        _check_single_tensor(each, f"{param_name}[{index}]")
+
+
+def _dtype_of(tensor: Any) -> str:
+    return _core._describe_tensor(tensor, False)["dtype"]
+
+
+def _ensure_all_tensors_same_dtype(*tensors: Any) -> None:
+    """Refuse tensors, or lists of them, of several dtypes. A complex number counts as its parts."""
+    first = None
+    for each in tensors:
+        for tensor in _as_iterable(each):
+            own = _dtype_of(tensor)
+            parts = _PARTS.get(own, own)
+            first = parts if first is None else first
+            if parts != first:
+                raise ValueError(f"Invalid usage of tensors with different dtypes: found {first} and {own}")
+
+
+def _is_fp8(tensor: Any) -> bool:
+    return _dtype_of(tensor) in _FP8
+
+
+def _canonicalize_group_rank(
+    group: Any, global_rank: int | None = None, group_rank: int | None = None, return_global: bool = False
+) -> int:
+    """The group rank, or the global one, of exactly one of them."""
+    rank = canonical_rank(group, global_rank, group_rank)
+    return global_rank_of(group, rank) if return_global else rank
+
+
+def _check_not_self_rank(group: Any, rank: int, rank_type: str) -> None:
+    _check_not_self(registry.operations(group), rank, rank_type)
