@@ -79,66 +79,30 @@ class _Enum:
 class OpType(_Enum):
     """What kind of operation a work is."""
 
-    __slots__ = ()
-
-    BROADCAST = 0
-    ALLREDUCE = 1
-    ALLREDUCE_COALESCED = 2
-    REDUCE = 3
-    ALLGATHER = 4
-    _ALLGATHER_BASE = 5
-    ALLGATHER_COALESCED = 6
-    GATHER = 7
-    SCATTER = 8
-    REDUCE_SCATTER = 9
-    ALLTOALL_BASE = 10
-    ALLTOALL = 11
-    SEND = 12
-    RECV = 13
-    RECVANYSOURCE = 14
-    BARRIER = 15
-    _REDUCE_SCATTER_BASE = 16
-    COALESCED = 17
-    _ALLREDUCE_SPARSE = 18
-    REDUCE_SCATTER_TENSOR_COALESCED = 19
-    ALLGATHER_INTO_TENSOR_COALESCED = 20
+    BROADCAST, ALLREDUCE, ALLREDUCE_COALESCED, REDUCE, ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED = range(7)
+    GATHER, SCATTER, REDUCE_SCATTER, ALLTOALL_BASE, ALLTOALL, SEND, RECV, RECVANYSOURCE, BARRIER = range(7, 16)
+    _REDUCE_SCATTER_BASE, COALESCED, _ALLREDUCE_SPARSE = range(16, 19)
+    REDUCE_SCATTER_TENSOR_COALESCED, ALLGATHER_INTO_TENSOR_COALESCED = 19, 20
     UNKNOWN = 100
 
 
 class WorkResult(_Enum):
     """How a work ended."""
 
-    __slots__ = ()
-
-    SUCCESS = 0
-    TIMEOUT = 1
-    COMM_ERROR = 2
+    SUCCESS, TIMEOUT, COMM_ERROR = range(3)
     UNKNOWN = 100
 
 
 class ErrorType(_Enum):
     """What Backend.get_error() returns."""
 
-    __slots__ = ()
-
-    SUCCESS = 0
-    TIMEOUT = 1
-    COMM_ERROR = 2
-    REMOTE_ERROR = 3
+    SUCCESS, TIMEOUT, COMM_ERROR, REMOTE_ERROR = range(4)
 
 
 class BackendType(_Enum):
     """ProcessGroup.BackendType. Unlike those of the other enums, its members are equal to their numbers."""
 
-    __slots__ = ()
-
-    UNDEFINED = 0
-    GLOO = 1
-    NCCL = 2
-    UCC = 3
-    MPI = 4
-    XCCL = 5
-    CUSTOM = 6
+    UNDEFINED, GLOO, NCCL, UCC, MPI, XCCL, CUSTOM = range(7)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, int) and self._value == other)
@@ -149,41 +113,26 @@ class BackendType(_Enum):
 class HookOpName(_Enum):
     """The kind of operation that a ProcessGroup's hook is called for."""
 
-    __slots__ = ()
-
-    SEND = 0
-    RECV = 1
-    BROADCAST = 2
-    ALLREDUCE = 3
-    REDUCE = 4
-    ALLGATHER = 5
-    REDUCE_SCATTER = 6
-    ALLTOALL = 7
-    BARRIER = 8
-    SCATTER = 9
-    GATHER = 10
-    SPLIT = 11
-    NEW_WINDOW = 12
-    UNKNOWN = 13
+    SEND, RECV, BROADCAST, ALLREDUCE, REDUCE, ALLGATHER, REDUCE_SCATTER, ALLTOALL, BARRIER, SCATTER, GATHER = range(11)
+    SPLIT, NEW_WINDOW, UNKNOWN = range(11, 14)
 
 
 class BuiltinCommHookType(_Enum):
     """The communication hooks that come with data parallelism."""
 
-    __slots__ = ()
-
-    ALLREDUCE = 1
-    FP16_COMPRESS = 2
+    ALLREDUCE, FP16_COMPRESS = 1, 2
 
 
 class DebugLevel(_Enum):
     """How much is checked: DETAIL compares every collective of all ranks before it runs."""
 
-    __slots__ = ()
+    OFF, INFO, DETAIL = range(3)
 
-    OFF = 0
-    INFO = 1
-    DETAIL = 2
+
+class WindowAccessType(_Enum):
+    """How a window reaches the memory of a rank: by load and store, or by messages."""
+
+    UNIFIED, SEPARATE = range(2)
 
 
 # --- the debug level ---
@@ -283,13 +232,9 @@ def _as_ints(where: str, value: Any) -> list[int]:
     return [as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
 
 
-def _as_bool(where: str, value: Any) -> bool:
-    return bool(value)
-
-
 # The function that checks or converts a value assigned to an attribute of options. Attributes not named here take any value.
 _CHECKS = {
-    "asyncOp": _as_bool,
+    "asyncOp": lambda where, value: bool(value),
     "device_ids": _as_ints,
     "reduceOp": _as_reduce_op,
     "rootRank": as_int,
@@ -298,186 +243,117 @@ _CHECKS = {
     "uuid": as_int,
 }
 
-_set = object.__setattr__  # past the checks
-
 
 class _Options:
-    """The base of all options. They have no constructor arguments, each attribute takes one type, and there are no others."""
+    """The base of all options. They have no constructor arguments, each attribute takes one type, and there are no others.
 
-    __slots__ = ("asyncOp", "timeout")
+    An attribute that is not set has the value that it has in the class.
+    """
 
-    asyncOp: bool
     timeout: timedelta
+    asyncOp: bool = True
 
     def __init__(self) -> None:
-        _set(self, "timeout", _groups_timeout or groups_timeout())
-        _set(self, "asyncOp", True)
+        vars(self)["timeout"] = _groups_timeout or groups_timeout()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(self) and not hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         check = _CHECKS.get(name)
-        _set(self, name, check(f"{type(self).__name__}.{name}", value) if check is not None else value)
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for kind in cls.__mro__ for name in vars(kind).get("__slots__", ())]
+        vars(self)[name] = check(f"{type(self).__name__}.{name}", value) if check is not None else value
 
     def __repr__(self) -> str:
-        said = (f"{name}={getattr(self, name)!r}" for name in self._names())
+        said = (f"{name}={getattr(self, name)!r}" for name in dir(self) if not name.startswith("_"))
         return f"{type(self).__name__}({', '.join(said)})"
 
 
-class _ReduceOptions(_Options):
-    __slots__ = ("reduceOp",)
-
-    reduceOp: _core.ReduceOp
-
-    def __init__(self) -> None:
-        super().__init__()
-        _set(self, "reduceOp", _core.ReduceOp.SUM)
+class _OptionsWithOp(_Options):
+    reduceOp: _core.ReduceOp = _core.ReduceOp.SUM
 
 
-class _RootOptions(_Options):
-    __slots__ = ("rootRank",)
-
-    rootRank: int
-
-    def __init__(self) -> None:
-        super().__init__()
-        _set(self, "rootRank", 0)
+class _OptionsWithRoot(_Options):
+    rootRank: int = 0
 
 
-class BroadcastOptions(_RootOptions):
+class BroadcastOptions(_OptionsWithRoot):
     """Options of broadcast: the root's rank in the group."""
 
-    __slots__ = ("rootTensor",)
-
-    rootTensor: int
-
-    def __init__(self) -> None:
-        super().__init__()
-        _set(self, "rootTensor", 0)
+    rootTensor: int = 0
 
 
-class AllreduceOptions(_ReduceOptions):
+class AllreduceOptions(_OptionsWithOp):
     """Options of allreduce: the reduction."""
 
-    __slots__ = ()
 
-
-class AllreduceCoalescedOptions(_ReduceOptions):
+class AllreduceCoalescedOptions(_OptionsWithOp):
     """Options of allreduce_coalesced: the reduction."""
 
-    __slots__ = ()
 
-
-class ReduceOptions(_ReduceOptions):
+class ReduceOptions(_OptionsWithOp, _OptionsWithRoot):
     """Options of reduce: the reduction, and the root's rank in the group."""
 
-    __slots__ = ("rootRank", "rootTensor")
-
-    rootRank: int
-    rootTensor: int
-
-    def __init__(self) -> None:
-        super().__init__()
-        _set(self, "rootRank", 0)
-        _set(self, "rootTensor", 0)
+    rootTensor: int = 0
 
 
 class AllgatherOptions(_Options):
     """Options of allgather and its variants."""
 
-    __slots__ = ()
 
-
-class GatherOptions(_RootOptions):
+class GatherOptions(_OptionsWithRoot):
     """Options of gather: the root's rank in the group."""
 
-    __slots__ = ()
 
-
-class ScatterOptions(_RootOptions):
+class ScatterOptions(_OptionsWithRoot):
     """Options of scatter: the root's rank in the group."""
 
-    __slots__ = ()
 
-
-class ReduceScatterOptions(_ReduceOptions):
+class ReduceScatterOptions(_OptionsWithOp):
     """Options of reduce_scatter and its variants: the reduction."""
-
-    __slots__ = ()
 
 
 class AllToAllOptions(_Options):
     """Options of alltoall and alltoall_base."""
 
-    __slots__ = ()
-
 
 class BarrierOptions(_Options):
     """Options of barrier."""
 
-    __slots__ = ("device", "device_ids")
-
-    device: Any
-    device_ids: list[int]
+    device: Any = None
+    device_ids: list[int] = []
 
     def __init__(self) -> None:
         super().__init__()
-        _set(self, "device_ids", [])
-        _set(self, "device", None)
+        self.device_ids = []
 
 
-class WindowAccessType(_Enum):
-    """How a window reaches the memory of a rank: by load and store, or by messages."""
+class _OptionsWithHints(_Options):
+    """Hints are accepted but have no effect."""
 
-    __slots__ = ()
-
-    UNIFIED = 0
-    SEPARATE = 1
-
-
-class _HintedOptions(_Options):
-    """Options of a call on a window. Hints are accepted but have no effect."""
-
-    __slots__ = ("hints",)
-
-    hints: dict[str, str]
+    hints: dict[str, str] = {}
 
     def __init__(self) -> None:
         super().__init__()
-        _set(self, "hints", {})
+        self.hints = {}
 
 
-class PutOptions(_HintedOptions):
+class PutOptions(_OptionsWithHints):
     """Options of Window.put."""
 
-    __slots__ = ()
 
-
-class SignalOptions(_HintedOptions):
+class SignalOptions(_OptionsWithHints):
     """Options of Window.signal."""
 
-    __slots__ = ()
 
-
-class WaitSignalOptions(_HintedOptions):
+class WaitSignalOptions(_OptionsWithHints):
     """Options of Window.wait_signal."""
 
-    __slots__ = ()
 
-
-class ReconfigureOptions(_Options):
+class ReconfigureOptions(_OptionsWithHints):
     """Options of reconfigure: the handles of the members (a list is in the order of ranks), and a uuid for this membership."""
 
-    __slots__ = ("handles", "hints", "uuid")
-
-    handles: Any
-    hints: dict[str, str]
-    uuid: int
+    uuid: int = 0
+    handles: Any = ()
 
     def __init__(self) -> None:
         super().__init__()
-        _set(self, "uuid", 0)
-        _set(self, "handles", [])
-        _set(self, "hints", {})
+        self.handles = []
