@@ -10,21 +10,17 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
-    from typing import Any
+    from typing import Any, Self
 
-_SECONDS = 1800
+_DEFAULT_TIMEOUT_S = 1800.0
 
 
 class BackendOptions:
     """Backend.Options, which a backend is made with. The name of the backend cannot be changed."""
 
-    def __init__(self, backend: str, timeout: timedelta | None = None) -> None:
-        if timeout is None:
-            from datetime import timedelta
-
-            timeout = timedelta(seconds=_SECONDS)
+    def __init__(self, backend: str, timeout: timedelta | float | None = None) -> None:
         self._backend = backend
-        self._given_timeout = as_timedelta("Options(): argument 'timeout'", timeout)
+        self._given_timeout = as_timedelta("Options(): argument 'timeout'", _DEFAULT_TIMEOUT_S if timeout is None else timeout)
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
         self.enable_reconfigure = False
@@ -40,6 +36,13 @@ class BackendOptions:
     @_timeout.setter
     def _timeout(self, timeout: timedelta | float) -> None:
         self._given_timeout = as_timedelta("Options._timeout", timeout)
+
+    def _for(self, timeout: timedelta, ranks: list[int], name: str) -> Self:
+        """These options, now of a group with this time-out, these global ranks and this name."""
+        self._timeout = timeout
+        self.global_ranks_in_group = ranks
+        self.group_name = name
+        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} backend={self._backend!r} timeout={self._timeout}>"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist.c10d.backend_base import Backend, BackendOptions
-from dldist.c10d.options import ErrorType, ReconfigureOptions, as_timedelta, timeout_of
+from dldist.c10d.backend_base import BackendOptions
+from dldist.c10d.options import ReconfigureOptions, timeout_of
 from dldist.c10d.over_group import OverGroup
 from dldist.world import CLOSE_TIMEOUT_S, World
 
@@ -61,7 +61,6 @@ class ProcessGroupGloo(OverGroup):
     _Options = GlooOptions
     Device = GlooDevice
 
-    supports_splitting = True
     supports_reconfigure = True
     supports_window = True
 
@@ -82,28 +81,16 @@ class ProcessGroupGloo(OverGroup):
         timeout: timedelta | None = None,
         enable_reconfigure: bool = False,
     ) -> None:
-        if not isinstance(store, _core.Store):
-            raise TypeError(f"ProcessGroupGloo(): argument 'store' must be a Store, not {type(store).__name__}")
+        self._check_store(store)
         super().__init__(rank, size)
-        self._options = _options_of(options, timeout)
-        self._options.enable_reconfigure = self._options.enable_reconfigure or enable_reconfigure
-        if self._options.enable_reconfigure:
-            self.group = None
+        opts = self._options_of(options, timeout)
+        opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure
+        if opts.enable_reconfigure:
+            self._set_up(None, opts)
             self._store = store
             self._handle = _new_handle()
         else:
-            self.group = World(store, rank, size, timeout=self._options._timeout, name="gloo")
-
-    @classmethod
-    def _of(cls, group: World, ranks: list[int], name: str) -> ProcessGroupGloo:
-        """A backend over an existing world."""
-        self = cls.__new__(cls)
-        Backend.__init__(self, group.rank, group.size)
-        self._options = GlooOptions(group.timeout)
-        self._options.global_ranks_in_group = ranks
-        self._options.group_name = name
-        self.group = group
-        return self
+            self._set_up(World(store, rank, size, timeout=opts._timeout, name="gloo"), opts)
 
     @classmethod
     def _make(
@@ -125,7 +112,7 @@ class ProcessGroupGloo(OverGroup):
         else:
             group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
         group._describe(pg.group_name, desc, ranks)
-        return cls._of(group, ranks, pg.group_name)
+        return cls._of(group, GlooOptions()._for(timeout, ranks, pg.group_name))
 
     @classmethod
     def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
@@ -181,28 +168,8 @@ class ProcessGroupGloo(OverGroup):
     def getBackendName(self) -> str:
         return "gloo"
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(timeout)
-        if self.group is not None:
-            self.group.timeout = timeout
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: all ranks count from the start."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return 0 if self.group is None else self.group.sequence
-
     def _wait_for_pending_works(self) -> None:
         """Nothing to do: each work keeps what it needs."""
-
-    def get_error(self) -> Any:
-        error = None if self.group is None else self.group.error
-        if error is None:
-            return ErrorType.SUCCESS
-        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
 
     def shutdown(self) -> None:
         if self.group is None:
@@ -211,11 +178,6 @@ class ProcessGroupGloo(OverGroup):
             self.group.close(CLOSE_TIMEOUT_S)
         except _core.DistTimeoutError:
             pass  # waiters for unfinished works get the error
-
-    def abort(self, reason: str = "abort() was called") -> None:
-        if self.group is not None:
-            self.group.abort(reason)
-        super().abort()
 
     def new_window(self, tensor: Any = None) -> Window:
         from dldist.c10d.window import Window
@@ -230,7 +192,8 @@ class ProcessGroupGloo(OverGroup):
         if self._rank not in ranks:
             return None
         part = _split(group, list(ranks), None, None if opts is None else opts._timeout)
-        return ProcessGroupGloo._of(part, list(ranks), "" if opts is None else opts.group_name)
+        name = "" if opts is None else opts.group_name
+        return ProcessGroupGloo._of(part, GlooOptions()._for(part.timeout, list(ranks), name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupGloo:
         """A backend for these ranks and more. All of them meet in `store`."""
@@ -291,13 +254,6 @@ def _check_local(hostname: str) -> None:
                 return
     except OSError as error:
         raise RuntimeError(f"Cannot resolve {hostname} to a (local) address: {error}") from error
-
-
-def _options_of(options: Any, timeout: Any) -> GlooOptions:
-    if isinstance(options, BackendOptions):
-        return options  # type: ignore[return-value]
-    given = timeout if options is None else options
-    return GlooOptions(None if given is None else as_timedelta("ProcessGroupGloo(): argument 'timeout'", given))
 
 
 def _new_handle() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d.backend_base import BackendOptions
-from dldist.c10d.options import ErrorType, as_timedelta
+from dldist.c10d.options import ErrorType
 from dldist.c10d.over_group import OverGroup
 from dldist.nccl import library
 
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 UNIQUE_ID_NBYTES = 128
 CTA_POLICIES = {"DEFAULT": 0, "EFFICIENCY": 1, "ZERO": 2}
-
-
-def _default_timeout() -> timedelta:
-    from datetime import timedelta
-
-    return timedelta(minutes=10)
+_DEFAULT_TIMEOUT_S = 600.0
 
 
 class NCCLConfig:
@@ -106,7 +101,7 @@ class NCCLOptions(BackendOptions):
     """ProcessGroupNCCL.Options."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
-        super().__init__("nccl", _default_timeout())
+        super().__init__("nccl", _DEFAULT_TIMEOUT_S)
         self.is_high_priority_stream = bool(is_high_priority_stream)
         self.config = NCCLConfig()
         self.split_from: Any = None
@@ -140,6 +135,16 @@ def device_index(device: Any) -> int | None:
     return int(number) if number else None
 
 
+def of_group(name: str) -> Any:
+    """A method that is the NcclGroup's, under another name or the same."""
+
+    def call(self: ProcessGroupNCCL, *args: Any, **named: Any) -> Any:
+        return getattr(self.group, name)(*args, **named)
+
+    call.__name__, call.__doc__ = name, getattr(_core.NcclGroup, name).__doc__
+    return call
+
+
 class ProcessGroupNCCL(OverGroup):
     """c10d's backend for CUDA devices. `group` is the NcclGroup behind it.
 
@@ -155,7 +160,6 @@ class ProcessGroupNCCL(OverGroup):
     NCCL_CTA_POLICY_EFFICIENCY = CTA_POLICIES["EFFICIENCY"]
     NCCL_CTA_POLICY_ZERO = CTA_POLICIES["ZERO"]
 
-    supports_splitting = True
     supports_coalescing = True
 
     group: _core.NcclGroup
@@ -169,34 +173,19 @@ class ProcessGroupNCCL(OverGroup):
         *,
         timeout: timedelta | None = None,
     ) -> None:
-        if not isinstance(store, _core.Store | None):
-            raise TypeError(f"ProcessGroupNCCL(): argument 'store' must be a Store, not {type(store).__name__}")
+        if store is not None:
+            self._check_store(store)
         super().__init__(rank, size)
-        self._options = _options_of(options, timeout)
-        self._uid = self._options.group_name or "nccl"
-        self._open(store, rank, size)
-
-    def _open(self, store: _core.Store | None, rank: int, size: int) -> None:
-        opts = self.options
+        opts = self._options_of(options, timeout)
         settings = library.group_settings()
         settings["config"] = {**settings["config"], **opts.config._given()}
         settings["is_high_priority"] = settings["is_high_priority"] or opts.is_high_priority_stream
-        self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **settings))
+        name = opts.group_name or "nccl"
+        self._set_up(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=name, **settings), opts)
 
-    def _adopt(self, group: _core.NcclGroup) -> None:
-        """Become the backend over this group."""
-        self.group = group
+    def _set_up(self, group: _core.NcclGroup, options: BackendOptions) -> None:
+        super()._set_up(group, options)
         self._pools: dict[int, tuple[Any, bool, list[int]]] = {}
-
-    @classmethod
-    def _of(cls, group: _core.NcclGroup, options: NCCLOptions) -> ProcessGroupNCCL:
-        """A backend over an existing group."""
-        self = cls.__new__(cls)
-        OverGroup.__init__(self, group.rank, group.size)
-        self._options = options
-        self._uid = options.group_name or group.name
-        self._adopt(group)
-        return self
 
     @classmethod
     def _make(
@@ -204,10 +193,7 @@ class ProcessGroupNCCL(OverGroup):
     ) -> ProcessGroupNCCL:
         """The backend for a group that is being made. `offspring`, if given, makes it from another backend's communicator; else
         the ranks meet in the store."""
-        opts = options if isinstance(options, NCCLOptions) else NCCLOptions()
-        opts._timeout = timeout
-        opts.global_ranks_in_group = list(ranks)
-        opts.group_name = pg.group_name
+        opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._for(timeout, list(ranks), pg.group_name)
         device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
         if offspring is not None:
             backend: ProcessGroupNCCL = offspring(opts)
@@ -227,7 +213,7 @@ class ProcessGroupNCCL(OverGroup):
     @property
     def uid(self) -> str:
         """The name under which the store has its communicators."""
-        return self._uid
+        return self.options.group_name or self.group.name
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
@@ -245,47 +231,22 @@ class ProcessGroupNCCL(OverGroup):
     def supports_shrinking(self) -> bool:  # type: ignore[override]
         return self.get_runtime_nccl_version() >= (2, 27, 3)
 
-    # ---- time
+    # ---- time, sequence numbers, errors
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(timeout)
-        self.group.timeout = timeout
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
-
-    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        self.group.add_ephemeral_timeout(timeout)
+    _add_ephemeral_timeout = of_group("add_ephemeral_timeout")
+    _set_enable_nan_check = of_group("set_nan_check")
+    _wait_for_pending_works = of_group("_wait_for_works")
 
     def _verify_work_timeout(self, work: Any, timeout: timedelta) -> bool:
         """Whether the work has this time-out."""
         return bool(work.timeout == timeout)
 
-    # ---- sequence numbers, errors
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: all ranks count from the start."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.group.sequence
-
-    def _wait_for_pending_works(self) -> None:
-        """Wait on the host for all calls of this rank. This does not involve the other ranks."""
-        self.group._wait_for_works()
-
     def _enable_collectives_timing(self) -> None:
         """Does nothing: works measure their time only if DLDIST_NCCL_ENABLE_TIMING=1 asked for that earlier."""
 
     def get_error(self) -> Any:
-        error = self.group.error
-        if error is None:
-            return ErrorType.SUCCESS
-        if getattr(error, "rank", None) not in (None, self._rank):
-            return ErrorType.REMOTE_ERROR
-        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
-
-    def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
-        self.group.set_nan_check(enable_nan_check)
+        is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)
+        return ErrorType.REMOTE_ERROR if is_of_another else super().get_error()
 
     # ---- the end
 
@@ -298,10 +259,6 @@ class ProcessGroupNCCL(OverGroup):
 
     _shutdown = shutdown
 
-    def abort(self, reason: str = "abort() was called") -> None:
-        self.group.abort(reason)
-        super().abort()
-
     # ---- communicators
 
     def eager_connect_single_device(self, device: Any) -> None:
@@ -312,36 +269,25 @@ class ProcessGroupNCCL(OverGroup):
         """Whether its communicator has been made."""
         return self.group.comm_pointer() != 0
 
-    def _comm_ptr(self) -> int:
-        """The ncclComm_t of the group's device as a number; 0 if there is none."""
-        return self.group.comm_pointer()
-
-    def comm_split_count(self) -> int:
-        return self.group.split_count()
+    _comm_ptr = of_group("comm_pointer")
+    comm_split_count = of_group("split_count")
+    revoke = of_group("revoke")
+    suspend = of_group("suspend")
+    resume = of_group("resume")
+    memory_stats = of_group("memory_stats")
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Take part in a split without becoming a member of a new group."""
         self.group.skip_split(device_index(device))
 
-    def revoke(self) -> None:
-        """End unfinished operations on the communicator. It can still be split and shrunk. Needs NCCL 2.28.7."""
-        self.group.revoke()
-
-    def suspend(self) -> None:
-        """Give back memory that NCCL does not need until resume(). Needs NCCL 2.29.7."""
-        self.group.suspend()
-
-    def resume(self) -> None:
-        self.group.resume()
-
-    def memory_stats(self) -> dict[str, int]:
-        return self.group.memory_stats()
-
     def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
         opts.split_from = self
         color = opts.split_color if opts.split_color >= 0 else None
         config = opts.config._given() or None
-        group = self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config)
+        return self._like(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
+
+    def _like(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
+        """The backend over a group that has been made of this one's."""
         part = ProcessGroupNCCL._of(group, opts)
         part.bound_device_id = self.bound_device_id
         return part
@@ -361,13 +307,11 @@ class ProcessGroupNCCL(OverGroup):
             list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
             config=opts.config._given() or None,
         )
-        part = ProcessGroupNCCL._of(group, opts)
-        part.bound_device_id = self.bound_device_id
-        return part
+        return self._like(group, opts)
 
     def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
         """This backend, now with the options of a group that was made for it."""
-        self._options, self._uid = opts, opts.group_name or self._uid
+        self._options = opts
         self.set_timeout(opts._timeout)
         return self
 
@@ -400,7 +344,7 @@ class ProcessGroupNCCL(OverGroup):
             )
         group = self.group.grow(
             store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
-            name=opts.group_name or f"{self._uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
+            name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
         )
         return ProcessGroupNCCL._of(group, opts)
 
@@ -420,17 +364,9 @@ class ProcessGroupNCCL(OverGroup):
 
     # ---- several calls in one
 
-    def _start_coalescing(self) -> None:
-        self.group.start_coalescing()
-
-    def _end_coalescing(self) -> Any:
-        return self.group.end_coalescing()
-
-    def _drop_coalesced(self) -> None:
-        """End _start_coalescing() and drop the calls since."""
-        self.group.drop_coalesced()
-
-    _group_start = _start_coalescing
+    _start_coalescing = _group_start = of_group("start_coalescing")
+    _end_coalescing = of_group("end_coalescing")
+    _drop_coalesced = of_group("drop_coalesced")
 
     def _group_end(self) -> None:
         work = self.group.end_coalescing()
@@ -513,16 +449,6 @@ class ProcessGroupNCCL(OverGroup):
         )
 
     _end_time_estimate = _start_time_estimate
-
-
-def _options_of(options: Any, timeout: Any) -> NCCLOptions:
-    if isinstance(options, NCCLOptions):
-        return options
-    opts = NCCLOptions()
-    given = timeout if options is None else options
-    if given is not None:
-        opts._timeout = as_timedelta("ProcessGroupNCCL(): argument 'timeout'", given)
-    return opts
 
 
 def _version_of(code: int) -> tuple[int, int, int]:

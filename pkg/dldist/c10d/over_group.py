@@ -1,21 +1,52 @@
-"""The common part of backends over a group of the extension: c10d's low-level calls become calls of that group."""
+"""Backends over a group of the extension: c10d's low-level calls become calls of that group, and so does all else."""
 
 from __future__ import annotations
 
 from dldist import _core
-from dldist.c10d.backend_base import Backend
+from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.low_level import CALLS, NotOneTensor
-from dldist.c10d.options import timeout_of
+from dldist.c10d.options import ErrorType, as_timedelta, timeout_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from typing import Any
+    from datetime import timedelta
+    from typing import Any, Self
 
 
 class OverGroup(Backend):
     """A backend whose `group` has the methods of dldist.Group."""
 
+    supports_splitting = True
+
     group: Any
+
+    def _set_up(self, group: Any, options: BackendOptions) -> None:
+        self.group = group
+        self._options = options
+
+    @classmethod
+    def _of(cls, group: Any, options: BackendOptions) -> Self:
+        """A backend over an existing group."""
+        self = cls.__new__(cls)
+        Backend.__init__(self, group.rank, group.size)
+        self._set_up(group, options)
+        return self
+
+    @classmethod
+    def _check_store(cls, store: Any) -> None:
+        if not isinstance(store, _core.Store):
+            raise TypeError(f"{cls.__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
+
+    @classmethod
+    def _options_of(cls, options: Any, timeout: Any) -> Any:
+        """The options that a constructor is given: options, or just a time-out, or nothing."""
+        if isinstance(options, cls.Options):
+            return options
+        made = cls.Options()
+        given = timeout if options is None else options
+        if given is not None:
+            made._timeout = as_timedelta(f"{cls.__name__}(): argument 'timeout'", given)
+        return made
 
     def _require_group(self) -> Any:
         """The group; raises if there is none yet."""
@@ -63,3 +94,30 @@ class OverGroup(Backend):
         if len(tensors) != 1:
             raise RuntimeError(f"{type(self).__name__}::{method} takes a single tensor, not {len(tensors)}")
         return tensors[0]
+
+    # ---- the group's life
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self.group is not None:
+            self.group.timeout = timeout
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: all ranks count from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0 if self.group is None else self.group.sequence
+
+    def get_error(self) -> Any:
+        error = None if self.group is None else self.group.error
+        if error is None:
+            return ErrorType.SUCCESS
+        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        if self.group is not None:
+            self.group.abort(reason)
+        super().abort()

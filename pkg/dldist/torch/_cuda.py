@@ -23,8 +23,5 @@ def make_backend(kind: str, store: Any, name: str, ranks: list[int], rank: int, 
     """The backend for a type of device. Its ranks meet in `store` at their first call."""
     if kind != "cuda":
         raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
-    options = NCCLOptions()
-    options._timeout = timeout
-    options.global_ranks_in_group = ranks
-    options.group_name = name
+    options = NCCLOptions()._for(timeout, ranks, name)
     return CudaBackend(TorchStore(dist.PrefixStore(f"{kind}/", store)), rank, len(ranks), options)

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 import dldist
 from dldist import _core
 from dldist.c10d.backend_base import Backend
-from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
 from dldist.c10d.low_level import CALLS
 from dldist.c10d.options import OpType
 from dldist.c10d.over_group import OverGroup
@@ -164,7 +164,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._desc = "undefined"
         self._config = "cpu:dldist"  # used if torch.distributed does not know this group
         self._ranks = ranks
-        self._cpu = CpuBackend._of(world, ranks, name)
+        self._cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
         self._buckets = Buckets(world)
         # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
         # and waits for it in the next backward pass. Without the Python half it would wait for ever.
