@@ -1,5 +1,6 @@
 """Backends: written in Python, one for each device, the CPU's under c10d's name, and what a process group does with them."""
 
+import contextlib
 import threading
 import time
 import weakref
@@ -155,6 +156,57 @@ def test_an_extended_creator(register):
         assert options.timeout == timedelta(seconds=4)
         assert isinstance(options.store, dldist.PrefixStore)
         assert (options.split_from, options.enable_reconfigure) == (None, False)
+
+
+class NotingSplits(Noting):
+    """Notes the split sizes of the calls that have some."""
+
+    def reduce_scatter_single(self, output, input, opts):
+        self.calls.append("reduce_scatter_single")
+        return Done([output])
+
+    def all_to_all_single(self, output, input, output_splits, input_splits, opts):
+        self.calls.append((output_splits, input_splits))
+        return Done([output])
+
+
+@pytest.mark.parametrize("is_wrapped_in_block", [False, True])
+def test_split_sizes_are_not_lost_on_the_way_to_another_backend(register, is_wrapped_in_block):
+    """A low-level call that has no place for them is not called without them."""
+    register("other", lambda store, rank, size, timeout: NotingSplits(rank, size))
+
+    def case(rank):
+        calls = dldist.group.WORLD.operations
+        with calls.coalesce() if is_wrapped_in_block else contextlib.nullcontext():
+            calls.all_to_all_single(vector(0, 0), vector(1, 2), [2], [2])
+            error = error_of(calls.reduce_scatter_single, vector(0, 0), vector(1, 2), split_sizes=[2])
+        assert isinstance(error, RuntimeError) and "has no argument 'split_sizes'" in str(error)
+        calls.reduce_scatter_single(vector(0), vector(1))
+        return dldist.get_backend_impl().calls
+
+    assert in_worlds(1, case, backend="other") == [[([2], [2]), "reduce_scatter_single", "shutdown"]]
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_a_call_with_split_sizes_is_not_coalesced(is_hooked):
+    """It runs by itself, past hooks as in the extension; the calls without them become one."""
+
+    def case(rank):
+        told = []
+        if is_hooked:
+            dldist.group.WORLD.register_pre_hook(1, lambda args: told.append(len(args.output_tensors)))
+        calls = dldist.group.WORLD.operations
+        uneven, first, second = vector(*[0] * (rank + 1)), vector(0), vector(0)
+        with calls.coalesce():
+            calls.reduce_scatter_single(first, vector(1, 2))
+            calls.reduce_scatter_single(uneven, vector(3, 4, 5), split_sizes=[1, 2])
+            assert uneven == (vector(6) if rank == 0 else vector(8, 10))
+            calls.reduce_scatter_single(second, vector(6, 7))
+            assert second == vector(0)
+        assert (first, second) == (vector(2 * (rank + 1)), vector(2 * (rank + 6)))
+        assert told == ([1, 2] if is_hooked else [])
+
+    in_worlds(2, case)
 
 
 def test_the_old_names_of_calls(register):
