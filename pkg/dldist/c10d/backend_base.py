@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.c10d.dispatch import BackendCalls
 from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.options import as_int, as_timedelta
 
@@ -115,10 +116,22 @@ class Backend(LowLevelCalls):
             raise RuntimeError(f"Backend {self.name()} does not implement getBackendOptions.")
         return self._options
 
+    @property
+    def operations(self) -> Any:
+        """An object that runs its operations, with methods like those of dldist.Group. It is the same one each time, because
+        coalescing keeps its recorder in it."""
+        if self._operations is None:
+            from weakref import proxy  # the backend has to end when its last user lets it go
+
+            self._operations = BackendCalls(proxy(self))
+        return self._operations
+
+    _operations: Any = None
+
     # Life.
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later operations."""
+        """Set the time-out of later operations."""
         if self._options is None:
             raise self._unsupported("set_timeout")
         self._options._timeout = as_timedelta("set_timeout(): argument 'timeout'", timeout)
@@ -146,6 +159,7 @@ class Backend(LowLevelCalls):
             _core._call_aloud(_call, fn)
 
     def get_error(self) -> Any:
+        """How it is, as an ErrorType."""
         raise self._unsupported("get_error")
 
     def suspend(self) -> None:
@@ -202,6 +216,7 @@ class Backend(LowLevelCalls):
         raise self._unsupported("reconfigure")
 
     def get_reconfigure_handle(self) -> Any:
+        """The handle that names this process in reconfigure()."""
         raise self._unsupported("get_reconfigure_handle")
 
     def new_window(self, tensor: Any = None) -> Any:

@@ -52,6 +52,11 @@ class OverGroup(Backend):
         """The group; raises if there is none yet."""
         return self.group
 
+    @property
+    def operations(self) -> Any:
+        """The group: it runs its operations itself."""
+        return self._require_group()
+
     def _op(self, opts: Any) -> Any:
         """The reduction that options ask for, in the form that the group takes."""
         return getattr(opts, "reduceOp", None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.backend_base import BackendOptions
-from dldist.c10d.dispatch import Dispatcher
+from dldist.c10d.backend_base import Backend, BackendOptions
+from dldist.c10d.dispatch import BackendCalls, Dispatcher
 from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.names import device_type_of
 from dldist.c10d.operations import first_of
@@ -56,6 +56,33 @@ def _if_all_backends(name: str) -> Any:
         return bool(backends) and all(getattr(backend, name) for backend in backends)
 
     return property(is_true)
+
+
+def _of_every_backend(name: str) -> Any:
+    """A method that calls the same method of every backend."""
+
+    def call(pg: ProcessGroup, *args: Any, **named: Any) -> None:
+        for backend in pg._distinct_backends():
+            getattr(backend, name)(*args, **named)
+
+    return _like_backends(name, call)
+
+
+def _of_one_backend(name: str) -> Any:
+    """A method that calls the same method of the only backend, or of the CPU's if there are several."""
+
+    def call(pg: ProcessGroup, *args: Any, **named: Any) -> Any:
+        return getattr(pg._backend_for(name, ()), name)(*args, **named)
+
+    return _like_backends(name, call)
+
+
+def _like_backends(name: str, call: Any) -> Any:
+    """`call`, with the name, signature and documentation of Backend's method."""
+    call.__name__, call.__qualname__ = name, f"ProcessGroup.{name}"
+    call.__wrapped__ = getattr(Backend, name)
+    call.__doc__ = call.__wrapped__.__doc__
+    return call
 
 
 class ProcessGroup(LowLevelCalls):
@@ -208,22 +235,18 @@ class ProcessGroup(LowLevelCalls):
         """The object that runs its operations, with methods like those of dldist.Group.
 
         If nothing else has to be done for a call, this is the CPU's World itself, together with the NcclGroup if there is one. So
-        nothing stands between a call and the extension. Else it is a Dispatcher.
+        nothing stands between a call and the extension. Else it is a Dispatcher, or BackendCalls if a subclass overrides calls.
         """
         if self._operations is None:
-            self._operations = self._group_of_all() or Dispatcher(self)
+            is_plain = type(self) is ProcessGroup
+            self._operations = (self._group_of_all() or Dispatcher(self)) if is_plain else BackendCalls(self)
         return self._operations
 
     _operations: Any = None
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether its backends do all the work: a subclass may override calls."""
-        return type(self) is ProcessGroup
-
     def _group_of_all(self) -> Any:
         """The group that serves all devices, or None if that takes more than a group."""
-        if not self._is_plain or self._hooks or not self._backends.keys() <= {"cpu", "cuda"}:
+        if self._hooks or not self._backends.keys() <= {"cpu", "cuda"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
         if not groups or not all(isinstance(group, _core.Group) for group in groups):
@@ -295,14 +318,8 @@ class ProcessGroup(LowLevelCalls):
         self._ensure_hooks().unregister_post(id)
         self._choose_operations()
 
-    def register_abort_hook(self, id: int, fn: Callable[[], object]) -> None:
-        """Have fn() called when a backend aborts."""
-        for backend in self._distinct_backends():
-            backend.register_abort_hook(id, fn)
-
-    def unregister_abort_hook(self, id: int) -> None:
-        for backend in self._distinct_backends():
-            backend.unregister_abort_hook(id)
+    register_abort_hook = _of_every_backend("register_abort_hook")
+    unregister_abort_hook = _of_every_backend("unregister_abort_hook")
 
     def _has_hooks(self) -> bool:
         return bool(self._hooks)
@@ -321,10 +338,8 @@ class ProcessGroup(LowLevelCalls):
                 pass  # a backend need not have options
         return default_timeout("undefined")
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of later operations, in all backends."""
-        for backend in self._distinct_backends():
-            backend.set_timeout(timeout)
+    set_timeout = _of_every_backend("set_timeout")
+    _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.set_timeout(timeout)
@@ -347,12 +362,8 @@ class ProcessGroup(LowLevelCalls):
         calls, self._shutdown_calls = self._shutdown_calls, []
         return calls
 
-    def _set_sequence_number_for_group(self) -> None:
-        for backend in self._distinct_backends():
-            backend._set_sequence_number_for_group()
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._only_backend("_get_sequence_number_for_group")._get_sequence_number_for_group()
+    _set_sequence_number_for_group = _of_every_backend("_set_sequence_number_for_group")
+    _get_sequence_number_for_group = _of_one_backend("_get_sequence_number_for_group")
 
     def _start_coalescing(self, device_type: Any) -> None:
         self._get_backend(device_type)._start_coalescing()
@@ -360,33 +371,15 @@ class ProcessGroup(LowLevelCalls):
     def _end_coalescing(self, device_type: Any) -> Any:
         return self._get_backend(device_type)._end_coalescing()
 
-    def _wait_for_pending_works(self) -> None:
-        for backend in self._distinct_backends():
-            backend._wait_for_pending_works()
-
-    def _enable_collectives_timing(self) -> None:
-        for backend in self._distinct_backends():
-            backend._enable_collectives_timing()
-
-    def _register_on_completion_hook(self, hook: Callable[[Any], object]) -> None:
-        self._only_backend("_register_on_completion_hook")._register_on_completion_hook(hook)
-
-    def get_error(self) -> Any:
-        """The group's error as an ErrorType."""
-        return self._only_backend("get_error").get_error()
+    _wait_for_pending_works = _of_every_backend("_wait_for_pending_works")
+    _enable_collectives_timing = _of_every_backend("_enable_collectives_timing")
+    _register_on_completion_hook = _of_one_backend("_register_on_completion_hook")
+    get_error = _of_one_backend("get_error")
 
     @property
     def options(self) -> Any:
         """The options of its backend."""
-        return self._only_backend("options").options
-
-    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        for backend in self._distinct_backends():
-            backend._add_ephemeral_timeout(timeout)
-
-    def _only_backend(self, method: str) -> Any:
-        """The only backend, or the CPU's if there are several."""
-        return self._backend_for(method, ())
+        return self._backend_for("options", ()).options
 
     # ---- other members
 
@@ -462,21 +455,19 @@ class ProcessGroup(LowLevelCalls):
                 made[id(backend)] = make(backend)
             pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(backend)])
 
-    def get_reconfigure_handle(self) -> Any:
-        """The handle that names this process in reconfigure()."""
-        return self._only_backend("get_reconfigure_handle").get_reconfigure_handle()
+    get_reconfigure_handle = _of_one_backend("get_reconfigure_handle")
 
     def reconfigure(
         self, uuid: Any, handles: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
     ) -> Any:
         """Become a group of the processes with these handles: see ProcessGroupGloo. reconfigure(options) works, too."""
-        if isinstance(uuid, ReconfigureOptions):
-            return self._only_backend("reconfigure").reconfigure(uuid)
-        opts = ReconfigureOptions()
-        opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
-        if timeout is not None:
-            opts.timeout = timeout
-        return self._only_backend("reconfigure").reconfigure(opts)
+        opts = uuid
+        if not isinstance(opts, ReconfigureOptions):
+            opts = ReconfigureOptions()
+            opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
+            if timeout is not None:
+                opts.timeout = timeout
+        return self._backend_for("reconfigure", ()).reconfigure(opts)
 
     def _reconfigured(self, backend: Any) -> None:
         """Adopt the rank and size of a backend that has new members."""
@@ -486,8 +477,7 @@ class ProcessGroup(LowLevelCalls):
             ranks[self] = {rank: rank for rank in range(self._size)}
         self._choose_operations()
 
-    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
-        return self._only_backend("shrink").shrink(ranks_to_exclude, shrink_flags, opts_override)
+    shrink = _of_one_backend("shrink")
 
     # ---- memory, windows
 
@@ -497,7 +487,7 @@ class ProcessGroup(LowLevelCalls):
 
     @property
     def mem_allocator(self) -> Any:
-        return self._only_backend("mem_allocator").mem_allocator
+        return self._backend_for("mem_allocator", ()).mem_allocator
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         return self._get_backend(device).supports_tensor_alloc(device)
@@ -508,16 +498,9 @@ class ProcessGroup(LowLevelCalls):
     def eager_connect_single_device(self, device: Any) -> None:
         self._get_backend(device).eager_connect_single_device(device)
 
-    def suspend(self) -> None:
-        for backend in self._distinct_backends():
-            backend.suspend()
-
-    def resume(self) -> None:
-        for backend in self._distinct_backends():
-            backend.resume()
-
-    def memory_stats(self) -> dict[str, int]:
-        return self._only_backend("memory_stats").memory_stats()
+    suspend = _of_every_backend("suspend")
+    resume = _of_every_backend("resume")
+    memory_stats = _of_one_backend("memory_stats")
 
 
 for _name, _type in BackendType.__members__.items():

@@ -237,13 +237,5 @@ def operations(group: Any = None) -> Any:
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")
-        from dldist.c10d.backend_base import Backend
-
-        if isinstance(group, Backend):
-            from dldist.c10d.dispatch import BackendCalls
-
-            # Use the same object each time, because coalescing keeps its recorder in it.
-            calls = vars(group).get("_calls_as_group")
-            return vars(group).setdefault("_calls_as_group", BackendCalls(group)) if calls is None else calls
         raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is not a group")
     return calls

@@ -98,19 +98,6 @@ def _describe(tensor: Any) -> tuple[str, str, str]:
     return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
 
 
-def _of_wrapped(name: str) -> Any:
-    def call(self: _ProcessGroupWrapper, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.wrapped_pg, name)(*args, **kwargs)
-
-    call.__name__ = name
-    call.__qualname__ = f"_ProcessGroupWrapper.{name}"
-    return call
-
-
-def _property_of_wrapped(name: str) -> Any:
-    return property(lambda self: getattr(self.wrapped_pg, name))
-
-
 class _ProcessGroupWrapper(Backend):
     """A backend whose collectives are compared before they run, through `gloo_backend`, another backend of the same ranks.
 
@@ -125,7 +112,7 @@ class _ProcessGroupWrapper(Backend):
                 f"{gloo_backend.rank()} of {gloo_backend.size()}"
             )
         super().__init__(backend.rank(), backend.size())
-        self.wrapped_pg = backend
+        self.wrapped_pg: Any = backend
         self._helper = gloo_backend
         self._sequence = 0
 
@@ -180,10 +167,8 @@ class _ProcessGroupWrapper(Backend):
         self._helper.all_gather_single(gathered, bytearray(data), opts).wait()
         return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
 
-    # Everything else goes to the wrapped backend.
-
     def getBackendName(self) -> str:
-        return self.wrapped_pg.name()
+        return str(self.wrapped_pg.name())
 
     @property
     def bound_device_id(self) -> Any:
@@ -203,54 +188,23 @@ class _ProcessGroupWrapper(Backend):
     def abort(self) -> None:
         call_all([self.wrapped_pg.abort, self._helper.abort])
 
+    def __getattr__(self, name: str) -> Any:
+        """What only some backends have."""
+        if name in ("wrapped_pg", "group"):  # the group does not compare
+            raise AttributeError(f"a backend that is compared has no {name!r} of its own")
+        return getattr(self.wrapped_pg, name)
 
-for _name in (
-    "options",
-    "supports_splitting",
-    "supports_coalescing",
-    "supports_time_estimate",
-    "supports_shrinking",
-    "supports_reconfigure",
-    "supports_window",
-    "mem_allocator",
-):
-    setattr(_ProcessGroupWrapper, _name, _property_of_wrapped(_name))
 
-for _name in (
-    "register_abort_hook",
-    "unregister_abort_hook",
-    "get_error",
-    "suspend",
-    "resume",
-    "memory_stats",
-    "eager_connect_single_device",
-    "_add_ephemeral_timeout",
-    "_set_group_uid",
-    "_set_sequence_number_for_group",
-    "_get_sequence_number_for_group",
-    "_start_coalescing",
-    "_end_coalescing",
-    "_drop_coalesced",
-    "_comm_ptr",
-    "_is_initialized",
-    "_verify_work_timeout",
-    "comm_split_count",
-    "perform_nocolor_split",
-    "register_mem_pool",
-    "deregister_mem_pool",
-    "_wait_for_pending_works",
-    "_register_on_completion_hook",
-    "_enable_collectives_timing",
-    "split",
-    "merge",
-    "shrink",
-    "reconfigure",
-    "get_reconfigure_handle",
-    "new_window",
-    "supports_tensor_alloc",
-    "allocate_tensor",
-):
-    setattr(_ProcessGroupWrapper, _name, _of_wrapped(_name))
+def _of_wrapped(name: str) -> Any:
+    return property(lambda self: getattr(self.wrapped_pg, name))
+
+
+# Everything else is the wrapped backend's, too.
+_OWN = {"Options", "operations", "_operations", "_perform", "_unsupported", "_get_backend_name", "name", "rank", "size", *vars(_ProcessGroupWrapper)}
+
+for _name in vars(Backend).keys() - _OWN:
+    if not _name.startswith("__"):
+        setattr(_ProcessGroupWrapper, _name, _of_wrapped(_name))
 
 
 def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
