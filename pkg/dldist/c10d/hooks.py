@@ -5,35 +5,23 @@ from __future__ import annotations
 import itertools
 import struct
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dldist import _core
-from dldist.c10d.low_level import CALLS
+from dldist.c10d.low_level import CALL_OF, CALLS
 from dldist.c10d.options import HookOpName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_Name: Any = HookOpName  # type checkers mistake the members of our enums for the numbers that they are written as
+# The names of what is not a collective, which has that of its low-level call.
+_NAMES = {"monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
 
-# The name that a hook gets for a collective or another call.
-_NAMES: dict[str, Any] = {
-    "all_gather": _Name.ALLGATHER,
-    "all_reduce": _Name.ALLREDUCE,
-    "all_to_all": _Name.ALLTOALL,
-    "barrier": _Name.BARRIER,
-    "broadcast": _Name.BROADCAST,
-    "gather": _Name.GATHER,
-    "monitored_barrier": _Name.BARRIER,
-    "new_window": _Name.NEW_WINDOW,
-    "recv": _Name.RECV,
-    "recv_anysource": _Name.RECV,
-    "reduce": _Name.REDUCE,
-    "reduce_scatter": _Name.REDUCE_SCATTER,
-    "scatter": _Name.SCATTER,
-    "send": _Name.SEND,
-    "split": _Name.SPLIT,
-}
+
+def _name_of(kind: str) -> Any:
+    """The name that a hook gets for a collective or another call."""
+    name = CALL_OF[kind].name if kind in CALL_OF else kind
+    return HookOpName.__members__.get(_NAMES.get(name, name.upper()), HookOpName.UNKNOWN)
 
 
 def _flat(tensors: Any) -> list[Any]:
@@ -45,32 +33,24 @@ def _flat(tensors: Any) -> list[Any]:
     return [tensor for item in tensors for tensor in _flat(item)]
 
 
-class PreHookArgs:
+class PreHookArgs(NamedTuple):
     """The argument of a pre hook: the operation, and op_id, its number on this process group, from 0."""
 
-    __slots__ = ("async_op", "input_tensors", "name", "op_id", "output_tensors", "root")
-
-    def __init__(
-        self, name: HookOpName, async_op: bool, input_tensors: list[Any], output_tensors: list[Any], root: int, op_id: int
-    ) -> None:
-        self.name = name
-        self.async_op = async_op
-        self.input_tensors = input_tensors
-        self.output_tensors = output_tensors
-        self.root = root
-        self.op_id = op_id
+    name: HookOpName
+    async_op: bool
+    input_tensors: list[Any]
+    output_tensors: list[Any]
+    root: int
+    op_id: int
 
 
-class PostHookArgs:
+class PostHookArgs(NamedTuple):
     """The argument of a post hook: the started operation, with the same op_id as its pre hook got, and its work."""
 
-    __slots__ = ("async_op", "name", "op_id", "work")
-
-    def __init__(self, name: HookOpName, async_op: bool, work: Any, op_id: int) -> None:
-        self.name = name
-        self.async_op = async_op
-        self.work = work
-        self.op_id = op_id
+    name: HookOpName
+    async_op: bool
+    work: Any
+    op_id: int
 
 
 class Hooks:
@@ -120,7 +100,7 @@ class Hooks:
 
         Inputs and outputs are tensors or lists of them. A tensor that is read and written in place counts as an input.
         """
-        name = _NAMES.get(kind, HookOpName.UNKNOWN)
+        name = _name_of(kind)
         op_id, self._op_id = self._op_id, self._op_id + 1
         if self._pre:
             told = PreHookArgs(name, is_async, _flat(inputs), _flat(outputs), -1 if root is None else root, op_id)

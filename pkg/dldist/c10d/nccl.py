@@ -26,11 +26,6 @@ class NCCLConfig:
     Its attributes are the fields that this NCCL supports, under c10d's names: blocking, min_ctas, max_ctas, net_name ...
     """
 
-    _values: dict[str, Any]
-
-    def __init__(self) -> None:
-        object.__setattr__(self, "_values", {})
-
     @staticmethod
     def _fields() -> dict[str, bool]:
         """The names of the fields, and whether their values are text."""
@@ -42,7 +37,7 @@ class NCCLConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._fields():
             raise AttributeError(_no_field(name, self._fields()))
-        return self._values.get(name)
+        return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         fields = self._fields()
@@ -52,21 +47,10 @@ class NCCLConfig:
         if value is not None and not is_right:
             kind = "a str" if fields[name] else "an int"
             raise TypeError(f"NCCLConfig.{name} must be {kind} or None, not {value!r}")
-        self._values[name] = value if value is None or fields[name] else value.__index__()
+        vars(self)[name] = value if value is None or fields[name] else value.__index__()
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._fields()]
-
-    def __copy__(self) -> NCCLConfig:
-        other = NCCLConfig()
-        other._values.update(self._values)
-        return other
-
-    def __deepcopy__(self, memo: Any) -> NCCLConfig:
-        return self.__copy__()
-
-    def __reduce__(self) -> Any:
-        return _config_of, (dict(self._values),)
 
     def __eq__(self, other: object) -> bool:
         return self._given() == other._given() if isinstance(other, NCCLConfig) else NotImplemented
@@ -77,7 +61,7 @@ class NCCLConfig:
         return f"NCCLConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
     def _given(self) -> dict[str, Any]:
-        return {name: value for name, value in self._values.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
         """Raises NotImplementedError: there is no NCCL struct yet. Making a communicator packs one, for the loaded NCCL."""
@@ -91,12 +75,6 @@ def _no_field(name: str, fields: dict[str, bool]) -> str:
     return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, but {_text_of(library.info()['version'])} is loaded"
 
 
-def _config_of(values: dict[str, Any]) -> NCCLConfig:
-    config = NCCLConfig()
-    config._values.update(values)
-    return config
-
-
 class NCCLOptions(BackendOptions):
     """ProcessGroupNCCL.Options."""
 
@@ -108,14 +86,12 @@ class NCCLOptions(BackendOptions):
         self.split_color = -1
         self.use_pg_for_symm_mem_rendezvous = False
 
-    def __copy__(self) -> NCCLOptions:
-        other = NCCLOptions(self.is_high_priority_stream)
-        other.__dict__.update(self.__dict__)
-        return other
-
     def __deepcopy__(self, memo: Any) -> NCCLOptions:
-        other = self.__copy__()
-        other.config = self.config.__copy__()
+        """A copy with a configuration and ranks of its own; the group that it is split from is the same."""
+        from copy import copy
+
+        other = copy(self)
+        other.config = copy(self.config)
         other.global_ranks_in_group = list(self.global_ranks_in_group)
         return other
 
@@ -355,8 +331,7 @@ class ProcessGroupNCCL(OverGroup):
     def _options_like(self, opts: Any) -> NCCLOptions:
         if isinstance(opts, NCCLOptions):
             return opts
-        like = self.options.__copy__()
-        like.config = self.options.config.__copy__()
+        like = self.options.__deepcopy__({})
         like.group_name = ""
         if opts is not None:
             like._timeout, like.group_name = opts._timeout, opts.group_name

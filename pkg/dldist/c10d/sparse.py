@@ -10,6 +10,7 @@ import sys
 from array import array
 
 from dldist import _core
+from dldist.c10d.work import done_work
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def all_reduce(calls: Any, tensor: Any, op: Any, timeout: Any, is_async: bool, r
     counts = _agree(calls, parts, timeout)
     places, values = (_gather(calls, parts, part, counts, timeout) for part in (parts.places, parts.values))
     parts.put(places, values)
-    return _done(tensor) if is_async else None
+    return done_work([tensor]) if is_async else None
 
 
 def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:
@@ -127,12 +128,3 @@ def _gather(calls: Any, own: _OfTorch | _OfScipy, part: Any, counts: list[int], 
     rooms = [own.room(part, count) for count in counts]
     calls.all_gather(rooms, part, timeout=timeout)
     return rooms
-
-
-def _done(tensor: Any) -> Any:
-    from dldist.base.future import Future
-    from dldist.c10d.work import FutureWork
-
-    future = Future()
-    future.set_result([tensor])
-    return FutureWork(future)

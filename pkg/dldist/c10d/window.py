@@ -9,7 +9,7 @@ from dldist.c10d import registry
 from dldist.c10d.gloo import group_behind
 from dldist.c10d.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
 from dldist.c10d.process_group import ProcessGroup
-from dldist.c10d.work import FutureWork, PythonCallbackWork
+from dldist.c10d.work import PythonCallbackWork, done_work
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Window:
                 f"put(): argument 'tensor' has dtype {dtype}, but the window of rank {dst_rank} has {self._layouts[dst_rank][0]}"
             )
         work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)
-        return work if work is not None else _done()
+        return work if work is not None else done_work([])
 
     def map_remote_tensor(self, rank: int) -> _core.SharedArray:
         """The tensor of a rank on this host, with its shape and dtype. It is a view that stays valid even if that rank ends."""
@@ -145,7 +145,7 @@ class Window:
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
         """Tell a rank that everything put into its memory so far is in place. Signals add up."""
         self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
-        return _done()
+        return done_work([])
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
@@ -155,7 +155,7 @@ class Window:
         if async_op:
             return _SignalWork(memory, peer_rank, _milliseconds(opts))
         memory.wait_signal(peer_rank, 0, _milliseconds(opts))
-        return _done()
+        return done_work([])
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """How this rank reaches the memory of another."""
@@ -202,14 +202,6 @@ class _SignalWork(PythonCallbackWork):
             if self._is_taken:
                 self._future._settle([], None)
         return self._future.done()
-
-
-def _done() -> _core.Work:
-    from dldist.base.future import Future
-
-    future = Future()
-    future.set_result([])
-    return FutureWork(future)
 
 
 def _timeout(opts: Any) -> timedelta | None:

@@ -34,46 +34,6 @@ class FakeWork(_core.Work):
     getFuture = get_future
 
 
-class PythonCallbackWork(_core.Work):
-    """A work whose wait() calls callback(timeout). The callback gets a timedelta, where 0 means no limit, and returns whether the
-    operation has ended.
-
-    The work is completed once the callback has returned True or raised. The future's value is an empty list.
-    """
-
-    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
-        super().__init__()
-        if not callable(callback):
-            raise TypeError(f"PythonCallbackWork(): argument 'callback' must be callable, not {type(callback).__name__}")
-        self._callback = callback
-        self._future = Future()
-
-    def wait(self, timeout: Any = None) -> bool:
-        try:
-            has_ended = bool(self._callback(_limit(timeout)))
-        except Exception as error:
-            self._future._settle(None, error)
-            raise
-        if has_ended:
-            self._future._settle([], None)
-        return has_ended
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def is_completed(self) -> bool:
-        return self._future.done()
-
-    def is_success(self) -> bool:
-        return self._future.exception() is None
-
-    def exception(self) -> BaseException | None:
-        return self._future.exception()
-
-    def get_future(self) -> Future:
-        return self._future
-
-
 class FutureWork(_core.Work):
     """The work of a future, as _create_work_from_future makes it."""
 
@@ -84,8 +44,7 @@ class FutureWork(_core.Work):
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        limit = _limit(timeout).total_seconds()
-        self._future.wait(limit or None)
+        self._future.wait(_limit(timeout).total_seconds() or None)
         return True
 
     def synchronize(self) -> None:
@@ -105,6 +64,40 @@ class FutureWork(_core.Work):
 
     def get_future(self) -> Future:
         return self._future
+
+
+def done_work(value: Any) -> FutureWork:
+    """The work of something that is done."""
+    future = Future()
+    future.set_result(value)
+    return FutureWork(future)
+
+
+class PythonCallbackWork(FutureWork):
+    """A work whose wait() calls callback(timeout). The callback gets a timedelta, where 0 means no limit, and returns whether the
+    operation has ended.
+
+    The work is completed once the callback has returned True or raised. The future's value is an empty list.
+    """
+
+    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
+        super().__init__(Future())
+        if not callable(callback):
+            raise TypeError(f"PythonCallbackWork(): argument 'callback' must be callable, not {type(callback).__name__}")
+        self._callback = callback
+
+    def wait(self, timeout: Any = None) -> bool:
+        try:
+            has_ended = bool(self._callback(_limit(timeout)))
+        except Exception as error:
+            self._future._settle(None, error)
+            raise
+        if has_ended:
+            self._future._settle([], None)
+        return has_ended
+
+    def is_success(self) -> bool:
+        return self._future.exception() is None
 
 
 class FollowedWork(FutureWork):

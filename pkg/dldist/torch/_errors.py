@@ -7,48 +7,24 @@ import torch.distributed as dist
 import dldist
 
 
-class DistBackendError(dldist.DistBackendError, dist.DistBackendError):
-    """A collective has failed."""
-
-
-class DistPeerLostError(dldist.DistPeerLostError, dist.DistBackendError):
-    """Another rank is gone."""
-
-
-class DistMismatchError(dldist.DistMismatchError, dist.DistBackendError):
-    """The ranks have made different calls."""
-
-
-class DistAbortedError(dldist.DistAbortedError, dist.DistBackendError):
-    """The group has been aborted."""
-
-
-class DistTimeoutError(dldist.DistTimeoutError, dist.DistBackendError):
-    """An operation has timed out."""
-
-
-class DistNetworkError(dldist.DistNetworkError, dist.DistNetworkError):
-    """Something has failed on the way to another rank."""
-
-
-class DistStoreError(dldist.DistStoreError, dist.DistStoreError):
-    """The store has failed."""
-
-
-class DistStoreTimeoutError(dldist.DistStoreTimeoutError, dist.DistStoreError):
-    """A key did not come in time."""
-
-
-_AS_TORCHS: dict[type[BaseException], type[BaseException]] = {
-    dldist.DistBackendError: DistBackendError,
-    dldist.DistPeerLostError: DistPeerLostError,
-    dldist.DistMismatchError: DistMismatchError,
-    dldist.DistAbortedError: DistAbortedError,
-    dldist.DistTimeoutError: DistTimeoutError,
-    dldist.DistNetworkError: DistNetworkError,
-    dldist.DistStoreError: DistStoreError,
-    dldist.DistStoreTimeoutError: DistStoreTimeoutError,
+_BASES: dict[type[BaseException], type[BaseException]] = {
+    dldist.DistBackendError: dist.DistBackendError,
+    dldist.DistPeerLostError: dist.DistBackendError,
+    dldist.DistMismatchError: dist.DistBackendError,
+    dldist.DistAbortedError: dist.DistBackendError,
+    dldist.DistTimeoutError: dist.DistBackendError,
+    dldist.DistNetworkError: dist.DistNetworkError,
+    dldist.DistStoreError: dist.DistStoreError,
+    dldist.DistStoreTimeoutError: dist.DistStoreError,
 }
+"""For each exception of ours, the one that PyTorch programs catch."""
+
+_AS_TORCHS = {
+    ours: type(ours.__name__, (ours, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
+    for ours, theirs in _BASES.items()
+}
+
+globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # pickle looks for them here
 
 
 def as_torchs(error: BaseException) -> BaseException:

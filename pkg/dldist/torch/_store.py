@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -70,23 +70,11 @@ class TorchStore(dldist.Store):
             return self._others
 
     @_with_our_errors
-    def set(self, key: Any, value: Any) -> None:
-        self._here().set(key, value)
-
-    @_with_our_errors
     def get(self, key: Any, timeout: Any = None) -> bytes:
         store = self._here()
         if timeout is not None:
             store.wait([key], timeout)
         return bytes(store.get(key))
-
-    @_with_our_errors
-    def add(self, key: Any, amount: Any) -> int:
-        return int(self._here().add(key, amount))
-
-    @_with_our_errors
-    def compare_set(self, key: Any, expected_value: Any, desired_value: Any) -> bytes:
-        return bytes(self._here().compare_set(key, expected_value, desired_value))
 
     @_with_our_errors
     def wait(self, keys: Any, timeout: Any = None) -> None:
@@ -96,44 +84,8 @@ class TorchStore(dldist.Store):
             self._here().wait(list(keys), timeout)
 
     @_with_our_errors
-    def check(self, keys: Any) -> bool:
-        return bool(self._here().check(list(keys)))
-
-    @_with_our_errors
-    def delete_key(self, key: Any) -> bool:
-        return bool(self._here().delete_key(key))
-
-    @_with_our_errors
-    def num_keys(self) -> int:
-        return int(self._here().num_keys())
-
-    @_with_our_errors
-    def append(self, key: Any, value: Any) -> None:
-        self._here().append(key, value)
-
-    @_with_our_errors
-    def multi_get(self, keys: Any) -> list[bytes]:
-        return [bytes(value) for value in self._here().multi_get(list(keys))]
-
-    @_with_our_errors
-    def multi_set(self, keys: Any, values: Sequence[Any]) -> None:
-        self._here().multi_set(list(keys), list(values))
-
-    @_with_our_errors
-    def queue_push(self, key: Any, value: Any) -> None:
-        self._here().queue_push(key, value)
-
-    @_with_our_errors
     def queue_pop(self, key: Any, block: bool = True, timeout: Any = None) -> bytes:
         return bytes(self._here().queue_pop(key, block))
-
-    @_with_our_errors
-    def queue_len(self, key: Any) -> int:
-        return int(self._here().queue_len(key))
-
-    @_with_our_errors
-    def list_keys(self) -> list[str]:
-        return list(self._here().list_keys())
 
     def has_extended_api(self) -> bool:
         return bool(self._store.has_extended_api())
@@ -148,6 +100,37 @@ class TorchStore(dldist.Store):
     def clone(self) -> TorchStore:
         """A store on the same data. It has a connection of its own if torch's clone has one."""
         return TorchStore(_clone_of(self._store))
+
+
+_RESULTS: dict[str, Callable[[Any], Any] | None] = {
+    "add": int,
+    "append": None,
+    "check": bool,
+    "compare_set": bytes,
+    "delete_key": bool,
+    "list_keys": list,
+    "multi_get": list,
+    "multi_set": None,
+    "num_keys": int,
+    "queue_len": int,
+    "queue_push": None,
+    "set": None,
+}
+"""The calls that only pass on their arguments, and the types of their results."""
+
+
+def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
+    def call(self: TorchStore, *args: Any) -> Any:
+        value = getattr(self._here(), name)(*(list(each) if isinstance(each, tuple) else each for each in args))
+        return None if result is None else result(value)
+
+    call.__name__, call.__qualname__ = name, f"TorchStore.{name}"
+    call.__doc__ = getattr(dldist.Store, name).__doc__
+    return _with_our_errors(call)
+
+
+for _name, _result in _RESULTS.items():
+    setattr(TorchStore, _name, _passing_on(_name, _result))
 
 
 def _clone_of(store: Any) -> Any:
