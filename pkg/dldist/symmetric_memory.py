@@ -43,101 +43,6 @@ __all__ = [
 _BACKEND = "CPU"
 
 
-class SymmetricMemory(_core.Window):
-    """Memory of all ranks of a group: what rendezvous() gives.
-
-    What a rank sees of another is all of the array that empty() has made, also where the tensor of the rendezvous is a part of
-    it, which begins at byte `offset`.
-    """
-
-    @property
-    def buffer_ptrs_dev(self) -> int:
-        """The address of an array of pointers, `buffer_ptrs`, for code that is not Python."""
-        return self._array_of("_buffers", self.buffer_ptrs)
-
-    @property
-    def signal_pad_ptrs_dev(self) -> int:
-        """The same of `signal_pad_ptrs`."""
-        return self._array_of("_pads", self.signal_pad_ptrs)
-
-    def _array_of(self, name: str, addresses: list[int]) -> int:
-        pointers: array[int] = self.__dict__.setdefault(name, array("Q", addresses))
-        return pointers.buffer_info()[0]
-
-    @property
-    def multicast_ptr(self) -> int:
-        """0: memory of the CPU has no multicast."""
-        return 0
-
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    # ---- functions that torch has as static methods
-
-    @staticmethod
-    def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
-        """Say who is in a group that c10d does not know; they meet in the store when one of them uses the group."""
-        _infos[group_name] = (store, rank, world_size)
-        _worlds.pop(group_name, None)
-
-    @staticmethod
-    def empty_strided_p2p(
-        size: Sequence[int],
-        stride: Sequence[int],
-        dtype: Any,
-        device: Any,
-        group_name: str | None = None,
-        alloc_id: int | None = None,
-    ) -> _core.SharedArray:
-        """empty() of a group, with the strides of row-major order. Memory that is let go is used again, whatever its alloc_id."""
-        if tuple(stride) != _row_major(size):
-            raise NotImplementedError(
-                f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
-            )
-        _require_cpu("empty_strided_p2p", device)
-        return _group("empty_strided_p2p", group_name).empty(tuple(size), dtype)
-
-    @staticmethod
-    def rendezvous(tensor: Tensor | None, group_name: str | None = None) -> SymmetricMemory:
-        return rendezvous(tensor, group_name)
-
-    @staticmethod
-    def is_symm_mem_tensor(tensor: Tensor) -> bool:
-        return is_symm_mem_tensor(tensor)
-
-    @staticmethod
-    def has_multicast_support(device_type: Any, device_idx: int) -> bool:
-        """False: memory of the CPU has no multicast."""
-        return False
-
-    @staticmethod
-    def set_backend(name: str) -> None:
-        set_backend(name)
-
-    @staticmethod
-    def get_backend(device: Any) -> str | None:
-        return get_backend(device)
-
-    @staticmethod
-    def get_mempool_allocator(device: Any) -> Any:
-        return get_mempool_allocator(device)
-
-    @staticmethod
-    def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
-        """Write one number of 32 bits, which others see after everything that was written before."""
-        _core._write32("stream_write_value32", input, offset, val, 1)
-        return input
-
-    @staticmethod
-    def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
-        """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
-        _core._write32("memset32", input, offset, val, count)
-        return input
-
-
-_SymmetricMemory = SymmetricMemory  # its name in torch's extension
-
 _pad_size = 2048
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
 _worlds: dict[str, World] = {}  # of _infos, for those that have been used
@@ -165,70 +70,9 @@ def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None
     return _group("empty", group).empty(tuple(shape), "float32" if dtype is None else dtype)
 
 
-def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
-    """Let the ranks of a group reach each other's tensors. All ranks call it.
-
-    Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
-    all others reach any other array by messages.
-
-    Args:
-        tensor: This rank's; sizes need not agree. None: no memory.
-        group: A group or its name; None is the default world.
-
-    Returns:
-        A SymmetricMemory. Its `timeout_ms=0` is the group's time-out, as in torch.
-
-    Raises:
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives.
-
-    Example:
-        >>> from dldist import symmetric_memory
-        >>> x = symmetric_memory.empty(4, dtype="int32")
-        >>> memory = symmetric_memory.rendezvous(x)
-        >>> memory.put(b"12345678", rank=0, channel=0)
-        >>> memory.wait_signal(0)
-        >>> bytes(memory.get_buffer(0, [8], "uint8"))
-        b'12345678'
-    """
-    return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
-
-
 def is_symm_mem_tensor(tensor: Tensor) -> bool:
     """Whether it lies in memory that empty() of a group which is still there has made."""
     return _core._is_shared(tensor)
-
-
-def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
-    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it.
-
-    Args:
-        src: What is put.
-        hdl: What rendezvous() gave.
-        peer: The rank of the group whose memory it is.
-
-    Raises:
-        ValueError: The tensor of the rendezvous does not begin at a multiple of the element's size, or the data do not fit.
-    """
-    itemsize = _core._describe_tensor(src, False)["itemsize"]
-    offset, rest = divmod(hdl.offset, itemsize)
-    if rest != 0:
-        raise _core.DistArgumentError(
-            f"put_signal(): argument 'src' has elements of {itemsize} bytes, and the tensor of the rendezvous begins at byte {hdl.offset}"
-        )
-    hdl.put(src, peer, offset, 0)
-
-
-def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Take a signal of a rank on channel 0, and wait for it.
-
-    Args:
-        hdl: What rendezvous() gave.
-        peer: The rank of the group that signals.
-
-    Raises:
-        DistTimeoutError: None has come within the group's time-out.
-    """
-    hdl.wait_signal(peer)
 
 
 # ---- settings
@@ -305,3 +149,149 @@ def _row_major(size: Sequence[int]) -> tuple[int, ...]:
     for length in reversed(size[1:]):
         strides.append(strides[-1] * max(length, 1))
     return tuple(reversed(strides))[: len(size)] if size else ()
+
+
+# ---- windows
+
+
+def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> SymmetricMemory:
+    """Let the ranks of a group reach each other's tensors. All ranks call it.
+
+    Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
+    all others reach any other array by messages.
+
+    Args:
+        tensor: This rank's; sizes need not agree. None: no memory.
+        group: A group or its name; None is the default world.
+
+    Returns:
+        A SymmetricMemory. Its `timeout_ms=0` is the group's time-out, as in torch.
+
+    Raises:
+        DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives.
+
+    Example:
+        >>> from dldist import symmetric_memory
+        >>> x = symmetric_memory.empty(4, dtype="int32")
+        >>> memory = symmetric_memory.rendezvous(x)
+        >>> memory.put(b"12345678", rank=0, channel=0)
+        >>> memory.wait_signal(0)
+        >>> bytes(memory.get_buffer(0, [8], "uint8"))
+        b'12345678'
+    """
+    return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
+
+
+class SymmetricMemory(_core.Window):
+    """Memory of all ranks of a group: what rendezvous() gives.
+
+    What a rank sees of another is all of the array that empty() has made, also where the tensor of the rendezvous is a part of
+    it, which begins at byte `offset`.
+    """
+
+    @property
+    def buffer_ptrs_dev(self) -> int:
+        """The address of an array of pointers, `buffer_ptrs`, for code that is not Python."""
+        return self._array_of("_buffers", self.buffer_ptrs)
+
+    @property
+    def signal_pad_ptrs_dev(self) -> int:
+        """The same of `signal_pad_ptrs`."""
+        return self._array_of("_pads", self.signal_pad_ptrs)
+
+    def _array_of(self, name: str, addresses: list[int]) -> int:
+        pointers: array[int] = self.__dict__.setdefault(name, array("Q", addresses))
+        return pointers.buffer_info()[0]
+
+    @property
+    def multicast_ptr(self) -> int:
+        """0: memory of the CPU has no multicast."""
+        return 0
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    # ---- functions that torch has as static methods
+
+    @staticmethod
+    def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
+        """Say who is in a group that c10d does not know; they meet in the store when one of them uses the group."""
+        _infos[group_name] = (store, rank, world_size)
+        _worlds.pop(group_name, None)
+
+    @staticmethod
+    def empty_strided_p2p(
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: Any,
+        device: Any,
+        group_name: str | None = None,
+        alloc_id: int | None = None,
+    ) -> _core.SharedArray:
+        """empty() of a group, with the strides of row-major order. Memory that is let go is used again, whatever its alloc_id."""
+        if tuple(stride) != _row_major(size):
+            raise NotImplementedError(
+                f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
+            )
+        _require_cpu("empty_strided_p2p", device)
+        return _group("empty_strided_p2p", group_name).empty(tuple(size), dtype)
+
+    @staticmethod
+    def has_multicast_support(device_type: Any, device_idx: int) -> bool:
+        """False: memory of the CPU has no multicast."""
+        return False
+
+    rendezvous = staticmethod(rendezvous)
+    is_symm_mem_tensor = staticmethod(is_symm_mem_tensor)
+    set_backend = staticmethod(set_backend)
+    get_backend = staticmethod(get_backend)
+    get_mempool_allocator = staticmethod(get_mempool_allocator)
+
+    @staticmethod
+    def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
+        """Write one number of 32 bits, which others see after everything that was written before."""
+        _core._write32("stream_write_value32", input, offset, val, 1)
+        return input
+
+    @staticmethod
+    def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
+        """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
+        _core._write32("memset32", input, offset, val, count)
+        return input
+
+
+_SymmetricMemory = SymmetricMemory  # its name in torch's extension
+
+
+def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
+    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it.
+
+    Args:
+        src: What is put.
+        hdl: What rendezvous() gave.
+        peer: The rank of the group whose memory it is.
+
+    Raises:
+        ValueError: The tensor of the rendezvous does not begin at a multiple of the element's size, or the data do not fit.
+    """
+    itemsize = _core._describe_tensor(src, False)["itemsize"]
+    offset, rest = divmod(hdl.offset, itemsize)
+    if rest != 0:
+        raise _core.DistArgumentError(
+            f"put_signal(): argument 'src' has elements of {itemsize} bytes, and the tensor of the rendezvous begins at byte {hdl.offset}"
+        )
+    hdl.put(src, peer, offset, 0)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Take a signal of a rank on channel 0, and wait for it.
+
+    Args:
+        hdl: What rendezvous() gave.
+        peer: The rank of the group that signals.
+
+    Raises:
+        DistTimeoutError: None has come within the group's time-out.
+    """
+    hdl.wait_signal(peer)

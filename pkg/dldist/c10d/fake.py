@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from math import prod
 from typing import Any, NoReturn
 
 from dldist import _core
@@ -15,11 +16,6 @@ _CPU = 1  # DLPack's number for the CPU
 
 
 # --- copies ---
-
-
-@cache
-def _itemsize(dtype: str) -> int:
-    return _alone().empty((1,), dtype).nbytes
 
 
 @cache
@@ -37,13 +33,10 @@ class _Elements:
     def __init__(self, tensor: Any, writable: bool = False) -> None:
         found = _core._describe_tensor(tensor, writable)
         self.tensor = tensor
-        self.dtype = found["dtype"]
-        self.size = _itemsize(self.dtype)
-        self.count = found["count"]
+        self.dtype, self.size, self.address = found["dtype"], found["itemsize"], found["data"]
         self.packed = None
-        self.address = found["data"]
         if not found["is_contiguous"]:
-            self.packed = _alone().empty((self.count,), self.dtype)
+            self.packed = _alone().empty((found["count"],), self.dtype)
             _core._copy_tensor(self.packed, tensor)
             self.address = _core._describe_tensor(self.packed, True)["data"]
 
@@ -64,26 +57,19 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return _core._describe_tensor(tensor, False)["shape"] if _is_on_cpu(tensor) else tuple(tensor.shape)
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
 _Part = tuple[Any, int, int]
 """A tensor and some of its elements, in row-major order: the index of the first, and how many."""
 
 
 def _all_of(tensor: Any) -> _Part:
-    return tensor, 0, _count(_shape(tensor))
+    return tensor, 0, prod(_shape(tensor))
 
 
 def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
     """Copy `count` elements of src, from index `start`, to the `room` elements of dst from index `at`."""
     if room != count:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
-    have = _count(_shape(src)) - start
+    have = prod(_shape(src)) - start
     if count > have:
         raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {have}")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
@@ -198,8 +184,8 @@ class FakeProcessGroup(Backend):
 
     def _share(self, what: str, whole: Any, part: Any) -> int:
         """How many elements of a whole tensor belong to one rank."""
-        count = _count(_shape(part))
-        if _count(_shape(whole)) != count * self._size:
+        count = prod(_shape(part))
+        if prod(_shape(whole)) != count * self._size:
             raise RuntimeError(
                 "output tensor size must be equal to world_size times input tensor size"
                 if what == "output"
@@ -213,7 +199,7 @@ class FakeProcessGroup(Backend):
         if not output_splits:
             _put(call, *_all_of(output), *_all_of(input))
             return
-        row = _count(_shape(output)[1:])
+        row = prod(_shape(output)[1:])
         at = 0
         for split in output_splits:
             # As in c10d, every part is copied from the start of the input.
