@@ -172,12 +172,8 @@ class ProcessGroupGloo(OverGroup):
         """Nothing to do: each work keeps what it needs."""
 
     def shutdown(self) -> None:
-        if self.group is None:
-            return
-        try:
-            self.group.close(CLOSE_TIMEOUT_S)
-        except _core.DistTimeoutError:
-            pass  # waiters for unfinished works get the error
+        if self.group is not None:
+            _close(self.group, CLOSE_TIMEOUT_S)
 
     def new_window(self, tensor: Any = None) -> Window:
         from dldist.c10d.window import Window
@@ -216,7 +212,7 @@ class ProcessGroupGloo(OverGroup):
         handles = _check_handles(opts.handles, self._handle)
         before, self.group = self.group, None
         if before is not None:
-            _leave(before)
+            _close(before, 0)  # at once; this does no harm to members that are still in an operation that has ended here
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -271,12 +267,11 @@ def _check_handles(handles: Any, own: str) -> list[str]:
     return ordered
 
 
-def _leave(group: World) -> None:
-    """End a group at once. This does no harm to members that are still in an operation that has ended here."""
+def _close(group: World, timeout_s: float) -> None:
     try:
-        group.close(0)
+        group.close(timeout_s)
     except _core.DistTimeoutError:
-        pass  # unfinished works have ended with an error
+        pass  # waiters for unfinished works get the error
 
 
 def _split(group: _core.Group, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:

@@ -119,7 +119,7 @@ class Side:
 class Call:
     """A low-level call that is a collective."""
 
-    __slots__ = ("flat", "former_name", "name", "operation", "options", "sides", "splits")
+    __slots__ = ("_known", "_places", "flat", "former_name", "name", "operation", "options", "sides", "splits")
 
     def __init__(self, operation: Operation) -> None:
         self.name = operation.call
@@ -137,38 +137,37 @@ class Call:
         self.flat = [*given, "timeout"]
         """The arguments of the flat form that replace the options; the first of them is in the options' position."""
 
+        places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
+        if self.sides and not operation.is_flat:
+            places += [(name,) for name in self.flat[1:]]
+        self._places = places
+        """The arguments that may be given by position, each with all its names."""
+        self._known = {name: (name,) for name in self.flat} | {name: names for names in places for name in names}
+
     def described(self, called: str) -> str:
         names = [side.names[0] for side in self.sides] + self.splits
         return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
 
-    def _places(self) -> list[tuple[str, ...]]:
-        """The arguments that may be given by position, each with all its names."""
-        places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
-        return places + [(name,) for name in self.flat[1:]] if self.sides and not self.operation.is_flat else places
-
     def parameters(self) -> tuple[list[str], list[str]]:
         """The parameters that may be given by position, and those that must be given by name."""
-        places = self._places()
-        by_position = [names[0] for names in places]
-        others = [name for names in places for name in names[1:]]
+        by_position = [names[0] for names in self._places]
+        others = [name for names in self._places for name in names[1:]]
         return by_position, [*others, *(name for name in self.flat if name not in by_position)]
 
     def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Converts the arguments of any form of a call to the form with lists and options. All are present; options are never
         None."""
-        places = self._places()
-        if len(args) > len(places):
-            raise _wrong(called, f"at most {len(places)} may be given by position, not {len(args)}")
-        given = {names[0]: value for names, value in zip(places, args) if value is not None}
-        known = {name: names[0] for names in places for name in names} | {name: name for name in self.flat}
+        if len(args) > len(self._places):
+            raise _wrong(called, f"at most {len(self._places)} may be given by position, not {len(args)}")
+        given = {names[0]: value for names, value in zip(self._places, args) if value is not None}
         for name, value in named.items():
-            if name not in known:
+            if name not in self._known:
                 raise _wrong(called, f"there is no argument {name!r}")
-            if value is None:
-                continue
-            if known[name] in given:
-                raise _wrong(called, f"expected one of {', '.join(_names_of(places, known[name]))}, got {known[name]} and {name}")
-            given[known[name]] = value
+            names = self._known[name]
+            if value is not None and names[0] in given:
+                raise _wrong(called, f"expected one of {', '.join(names)}, got {names[0]} and {name}")
+            if value is not None:
+                given[names[0]] = value
         return (
             *(self._arrange_side(called, side, given) for side in self.sides),
             *(list(given.get(name) or ()) for name in self.splits),
@@ -233,10 +232,6 @@ class Call:
     def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
         """The inputs and the outputs of a call. A tensor that is read and written in place counts as an input."""
         return (arguments[1], arguments[0]) if len(self.sides) == 2 else (arguments[0] if self.sides else None, None)
-
-
-def _names_of(places: list[tuple[str, ...]], first: str) -> tuple[str, ...]:
-    return next((names for names in places if names[0] == first), (first,))
 
 
 _SPARSE = Operation(

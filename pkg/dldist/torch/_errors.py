@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
 import dldist
@@ -33,3 +35,16 @@ def as_torchs(error: BaseException) -> BaseException:
     if kind is not None:
         error.__class__ = kind  # the exception keeps its identity, its traceback and its attributes
     return error
+
+
+class _TorchsErrors:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            as_torchs(error)
+
+
+torchs_errors = _TorchsErrors()
+"""A `with` block whose errors become torch's, too."""

@@ -21,7 +21,7 @@ from dldist.c10d.over_group import OverGroup
 from dldist.torch import _dispatcher, _profile
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
-from dldist.torch._errors import as_torchs
+from dldist.torch._errors import torchs_errors
 from dldist.torch._options import OPTIONS, FromTorch, in_order
 from dldist.torch._store import TorchStore
 from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
@@ -97,10 +97,8 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
 
     def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...]) -> Work:
         with _profile.entry(name_of_entry) as entry:
-            try:
+            with torchs_errors:
                 started, copies = _run(partial(backend._perform, method), name, arguments)
-            except dldist.DistError as error:
-                raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()
             if has_outputs and copies is not None:
                 work: Work = CopiedBack(started, outputs, copies, number)
@@ -124,10 +122,8 @@ def create_group(opts: Any) -> ProcessGroup:
     is_default = not opts.global_ranks_in_group
     ranks = list(range(size)) if is_default else list(opts.global_ranks_in_group)
     store = dldist.HashStore() if size == 1 else TorchStore(opts.store)
-    try:
+    with torchs_errors:
         world = dldist.World(store, rank, size, timeout=opts.timeout, name="default" if is_default else name)
-    except dldist.DistError as error:
-        raise as_torchs(error) from None
     return ProcessGroup(opts.store, world, name, ranks)
 
 
@@ -137,10 +133,8 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
     # All groups of a process get the same store, so the name counts the groups of this rank.
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
     own_store = dist.PrefixStore(f"dldist/{name}/", store)
-    try:
+    with torchs_errors:
         world = dldist.World(TorchStore(own_store), rank, size, timeout=timeout, name=name)
-    except dldist.DistError as error:
-        raise as_torchs(error) from None
     group = ProcessGroup(own_store, world, name, list(range(size)))
     if device.type != "cpu":
         group._config = f"cpu:dldist,{device.type}:dldist"
@@ -277,10 +271,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
-        try:
+        with torchs_errors:
             self._cpu.monitored_barrier(timeout, wait_all_ranks)
-        except dldist.DistError as error:
-            raise as_torchs(error) from None
 
     # ---- many as one
 
@@ -357,10 +349,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self.rank() not in ranks:
             return None
         name = group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}"
-        try:
+        with torchs_errors:
             part = dldist.Group.split(self._cpu.group, list(ranks), name, timeout)
-        except dldist.DistError as error:
-            raise as_torchs(error) from None
         store = dist.PrefixStore(f"{name}/", self._store)
         return _named(ProcessGroup(store, part, name, [self._ranks[rank] for rank in ranks]), group_desc)
 
@@ -381,15 +371,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         name = group_name or f"{self._name}:merged"
         place = TorchStore(store)
         first = torch.zeros(1, dtype=torch.int64)
-        try:
+        with torchs_errors:
             if self.rank() == 0:
                 first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
             self._cpu.group.broadcast(first, 0)
             if int(first) + self.size() > size:  # all ranks of this group find the same
                 raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
             world = dldist.World(place, int(first) + self.rank(), size, timeout=timeout, name=name)
-        except dldist.DistError as error:
-            raise as_torchs(error) from None
         return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)
 
 
