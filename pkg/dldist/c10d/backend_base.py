@@ -49,11 +49,49 @@ class BackendOptions:
         return f"<{type(self).__qualname__} backend={self._backend!r} timeout={self._timeout}>"
 
 
+class Member(LowLevelCalls):
+    """What a backend and a process group are both: one of the ranks that run calls together."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        kind = type(self).__name__
+        self._rank = as_int(f"{kind}(): argument 'rank'", rank)
+        self._size = as_int(f"{kind}(): argument 'size'", size)
+        if not 0 <= self._rank < self._size:
+            raise ValueError(f"{kind}(): rank {rank} is not in a group of {size}")
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self.getRank()
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return self.getSize()
+
+    def getSize(self) -> int:
+        return self._size
+
+    def name(self) -> str:
+        """The name of the backend."""
+        return self.getBackendName()
+
+    def getBackendName(self) -> str:
+        return type(self).__name__
+
+    def _get_backend_name(self) -> str:
+        return self.getBackendName()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__} rank {self.rank()} of {self.size()}>"
+
+
 def _call(hook: Callable[[], object]) -> None:
     hook()
 
 
-class Backend(LowLevelCalls):
+class Backend(Member):
     """c10d's backend (not the str class of that name). A process group has one for each type of device.
 
     To write a backend, subclass this and override getBackendName() and calls, which get (lists, opts) by position. Calls that are
@@ -72,11 +110,7 @@ class Backend(LowLevelCalls):
     supports_window = False
 
     def __init__(self, rank: int, size: int) -> None:
-        rank, size = as_int("Backend(): argument 'rank'", rank), as_int("Backend(): argument 'size'", size)
-        if not 0 <= rank < size:
-            raise ValueError(f"Backend(): rank {rank} is not in a group of {size}")
-        self._rank = rank
-        self._size = size
+        super().__init__(rank, size)
         self._options: BackendOptions | None = None
         self._abort_hooks: dict[int, Callable[[], object]] = {}
 
@@ -89,26 +123,6 @@ class Backend(LowLevelCalls):
 
     def _unsupported(self, method: str) -> RuntimeError:
         return RuntimeError(f"Backend {self.name()} does not support {method}")
-
-    # Who it is.
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
-    def getBackendName(self) -> str:
-        return type(self).__name__
-
-    def _get_backend_name(self) -> str:
-        return self.getBackendName()
-
-    def name(self) -> str:
-        return self.getBackendName()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{type(self).__qualname__} rank {self.rank()} of {self.size()}>"
 
     @property
     def options(self) -> Any:

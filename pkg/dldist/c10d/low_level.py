@@ -218,8 +218,9 @@ class Call:
         where = f"{type(backend).__name__}::{self.name}"
         opts, values = arguments[-1], [None] * len(self.operation.parameters)
         root = getattr(opts, "rootRank", None)
+        is_root = root is not None and root == backend.rank()
         for side, argument in zip(self.sides, arguments):
-            values[side.parameter] = side.raised(where, argument, root == backend.rank())
+            values[side.parameter] = side.raised(where, argument, is_root)
         if getattr(opts, "rootTensor", 0) != 0:
             raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
         for name, split in zip(self.splits, arguments[len(self.sides) :]):

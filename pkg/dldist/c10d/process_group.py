@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.backend_base import Backend, BackendOptions
+from dldist.c10d.backend_base import Backend, BackendOptions, Member
 from dldist.c10d.dispatch import BackendCalls, Dispatcher
-from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.names import device_type_of
 from dldist.c10d.operations import first_of
 from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
@@ -85,7 +84,7 @@ def _like_backends(name: str, call: Any) -> Any:
     return call
 
 
-class ProcessGroup(LowLevelCalls):
+class ProcessGroup(Member):
     """A set of ranks, with a backend for each type of device. init_process_group and new_group make them.
 
     The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options (or the flat forms), and
@@ -109,13 +108,8 @@ class ProcessGroup(LowLevelCalls):
         store = args[0] if len(args) == 3 else None
         if not isinstance(store, _core.Store | None):
             raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {type(store).__name__}")
-        rank, size = args[-2:]
-        if not isinstance(rank, int) or not isinstance(size, int):
-            raise TypeError(f"ProcessGroup(): rank and size must be int, not {type(rank).__name__} and {type(size).__name__}")
-        if not 0 <= rank < size:
-            raise ValueError(f"ProcessGroup(): rank {rank} is not in a group of {size}")
+        super().__init__(*args[-2:])
         self._store: _core.Store | None = store
-        self._rank, self._size = rank, size
         self._name = ""
         self._desc = "undefined"
         self._backends: dict[str, Any] = {}
@@ -128,30 +122,9 @@ class ProcessGroup(LowLevelCalls):
 
     # ---- who it is
 
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return self.getRank()
-
-    def getRank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return self.getSize()
-
-    def getSize(self) -> int:
-        return self._size
-
-    def name(self) -> str:
-        """The name of the backend."""
-        return self.getBackendName()
-
     def getBackendName(self) -> str:
         backends = self._distinct_backends()
         return backends[0].name() if backends else "undefined"
-
-    def _get_backend_name(self) -> str:
-        return self.getBackendName()
 
     @property
     def group_name(self) -> str:

@@ -168,7 +168,7 @@ class _ProcessGroupWrapper(Backend):
         return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
 
     def getBackendName(self) -> str:
-        return str(self.wrapped_pg.name())
+        return self.wrapped_pg.name()  # type: ignore[no-any-return]
 
     @property
     def bound_device_id(self) -> Any:
@@ -200,7 +200,7 @@ def _of_wrapped(name: str) -> Any:
 
 
 # Everything else is the wrapped backend's, too.
-_OWN = {"Options", "operations", "_operations", "_perform", "_unsupported", "_get_backend_name", "name", "rank", "size", *vars(_ProcessGroupWrapper)}
+_OWN = {"Options", "operations", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _OWN:
     if not _name.startswith("__"):
