@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dldist import _core
 from dldist.c10d.low_level import CALL_OF, CALLS
+from dldist.c10d.operations import flat
 from dldist.c10d.options import HookOpName
 
 if TYPE_CHECKING:
@@ -22,15 +23,6 @@ def _name_of(kind: str) -> Any:
     """The name that a hook gets for a collective or another call."""
     name = CALL_OF[kind].name if kind in CALL_OF else kind
     return HookOpName.__members__.get(_NAMES.get(name, name.upper()), HookOpName.UNKNOWN)
-
-
-def _flat(tensors: Any) -> list[Any]:
-    """All tensors of an argument, which is a tensor, a list, a list of lists or None."""
-    if tensors is None:
-        return []
-    if not isinstance(tensors, (list, tuple)):
-        return [tensors]
-    return [tensor for item in tensors for tensor in _flat(item)]
 
 
 class PreHookArgs(NamedTuple):
@@ -103,7 +95,7 @@ class Hooks:
         name = _name_of(kind)
         op_id, self._op_id = self._op_id, self._op_id + 1
         if self._pre:
-            told = PreHookArgs(name, is_async, _flat(inputs), _flat(outputs), -1 if root is None else root, op_id)
+            told = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
             for pre in list(self._pre.values()):
                 pre(told)
         work = start()

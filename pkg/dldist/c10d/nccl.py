@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dldist.c10d.process_group import ProcessGroup
 
 UNIQUE_ID_NBYTES = 128
-CTA_POLICIES = {"DEFAULT": 0, "EFFICIENCY": 1, "ZERO": 2}
 _DEFAULT_TIMEOUT_S = 600.0
 
 
@@ -72,7 +71,8 @@ def _no_field(name: str, fields: dict[str, bool]) -> str:
     since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
     if since is None:
         return f"NCCLConfig has no {name!r}: this NCCL supports {', '.join(fields)}"
-    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, but {_text_of(library.info()['version'])} is loaded"
+    needed, loaded = (".".join(map(str, version)) for version in (library.version_of(since), library.version()))
+    return f"NCCLConfig.{name} needs NCCL {needed}, but {loaded} is loaded"
 
 
 class NCCLOptions(BackendOptions):
@@ -132,9 +132,7 @@ class ProcessGroupNCCL(OverGroup):
     _Options = NCCLOptions
     NCCLConfig = NCCLConfig
 
-    NCCL_CTA_POLICY_DEFAULT = CTA_POLICIES["DEFAULT"]
-    NCCL_CTA_POLICY_EFFICIENCY = CTA_POLICIES["EFFICIENCY"]
-    NCCL_CTA_POLICY_ZERO = CTA_POLICIES["ZERO"]
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = range(3)
 
     supports_coalescing = True
 
@@ -194,14 +192,12 @@ class ProcessGroupNCCL(OverGroup):
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
         """The newest NCCL whose interface dldist knows; NCCL itself is not built in."""
-        return _version_of(_core._NCCL_VERSION_KNOWN)
+        return library.version_of(_core._NCCL_VERSION_KNOWN)
 
     @staticmethod
     def get_runtime_nccl_version() -> tuple[int, int, int]:
         """The version of the NCCL that is loaded."""
-        version = library.info()["version"]
-        assert isinstance(version, int)
-        return _version_of(version)
+        return library.version()
 
     @property
     def supports_shrinking(self) -> bool:  # type: ignore[override]
@@ -424,14 +420,6 @@ class ProcessGroupNCCL(OverGroup):
         )
 
     _end_time_estimate = _start_time_estimate
-
-
-def _version_of(code: int) -> tuple[int, int, int]:
-    return code // 10000, code // 100 % 100, code % 100
-
-
-def _text_of(code: Any) -> str:
-    return ".".join(map(str, _version_of(int(code))))
 
 
 def _is_cuda(device: Any) -> bool:

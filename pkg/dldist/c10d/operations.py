@@ -17,11 +17,6 @@ class Operation:
     has a part for each rank; several "wholes"; or "nothing".
     """
 
-    __slots__ = (
-        "as_one", "call", "collective", "former_call", "input", "name", "nrequired", "op_type", "output", "parameters",
-        "recorded",
-    )  # fmt: skip
-
     name: str
     collective: str
     op_type: int
@@ -40,10 +35,7 @@ class Operation:
     output: tuple[str, int]
 
     def __init__(self, row: tuple[Any, ...]) -> None:
-        (
-            self.name, self.collective, self.op_type, self.recorded, self.call, self.former_call, self.as_one, self.parameters,
-            self.nrequired, self.input, self.output,
-        ) = row  # fmt: skip
+        vars(self).update(zip(Operation.__annotations__, row, strict=True))
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
@@ -86,6 +78,15 @@ def first_of(tensors: Any) -> Any:
     while isinstance(tensors, (list, tuple)):
         tensors = tensors[0] if tensors else None
     return tensors
+
+
+def flat(tensors: Any) -> list[Any]:
+    """All tensors of a tensor, a list of tensors, a list of lists or None, in one list."""
+    if tensors is None:
+        return []
+    if not isinstance(tensors, (list, tuple)):
+        return [tensors]
+    return [tensor for item in tensors for tensor in flat(item)]
 
 
 OPERATIONS = {row[0]: Operation(row) for row in _core._operations()}

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dldist import _core
 from dldist._core import NcclAbortHandle, NcclComms, NcclGroup, NcclRankComm, NcclUniqueId, NcclWork
 from dldist.nccl import library
+from dldist.nccl.library import is_available
+from dldist.nccl.library import version as get_version
+from dldist.nccl.library import why_not as why_not_available
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -29,23 +32,6 @@ __all__ = [
     "stream",
     "why_not_available",
 ]
-
-
-def is_available() -> bool:
-    """Whether NCCL and the CUDA driver can be loaded, and there is a device."""
-    return library.is_available()
-
-
-def why_not_available() -> str | None:
-    """Every path that was tried, and why it failed. None if NCCL is available."""
-    return library.why_not()
-
-
-def get_version() -> tuple[int, int, int]:
-    """The version of the NCCL that is loaded, such as (2, 27, 3)."""
-    text = str(library.info()["version_text"])
-    major, minor, patch = (int(part) for part in text.split("."))
-    return major, minor, patch
 
 
 def library_path() -> str:

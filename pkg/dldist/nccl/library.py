@@ -56,7 +56,7 @@ def _load() -> None:
 
 
 def is_available() -> bool:
-    """Whether both libraries can be loaded and there is a device. A failure is not retried."""
+    """Whether NCCL and the CUDA driver can be loaded, and there is a device. A failure is not retried."""
     if _reason is None:
         try:
             _load()
@@ -66,7 +66,7 @@ def is_available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why NCCL or the driver is not available. None if both are."""
+    """Every path that was tried, and why it failed. None if NCCL is available."""
     if is_available():
         return None
     reason = str(_reason)
@@ -80,6 +80,16 @@ def info() -> dict[str, Any]:
     found = _core._nccl_info()
     assert found is not None
     return found
+
+
+def version() -> tuple[int, int, int]:
+    """The version of the NCCL that is loaded, such as (2, 27, 3)."""
+    major, minor, patch = (int(part) for part in info()["version_text"].split("."))
+    return major, minor, patch
+
+
+def version_of(code: int) -> tuple[int, int, int]:
+    return code // 10000, code // 100 % 100, code % 100
 
 
 def group_settings() -> dict[str, Any]:

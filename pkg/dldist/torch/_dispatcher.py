@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import dldist
 from dldist.c10d.low_level import CALLS, Call
+from dldist.c10d.operations import flat
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS
-from dldist.torch._tensors import device_type_of, flat, is_lazy
+from dldist.torch._tensors import device_type_of, is_lazy
 
 c10d: Any = _distributed_c10d
 

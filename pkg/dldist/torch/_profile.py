@@ -7,24 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.profiler import record_function
 
+from dldist.c10d.low_level import CALLS
 from dldist.torch._compiler import not_compiled
 
 if TYPE_CHECKING:
     from dldist.torch._work import Work
-
-_OPERATIONS = (
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce_scatter", "reduce", "scatter",
-    "send",
-)  # fmt: skip
 
 _is_on: Any = torch.autograd._profiler_enabled
 
 
 def name_of_entry(method: str) -> str:
     """The entry's name for any method of a group, in all its forms: "_allgather_base" is an all_gather."""
-    letters = method.replace("_", "")
-    operation = next(operation for operation in _OPERATIONS if letters.startswith(operation.replace("_", "")))
-    return f"dldist:{operation}"
+    return f"dldist:{CALLS[method].operation.collective if method in CALLS else method.partition('_')[0]}"
 
 
 class _Nothing:

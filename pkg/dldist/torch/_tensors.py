@@ -22,13 +22,6 @@ def device_type_of(arguments: tuple[Any, ...]) -> str:
     return "cpu"
 
 
-def flat(outputs: Any) -> list[Any]:
-    """A tensor, or all tensors of nested lists, in one list."""
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    return [tensor for item in outputs or () for tensor in flat(item)]
-
-
 def as_bytes(argument: Any) -> Any:
     """The argument, with its tensors of one-byte types viewed as bytes, on the same memory."""
     return _each(lambda tensor: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor, argument)

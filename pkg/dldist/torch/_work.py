@@ -13,10 +13,10 @@ from torch._C._distributed_c10d import Work as _Base
 
 import dldist
 from dldist.base import completions
+from dldist.c10d.operations import flat
 from dldist.c10d.options import OpType
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
-from dldist.torch._tensors import flat
 
 _SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
 
