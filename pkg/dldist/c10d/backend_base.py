@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _operator import call
+
 from dldist import _core
 from dldist.c10d.dispatch import BackendCalls
 from dldist.c10d.low_level import LowLevelCalls
@@ -87,10 +89,6 @@ class Member(LowLevelCalls):
         return f"<{type(self).__module__}.{type(self).__qualname__} rank {self.rank()} of {self.size()}>"
 
 
-def _call(hook: Callable[[], object]) -> None:
-    hook()
-
-
 class Backend(Member):
     """c10d's backend (not the str class of that name). A process group has one for each type of device.
 
@@ -170,7 +168,7 @@ class Backend(Member):
         """Run the abort hooks, for subclasses that override abort(). An error of a hook goes to sys.unraisablehook, because an
         abort should not fail."""
         for fn in list(self._abort_hooks.values()):
-            _core._call_aloud(_call, fn)
+            _core._call_aloud(call, fn)
 
     def get_error(self) -> Any:
         """How it is, as an ErrorType."""

@@ -71,26 +71,14 @@ class ProcessGroupGloo(OverGroup):
     _handle = ""
     _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
 
-    def __init__(
-        self,
-        store: _core.Store,
-        rank: int,
-        size: int,
-        options: GlooOptions | timedelta | None = None,
-        *,
-        timeout: timedelta | None = None,
-        enable_reconfigure: bool = False,
-    ) -> None:
-        self._check_store(store)
-        super().__init__(rank, size)
-        opts = self._options_of(options, timeout)
-        opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure
-        if opts.enable_reconfigure:
-            self._set_up(None, opts)
-            self._store = store
-            self._handle = _new_handle()
-        else:
-            self._set_up(World(store, rank, size, timeout=opts._timeout, name="gloo"), opts)
+    def _open(self, store: _core.Store, opts: GlooOptions) -> World | None:
+        if not opts.enable_reconfigure:
+            return World(store, self._rank, self._size, timeout=opts._timeout, name="gloo")
+        from uuid import uuid4
+
+        self._store = store
+        self._handle = uuid4().hex
+        return None
 
     @classmethod
     def _make(
@@ -248,12 +236,6 @@ def _check_local(hostname: str) -> None:
                 return
     except OSError as error:
         raise RuntimeError(f"Cannot resolve {hostname} to a (local) address: {error}") from error
-
-
-def _new_handle() -> str:
-    from uuid import uuid4
-
-    return uuid4().hex
 
 
 def _check_handles(handles: Any, own: str) -> list[str]:

@@ -137,25 +137,14 @@ class ProcessGroupNCCL(OverGroup):
     supports_coalescing = True
 
     group: _core.NcclGroup
+    _stores = _core.Store | None
 
-    def __init__(
-        self,
-        store: _core.Store | None,
-        rank: int,
-        size: int,
-        options: NCCLOptions | timedelta | None = None,
-        *,
-        timeout: timedelta | None = None,
-    ) -> None:
-        if store is not None:
-            self._check_store(store)
-        super().__init__(rank, size)
-        opts = self._options_of(options, timeout)
+    def _open(self, store: _core.Store | None, opts: NCCLOptions) -> _core.NcclGroup:
         settings = library.group_settings()
         settings["config"] = {**settings["config"], **opts.config._given()}
         settings["is_high_priority"] = settings["is_high_priority"] or opts.is_high_priority_stream
         name = opts.group_name or "nccl"
-        self._set_up(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=name, **settings), opts)
+        return _core.NcclGroup(store, self._rank, self._size, timeout=opts._timeout, name=name, **settings)
 
     def _set_up(self, group: _core.NcclGroup, options: BackendOptions) -> None:
         super()._set_up(group, options)

@@ -19,6 +19,31 @@ class OverGroup(Backend):
     supports_splitting = True
 
     group: Any
+    _stores: Any = _core.Store
+    """The types of `store` in the constructor."""
+
+    def __init__(
+        self,
+        store: _core.Store | None,
+        rank: int,
+        size: int,
+        options: BackendOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+        enable_reconfigure: bool = False,
+    ) -> None:
+        if not isinstance(store, self._stores):
+            raise TypeError(f"{type(self).__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
+        super().__init__(rank, size)
+        opts = self._options_of(options, timeout)
+        opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure
+        if opts.enable_reconfigure and not self.supports_reconfigure:
+            raise self._unsupported("reconfigure")
+        self._set_up(self._open(store, opts), opts)
+
+    def _open(self, store: Any, opts: Any) -> Any:
+        """The group of the ranks that meet in the store."""
+        raise NotImplementedError
 
     def _set_up(self, group: Any, options: BackendOptions) -> None:
         self.group = group
@@ -31,11 +56,6 @@ class OverGroup(Backend):
         Backend.__init__(self, group.rank, group.size)
         self._set_up(group, options)
         return self
-
-    @classmethod
-    def _check_store(cls, store: Any) -> None:
-        if not isinstance(store, _core.Store):
-            raise TypeError(f"{cls.__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
 
     @classmethod
     def _options_of(cls, options: Any, timeout: Any) -> Any:

@@ -16,15 +16,14 @@ def result_future_of(work: Any) -> Future:
     future = Future()
 
     def tell() -> None:
-        future.set_result(_result_of(work.exception()))
+        error = work.exception()
+        if error is None:
+            result = WorkResult.SUCCESS
+        elif isinstance(error, TimeoutError):
+            result = WorkResult.TIMEOUT
+        else:
+            result = WorkResult.COMM_ERROR if isinstance(error, _core.DistBackendError) else WorkResult.UNKNOWN
+        future.set_result(result)
 
     work._watch(tell)
     return future
-
-
-def _result_of(error: BaseException | None) -> Any:
-    if error is None:
-        return WorkResult.SUCCESS
-    if isinstance(error, TimeoutError):
-        return WorkResult.TIMEOUT
-    return WorkResult.COMM_ERROR if isinstance(error, _core.DistBackendError) else WorkResult.UNKNOWN

@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 import dldist
 
-
 _BASES: dict[type[BaseException], type[BaseException]] = {
     dldist.DistBackendError: dist.DistBackendError,
     dldist.DistPeerLostError: dist.DistBackendError,
