@@ -7,7 +7,7 @@ from _operator import call
 from dldist import _core
 from dldist.c10d.dispatch import BackendCalls
 from dldist.c10d.low_level import LowLevelCalls
-from dldist.c10d.options import as_int, as_timedelta
+from dldist.c10d.options import Checked, as_int, as_timedelta
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 _DEFAULT_TIMEOUT_S = 1800.0
 
 
-class BackendOptions:
+class BackendOptions(Checked):
     """Backend.Options, which a backend is made with. The name of the backend cannot be changed."""
+
+    _checks = {"_timeout": as_timedelta}
+    _timeout: Any
 
     def __init__(self, backend: str, timeout: timedelta | float | None = None) -> None:
         self._backend = backend
-        self._given_timeout = as_timedelta("Options(): argument 'timeout'", _DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        self._timeout = _DEFAULT_TIMEOUT_S if timeout is None else timeout
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
         self.enable_reconfigure = False
@@ -31,14 +34,6 @@ class BackendOptions:
     @property
     def backend(self) -> str:
         return self._backend
-
-    @property
-    def _timeout(self) -> timedelta:
-        return self._given_timeout
-
-    @_timeout.setter
-    def _timeout(self, timeout: timedelta | float) -> None:
-        self._given_timeout = as_timedelta("Options._timeout", timeout)
 
     def _for(self, timeout: timedelta, ranks: list[int], name: str) -> Self:
         """These options, now of a group with this time-out, these global ranks and this name."""

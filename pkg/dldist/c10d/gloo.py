@@ -18,28 +18,6 @@ if TYPE_CHECKING:
     from dldist.c10d.window import Window
 
 
-class GlooOptions(BackendOptions):
-    """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the
-    interfaces, and the thread that waits does the work. So the list of devices may be empty."""
-
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        super().__init__("gloo", timeout)
-        self._devices = []
-        self._threads = 2
-
-    @property
-    def _devices(self) -> list[GlooDevice]:
-        return self._given_devices
-
-    @_devices.setter
-    def _devices(self, devices: list[GlooDevice]) -> None:
-        devices = list(devices)
-        wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
-        if wrong is not None:
-            raise TypeError(f"Options._devices must be a list of ProcessGroupGloo.Device, but has a {type(wrong).__name__}")
-        self._given_devices = devices
-
-
 class GlooDevice:
     """ProcessGroupGloo.Device, which create_device returns: an address of this host. Groups do not use it."""
 
@@ -49,6 +27,26 @@ class GlooDevice:
 
     def __repr__(self) -> str:
         return f"<ProcessGroupGloo.Device hostname={self.hostname!r} interface={self.interface!r}>"
+
+
+def _as_devices(where: str, devices: Any) -> list[GlooDevice]:
+    devices = list(devices)
+    wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
+    if wrong is not None:
+        raise TypeError(f"{where} must be a list of ProcessGroupGloo.Device, but has a {type(wrong).__name__}")
+    return devices
+
+
+class GlooOptions(BackendOptions):
+    """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the
+    interfaces, and the thread that waits does the work. So the list of devices may be empty."""
+
+    _checks = {**BackendOptions._checks, "_devices": _as_devices}
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__("gloo", timeout)
+        self._devices: list[GlooDevice] = []
+        self._threads = 2
 
 
 class ProcessGroupGloo(OverGroup):

@@ -12,7 +12,7 @@ from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import timedelta
     from typing import Any
 
@@ -232,23 +232,33 @@ def _as_ints(where: str, value: Any) -> list[int]:
     return [as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
 
 
-# The function that checks or converts a value assigned to an attribute of options. Attributes not named here take any value.
-_CHECKS = {
-    "asyncOp": lambda where, value: bool(value),
-    "device_ids": _as_ints,
-    "reduceOp": _as_reduce_op,
-    "rootRank": as_int,
-    "rootTensor": as_int,
-    "timeout": as_timedelta,
-    "uuid": as_int,
-}
+class Checked:
+    """Something whose attributes are checked, or converted, where they are set."""
+
+    _checks: Mapping[str, Callable[[str, Any], Any]] = {}
+    """The functions that do so, by the attributes' names. They get what to call the attribute in an error, and the value.
+    Attributes that are not named take any value."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self._checks.get(name)
+        super().__setattr__(name, value if check is None else check(f"{type(self).__name__}.{name}", value))
 
 
-class _Options:
+class _Options(Checked):
     """The base of all options. They have no constructor arguments, each attribute takes one type, and there are no others.
 
     An attribute that is not set has the value that it has in the class.
     """
+
+    _checks = {
+        "asyncOp": lambda where, value: bool(value),
+        "device_ids": _as_ints,
+        "reduceOp": _as_reduce_op,
+        "rootRank": as_int,
+        "rootTensor": as_int,
+        "timeout": as_timedelta,
+        "uuid": as_int,
+    }
 
     timeout: timedelta
     asyncOp: bool = True
@@ -259,8 +269,7 @@ class _Options:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(self) and not hasattr(type(self), name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        check = _CHECKS.get(name)
-        vars(self)[name] = check(f"{type(self).__name__}.{name}", value) if check is not None else value
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         said = (f"{name}={getattr(self, name)!r}" for name in dir(self) if not name.startswith("_"))
