@@ -222,26 +222,8 @@ class FakeStore(_core.Store):
     def __init__(self) -> None:
         super().__init__()
 
-    def set(self, key: Any, value: Any) -> None:
-        pass
-
-    def get(self, key: Any, timeout: Any = None) -> bytes:
-        return b""
-
     def add(self, key: Any, amount: Any) -> int:
         return amount
-
-    def wait(self, keys: Any, timeout: Any = None) -> None:
-        pass
-
-    def check(self, keys: Any) -> bool:
-        return True
-
-    def delete_key(self, key: Any) -> bool:
-        return True
-
-    def num_keys(self) -> int:
-        return 0
 
     def clone(self) -> FakeStore:
         return FakeStore()
@@ -250,3 +232,13 @@ class FakeStore(_core.Store):
         raise NotImplementedError("FakeStore does not keep values")
 
     compare_set = append = list_keys = _refuse  # type: ignore[assignment]
+
+
+def _answering(answer: Any) -> Any:
+    return lambda self, *args, **named: answer
+
+
+_ANSWERS = {"set": None, "get": b"", "wait": None, "check": True, "delete_key": True, "num_keys": 0}
+
+for _name, _answer in _ANSWERS.items():
+    setattr(FakeStore, _name, _answering(_answer))

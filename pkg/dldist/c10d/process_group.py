@@ -187,8 +187,10 @@ class ProcessGroup(Member):
     def _backend_of_device(self, kind: str) -> Any:
         return self._backends.get(kind)
 
-    def _distinct_backends(self) -> list[Any]:
-        return list({id(backend): backend for backend in self._backends.values()}.values())
+    def _distinct_backends(self, kinds: list[str] | None = None) -> list[Any]:
+        """The backends of all types of device, or of some."""
+        backends = self._backends.values() if kinds is None else map(self._get_backend, kinds)
+        return list({id(backend): backend for backend in backends}.values())
 
     def _backend_list(self) -> str:
         return ", ".join(f"{kind}:{backend.name()}" for kind, backend in self._backends.items()) or "none"
@@ -374,16 +376,14 @@ class ProcessGroup(Member):
             raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
-            for backend in {id(each): each for each in map(self._get_backend, kinds)}.values():
+            for backend in self._distinct_backends(kinds):
                 backend.split(self._store, ranks, opts)  # takes part if all ranks have to
             return None
-        pg = self._like(ranks.index(self.rank()), len(ranks), group_name, "split", group_desc)
 
-        def split(backend: Any) -> Any:
-            return backend.split(self._store, ranks, _options_for(backend, opts, timeout, pg))
+        def split(backend: Any, name: str) -> Any:
+            return backend.split(self._store, ranks, _options_for(backend, opts, timeout, name))
 
-        self._give_backends(pg, kinds, split)
-        return pg
+        return self._made_from(split, kinds, ranks.index(self.rank()), len(ranks), "split", group_name, group_desc)
 
     def merge_remote_group(
         self,
@@ -405,28 +405,25 @@ class ProcessGroup(Member):
         rank = int.from_bytes(first, "little") + self.rank()
         if rank >= size:
             raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
-        pg = self._like(rank, size, group_name, "merge", group_desc)
         where = _core.PrefixStore("merge_remote_group/", store)
-        self._give_backends(
-            pg, self._device_types, lambda backend: backend.merge(where, _options_for(backend, None, timeout, pg), rank, size)
-        )
-        return pg
 
-    def _like(self, rank: int, size: int, name: str | None, what: str, desc: str | None) -> ProcessGroup:
+        def merge(backend: Any, name: str) -> Any:
+            return backend.merge(where, _options_for(backend, None, timeout, name), rank, size)
+
+        return self._made_from(merge, self._device_types, rank, size, "merge", group_name, group_desc)
+
+    def _made_from(
+        self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, what: str, name: str | None, desc: str | None
+    ) -> ProcessGroup:
+        """A group that has, for these types of device, the backends that `make` makes from those of this one and its name."""
         pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
         pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
         pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
         pg.bound_device_id = self.bound_device_id
-        return pg
-
-    def _give_backends(self, pg: ProcessGroup, kinds: list[str], make: Callable[[Any], Any]) -> None:
-        """Give the group `pg` the backends that `make` makes from the backends of this one."""
-        made: dict[int, Any] = {}
+        made = {id(backend): make(backend, pg.group_name) for backend in self._distinct_backends(kinds)}
         for kind in kinds:
-            backend = self._get_backend(kind)
-            if id(backend) not in made:
-                made[id(backend)] = make(backend)
-            pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(backend)])
+            pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(self._get_backend(kind))])
+        return pg
 
     get_reconfigure_handle = _of_one_backend("get_reconfigure_handle")
 
@@ -480,11 +477,11 @@ for _name, _type in BackendType.__members__.items():
     setattr(ProcessGroup, _name, _type)  # as pybind11 repeats the members of an enum on the class around it
 
 
-def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:
+def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
     """Options for a backend that is made from another: the given ones, or the other's own with another time-out."""
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
-        opts.group_name = pg.group_name
+        opts.group_name = group_name
     elif timeout is not None:
         opts._timeout = timeout
     return opts

@@ -16,6 +16,7 @@ from dldist import _core
 from dldist.c10d.backend_base import Backend
 from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
 from dldist.c10d.low_level import CALLS
+from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.c10d.options import OpType
 from dldist.c10d.over_group import OverGroup
 from dldist.torch import _dispatcher, _profile
@@ -38,8 +39,9 @@ _KEPT_NUMBERS = 64  # more than programs start between a forward pass and its ba
 class CpuBackend(FromTorch, ProcessGroupGloo):
     """The backend for tensors in CPU memory. `group` is the World behind it."""
 
-    def getBackendName(self) -> str:
-        return "dldist"
+
+class CudaBackend(FromTorch, ProcessGroupNCCL):
+    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
 
 
 def _run_another_way(run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
@@ -247,10 +249,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout = self._cpu.options._timeout
         if name == "dldist" and kind == "cpu":
             return self._cpu
+        if name == "dldist" and kind == "cuda":
+            options = NCCLOptions()._for(timeout, self._ranks, self._name)
+            return CudaBackend(TorchStore(dist.PrefixStore(f"{kind}/", self._store)), self.rank(), self.size(), options)
         if name == "dldist":
-            from dldist.torch import _cuda
-
-            return _cuda.make_backend(kind, self._store, self._name, self._ranks, self.rank(), timeout)
+            raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
         own_name: Any = f"{self._name}/{kind}"
         group, _ = distributed_c10d._new_process_group_helper(
             self.size(), self.rank(), self._ranks, dist.Backend(name), self._store, own_name, timeout=timeout

@@ -35,6 +35,9 @@ def reduction_of(op: Any) -> Any:
 class FromTorch:
     """A mixin for a dldist backend: the backend takes torch's options, and waits for an operation if they say so."""
 
+    def getBackendName(self) -> str:
+        return "dldist"
+
     def _op(self, opts: Any) -> Any:
         op = getattr(opts, "reduceOp", None)
         return None if op is None else reduction_of(op)
