@@ -10,6 +10,7 @@ import sys
 from array import array
 
 from dldist import _core
+from dldist.base.arrays import family_of
 from dldist.c10d.work import done_work
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -37,11 +38,6 @@ class _OfTorch:
         with torch.no_grad():
             self._tensor.copy_(whole)
 
-    @staticmethod
-    def room(part: Any, count: int) -> Any:
-        """For `count` elements like those of a part."""
-        return part.new_empty(count, *part.shape[1:])
-
 
 class _OfScipy:
     """A matrix or an array of SciPy, taken apart in the same way."""
@@ -65,12 +61,6 @@ class _OfScipy:
         whole = type(self._matrix.tocoo())((numpy.concatenate(values), coords), shape=self.shape)
         whole.sum_duplicates()
         vars(self._matrix).update(vars(whole.asformat(self._matrix.format)))
-
-    @staticmethod
-    def room(part: Any, count: int) -> Any:
-        import numpy
-
-        return numpy.empty((count, *part.shape[1:]), part.dtype)
 
 
 _OF_SCIPY = ("coo", "csr", "csc")
@@ -99,7 +89,7 @@ def all_reduce(calls: Any, tensor: Any, op: Any, timeout: Any, is_async: bool, r
     if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
     counts = _agree(calls, parts, timeout)
-    places, values = (_gather(calls, parts, part, counts, timeout) for part in (parts.places, parts.values))
+    places, values = (_gather(calls, part, counts, timeout) for part in (parts.places, parts.values))
     parts.put(places, values)
     return done_work([tensor]) if is_async else None
 
@@ -123,8 +113,9 @@ def _all_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
     return [each.tolist() for each in rows]
 
 
-def _gather(calls: Any, own: _OfTorch | _OfScipy, part: Any, counts: list[int], timeout: Any) -> list[Any]:
+def _gather(calls: Any, part: Any, counts: list[int], timeout: Any) -> list[Any]:
     """Of all ranks, each with as many elements as it has."""
-    rooms = [own.room(part, count) for count in counts]
+    family = family_of(part, "all_reduce")
+    rooms = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
     calls.all_gather(rooms, part, timeout=timeout)
     return rooms
