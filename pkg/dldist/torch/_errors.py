@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -36,14 +37,18 @@ def as_torchs(error: BaseException) -> BaseException:
     return error
 
 
-class _TorchsErrors:
+class Converting:
+    """A `with` block whose exceptions become what `convert` makes of them."""
+
+    def __init__(self, convert: Callable[[BaseException], BaseException]) -> None:
+        self._convert = convert
+
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            as_torchs(error)
+        if error is not None and (converted := self._convert(error)) is not error:
+            raise converted from error
 
 
-torchs_errors = _TorchsErrors()
-"""A `with` block whose errors become torch's, too."""
+torchs_errors = Converting(as_torchs)

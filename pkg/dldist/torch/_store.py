@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 import dldist
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+from dldist.torch._errors import Converting
 
 
-def _with_our_errors(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The method, but the errors of torch's stores become those of ours."""
-
-    @functools.wraps(method)
-    def call(*args: _P.args, **named: _P.kwargs) -> _R:
-        try:
-            return method(*args, **named)
-        except dldist.DistError:
-            raise
-        except RuntimeError as error:
-            raise _as_ours(error) from error
-
-    return call
-
-
-def _as_ours(error: RuntimeError) -> dldist.DistError:
+def _as_ours(error: BaseException) -> BaseException:
+    """The error of one of torch's stores as ours."""
+    if isinstance(error, dldist.DistError) or not isinstance(error, RuntimeError):
+        return error
     text = str(error).partition("\nException raised from")[0]
     if _is_timeout(text):
         return dldist.DistStoreTimeoutError(text)
@@ -40,6 +25,9 @@ def _as_ours(error: RuntimeError) -> dldist.DistError:
     if isinstance(error, dist.DistNetworkError):
         return dldist.DistNetworkError(text)
     return dldist.DistStoreError(text)
+
+
+_our_errors = Converting(_as_ours)
 
 
 def _is_timeout(text: str) -> bool:
@@ -69,23 +57,20 @@ class TorchStore(dldist.Store):
                 self._others = _clone_of(self._store)
             return self._others
 
-    @_with_our_errors
     def get(self, key: Any, timeout: Any = None) -> bytes:
-        store = self._here()
-        if timeout is not None:
-            store.wait([key], timeout)
-        return bytes(store.get(key))
+        with _our_errors:
+            store = self._here()
+            if timeout is not None:
+                store.wait([key], timeout)
+            return bytes(store.get(key))
 
-    @_with_our_errors
     def wait(self, keys: Any, timeout: Any = None) -> None:
-        if timeout is None:
-            self._here().wait(list(keys))
-        else:
-            self._here().wait(list(keys), timeout)
+        with _our_errors:
+            self._here().wait(list(keys), *([] if timeout is None else [timeout]))
 
-    @_with_our_errors
     def queue_pop(self, key: Any, block: bool = True, timeout: Any = None) -> bytes:
-        return bytes(self._here().queue_pop(key, block))
+        with _our_errors:
+            return bytes(self._here().queue_pop(key, block))
 
     def has_extended_api(self) -> bool:
         return bool(self._store.has_extended_api())
@@ -121,12 +106,13 @@ _RESULTS: dict[str, Callable[[Any], Any] | None] = {
 
 def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
     def call(self: TorchStore, *args: Any) -> Any:
-        value = getattr(self._here(), name)(*(list(each) if isinstance(each, tuple) else each for each in args))
-        return None if result is None else result(value)
+        with _our_errors:
+            value = getattr(self._here(), name)(*(list(each) if isinstance(each, tuple) else each for each in args))
+            return None if result is None else result(value)
 
     call.__name__, call.__qualname__ = name, f"TorchStore.{name}"
     call.__doc__ = getattr(dldist.Store, name).__doc__
-    return _with_our_errors(call)
+    return call
 
 
 for _name, _result in _RESULTS.items():
