@@ -194,6 +194,15 @@ def test_finding_nan(tensor, expected):
     assert hooks.has_nan(tensor) is expected
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_finding_nan_in_shared_arrays(dtype):
+    with dldist.World(dldist.HashStore(), 0, 1) as world:
+        x = world.empty((2, 2), dtype)
+        assert hooks.has_nan(x) is False
+        x[1, 0] = NAN
+        assert hooks.has_nan(x) is True
+
+
 def test_finding_nan_in_torchs_tensors():
     torch = pytest.importorskip("torch", reason="torch is not there")
     assert hooks.has_nan(torch.tensor([1.0, NAN]).bfloat16()) is True

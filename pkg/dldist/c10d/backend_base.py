@@ -80,6 +80,13 @@ class Member(LowLevelCalls):
     def _get_backend_name(self) -> str:
         return self.getBackendName()
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of later operations."""
+        raise NotImplementedError
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} rank {self.rank()} of {self.size()}>"
 

@@ -58,8 +58,6 @@ class NotOneTensor(RuntimeError):
 class Side:
     """The tensors of a call that go in, or come out."""
 
-    __slots__ = ("is_for_root", "is_wrapped", "kind", "names", "parameter", "what")
-
     kind: str
     """The kind of the operation's side."""
     parameter: int
@@ -118,8 +116,6 @@ class Side:
 
 class Call:
     """A low-level call that is a collective."""
-
-    __slots__ = ("_known", "_places", "flat", "former_name", "name", "operation", "options", "sides", "splits")
 
     def __init__(self, operation: Operation) -> None:
         self.name = operation.call

@@ -127,9 +127,6 @@ class OverGroup(Backend):
         if self.group is not None:
             self.group.timeout = timeout
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
-
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to do: all ranks count from the start."""
 

@@ -316,9 +316,6 @@ class ProcessGroup(Member):
     set_timeout = _of_every_backend("set_timeout")
     _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
-
     def shutdown(self) -> None:
         """End the group in good order: say goodbye to the other ranks."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
