@@ -113,6 +113,7 @@ class Backend(Member):
         super().__init__(rank, size)
         self._options: BackendOptions | None = None
         self._abort_hooks: dict[int, Callable[[], object]] = {}
+        self.__calls: BackendCalls | None = None
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         """Run the method `_run_<method>` if the class has one. dldist's own backends define their calls in this way."""
@@ -131,16 +132,14 @@ class Backend(Member):
         return self._options
 
     @property
-    def operations(self) -> Any:
+    def _operations(self) -> Any:
         """An object that runs its operations, with methods like those of dldist.Group. It is the same one each time, because
         coalescing keeps its recorder in it."""
-        if self._operations is None:
+        if self.__calls is None:
             from weakref import proxy  # the backend has to end when its last user lets it go
 
-            self._operations = BackendCalls(proxy(self))
-        return self._operations
-
-    _operations: Any = None
+            self.__calls = BackendCalls(proxy(self))
+        return self.__calls
 
     # Life.
 

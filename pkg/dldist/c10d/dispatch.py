@@ -139,7 +139,7 @@ class Dispatcher(BackendCalls):
 
     def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
         inputs, outputs = operation.tensors(values)
-        run = getattr(self._backend_for(first_of(outputs if inputs is None else inputs)).operations, operation.name)
+        run = getattr(self._backend_for(first_of(outputs if inputs is None else inputs))._operations, operation.name)
         root = values[operation.parameters.index("root")] if "root" in operation.parameters else -1
         return self._with_hooks(
             operation.collective, is_async, inputs, outputs, root, lambda is_async: run(*values, timeout=timeout, async_op=is_async)
@@ -147,7 +147,7 @@ class Dispatcher(BackendCalls):
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         backend = self._target._backend_of_device("cuda") if device_ids else None
-        calls = (self._backend_for(None) if backend is None else backend).operations
+        calls = (self._backend_for(None) if backend is None else backend)._operations
         has_devices = isinstance(calls, _core.NcclGroup) or not isinstance(calls, _core.Group)
         devices = {"device_ids": device_ids} if has_devices and device_ids is not None else {}
         return self._with_hooks(
@@ -170,7 +170,7 @@ class Dispatcher(BackendCalls):
 
     def _calls_for_message(self, tensor: Any) -> Any:
         backend = self._backend_for(tensor)
-        return getattr(backend, "wrapped_pg", backend).operations  # messages are not compared
+        return getattr(backend, "wrapped_pg", backend)._operations  # messages are not compared
 
     def _with_hooks(
         self, kind: str, is_async: bool, inputs: Any, outputs: Any, peer: int, run: Callable[[bool], Any]

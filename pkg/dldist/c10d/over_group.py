@@ -73,7 +73,7 @@ class OverGroup(Backend):
         return self.group
 
     @property
-    def operations(self) -> Any:
+    def _operations(self) -> Any:
         """The group: it runs its operations itself."""
         return self._require_group()
 

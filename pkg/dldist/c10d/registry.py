@@ -233,7 +233,7 @@ def operations(group: Any = None) -> Any:
         return calls
     if isinstance(group, _core.Group):
         return group
-    calls = getattr(group, "operations", None)
+    calls = getattr(group, "operations", None) or getattr(group, "_operations", None)  # the latter of a backend
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")

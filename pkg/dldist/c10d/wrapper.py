@@ -200,7 +200,7 @@ def _of_wrapped(name: str) -> Any:
 
 
 # Everything else is the wrapped backend's, too.
-_OWN = {"Options", "operations", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
+_OWN = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _OWN:
     if not _name.startswith("__"):
