@@ -300,6 +300,11 @@ def test_blocks_of_messages_are_no_collective():
 
     dumps = three(block(message(0, "send 0->1", state="completed")), block(message(0, "recv 1<-0", state="completed")), [])
     assert not trace.analyse(dumps).verdicts
+    # A rank that has called nothing else, next to ranks with a problem.
+    alone = block(message(0, "send 0->1", state="completed"))
+    stuck = [entry(0, WORLD, "all_reduce", 1, state="started")]
+    assert first(three(alone, stuck, stuck)).kind == "missing_rank"
+    assert "all_reduce #1" in trace.analyse(three(alone, stuck, stuck)).text(3)
 
 
 def test_coalesced_collectives():

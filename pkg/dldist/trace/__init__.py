@@ -123,21 +123,10 @@ def analyse(
         verdicts += group.verdicts
     named = {rank for verdict in verdicts if verdict.kind == model.DEAD_RANK for rank in verdict.culprits}
     if silent := [rank for rank in case.lost if rank not in named]:
-        verdicts.append(_no_dump(silent))
+        text = f"{model.capitalised(model.left_no_dump(silent))}. No call of another rank seems to wait for that."
+        verdicts.append(Verdict(model.DEAD_RANK, text, culprits=silent))
     analysis.verdicts = causes.ordered(verdicts)
     return analysis
-
-
-def _no_dump(ranks: list[int]) -> Verdict:
-    who = model.capitalised(model.ranks_text(ranks))
-    has = (
-        "has left no dump: it has died, or its file is"
-        if len(ranks) == 1
-        else "have left no dumps: they have died, or their files are"
-    )
-    return Verdict(
-        model.DEAD_RANK, f"{who} {has} elsewhere. No call of another rank seems to wait for that.", culprits=ranks
-    )
 
 
 def _read(dumps: Any, prefix: str | None) -> tuple[dict[int, Dump], dict[int, str]]:

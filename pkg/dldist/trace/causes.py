@@ -29,12 +29,10 @@ def members(case: Case, group: Group) -> Verdict | None:
     for rank in group.ranks:
         config = case.dumps[rank].groups.get(group.name) if rank in case.dumps else None
         if config and set(config.ranks) != ours:
-            differing[rank] = config.ranks
+            differing[rank] = ranks_text(config.ranks)
     if not differing:
         return None
-    clauses = [
-        f"{ranks_text(ranks)}: {text}" for ranks, text in model.by_text({r: ranks_text(o) for r, o in differing.items()})
-    ]
+    clauses = [f"{ranks_text(ranks)}: {theirs}" for ranks, theirs in model.alike(differing)]
     text = f"The ranks do not agree on who belongs to {group.title}: {ranks_text(ours)} by some dumps, and by "
     text += "; by ".join(f"that of {clause}" for clause in clauses) + "."
     others = sorted(ours - set(differing))

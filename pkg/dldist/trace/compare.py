@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dldist.trace import model as model
-from dldist.trace.model import Group, Verdict, classes, joined, operands_text, ranks_text, verb
+from dldist.trace.model import Group, Round, Verdict, about, classes, operands_text, ranks_text, what
 from dldist.trace.read import Entry
 
 _LOOK_AHEAD = 64
@@ -26,26 +28,26 @@ def counts(shapes: list[list[int]]) -> tuple[int, ...]:
     return tuple(math.prod(shape) for shape in shapes)
 
 
-def compare(group: Group, seq: int, present: dict[int, list[Entry]]) -> tuple[str, list[int]] | None:
+def compare(this: Round) -> tuple[str, list[int]] | None:
     """The kind of difference, and the ranks that differ; None if the calls fit as far as the dumps show."""
-    found = classes(present, lambda rank: tuple(entry.op for entry in present[rank]))
-    if len(found) > 1:
-        return model.WRONG_OP, _outside(found)
-    whole = set(present) == set(group.ranks)
-    for position in range(len(next(iter(present.values())))):
-        column = {rank: entries[position] for rank, entries in present.items()}
-        if culprits := _wrong_sizes(group, column, whole):
+    calls = this.calls
+    if culprits := _outsiders(calls, lambda rank: tuple(entry.op for entry in calls[rank])):
+        return model.WRONG_OP, culprits
+    whole = set(calls) == set(this.group.ranks)
+    for position in range(len(this.some)):
+        column = {rank: entries[position] for rank, entries in calls.items()}
+        if culprits := _wrong_sizes(this.group, column, whole):
             return model.WRONG_SIZE, culprits
-        found = classes(column, lambda rank: _dtypes_key(column[rank]))
-        if len(found) > 1:
-            return model.WRONG_DTYPE, _outside(found)
+        if culprits := _outsiders(column, lambda rank: _dtypes_key(column[rank])):
+            return model.WRONG_DTYPE, culprits
         if whole and (culprits := _wrong_roots(column)):
             return model.WRONG_ROOT, culprits
     return None
 
 
-def _outside(found: list[list[int]]) -> list[int]:
-    return sorted(rank for members in found[1:] for rank in members)
+def _outsiders(ranks: Iterable[int], key: Callable[[int], Any]) -> list[int]:
+    """The ranks that are not in the largest group of those that are alike."""
+    return sorted(rank for members in classes(ranks, key)[1:] for rank in members)
 
 
 def _kind(op: str) -> str:
@@ -88,9 +90,8 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
         return _wrong_parts(group, {r: (counts(e.inputs), counts(e.outputs)) for r, e in column.items()})
     if _is_scatter(some.op) and whole and all(len(entry.inputs) == size > 1 for entry in column.values()):
         return _wrong_parts(group, {r: (counts(e.outputs), counts(e.inputs)) for r, e in column.items()})
-    found = classes(column, lambda rank: _size_key(column[rank]))
-    if len(found) > 1:
-        return _outside(found)
+    if culprits := _outsiders(column, lambda rank: _size_key(column[rank])):
+        return culprits
     total_in, total_out = sum(counts(some.inputs)), sum(counts(some.outputs))
     if _is_gather(some.op) and some.outputs and total_out != total_in * size:
         return sorted(column)
@@ -101,29 +102,26 @@ def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[in
 
 def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
     """Each rank has one part, and says how large everybody's part is: both must agree."""
-    found = classes(sizes, lambda rank: sizes[rank][1])
-    if len(found) > 1:
-        return _outside(found)
+    if culprits := _outsiders(sizes, lambda rank: sizes[rank][1]):
+        return culprits
     return [rank for position, rank in enumerate(group.ranks) if sum(sizes[rank][0]) != sizes[rank][1][position]]
 
 
 def _wrong_splits(group: Group, column: dict[int, Entry]) -> list[int]:
     size = len(group.ranks)
     if all(len(entry.inputs) == size == len(entry.outputs) for entry in column.values()):
-        blamed: dict[int, int] = {}
+        blamed: Counter[int] = Counter()
         for i, sender in enumerate(group.ranks):
             for j, receiver in enumerate(group.ranks):
                 if counts(column[sender].inputs)[j] != counts(column[receiver].outputs)[i]:
-                    blamed[sender] = blamed.get(sender, 0) + 1
-                    blamed[receiver] = blamed.get(receiver, 0) + 1
+                    blamed.update((sender, receiver))
         worst = max(blamed.values(), default=0)
         return sorted(rank for rank, times in blamed.items() if times == worst)
     sent = sum(sum(counts(entry.inputs)) for entry in column.values())
     received = sum(sum(counts(entry.outputs)) for entry in column.values())
     if sent == received:
         return []
-    found = classes(column, lambda rank: (counts(column[rank].inputs), counts(column[rank].outputs)))
-    return _outside(found) or sorted(column)
+    return _outsiders(column, lambda rank: (counts(column[rank].inputs), counts(column[rank].outputs))) or sorted(column)
 
 
 def _wrong_roots(column: dict[int, Entry]) -> list[int]:
@@ -132,10 +130,15 @@ def _wrong_roots(column: dict[int, Entry]) -> list[int]:
         return []
     if not any(sum(counts(entry.inputs)) + sum(counts(entry.outputs)) for entry in column.values()):
         return []
-    roots = [r for r, e in sorted(column.items()) if sum(counts(e.outputs if e.op == "gather" else e.inputs))]
+    roots = [rank for rank, entry in sorted(column.items()) if _root_elements(entry)]
     if len(roots) == 1:
         return []
     return roots[1:] if roots else sorted(column)
+
+
+def _root_elements(entry: Entry) -> int:
+    """How many elements a gather or scatter has where only its root has some."""
+    return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 
 # ---- order
@@ -175,56 +178,46 @@ def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]
 # ---- words
 
 
-def what(entries: list[Entry]) -> str:
-    """The name of the call, without sizes."""
-    names = list(dict.fromkeys(entry.op for entry in entries))
-    return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
+_HEADS = {
+    model.WRONG_OP: "The ranks call different collectives",
+    model.WRONG_ORDER: "The ranks call collectives in different order",
+    model.WRONG_SIZE: "The sizes do not fit",
+    model.WRONG_DTYPE: "The element types differ",
+    model.WRONG_ROOT: "The ranks do not agree on the root",
+}
 
 
-def mismatch(
-    case: model.Case, group: Group, seq: int, present: dict[int, list[Entry]], kind: str, culprits: list[int]
-) -> Verdict:
+def mismatch(this: Round, kind: str, culprits: list[int]) -> Verdict:
     """The verdict on ranks whose calls differ."""
-    others = sorted(set(present) - set(culprits))
+    others = this.without(culprits)
     reference = others[0] if others else culprits[0]
     note = ""
     if kind in (model.WRONG_OP, model.WRONG_SIZE) and others:
-        kind, note = _order_note(group, seq, kind, culprits, reference)
-    ranks = sorted(present)
-    sites = dict(zip(ranks, case.sites.apart([present[rank][0].frames for rank in ranks])))
-    calls = {rank: _call_text(kind, present[rank]) for rank in ranks}
-    texts = {rank: calls[rank] + (f" at {sites[rank]}" if sites[rank] else "") for rank in ranks}
-    clauses = [f"{ranks_text(members)} {verb(members, 'calls', 'call')} {text}" for members, text in model.by_text(texts)]
+        kind, note = _order_note(this.group, this.seq, kind, culprits, reference)
+    calls = this.calls
+    sites = dict(zip(calls, this.case.sites.apart([entries[0].frames for entries in calls.values()])))
+    texts = {rank: _call_text(kind, calls[rank]) + (f" at {sites[rank]}" if sites[rank] else "") for rank in calls}
+    clauses = [f"{about(ranks, '[calls|call]')} {text}" for ranks, text in model.alike(texts)]
     if len(clauses) > 5:
         clauses = [*clauses[:4], f"{len(clauses) - 4} more kinds of calls"]
-    head = {
-        model.WRONG_OP: "The ranks call different collectives",
-        model.WRONG_ORDER: "The ranks call collectives in different order",
-        model.WRONG_SIZE: "The sizes do not fit",
-        model.WRONG_DTYPE: "The element types differ",
-        model.WRONG_ROOT: "The ranks do not agree on the root",
-    }[kind]
-    number = f"#{seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{what(present[reference])} #{seq}"
-    text = f"{head}: in {number} of {group.title} " + "; ".join(clauses) + "." + note
-    if failed := next((entry for rank in ranks for entry in present[rank] if entry.error), None):
+    op = what(calls[reference])
+    number = f"#{this.seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{op} #{this.seq}"
+    text = f"{_HEADS[kind]}: in {number} of {this.group.title} {'; '.join(clauses)}.{note}"
+    if failed := this.failed():
         text += f" The reason given: {model.reason_text(failed)}."
-    lines = {rank: f"{texts[rank]}, {model.state_text(present[rank][-1], quiet_failure=True)}" for rank in ranks}
-    named = {rank: site for rank, site in sites.items() if site}
-    waiting = [rank for rank in ranks if not present[rank][-1].is_completed]
-    where = group.name, group.desc, seq, what(present[reference])
-    return Verdict(kind, text, *where, culprits, others, waiting, named, lines=model.lines_by_rank(lines))
+    lines = {rank: f"{texts[rank]}, {model.state_text(calls[rank][-1], quiet_failure=True)}" for rank in calls}
+    return this.verdict(kind, text, culprits, lines, sites, op=op)
 
 
 def _call_text(kind: str, entries: list[Entry]) -> str:
     text = what(entries)
-    if kind in (model.WRONG_SIZE, model.WRONG_DTYPE, model.WRONG_ROOT, model.WRONG_ORDER):
-        operands = operands_text(entries[0]) if len(entries) == 1 else "; ".join(operands_text(entry) for entry in entries[:4])
-        if operands:
-            text += f" of {operands}"
-        if kind == model.WRONG_ROOT:
-            entry = entries[0]
-            root = sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
-            text += " as the root" if root else ", not as the root"
+    if kind == model.WRONG_OP:
+        return text
+    operands = "; ".join(operands_text(entry) for entry in entries[:4])
+    if operands:
+        text += f" of {operands}"
+    if kind == model.WRONG_ROOT:
+        text += " as the root" if _root_elements(entries[0]) else ", not as the root"
     return text
 
 
@@ -233,18 +226,15 @@ def _order_note(group: Group, seq: int, kind: str, culprits: list[int], referenc
     if len(found) != 1:
         return kind, ""
     how, where = found.pop()
-    who, whom = ranks_text(culprits), ranks_text([reference])
+    whom = ranks_text([reference])
     expected = what(group.calls[reference][seq])
     if how == "swapped":
-        calls = verb(culprits, "calls", "call")
-        return (
-            model.WRONG_ORDER,
-            f" {model.capitalised(who)} {calls} the {expected} that {whom} calls as #{seq} only as #{where}.",
-        )
-    has = verb(culprits, "has", "have")
+        who = model.capitalised(about(culprits, "[calls|call]"))
+        return model.WRONG_ORDER, f" {who} the {expected} that {whom} calls as #{seq} only as #{where}."
+    who = about(culprits, "[has|have]")
     if how == "left out":
-        return kind, f" It looks as if {who} {has} left out the {expected}: what follows is what {whom} calls next."
+        return kind, f" It looks as if {who} left out the {expected}: what follows is what {whom} calls next."
     if how == "one more":
         own = what(group.calls[culprits[0]][seq])
-        return kind, f" It looks as if {who} {has} called one {own} too many: what follows is what {whom} calls here."
+        return kind, f" It looks as if {who} called one {own} too many: what follows is what {whom} calls here."
     return kind, ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from dldist.trace.clock import Clocks, Sample, estimate, is_synchronising
 from dldist.trace.read import Dump, Entry
 from dldist.trace.sites import Sites
+
+_Value = TypeVar("_Value")
 
 # Kinds of verdicts.
 MISSING_RANK = "missing_rank"
@@ -97,6 +99,10 @@ class Group:
     def numbers(self) -> list[int]:
         return sorted({seq for calls in self.calls.values() for seq in calls})
 
+    def calls_of(self, seq: int) -> dict[int, list[Entry]]:
+        """One collective, by rank."""
+        return {rank: calls[seq] for rank, calls in self.calls.items() if seq in calls}
+
     def global_rank(self, rank: int) -> int | None:
         return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
 
@@ -118,6 +124,59 @@ class Case:
 
     def created(self, rank: int, entry: Entry) -> int:
         return self.clocks.to_common(rank, entry.created_ns)
+
+
+@dataclasses.dataclass(slots=True)
+class Round:
+    """One collective of a group, as those ranks called it that have."""
+
+    case: Case
+    group: Group
+    seq: int
+    calls: dict[int, list[Entry]]
+    """By rank, from the lowest; a coalesced block has several entries."""
+
+    @property
+    def some(self) -> list[Entry]:
+        """The call of the lowest rank."""
+        return next(iter(self.calls.values()))
+
+    @property
+    def title(self) -> str:
+        return f"{what(self.some)} #{self.seq} of {self.group.title}"
+
+    @property
+    def pending(self) -> list[int]:
+        """The ranks that have not completed it."""
+        return [rank for rank, entries in self.calls.items() if not entries[-1].is_completed]
+
+    def without(self, ranks: Iterable[int]) -> list[int]:
+        return sorted(set(self.calls) - set(ranks))
+
+    def site(self, rank: int) -> str:
+        """Where a rank called it."""
+        return self.case.sites.of(self.calls[rank][0].frames)
+
+    def failed(self) -> Entry | None:
+        """The call of the lowest rank whose recorder knows why it failed."""
+        return next((entry for entries in self.calls.values() for entry in entries if entry.error), None)
+
+    def verdict(
+        self,
+        kind: str,
+        text: str,
+        culprits: list[int],
+        lines: dict[int, str],
+        sites: dict[int, str],
+        *,
+        op: str = "",
+        is_problem: bool = True,
+    ) -> Verdict:
+        """A finding about it."""
+        where = self.group.name, self.group.desc, self.seq, op or what(self.some)
+        who = sorted(culprits), self.without(culprits), self.pending
+        known = {rank: site for rank, site in sites.items() if site}
+        return Verdict(kind, text, *where, *who, known, is_problem, lines=lines_by_rank(lines))
 
 
 def build(dumps: dict[int, Dump], unreadable: Iterable[int] = ()) -> Case:
@@ -178,9 +237,9 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
     for group in groups:
         for seq in group.numbers():
             sample = {}
-            for rank, calls in group.calls.items():
-                entry = calls[seq][-1] if seq in calls else None
-                if entry and entry.completed_ns is not None and entry.is_completed and is_synchronising(entry.op) == needs_all:
+            for rank, entries in group.calls_of(seq).items():
+                entry = entries[-1]
+                if entry.completed_ns is not None and entry.is_completed and is_synchronising(entry.op) == needs_all:
                     sample[rank] = entry.created_ns, entry.completed_ns
             if len(sample) > 1:
                 samples.append(sample)
@@ -188,6 +247,12 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
 
 
 # ---- words
+
+
+def what(entries: list[Entry]) -> str:
+    """The name of a call, without sizes."""
+    names = list(dict.fromkeys(entry.op for entry in entries))
+    return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -210,8 +275,15 @@ def joined(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def verb(ranks: Iterable[int], one: str, many: str) -> str:
-    return one if len(set(ranks)) == 1 else many
+def about(ranks: Iterable[int], words: str) -> str:
+    """Something said of one rank or several, with the words for both: "[is|are] slow: [it|they] called"."""
+    chosen = 1 if len(set(ranks)) == 1 else 2
+    return f"{ranks_text(ranks)} {_EITHER.sub(lambda either: either[chosen], words)}"
+
+
+def left_no_dump(ranks: Iterable[int]) -> str:
+    fate = "[has left no dump: it has died, or its file is|have left no dumps: they have died, or their files are]"
+    return about(ranks, f"{fate} elsewhere")
 
 
 def capitalised(text: str) -> str:
@@ -243,6 +315,7 @@ def operands_text(entry: Entry) -> str:
     return f"{inputs} -> {outputs}" if inputs else f"-> {outputs}"
 
 
+_EITHER = re.compile(r"\[(.*?)\|(.*?)\]")
 _WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
 
 
@@ -261,23 +334,21 @@ def state_text(entry: Entry, quiet_failure: bool = False) -> str:
     return "started, not completed" if entry.is_started else "called, not started"
 
 
-def by_text(texts: dict[int, str]) -> list[tuple[list[int], str]]:
-    """The texts, each with all the ranks that it is about."""
-    found: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        found.setdefault(text, []).append(rank)
-    return [(ranks, text) for text, ranks in found.items()]
+def alike(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
+    """The different values, each with the ranks that have it, the lowest rank's first."""
+    found: dict[_Value, list[int]] = {}
+    for rank in sorted(values):
+        found.setdefault(values[rank], []).append(rank)
+    return [(ranks, value) for value, ranks in found.items()]
 
 
 def lines_by_rank(texts: dict[int, str]) -> list[str]:
-    rows = [(ranks_text(ranks), text) for ranks, text in by_text(texts)]
+    rows = [(ranks_text(ranks), text) for ranks, text in alike(texts)]
     width = max((len(name) for name, _ in rows), default=0)
     return [f"{name:<{width}}  {text}" for name, text in rows]
 
 
 def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
     """The ranks, grouped by `key`: the largest group first, and among equals the one with the lowest rank."""
-    found: dict[Any, list[int]] = {}
-    for rank in sorted(ranks):
-        found.setdefault(key(rank), []).append(rank)
-    return sorted(found.values(), key=lambda members: (-len(members), members[0]))
+    found = [members for members, _ in alike({rank: key(rank) for rank in ranks})]
+    return sorted(found, key=lambda members: (-len(members), members[0]))

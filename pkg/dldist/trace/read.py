@@ -12,7 +12,8 @@ import json
 import os
 import pickle
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 MAX_FILE_BYTES = 512 << 20
 MAX_ITEMS = 20_000_000
@@ -23,6 +24,8 @@ _SHOWN_CHARS = 40
 _NAME = re.compile(r"(.*?)(\d+)(\.json|\.pickle|\.pkl)?", re.DOTALL)
 _MESSAGE = re.compile(r"(send|recv) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
 ANY_PEER = -1
+
+_Value = TypeVar("_Value")
 
 
 class DumpError(ValueError):
@@ -52,7 +55,6 @@ class Entry:
     is_p2p: bool
     op: str
     """The operation without the backend: "all_reduce", "send"."""
-    backend: str
     source: int
     """For a message, a rank in the group, or ANY_PEER; else -1. The same goes for target."""
     target: int
@@ -72,6 +74,10 @@ class Entry:
     """Why it failed, if the recorder knows."""
     frames: list[Frame]
     """Innermost first."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.source}->{self.target}" if self.is_p2p else f"{self.op} #{self.seq}"
 
     @property
     def is_completed(self) -> bool:
@@ -134,14 +140,10 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX followed by the rank")
     by_prefix: dict[str, dict[int, list[str]]] = {}
     for name in names:
-        found = _NAME.fullmatch(name)
-        if found and (prefix is None or found[1] == prefix):
-            by_prefix.setdefault(found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
-        elif prefix is not None and name.startswith(prefix):
-            # The prefix ends in a digit.
-            rest = _NAME.fullmatch(name[len(prefix) :])
-            if rest and not rest[1]:
-                by_prefix.setdefault(prefix, {}).setdefault(int(rest[2]), []).append(os.path.join(folder, name))
+        # A prefix that is given may end in a digit.
+        found = _NAME.fullmatch(name.removeprefix(prefix or ""))
+        if found and (prefix is None or (name.startswith(prefix) and not found[1])):
+            by_prefix.setdefault(prefix or found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
     if len(by_prefix) > 1:
         by_prefix = {key: files for key, files in by_prefix.items() if _looks_like_dump(next(iter(files.values()))[0])}
     if not by_prefix:
@@ -267,6 +269,23 @@ class _Reader:
         self.spend(len(value) + 1)
         return value
 
+    def each(self, value: Any, where: str, read: Callable[[Any, str], _Value]) -> list[_Value]:
+        return [read(item, f"{where}[{i}]") for i, item in enumerate(self.sequence(value, where))]
+
+    def shape(self, value: Any, where: str) -> list[int]:
+        return self.each(value, where, self.integer)
+
+    def time(self, value: Any, where: str) -> int | None:
+        return self.integer(value, where) if value else None
+
+    def frame(self, value: Any, where: str) -> Frame:
+        frame = self.mapping(value, where)
+        return Frame(
+            self.text(frame.get("name", "?"), where + ".name"),
+            self.text(frame.get("filename", "?"), where + ".filename"),
+            self.numeral(frame.get("line", 0), where + ".line"),
+        )
+
     def dump(self, data: Any, rank: int) -> Dump:
         top = self.mapping(data, "the dump")
         if "version" not in top and "entries" not in top:
@@ -275,10 +294,8 @@ class _Reader:
         if version.partition(".")[0] != "2":
             raise DumpError(f"{self.source}: version {_shown(version)} of the format is not known; 2.x are")
         groups = self.groups(top.get("pg_config") or {})
-        entries = [
-            self.entry(self.mapping(value, f"entries[{index}]"), index, f"entries[{index}]")
-            for index, value in enumerate(self.sequence(top.get("entries") or [], "entries"))
-        ]
+        values = self.sequence(top.get("entries") or [], "entries")
+        entries = [self.entry(value, f"entries[{index}]", index) for index, value in enumerate(values)]
         entries.sort(key=lambda entry: entry.record_id)
         for index, entry in enumerate(entries):
             entry.index = index
@@ -302,7 +319,7 @@ class _Reader:
                     ranks = json.loads(ranks)
                 except (ValueError, RecursionError):
                     raise self.fail(where + ".ranks", "a list of ranks", ranks) from None
-            ranks = tuple(self.integer(r, f"{where}.ranks[{i}]") for i, r in enumerate(self.sequence(ranks, where + ".ranks")))
+            ranks = tuple(self.each(ranks, where + ".ranks", self.integer))
             if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
                 raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
             if ranks:  # without ranks, the entry is just a name
@@ -321,79 +338,46 @@ class _Reader:
             }
         return found
 
-    def entry(self, entry: dict[Any, Any], index: int, where: str) -> Entry:
-        group = self.sequence(entry.get("process_group"), where + ".process_group")
+    def entry(self, value: Any, where: str, index: int) -> Entry:
+        entry = self.mapping(value, where)
+
+        def take(name: str, read: Callable[[Any, str], _Value], default: Any = None) -> _Value:
+            return read(entry.get(name, default), f"{where}.{name}")
+
+        def take_each(name: str, read: Callable[[Any, str], _Value]) -> list[_Value]:
+            return [] if entry.get(name) is None else self.each(entry[name], f"{where}.{name}", read)
+
+        group = take("process_group", self.sequence)
         if len(group) != 2:
             raise self.fail(where + ".process_group", "name and description", group)
-        profiled = self.text(entry.get("profiling_name"), where + ".profiling_name")
-        backend, colon, op = profiled.partition(":")
-        if not colon:
-            backend, op = "", profiled
+        op = take("profiling_name", self.text).split(":", 1)[-1]  # what comes before is the backend
         message = _MESSAGE.match(op)
         source, target = _ends(message) if message else (-1, -1)
-
-        def number(name: str, default: int = 0) -> int:
-            return self.integer(entry.get(name, default), f"{where}.{name}")
-
-        def time(name: str) -> int | None:
-            value = entry.get(name)
-            return None if not value else self.integer(value, f"{where}.{name}")
-
         return Entry(
             index=index,
-            record_id=number("record_id", index),
+            record_id=take("record_id", self.integer, index),
             group=self.text(group[0], where + ".process_group[0]"),
             desc=self.text(group[1], where + ".process_group[1]"),
-            group_id=number("pg_id", -1),
-            seq=number("collective_seq_id"),
+            group_id=take("pg_id", self.integer, -1),
+            seq=take("collective_seq_id", self.integer, 0),
             is_p2p=bool(entry.get("is_p2p", message is not None)),
             op=message[1] if message else op.strip(),
-            backend=backend,
             source=source,
             target=target,
-            inputs=self.sizes(entry.get("input_sizes"), where + ".input_sizes"),
-            outputs=self.sizes(entry.get("output_sizes"), where + ".output_sizes"),
-            input_dtypes=self.texts(entry.get("input_dtypes"), where + ".input_dtypes"),
-            output_dtypes=self.texts(entry.get("output_dtypes"), where + ".output_dtypes"),
-            state=self.text(entry.get("state"), where + ".state"),
-            created_ns=number("time_created_ns"),
-            started_ns=time("time_discovered_started_ns"),
-            completed_ns=time("time_discovered_completed_ns"),
-            ended_ns=time("time_ended_ns"),
+            inputs=take_each("input_sizes", self.shape),
+            outputs=take_each("output_sizes", self.shape),
+            input_dtypes=take_each("input_dtypes", self.text),
+            output_dtypes=take_each("output_dtypes", self.text),
+            state=take("state", self.text),
+            created_ns=take("time_created_ns", self.integer, 0),
+            started_ns=take("time_discovered_started_ns", self.time),
+            completed_ns=take("time_discovered_completed_ns", self.time),
+            ended_ns=take("time_ended_ns", self.time),
             is_retired=bool(entry.get("retired", False)),
-            timeout_ms=None if entry.get("timeout_ms") is None else number("timeout_ms"),
+            timeout_ms=None if entry.get("timeout_ms") is None else take("timeout_ms", self.integer),
             error=self.text(entry.get("error") or "", where + ".error"),
-            frames=self.frames(entry.get("frames"), where + ".frames"),
+            frames=take_each("frames", self.frame),
         )
-
-    def sizes(self, value: Any, where: str) -> list[list[int]]:
-        if value is None:
-            return []
-        return [
-            [self.integer(extent, f"{where}[{i}][{j}]") for j, extent in enumerate(self.sequence(shape, f"{where}[{i}]"))]
-            for i, shape in enumerate(self.sequence(value, where))
-        ]
-
-    def texts(self, value: Any, where: str) -> list[str]:
-        if value is None:
-            return []
-        return [self.text(item, f"{where}[{i}]") for i, item in enumerate(self.sequence(value, where))]
-
-    def frames(self, value: Any, where: str) -> list[Frame]:
-        if value is None:
-            return []
-        found = []
-        for i, item in enumerate(self.sequence(value, where)):
-            frame = self.mapping(item, f"{where}[{i}]")
-            found.append(
-                Frame(
-                    self.text(frame.get("name", "?"), f"{where}[{i}].name"),
-                    self.text(frame.get("filename", "?"), f"{where}[{i}].filename"),
-                    self.numeral(frame.get("line", 0), f"{where}[{i}].line"),
-                )
-            )
-        return found
-
 
 def _ends(message: re.Match[str]) -> tuple[int, int]:
     """Source and target of "send 1->2" or "recv 2<-1"."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from dldist.trace import compare as compare
 from dldist.trace import model as model
-from dldist.trace.model import Group, ranks_text, span_text, title_of, verb
+from dldist.trace.model import Group, about, ranks_text, span_text, title_of, what
 from dldist.trace.read import Entry
 
 if TYPE_CHECKING:
@@ -115,9 +114,8 @@ def clocks_text(analysis: Analysis) -> str:
         )
     if unknown and len(analysis.case.dumps) > 1:
         of = "that" if len(unknown) == 1 else "those"
-        compares = verb(unknown, "compares", "compare")
         parts.append(
-            f"it is not known how {of} of {ranks_text(unknown)} {compares}: "
+            f"it is not known how {of} of {about(unknown, '[compares|compare]')}: "
             "the dumps have no times of a collective that was completed both there and elsewhere"
         )
     return "; ".join(parts) or "there is only one"
@@ -141,36 +139,35 @@ def _group(analysis: Analysis, group: Group) -> list[str]:
             what = f"{cause.op} #{cause.seq}" if cause.seq is not None else cause.op
             lines.append(_fill(f"That follows from {what} of {title_of(cause.group, cause.desc)}.", "    "))
         lines += [f"      {line}" for line in verdict.lines]
-    if group.calls and any(v.is_problem and v.seq is not None for v in group.verdicts):
-        lines += _farther(group)
-    return lines
+    return lines + _farther(group)
 
 
 def _farther(group: Group) -> list[str]:
-    problem = next(v for v in group.verdicts if v.is_problem and v.seq is not None)
-    ends = {rank: max(calls) for rank, calls in group.calls.items() if max(calls) > (problem.seq or 0)}
+    problem = next((v.seq for v in group.verdicts if v.is_problem and v.seq is not None), None)
+    last = {rank: max(calls) for rank, calls in group.calls.items() if calls}
+    ends = {rank: seq for rank, seq in last.items() if problem is not None and seq > problem}
     if not ends:
         return []
-    texts = [f"{ranks_text(ranks)} up to #{seq}" for ranks, seq in model.by_text({r: str(seq) for r, seq in ends.items()})]
+    texts = [f"{ranks_text(ranks)} up to #{seq}" for ranks, seq in model.alike(ends)]
     return [_fill(f"Called after that: {model.joined(texts)}; not compared.", "    ")]
 
 
 def _table(analysis: Analysis, group: Group, last: int) -> list[str]:
     rows = [["", "", *(f"rank {rank}" for rank in group.ranks)]]
     for seq in group.numbers()[-last:]:
-        present = {rank: calls[seq] for rank, calls in group.calls.items() if seq in calls}
-        main = compare.what(present[model.classes(present, lambda rank: compare.what(present[rank]))[0][0]])
-        rows.append([f"#{seq}", main, *(_cell(analysis, group, rank, present.get(rank), main) for rank in group.ranks)])
+        calls = group.calls_of(seq)
+        main = what(calls[model.classes(calls, lambda rank: what(calls[rank]))[0][0]])
+        rows.append([f"#{seq}", main, *(_cell(analysis, rank, calls.get(rank), main) for rank in group.ranks)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def _cell(analysis: Analysis, group: Group, rank: int, entries: list[Entry] | None, main: str) -> str:
+def _cell(analysis: Analysis, rank: int, entries: list[Entry] | None, main: str) -> str:
     if rank not in analysis.case.dumps:
         return "no dump"
     if entries is None:
         return "-"
     entry = entries[-1]
     state = "done" if entry.is_completed else "failed" if entry.is_ended else "started" if entry.is_started else "called"
-    name = compare.what(entries)
+    name = what(entries)
     return state if name == main else f"{name}: {state}"

@@ -39,6 +39,11 @@ class Sites:
         own = own_frames(frames)
         return self.frame(own[0]) if own else ""
 
+    def at(self, frames: list[Frame]) -> str:
+        """The same in brackets, to follow a word."""
+        site = self.of(frames)
+        return f" ({site})" if site else ""
+
     def apart(self, stacks: list[list[Frame]]) -> list[str]:
         """A name for each stack. Where needed it names an outer frame too, so that different stacks get different names."""
         owns = [own_frames(frames) for frames in stacks]

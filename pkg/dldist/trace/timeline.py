@@ -53,7 +53,7 @@ class _Timeline:
             self.rank(rank)
         for group in self.case.groups:
             for seq in group.numbers():
-                entries = [(rank, calls[seq][0]) for rank, calls in group.calls.items() if seq in calls]
+                entries = [(rank, calls[0]) for rank, calls in group.calls_of(seq).items()]
                 self.arrows(f"{entries[0][1].op} #{seq}", entries)
             self.message_arrows(group)
         return self.events
@@ -103,8 +103,7 @@ class _Timeline:
 
     def draw(self, pid: int, one: _Slice) -> None:
         entry = one.entry
-        name = f"{entry.op} #{entry.seq}" if not entry.is_p2p else f"{entry.op} {entry.source}->{entry.target}"
-        kind = "collective" if not entry.is_p2p else "message"
+        name, kind = entry.label, "message" if entry.is_p2p else "collective"
         event: Event = {"ph": "X", "pid": pid, "tid": one.tid, "ts": self.us(one.begin), "dur": (one.end - one.begin) / 1000}
         if not entry.is_ended:
             name, kind, event["cname"] = f"{name} (unfinished)", "unfinished", "terrible"
