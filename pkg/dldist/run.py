@@ -48,7 +48,7 @@ def _secret(options: launch_options.Options) -> str:
 
 def _launch(options: launch_options.Options, signals: launch_attempt.Signals) -> int:
     with signals.raising():
-        meeting = nodes.meet(options, _secret(options))
+        meeting = nodes.Meeting(options, _secret(options))
     failure = None
     for number in range(options.max_restarts + 1):
         with signals.raising():
@@ -68,7 +68,7 @@ def _launch(options: launch_options.Options, signals: launch_attempt.Signals) ->
     return failure.exit_code if failure is not None else 0
 
 
-def _leave(meeting: nodes.Alone | nodes.Meeting, signals: launch_attempt.Signals) -> None:
+def _leave(meeting: nodes.Meeting, signals: launch_attempt.Signals) -> None:
     try:
         if signals.first is not None:
             meeting.leave(_PATIENCE_AFTER_SIGNAL_S)

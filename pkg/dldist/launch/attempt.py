@@ -103,7 +103,7 @@ class Supervisor:
     def __init__(
         self,
         options: launch_options.Options,
-        meeting: nodes.Alone | nodes.Meeting,
+        meeting: nodes.Meeting,
         attempt: launch_ranks.Attempt,
         signals: Signals,
     ) -> None:
@@ -361,7 +361,7 @@ class Supervisor:
     # The end
 
     def _is_alone_and_over(self) -> bool:
-        return self._meeting.poll_interval is None and self._has_ended()
+        return self._meeting.is_alone and self._has_ended()
 
     def _has_ended(self) -> bool:
         return all(rank.code is not None for rank in self._ranks)
@@ -383,8 +383,8 @@ class Supervisor:
             end_at = self._dumps.next_look()
         maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_look())
         moments = [moment for moment in maybe if moment is not None]
-        if self._meeting.poll_interval is not None:
-            moments.append(time.monotonic() + self._meeting.poll_interval)
+        if not self._meeting.is_alone:
+            moments.append(time.monotonic() + self._options.poll_s)
         return max(min(moments) - time.monotonic(), 0.0) if moments else None
 
 

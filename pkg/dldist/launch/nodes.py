@@ -11,8 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
@@ -32,25 +31,32 @@ _BEAT_S = 2.0
 SILENT_S = 30.0
 
 
-@contextmanager
-def _saying(text: Callable[[], str]) -> Iterator[None]:
-    """Says every now and then what is waited for."""
-    is_over = threading.Event()
+class _Every(threading.Thread):
+    """Makes a call every so many seconds, until stop() or the end of the block, whatever the main thread is doing."""
 
-    def run() -> None:
-        while not is_over.wait(NOTICE_S):
-            try:
-                output.say(text())
-            except (_core.DistError, OSError):
-                return  # who waits finds out by itself
+    def __init__(self, seconds: float, call: Callable[[], object]) -> None:
+        super().__init__(name="dlrun-every", daemon=True)
+        self._seconds = seconds
+        self._call = call
+        self._is_over = threading.Event()
+        self.start()
 
-    thread = threading.Thread(target=run, name="dlrun-notice", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join(_POLL_S)
+    def run(self) -> None:
+        try:
+            while not self._is_over.wait(self._seconds):
+                self._call()
+        except (_core.DistError, OSError):
+            pass  # the main thread finds that out by itself
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join(_POLL_S)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class LaunchError(Exception):
@@ -67,72 +73,6 @@ def _run_names(given: str | None) -> tuple[str, str]:
     """The job's id, and the name of the folder of its files: two runs may have the same id."""
     run_id = given or secrets.token_hex(4)
     return run_id, f"{run_id}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}".replace("/", "_")
-
-
-class _Hosting:
-    """Gives each attempt its store."""
-
-    def __init__(self, store: _core.TCPStore, host: str, secret: str) -> None:
-        self._store = store
-        self._host = host
-        self._secret = secret
-
-    def port(self, number: int) -> int:
-        if number > 0:
-            self._store = serve(self._host, 0, self._secret)
-        return self._store.port
-
-
-class Alone:
-    """The meeting of a job on one machine."""
-
-    poll_interval: float | None = None
-
-    def __init__(self, options: launch_options.Options, secret: str) -> None:
-        self._host, self._secret = options.host, secret
-        self._hosting = _Hosting(serve(options.host, options.port, secret), options.host, secret)
-        self._run_id, self._folder = _run_names(options.run_id)
-        self.place = ranks.Place(0, 1, 0, options.nproc, options.nproc)
-
-    def attempt(self, number: int) -> ranks.Attempt:
-        port = self._hosting.port(number)
-        return ranks.Attempt(number, self._run_id, self._folder, self._host, port, self._secret)
-
-    def failure_elsewhere(self, _number: int) -> launch_report.Failure | None:
-        return None
-
-    def report(self, _number: int, failure: launch_report.Failure) -> launch_report.Failure:
-        return failure
-
-    def note_done(self, _number: int) -> None:
-        pass
-
-    def is_done(self, _number: int) -> bool:
-        return True
-
-    def leave(self, patience: float) -> None:
-        pass
-
-
-class _Beat(threading.Thread):
-    """Tells the store every now and then that this launcher lives, whatever its main thread is held up by."""
-
-    def __init__(self, store: _core.Store, node: int) -> None:
-        super().__init__(name="dlrun-beat", daemon=True)
-        self._store = store.clone()
-        self._key = f"beat/{node}"
-        self._is_over = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while not self._is_over.wait(_BEAT_S):
-                self._store.add(self._key, 1)
-        except _core.DistError:
-            pass  # the main thread finds that out by itself
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self.join(_POLL_S)
 
 
 class _Ear:
@@ -159,18 +99,17 @@ class _Ear:
 
 
 class Meeting:
-    """The meeting of a job on several machines. Every call may raise DistError when the others are out of reach."""
+    """The launchers of a job. Every call may raise DistError when the others are out of reach."""
 
     def __init__(self, options: launch_options.Options, secret: str) -> None:
         self._options = options
-        self.poll_interval: float | None = options.poll_s
         self._secret = secret
         self._deadline = time.monotonic() + JOIN_TIMEOUT_S
-        self._beat: _Beat | None = None
-        self._base, is_host = self._open()
-        self._hosting = _Hosting(self._base, options.host, secret) if is_host else None
-        self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", self._base)
-        if is_host:
+        self._beat: _Every | None = None
+        base, self._is_host = self._open()
+        self._store_of_ranks = base
+        self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", base)
+        if self._is_host:
             self._store.set("job", json.dumps(_run_names(options.run_id)))
         try:
             self.place = self._wait_for_all(self._take_number())
@@ -178,12 +117,22 @@ class Meeting:
             self.leave(_REFUSAL_PATIENCE_S)
             raise
         self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._left()))
-        self._beat = _Beat(self._store, self.place.node)
-        self._beat.start()
-        self._ear = _Ear(self._store, options.nnodes) if is_host else None
+        if not self.is_alone:
+            store, key = self._store.clone(), f"beat/{self.place.node}"
+            self._beat = _Every(_BEAT_S, lambda: store.add(key, 1))
+        self._ear = _Ear(self._store, options.nnodes) if self._is_host else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other launcher."""
+        return self._options.nnodes == 1
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.1)
+
+    def _saying(self, text: Callable[[], str]) -> _Every:
+        """Says every now and then what is waited for."""
+        return _Every(NOTICE_S, lambda: output.say(text()))
 
     def _open(self) -> tuple[_core.TCPStore, bool]:
         """The store of the launchers, and whether it is served here: by machine 0, or by whoever gets the port."""
@@ -192,11 +141,12 @@ class Meeting:
             try:
                 return serve(options.host, options.port, self._secret), True
             except _core.DistNetworkError as error:
-                if options.node_rank == 0:
+                if options.node_rank == 0 or self.is_alone:
                     raise
                 why_not = f"; it cannot be served here either: {error}"
         try:
-            with _saying(lambda: f"waiting for the dlrun of {options.host}:{options.port}, {self._left():.0f} s at most"):
+            what = f"waiting for the dlrun of {options.host}:{options.port}"
+            with self._saying(lambda: f"{what}, {self._left():.0f} s at most"):
                 store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
         except _core.DistError as error:
             raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
@@ -229,7 +179,7 @@ class Meeting:
         count = self._options.nnodes
         keys = [f"node/{number}" for number in range(count)]
         try:
-            with _saying(lambda: self._who_has_come(keys)):
+            with self._saying(lambda: self._who_has_come(keys)):
                 self._store.wait(keys, timeout=self._left())
         except _core.DistTimeoutError as error:
             missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
@@ -257,12 +207,16 @@ class Meeting:
 
     def attempt(self, number: int) -> ranks.Attempt:
         key = f"attempt/{number}"
-        if self._hosting is not None:
-            self._store.set(key, str(self._hosting.port(number)))
+        if self._is_host:
+            if number > 0:
+                self._store_of_ranks = serve(self._options.host, 0, self._secret)
+            self._store.set(key, str(self._store_of_ranks.port))
         port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
         return ranks.Attempt(number, self._run_id, self._folder, self._options.host, port, self._secret)
 
     def failure_elsewhere(self, number: int) -> launch_report.Failure | None:
+        if self.is_alone:
+            return None
         text = self._store.try_get(f"failed/{number}")
         if text is not None:
             return launch_report.Failure.from_json(text)
@@ -290,10 +244,7 @@ class Meeting:
             self._beat.stop()
         left = self._store.add("left", 1)
         deadline = time.monotonic() + patience
-        while self._hosting is not None and left < self._options.nnodes and time.monotonic() < deadline:
+        while self._is_host and left < self._options.nnodes and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             left = self._store.add("left", 0)
 
-
-def meet(options: launch_options.Options, secret: str) -> Alone | Meeting:
-    return Alone(options, secret) if options.nnodes == 1 else Meeting(options, secret)
