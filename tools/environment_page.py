@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints docs/environment.md: what dldist reads comes from its own table, what tests and builds read is written here.
+"""Prints docs/environment.md: the settings come from dldist's own table; what launchers, tests and builds say is written here.
 
     PYTHONPATH=pkg python tools/environment_page.py > docs/environment.md
 """
@@ -35,9 +35,9 @@ several ranks; those of NCCL, with every NCCL group. `yes`, `no`, `true`, `false
 
 {failures}
 
-Names of old warn once: {old}.
+Old names, which warn once: {old}.
 
-Accepted, without effect: {without_effect}.
+Accepted, without effect: `TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING`, `TORCH_NCCL_RETHROW_CUDA_ERRORS`, `TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN`, `TORCH_NCCL_BCAST_UNIQUEID`, `TORCH_NCCL_AVOID_RECORD_STREAMS`, `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, `TORCH_FR_DUMP_DYNAMIC_FILE_NAME`, `TORCH_FR_CPP_STACK`, `TORCH_NCCL_TRACE_CPP_STACK`.
 
 Other variables of NCCL, and those of Gloo beyond `GLOO_SOCKET_IFNAME`, are not read by dldist.
 
@@ -46,7 +46,25 @@ Other variables of NCCL, and those of Gloo beyond `GLOO_SOCKET_IFNAME`, are not 
 Launchers describe the job in the environment of the ranks. [Rendezvous](rendezvous.md) says how dldist uses this, and in
 which order it looks for launchers. A value that makes no sense is an error that names the variable.
 
-{launchers}
+| variable | meaning |
+| --- | --- |
+| `RANK`, `WORLD_SIZE` | The number of this rank, and how many there are. |
+| `MASTER_ADDR`, `MASTER_PORT` | Where the store is, or where rank 0 is to serve one. They come before what `mpirun` and `srun` say. |
+| `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | The same on this host; for `get_node_local_rank`. |
+| `GROUP_RANK`, `GROUP_WORLD_SIZE` | The number of this host, and how many agents there are. |
+| `TORCHELASTIC_USE_AGENT_STORE` | `True`: the launcher serves the store at `MASTER_ADDR` and `MASTER_PORT`; no rank does. |
+| `TORCHELASTIC_RESTART_COUNT` | How often the ranks have been started again. With one agent, those of an attempt meet only each other. |
+| `TORCHELASTIC_RUN_ID` | The name of the job. `is_torchelastic_launched()` says whether it is set. |
+| `DLDIST_AGENT_STORE` | `host:port` of the launcher's store, from `dlrun` and `spawn`: a program that sets `MASTER_ADDR` and `MASTER_PORT` to something else wants a store of its own there. |
+| `DLDIST_MASTER_FD` | The number of a descriptor: a socket that is bound to `MASTER_PORT`, which rank 0 serves its store on. |
+| `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_RANK`, `OMPI_COMM_WORLD_LOCAL_SIZE` | Open MPI's `mpirun`: ranks. |
+| `PMIX_NAMESPACE`, `OMPI_MCA_orte_precondition_transports`, `PMIX_SERVER_URI41`, `PMIX_SERVER_URI4`, `PMIX_SERVER_URI2` | Open MPI: which job. |
+| `PMIX_SERVER_TMPDIR` | Open MPI: a directory of the job, where its ranks meet if they are all on one host. |
+| `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | `mpirun` of MPICH and Intel MPI: ranks. |
+| `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_NODEID`, `SLURM_STEP_TASKS_PER_NODE` | `srun`: ranks. |
+| `SLURM_JOB_ID`, `SLURM_JOBID`, `SLURM_RESTART_COUNT` | `srun`: which job; the second is an older name of the first. |
+| `SLURM_STEP_NODELIST`, `SLURM_JOB_NODELIST` | `srun`: hosts; rank 0 is taken to be on the first. |
+| `TMPDIR` | Where ranks of one host meet that a launcher has told nothing better; `/tmp` without it. |
 
 `dlrun` sets the variables of the first eight rows, `DLDIST_SECRET`, `DLDIST_FR_DUMP_FILE` and more
 ([launcher.md](launcher.md)). `dldist.spawn` sets `DLDIST_SECRET` and those rows, except the name of the job.
@@ -108,8 +126,6 @@ def page():
         libraries=table_of(settings.LIBRARIES),
         failures=table_of(settings.FAILURES),
         old=quoted(name for setting in every for name in setting.old),
-        without_effect=quoted(settings.WITHOUT_EFFECT),
-        launchers=table(("variable", "meaning"), [(quoted(names), meaning) for names, meaning in settings.LAUNCHERS]),
     )
 
 

@@ -238,50 +238,6 @@ FAILURES = (
             "How long that may take. Unset: the group's time-out."),
 )
 
-WITHOUT_EFFECT = (
-    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
-    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN",
-    "TORCH_NCCL_BCAST_UNIQUEID",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-    "TORCH_FR_DUMP_DYNAMIC_FILE_NAME",
-    "TORCH_FR_CPP_STACK",
-    "TORCH_NCCL_TRACE_CPP_STACK",
-)
-"""Variables of torch.distributed that are accepted, whatever they hold, and change nothing."""
-
-LAUNCHERS = (
-    (("RANK", "WORLD_SIZE"), "The number of this rank, and how many there are."),
-    (("MASTER_ADDR", "MASTER_PORT"),
-     "Where the store is, or where rank 0 is to serve one. They come before what `mpirun` and `srun` say."),
-    (("LOCAL_RANK", "LOCAL_WORLD_SIZE"), "The same on this host; for `get_node_local_rank`."),
-    (("GROUP_RANK", "GROUP_WORLD_SIZE"), "The number of this host, and how many agents there are."),
-    (("TORCHELASTIC_USE_AGENT_STORE",),
-     "`True`: the launcher serves the store at `MASTER_ADDR` and `MASTER_PORT`; no rank does."),
-    (("TORCHELASTIC_RESTART_COUNT",),
-     "How often the ranks have been started again. With one agent, those of an attempt meet only each other."),
-    (("TORCHELASTIC_RUN_ID",), "The name of the job. `is_torchelastic_launched()` says whether it is set."),
-    (("DLDIST_AGENT_STORE",),
-     "`host:port` of the launcher's store, from `dlrun` and `spawn`: a program that sets `MASTER_ADDR` and `MASTER_PORT` to "
-     "something else wants a store of its own there."),
-    (("DLDIST_MASTER_FD",),
-     "The number of a descriptor: a socket that is bound to `MASTER_PORT`, which rank 0 serves its store on."),
-    (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-     "Open MPI's `mpirun`: ranks."),
-    (("PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2"),
-     "Open MPI: which job."),
-    (("PMIX_SERVER_TMPDIR",), "Open MPI: a directory of the job, where its ranks meet if they are all on one host."),
-    (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), "`mpirun` of MPICH and Intel MPI: ranks."),
-    (("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"),
-     "`srun`: ranks."),
-    (("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT"), "`srun`: which job; the second is an older name of the first."),
-    (("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "`srun`: hosts; rank 0 is taken to be on the first."),
-    (("TMPDIR",), "Where ranks of one host meet that a launcher has told nothing better; `/tmp` without it."),
-)
-"""What launchers say: names, and what they mean. launch/environment.py reads them, and launch/places.py."""
-
 
 # ---- reading
 
