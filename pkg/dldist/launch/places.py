@@ -278,7 +278,7 @@ def tcp_place(url: str, listen_fd: int | None = None) -> Place:
 
 
 def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
-    """Server, path, query. (urllib.parse takes longer to import than a group to make.)"""
+    """Server, path, query. By hand: urllib.parse takes longer to import than a group to make, and all ranks wait for rank 0."""
     head, _, query = url.partition("#")[0].partition("://")[2].partition("?")
     server, slash, path = head.partition("/")
     return server, slash + path, _query(query)
@@ -355,21 +355,16 @@ def _query(text: str) -> dict[str, str]:
 
 
 def auto_place(rank: int, world_size: int) -> Place:
-    launch = None if os.environ.get("RANK") else _detect_launch()
-    if launch is not None:
-        return _launched_place(
-            launch, launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
-        )
+    if not os.environ.get("RANK"):
+        from dldist.launch import environment
+
+        if (launch := environment.detect()) is not None:
+            numbers = launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
+            return _launched_place(launch, *numbers)
     is_set = any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if not is_set and rank in (-1, 0) and world_size in (-1, 1):
         return _alone(0)
     return env_place(with_ranks("env://", rank, world_size))
-
-
-def _detect_launch() -> Launch | None:
-    from dldist.launch import environment
-
-    return environment.detect()
 
 
 def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
