@@ -140,37 +140,37 @@ class _Flat(Family):
 
     has_slices = False
 
+    def shape(self, x: Any) -> Shape:
+        return (len(x),)
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        if len(shape) > 1:
+            name = "an array.array" if isinstance(x, array.array) else f"a {type(x).__name__}"
+            raise ValueError(f"{name} has one dimension, and the result has the shape {shape}")
+        return self.zeros(x, math.prod(shape))
+
+    def zeros(self, x: Any, count: int) -> Any:
+        return bytearray(count)
+
     def clear(self, buffer: Any) -> None:
         pass
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        return bytes(buffer) if isinstance(x, bytes) else buffer
 
     def view(self, memory: Any, x: Any) -> Any:
         return memoryview(memory)
 
 
 class _Array(_Flat):
-    def shape(self, x: Any) -> Shape:
-        return (len(x),)
-
-    def empty_like(self, x: Any, shape: Shape) -> Any:
-        if len(shape) > 1:
-            raise ValueError(f"an array.array has one dimension, and the result has the shape {shape}")
-        return array.array(x.typecode, bytes(math.prod(shape) * x.itemsize))
-
-
-class _Bytes(_Flat):
-    def shape(self, x: Any) -> Shape:
-        return (len(x),)
-
-    def empty_like(self, x: Any, shape: Shape) -> Any:
-        if len(shape) > 1:
-            raise ValueError(f"a {type(x).__name__} has one dimension, and the result has the shape {shape}")
-        return bytearray(math.prod(shape))
-
-    def finish(self, buffer: Any, x: Any) -> Any:
-        return bytes(buffer) if isinstance(x, bytes) else buffer
+    def zeros(self, x: Any, count: int) -> Any:
+        return array.array(x.typecode, bytes(count * x.itemsize))
 
 
 class _Memoryview(_Flat):
+    def shape(self, x: Any) -> Shape:
+        return tuple(x.shape)
+
     def empty_like(self, x: Any, shape: Shape) -> Any:
         memory = memoryview(bytearray(math.prod(shape) * x.itemsize))
         # A view of nothing cannot be given a shape.
@@ -228,7 +228,7 @@ _LIBRARIES = {
     "jaxlib": (("Array",), JAX),
     "cupy": (("ndarray",), _CUPY),
 }
-_BUILTIN = {array.array: _Array(), bytes: _Bytes(), bytearray: _Bytes(), memoryview: _Memoryview()}
+_BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryview: _Memoryview()}
 
 
 def family_of(x: Any, call: str) -> Family:

@@ -21,7 +21,7 @@ class Future:
     on the thread that waits for this future. If the future is already done, they run at once.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_is_done", "_lock", "_value", "_waiters", "_work")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_value", "_work")
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
@@ -29,7 +29,8 @@ class Future:
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future], object]] = []
-        self._waiters: list[Any] = []
+        self._gate: Any = None
+        """A lock that opens when the value comes; there is one as soon as somebody waits."""
         self._work: _core.Work | None = None
 
     def done(self) -> bool:
@@ -61,20 +62,17 @@ class Future:
         return self.value()
 
     def _wait(self, timeout: Timeout | None) -> None:
-        waiter = allocate_lock()
-        waiter.acquire()
         with self._lock:
             if self._is_done:
                 return
-            self._waiters.append(waiter)
+            if self._gate is None:
+                self._gate = allocate_lock()
+                self._gate.acquire()
         seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
-        if waiter.acquire(True, seconds):
-            return
-        with self._lock:
-            if self._is_done:
-                return
-            self._waiters.remove(waiter)
-        raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
+        if self._gate.acquire(True, seconds):
+            self._gate.release()  # for the next who waits
+        elif not self._is_done:
+            raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
 
     def value(self) -> Any:
         """The value. It must be there already."""
@@ -108,10 +106,9 @@ class Future:
                 return False
             self._value, self._error = value, error
             self._is_done = True
-            waiters, self._waiters = self._waiters, []
             callbacks, self._callbacks = self._callbacks, []
-        for waiter in waiters:
-            waiter.release()
+            if self._gate is not None:
+                self._gate.release()
         for callback in callbacks:
             _core._call_aloud(callback, self)
         return True

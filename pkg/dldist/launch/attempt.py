@@ -126,7 +126,7 @@ class Supervisor:
         """Whether ranks were asked for their dumps since one has failed."""
         self._is_report_due = False
         self._dumps = launch_dumps.Dumps(options, meeting.place, attempt)
-        self._is_noted_done = False
+        self._is_noted_done = self._is_done = False
         self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
         self._nlines_at: dict[int, int] = {}
         """By rank: how many lines the consoles had when it had shown the last of its stderr there."""
@@ -263,8 +263,10 @@ class Supervisor:
         self._look_elsewhere()
         self._answer()
         now = time.monotonic()
-        if self._end_at is not None and self._kill_at is None and (now >= self._end_at or self._is_alone_and_over()):
-            self._end_after_dumps()
+        if self._end_at is not None and self._kill_at is None:
+            nobody_is_left = self._meeting.is_alone and self._has_ended()
+            if nobody_is_left or now >= self._end_at:
+                self._end_after_dumps()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + _KILL_AGAIN_S
             self._notice_at = None
@@ -337,16 +339,15 @@ class Supervisor:
             return
         try:
             self._told = self._meeting.failure_elsewhere(self._attempt.number)
-            if self._told is None and not self._failures and self._has_ended() and not self._is_noted_done:
-                self._meeting.note_done(self._attempt.number)
-                self._is_noted_done = True
+            if self._told is None and not self._failures and self._has_ended():
+                if not self._is_noted_done:
+                    self._meeting.note_done(self._attempt.number)
+                    self._is_noted_done = True
+                self._is_done = self._meeting.is_done(self._attempt.number)
         except _core.DistError as error:
-            self._told = self._out_of_reach(error)
+            self._told = self._of_launcher(1, f"the other launchers are out of reach: {error}")
         if self._told is not None:
             self._end_at = time.monotonic()
-
-    def _out_of_reach(self, error: Exception) -> report.Failure:
-        return self._of_launcher(1, f"the other launchers are out of reach: {error}")
 
     def _tell_others(self) -> None:
         if self._told is not None:
@@ -360,22 +361,11 @@ class Supervisor:
 
     # The end
 
-    def _is_alone_and_over(self) -> bool:
-        return self._meeting.is_alone and self._has_ended()
-
     def _has_ended(self) -> bool:
         return all(rank.code is not None for rank in self._ranks)
 
     def _is_over(self) -> bool:
-        if not self._has_ended():
-            return False
-        if self._failures or self._told is not None:
-            return self._told is not None
-        try:
-            return self._is_noted_done and self._meeting.is_done(self._attempt.number)
-        except _core.DistError as error:
-            self._told = self._out_of_reach(error)
-            return True
+        return self._has_ended() and (self._told is not None or self._is_done)
 
     def _patience(self) -> float | None:
         end_at = self._end_at if self._kill_at is None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import pathlib
 from typing import Any
 
 from dldist import __version__
@@ -91,8 +92,9 @@ class Options(argparse.Namespace):
     grace_s: float
     """How long ranks that are told to end may take."""
     log_dir: str | None
-    tee: str
-    redirects: str
+    tee: dict[int | None, int]
+    redirects: dict[int | None, int]
+    """Which streams go to a file and to the console, or to a file alone: bits of KEEP_* by local rank, or by None for all."""
     has_bound_cores: bool
     has_secret: bool
     is_module: bool
@@ -101,8 +103,8 @@ class Options(argparse.Namespace):
 
     def kept(self, local_rank: int) -> tuple[int, int]:
         """Which streams of a rank go to a file, and which of these not to the console: bits of KEEP_*."""
-        redirected = _of_rank(self.redirects, local_rank)
-        return _of_rank(self.tee, local_rank) | redirected, redirected
+        teed, redirected = (which.get(local_rank, which.get(None, NOT_KEPT)) for which in (self.tee, self.redirects))
+        return teed | redirected, redirected
 
     def is_shown(self, local_rank: int) -> bool:
         """Whether a rank's output goes to the console, where it does not go to files alone."""
@@ -142,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(given: Options) -> None:
     """Raises ValueError; leaves in place of what was said what is meant."""
-    given.nproc, given.nnodes = ranks_here(str(given.nproc)), _count("--nnodes", str(given.nnodes))
+    given.nproc = ranks_here(str(given.nproc))
+    given.nnodes = _whole(given.nnodes, 1, math.inf, f"--nnodes must be a number of 1 or more, not {given.nnodes!r}")
     if given.max_restarts < 0:
         raise ValueError(f"--max-restarts must be 0 or more, not {given.max_restarts}")
     if not 0 <= given.grace_s < math.inf:
@@ -159,11 +162,10 @@ def _check(given: Options) -> None:
     if given.is_module and not given.is_python:
         raise ValueError("-m and --no-python exclude each other")
     given.host, given.port = _endpoint(given)
-    if given.tee is None:
-        # Somebody who asks for a directory wants files, and still sees what happens.
-        given.tee = "3" if given.log_dir and given.redirects == "0" else "0"
-    for name in ("tee", "redirects"):
-        _check_streams(f"--{name}", getattr(given, name))
+    redirects = str(given.redirects)
+    # Somebody who asks for a directory wants files, and still sees what happens.
+    tee = "3" if given.log_dir and redirects == "0" else "0"
+    given.tee, given.redirects = _streams("--tee", tee if given.tee is None else str(given.tee)), _streams("--redirects", redirects)
     given.shown_ranks = _local_ranks(str(given.shown_ranks))
     given.program = [str(given.program), *given.arguments]
 
@@ -194,46 +196,35 @@ def _endpoint(given: Options) -> tuple[str, int]:
 
 
 def _port(name: str, value: object) -> int:
-    try:
-        port = int(str(value))
-    except ValueError:
-        port = -1
-    if not 0 <= port <= 65535:
-        raise ValueError(f"{name}: {value!r} is no port: a number from 0 to 65535 is wanted")
-    return port
+    return _whole(value, 0, 65535, f"{name}: {value!r} is no port: a number from 0 to 65535 is wanted")
 
 
-def _count(name: str, text: str) -> int:
+def _whole(value: object, least: int, most: float, complaint: str) -> int:
     try:
-        number = int(text)
+        number = int(str(value))
     except ValueError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"{name} must be a number of 1 or more, not {text!r}")
+        number = least - 1
+    if not least <= number <= most:
+        raise ValueError(complaint)
     return number
 
 
-def _check_streams(name: str, text: str) -> None:
+def _streams(name: str, text: str) -> dict[int | None, int]:
+    """Which streams, by local rank; for all ranks by None."""
+    found: dict[int | None, int] = {}
     for part in text.split(","):
         rank, colon, what = part.rpartition(":")
         if what not in ("0", "1", "2", "3") or bool(colon) != rank.isdecimal() or (not colon and "," in text):
             raise ValueError(f'{name} must be 0, 1, 2 or 3, or such as "0:3,1:2", not {text!r}')
-
-
-def _of_rank(text: str, local_rank: int) -> int:
-    if ":" not in text:
-        return int(text)
-    return int(dict(part.split(":") for part in text.split(",")).get(str(local_rank), "0"))
+        found[int(rank) if colon else None] = int(what)
+    return found
 
 
 def ranks_here(text: str) -> int:
     """What --nproc-per-node asks for."""
     if text in ("cpu", "auto"):
         return usable_cores()
-    try:
-        return _count("--nproc-per-node", text)
-    except ValueError:
-        raise ValueError(f'--nproc-per-node must be a number of 1 or more, "cpu" or "auto", not {text!r}') from None
+    return _whole(text, 1, math.inf, f'--nproc-per-node must be a number of 1 or more, "cpu" or "auto", not {text!r}')
 
 
 def usable_cores() -> int:
@@ -246,19 +237,16 @@ def usable_cores() -> int:
 def _cgroup_cores() -> int | None:
     """The smallest quota of this process's control group (version 2) and those above it, in whole cores."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            path = next((line[3:].strip() for line in file if line.startswith("0::")), None)
+        groups = pathlib.Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    smallest = None
-    while path is not None:
-        try:
-            with open(f"/sys/fs/cgroup{path.rstrip('/')}/cpu.max", encoding="ascii") as file:
-                quota, _, period = file.read().partition(" ")
-            cores = None if quota == "max" else int(quota) // int(period)
-        except (OSError, ValueError, ZeroDivisionError):
-            cores = None
-        if cores is not None:
-            smallest = cores if smallest is None else min(smallest, cores)
-        path = os.path.dirname(path) if path != "/" else None
-    return smallest
+    quotas = []
+    for group in (line[3:] for line in groups if line.startswith("0::")):
+        folder = pathlib.Path(f"/sys/fs/cgroup{group}")
+        for place in (folder, *folder.parents):
+            try:
+                quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+                quotas.append(int(quota) // int(period))
+            except (OSError, ValueError, ZeroDivisionError):
+                pass  # there is none, or it is "max"
+    return min(quotas, default=None)
