@@ -219,16 +219,19 @@ class _PowerSGDStep:
         self._send_left()
 
     def _split(self, shapes: list[tuple[int, ...]]) -> None:
-        """The matrices that are compressed, as views of the gradient and of its approximation, and where the others are."""
-        self._matrices, self._results, self._others = [], [], []
+        """Views of the gradient and of its approximation: of the matrices that are compressed, and of what is sent as it is."""
+        self._matrices, self._results = [], []
+        self._others, self._other_results = [], []
         start = 0
         for shape in shapes:
             place = slice(start, start + math.prod(shape))
+            before, after = self._gradient[place], self._approximation[place]
             if self._state._is_compressed(shape):
-                self._matrices.append(self._gradient[place].reshape(_as_matrix(shape)))
-                self._results.append(self._approximation[place].reshape(_as_matrix(shape)))
+                self._matrices.append(before.reshape(_as_matrix(shape)))
+                self._results.append(after.reshape(_as_matrix(shape)))
             else:
-                self._others.append(place)
+                self._others.append(before)
+                self._other_results.append(after)
             start = place.stop
 
     def _right_factors(self) -> list[Any]:
@@ -240,24 +243,25 @@ class _PowerSGDStep:
     def _send_left(self) -> None:
         """The left factors, and what is not compressed, as one array."""
         left = [matrix @ factor for matrix, factor in zip(self._matrices, self._factors, strict=True)]
-        whole = [self._gradient[place] for place in self._others]
-        self._left = _join([*left, *whole], self._gradient.dtype)
+        self._shapes = [part.shape for part in (*left, *self._others)]
+        self._left = _join([*left, *self._others], self._gradient.dtype)
         self._work = self._operations.all_reduce(self._left, "avg", async_op=True)
 
     def finish(self) -> Any:
         import numpy
 
         self._work.wait()
-        lefts = _take_apart(self._left, [(m.shape[0], q.shape[1]) for m, q in zip(self._matrices, self._factors, strict=True)])
-        lefts = [numpy.linalg.qr(left)[0] for left in lefts]
+        parts = _take_apart(self._left, self._shapes)
+        lefts = [numpy.linalg.qr(left)[0] for left in parts[: len(self._matrices)]]
         rights = [matrix.T @ left for matrix, left in zip(self._matrices, lefts, strict=True)]
         sent = _join(rights, self._gradient.dtype)
         self._operations.all_reduce(sent, "avg")
         rights = _take_apart(sent, [right.shape for right in rights])
         for result, left, right in zip(self._results, lefts, rights, strict=True):
             numpy.matmul(left, right.T, out=result)
+        for result, part in zip(self._other_results, parts[len(self._matrices) :], strict=True):
+            result[...] = part
         self._keep(rights, len(self._left) + len(sent))
-        self._fill_others()
         return self._approximation
 
     def _keep(self, rights: list[Any], sent_elements: int) -> None:
@@ -266,14 +270,6 @@ class _PowerSGDStep:
         self._state.whole_elements += len(self._gradient)
         if self._state.use_error_feedback:
             self._state.errors[self._index] = self._gradient - self._approximation
-
-    def _fill_others(self) -> None:
-        """What was sent as it is stands behind the left factors."""
-        start = len(self._left) - sum(place.stop - place.start for place in self._others)
-        for place in self._others:
-            length = place.stop - place.start
-            self._approximation[place] = self._left[start : start + length]
-            start += length
 
 
 def _read(bucket: GradBucket) -> Any:
@@ -291,8 +287,8 @@ def _join(arrays: list[Any], dtype: Any) -> Any:
     return numpy.concatenate([array.ravel() for array in arrays]) if arrays else numpy.empty(0, dtype)
 
 
-def _take_apart(flat: Any, shapes: list[tuple[int, int]]) -> list[Any]:
-    """Copies of the arrays of these shapes that `flat` begins with."""
+def _take_apart(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Copies of the arrays of these shapes that `flat` is made of."""
     parts, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)

@@ -11,7 +11,7 @@ from dldist.trace.read import ANY_PEER, Entry
 
 
 def analyse(case: Case, group: Group) -> None:
-    sends, receives, wild = _by_pair(group)
+    sends, receives, wild = by_pair(group)
     for source, target in sorted({*sends, *receives}):
         pair = _Pair(case, group, source, target)
         group.verdicts += pair.verdicts(
@@ -25,7 +25,7 @@ def analyse(case: Case, group: Group) -> None:
 Pairs = dict[tuple[int, int], list[Entry]]
 
 
-def _by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
+def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
     """Sends and receives by (from, to), in global ranks, and receives from any rank by the receiving rank."""
     sends: Pairs = {}
     receives: Pairs = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dldist.trace.model import Case, Group, operands_text, state_text, title_of
+from dldist.trace.p2p import by_pair
 from dldist.trace.read import Entry
 
 _UNFINISHED_NS = 1_000_000
@@ -18,14 +19,10 @@ _UNFINISHED_NS = 1_000_000
 Event = dict[str, Any]
 
 
-def events(case: Case) -> list[Event]:
-    return _Timeline(case).build()
-
-
 def document(case: Case) -> dict[str, Any]:
     offsets = {str(rank): offset for rank, offset in case.clocks.offsets.items()}
     return {
-        "traceEvents": events(case),
+        "traceEvents": _Timeline(case).build(),
         "displayTimeUnit": "ms",
         "otherData": {"clock_offsets_ns": offsets, "clock_reference_rank": case.clocks.reference},
     }
@@ -147,14 +144,9 @@ class _Timeline:
             self.events.append(event)
 
     def message_arrows(self, group: Group) -> None:
-        sends: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
-        receives: dict[tuple[int, int], list[tuple[int, Entry]]] = {}
-        for rank, entries in group.messages.items():
-            if self.case.dumps[rank].is_partial:
-                continue  # the dump no longer shows which messages belong together
-            for entry in entries:
-                found = sends if entry.op == "send" else receives
-                found.setdefault((entry.source, entry.target), []).append((rank, entry))
-        for pair, sent in sends.items():
-            for send, receive in zip(sent, receives.get(pair, ())):
-                self.arrows(f"message {pair[0]}->{pair[1]}", [send, receive])
+        sends, receives, _ = by_pair(group)
+        for ends, sent in sends.items():
+            if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ends):
+                continue  # the dumps no longer show which messages belong together
+            for send, receive in zip(sent, receives.get(ends, ())):
+                self.arrows(f"message {send.source}->{send.target}", [(ends[0], send), (ends[1], receive)])
