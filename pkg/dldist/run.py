@@ -53,7 +53,7 @@ def _launch(options: launch_options.Options, signals: launch_attempt.Signals) ->
     for number in range(options.max_restarts + 1):
         with signals.raising():
             attempt = meeting.attempt(number)
-        supervisor = launch_attempt.Supervisor(options, meeting, attempt, signals)
+        supervisor = launch_attempt.Supervisor(meeting, attempt, signals)
         failure = supervisor.run()
         if failure is None:
             break

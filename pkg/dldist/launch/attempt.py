@@ -100,14 +100,9 @@ class Signals:
 class Supervisor:
     """Runs one attempt. run() gives None when every rank of the job ended well, and otherwise the failure to show."""
 
-    def __init__(
-        self,
-        options: launch_options.Options,
-        meeting: nodes.Meeting,
-        attempt: launch_ranks.Attempt,
-        signals: Signals,
-    ) -> None:
-        self._options = options
+    def __init__(self, meeting: nodes.Meeting, attempt: launch_ranks.Attempt, signals: Signals) -> None:
+        self._options = attempt.options
+        self._place = attempt.place
         self._meeting = meeting
         self._attempt = attempt
         self._signals = signals
@@ -125,7 +120,7 @@ class Supervisor:
         self._is_failure_asked = False
         """Whether ranks were asked for their dumps since one has failed."""
         self._is_report_due = False
-        self._dumps = launch_dumps.Dumps(options, meeting.place, attempt)
+        self._dumps = launch_dumps.Dumps(attempt)
         self._is_noted_done = self._is_done = False
         self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
         self._nlines_at: dict[int, int] = {}
@@ -156,7 +151,7 @@ class Supervisor:
             return b""
         lines = [self._dumps.where()]
         # Of other machines there are no files here.
-        if report.is_time_out(failure) and self._meeting.place.nnodes == 1:
+        if report.is_time_out(failure) and self._place.nnodes == 1:
             lines.insert(0, self._dumps.verdict())
         return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
 
@@ -174,18 +169,15 @@ class Supervisor:
     # Starting
 
     def _start(self) -> None:
-        place = self._meeting.place
         if (why := launch_ranks.why_no_script(self._options)) is not None:
             self._give_up(_NOT_FOUND, why)
             return
-        for local_rank in range(place.nproc):
+        for local_rank in range(self._place.nproc):
             # A rank by itself has the console to itself: a terminal stays one.
             is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
-            has_pipes = place.world_size > 1 or not is_plain
+            has_pipes = self._place.world_size > 1 or not is_plain
             try:
-                rank = launch_ranks.Rank(
-                    self._options, place, self._attempt, local_rank, self._dumps.environment, has_pipes
-                )
+                rank = launch_ranks.Rank(self._attempt, local_rank, self._dumps.environment, has_pipes)
                 self._ranks.append(rank)
                 self._watch(rank)
             except OSError as error:
@@ -206,14 +198,14 @@ class Supervisor:
         bit = (launch_options.KEEP_STDOUT, launch_options.KEEP_STDERR)[index]
         return output.Stream(
             pipe,
-            f"[rank{rank.rank}]: ".encode() if self._meeting.place.world_size > 1 else b"",
+            f"[rank{rank.rank}]: ".encode() if self._place.world_size > 1 else b"",
             self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
             self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
             _TORCH_CLIENT_REFUSED if index == 1 and self._attempt.secret else b"",
         )
 
     def _log_file(self, rank: int, name: str) -> BinaryIO:
-        folder = os.path.join(self._attempt.log_folder(self._options), str(rank))
+        folder = os.path.join(self._attempt.log_folder, str(rank))
         os.makedirs(folder, exist_ok=True)
         return open(os.path.join(folder, name), "xb", buffering=0)
 
@@ -245,7 +237,7 @@ class Supervisor:
             self._fail(failure)
 
     def _of_launcher(self, code: int, why: str) -> report.Failure:
-        return report.of_launcher(self._meeting.place.node, code, why)
+        return report.of_launcher(self._place.node, code, why)
 
     def _give_up(self, code: int, why: str) -> None:
         self._fail(self._of_launcher(code, why))
@@ -311,7 +303,7 @@ class Supervisor:
             yield f"{_names(dumps.silent)}: asked, and no answer: stopped, perhaps, or the file system hangs"
         if dumps.has_any():
             yield dumps.verdict()
-            if self._meeting.place.nnodes > 1:
+            if self._place.nnodes > 1:
                 yield "this is about the ranks of this machine alone: the dlrun of each machine can be asked"
             yield dumps.where()
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 
 from dldist.base import settings, watch
-from dldist.launch import options as launch_options
 from dldist.launch import ranks as launch_ranks
 
 # A dump takes milliseconds. A rank that is stopped, or whose file system hangs, holds up the report for no longer than this.
@@ -24,7 +23,7 @@ Stamp = tuple[int, int] | None
 class Dumps:
     """Of one start of all ranks. Asking is in steps, since what ranks print has to be passed on meanwhile."""
 
-    def __init__(self, options: launch_options.Options, place: launch_ranks.Place, attempt: launch_ranks.Attempt) -> None:
+    def __init__(self, attempt: launch_ranks.Attempt) -> None:
         self.environment: dict[str, str] = {}
         """What ranks have in theirs so that they write where this looks."""
         self.waits_until: float | None = None
@@ -38,15 +37,16 @@ class Dumps:
         self._is_wanted = False
         self._made: str | None = None
         self._prefix = settings.value("dump_file")
+        place = attempt.place
         if not self._prefix and place.world_size > 1:
-            self._prefix = self._make_place(options, attempt)
+            self._prefix = self._make_place(attempt)
         self._ranks = range(place.first_rank, place.first_rank + place.nproc)
         self._at_start = {rank: self._stamp(rank) for rank in self._ranks}
 
-    def _make_place(self, options: launch_options.Options, attempt: launch_ranks.Attempt) -> str:
-        if options.log_dir:
+    def _make_place(self, attempt: launch_ranks.Attempt) -> str:
+        if attempt.options.log_dir:
             # Made by the first rank that writes.
-            self._made = os.path.join(attempt.log_folder(options), "traces")
+            self._made = os.path.join(attempt.log_folder, "traces")
         else:
             try:
                 self._made = tempfile.mkdtemp(prefix="dlrun_")  # for this user alone
@@ -55,10 +55,6 @@ class Dumps:
         prefix = os.path.join(os.path.abspath(self._made), _PREFIX)
         self.environment = {"DLDIST_FR_DUMP_FILE": prefix}
         return prefix
-
-    @property
-    def folder(self) -> str:
-        return os.path.dirname(self._prefix) or "."
 
     # Asking
 
@@ -116,8 +112,10 @@ class Dumps:
 
     def where(self) -> str:
         """Where they are, and how they are read."""
-        prefix = "" if self._made else f"-p {os.path.basename(self._prefix)} "
-        return f"the flight recorders of the ranks are in {self.folder}; python -m dldist.trace {prefix}{self.folder}"
+        folder, name = os.path.split(self._prefix)
+        folder = folder or "."
+        prefix = "" if self._made else f"-p {name} "
+        return f"the flight recorders of the ranks are in {folder}; python -m dldist.trace {prefix}{folder}"
 
     def verdict(self) -> str:
         """Who is stuck where, in a paragraph."""

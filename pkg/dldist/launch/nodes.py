@@ -212,7 +212,7 @@ class Meeting:
                 self._store_of_ranks = serve(self._options.host, 0, self._secret)
             self._store.set(key, str(self._store_of_ranks.port))
         port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
-        return ranks.Attempt(number, self._run_id, self._folder, self._options.host, port, self._secret)
+        return ranks.Attempt(self._options, self.place, number, self._run_id, self._folder, port, self._secret)
 
     def failure_elsewhere(self, number: int) -> launch_report.Failure | None:
         if self.is_alone:

@@ -29,39 +29,40 @@ class Place:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What all ranks of one start have in common."""
+    """One start of all ranks, and what those of this launcher have in common."""
 
+    options: launch_options.Options
+    place: Place
     number: int
     run_id: str
     folder: str
-    host: str
     port: int
     secret: str
 
-    def log_folder(self, options: launch_options.Options) -> str:
-        return os.path.join(options.log_dir or "", self.folder, f"attempt_{self.number}")
+    @property
+    def log_folder(self) -> str:
+        return os.path.join(self.options.log_dir or "", self.folder, f"attempt_{self.number}")
 
 
-def environment(place: Place, attempt: Attempt, local_rank: int, options: launch_options.Options) -> dict[str, str]:
+def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
     """torchrun's variables for one rank, on top of this process's own."""
+    place, options = attempt.place, attempt.options
     rank = place.first_rank + local_rank
     env = {
         **os.environ,
         **variables.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
-        **variables.of_store(attempt.host, attempt.port, attempt.number),
+        **variables.of_store(options.host, attempt.port, attempt.number),
+        "ROLE_NAME": options.role,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_RUN_ID": attempt.run_id,
+        "DLDIST_SECRET": attempt.secret,
     }
-    env.update(
-        ROLE_NAME=options.role,
-        ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(place.world_size),
-        TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
-        TORCHELASTIC_RUN_ID=attempt.run_id,
-    )
     if place.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
-    env.pop("DLDIST_SECRET", None)
-    if attempt.secret:
-        env["DLDIST_SECRET"] = attempt.secret
+    if not attempt.secret:
+        del env["DLDIST_SECRET"]
     return env
 
 
@@ -114,36 +115,29 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 class Rank:
     """A process with its two streams; its children are in its session, unless they leave it."""
 
-    def __init__(
-        self,
-        options: launch_options.Options,
-        place: Place,
-        attempt: Attempt,
-        local_rank: int,
-        more: Mapping[str, str],
-        has_pipes: bool,
-    ) -> None:
+    def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
         """Starts it, with `more` in its environment. Raises OSError when the program cannot be started."""
         self.local_rank = local_rank
-        self.rank = place.first_rank + local_rank
+        self.rank = attempt.place.first_rank + local_rank
         self.streams: list[output.Stream] = []
         """stdout and stderr, once they are passed on; none when they are this process's own."""
-        self._place = place
         self._attempt = attempt
         self._began = time.monotonic()
         pipe = subprocess.PIPE if has_pipes else None
-        cores = cores_of(local_rank, place.nproc, sorted(os.sched_getaffinity(0))) if options.has_bound_cores else None
+        cores = None
+        if attempt.options.has_bound_cores:
+            cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
         with warnings.catch_warnings():
             # About fork() where there are threads: what follows it here takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = subprocess.Popen(
-                command(options),
+                command(attempt.options),
                 bufsize=0,
                 # As under mpirun, the keyboard belongs to one rank.
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
-                env=environment(place, attempt, local_rank, options) | dict(more),
+                env=environment(attempt, local_rank) | dict(more),
                 start_new_session=True,
                 preexec_fn=_before_exec(cores),  # noqa: PLW1509  two calls of the system
             )
@@ -174,7 +168,7 @@ class Rank:
         return report.Failure(
             rank=self.rank,
             local_rank=self.local_rank,
-            node=self._place.node,
+            node=self._attempt.place.node,
             host=os.uname().nodename,
             pid=self.pid,
             code=code,
