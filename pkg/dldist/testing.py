@@ -49,11 +49,6 @@ class _Rank(calls.Call):
     """A new interpreter that runs a function, and what has come of it."""
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
-        self.end = ""
-        """How it has failed, in words; empty: it has not."""
-        self.error: BaseException | None = None
-        self.skip: str | None = None
-        self.result: Any = None
         self.is_late = False
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         ours, theirs = connection.Pipe()
@@ -77,22 +72,11 @@ class _Rank(calls.Call):
     def take(self) -> None:
         """Takes what it says; it says one thing."""
         try:
-            said = self.hear() or ("failure", f"ended without a result: {self._how()}\n{self.stderr()}", None)
+            if not self.hear():
+                self.failure = f"ended without a result: {self._how()}\n{self.stderr()}"
         except Exception as error:
-            said = "failure", f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}", None
+            self.failure = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
             self.error = error
-        kind, value, *data = said
-        if kind == "result":
-            self.result = value
-        elif kind == "skip":
-            self.skip = value
-        else:
-            self.end = value
-            self.error = self.error or calls.revive(*data)
-
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.end)
 
     def _how(self) -> str:
         has_ended = self.child.wait(_DUMP_S)
@@ -102,7 +86,7 @@ class _Rank(calls.Call):
         self.is_late = True
         text = self.stderr()
         at = text.rfind("Fatal Python error: Aborted")
-        self.end = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
+        self.failure = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
 
     def stderr(self) -> str:
         return self._read(1)
@@ -113,7 +97,7 @@ class _Rank(calls.Call):
 
     def close(self) -> None:
         """Ends it, and shows what it has printed."""
-        if self.is_heard and not self.has_failed:
+        if self.is_heard and not self.failure:
             self.child.wait(_DUMP_S)  # a thread of the test's own may keep it for longer
         super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
@@ -245,7 +229,7 @@ def _run(
         for rank in ranks:
             rank.close()
         del store
-    failed = [rank for rank in ranks if rank.has_failed]
+    failed = [rank for rank in ranks if rank.failure]
     reasons = [rank.skip for rank in ranks if rank.skip is not None]
     if reasons and all(rank.is_late or calls.is_consequence(rank.error) for rank in failed):
         raise unittest.SkipTest(reasons[0])
@@ -263,7 +247,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
             break
         for rank in calls.with_news(late, left):
             rank.take()
-            if rank.has_failed or rank.skip is not None:
+            if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
     seconds = time.monotonic() - began
     # faulthandler writes where they are.
@@ -276,7 +260,7 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     """One exception for all that has happened; that which began it first."""
     failed.sort(key=lambda rank: calls.is_consequence(rank.error))
     first = failed[0].error
-    texts = [f"---- rank {rank.number} ----\n{rank.end.rstrip()}" for rank in failed]
+    texts = [f"---- rank {rank.number} ----\n{rank.failure.rstrip()}" for rank in failed]
     summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.number for r in failed))}"
     everything = "\n".join([summary, *texts])
     if first is not None and len(failed) == nranks and all(type(rank.error) is type(first) for rank in failed):

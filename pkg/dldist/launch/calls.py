@@ -17,12 +17,18 @@ from dldist.launch.processes import Child
 
 
 class Call:
-    """A process that runs a function for this one, and the end of the channel that it speaks on."""
+    """A process that runs a function for this one, the end of the channel that it speaks on, and what it has said there."""
 
     def __init__(self, number: int, child: Child, channel: Any) -> None:
         self.number = number
         self.child = child
         self.channel = channel
+        self.result: Any = None
+        self.skip: str | None = None
+        self.failure = ""
+        """Why there is no result: a traceback."""
+        self.error: BaseException | None = None
+        """The exception, if this process can have it."""
 
     @property
     def is_heard(self) -> bool:
@@ -33,17 +39,26 @@ class Call:
         """What is ready when there is news."""
         return [self.child] if self.is_heard else [self.channel, self.child]
 
-    def hear(self) -> tuple[Any, ...] | None:
-        """What it says, after news of it; None: nothing (any more). Raises what unpickling raises."""
+    def hear(self) -> bool:
+        """After news of it: whether it has said something now. Raises what unpickling raises."""
         if self.is_heard:
-            return None
+            return False
         try:
             data = self.channel.recv_bytes() if self.channel.poll() else b""
         except (EOFError, OSError):
             data = b""
         finally:
             self.channel.close()
-        return pickle.loads(data) if data else None
+        if not data:
+            return False
+        kind, value, *rest = pickle.loads(data)
+        if kind == "result":
+            self.result = value
+        elif kind == "skip":
+            self.skip = value
+        else:
+            self.failure, self.error = value, _revive(*rest)
+        return True
 
     def close(self) -> None:
         """Ends it at once, if it still runs."""
@@ -71,7 +86,7 @@ def failure(error: BaseException) -> tuple[str, str, bytes | None]:
     return "failure", text, data
 
 
-def revive(data: bytes | None) -> BaseException | None:
+def _revive(data: bytes | None) -> BaseException | None:
     """The exception that failure() has packed, if this process can have it."""
     try:
         return None if data is None else pickle.loads(data)

@@ -140,26 +140,21 @@ class ProcessContext:
 
     def _hear(self, call: calls.Call) -> None:
         try:
-            said = call.hear()
+            has_spoken = call.hear()
         except Exception as unreadable:
             unreadable.add_note(f"spawn(): while the result of process {call.number} was read")
             raise
-        if said is None:
-            return  # how it has ended is seen by its exit code
-        kind, value, *error = said
-        if kind == "result":
-            self.results[call.number] = value
-            return
-        failure = ProcessRaisedException(
-            f"\n\n-- Process {call.number} terminated with the following error:\n{value}", call.number, call.child.pid
-        )
-        failure.__cause__ = calls.revive(*error)
-        self._failures.append(failure)
+        self.results[call.number] = call.result
+        if has_spoken and call.failure:
+            text = f"\n\n-- Process {call.number} terminated with the following error:\n{call.failure}"
+            failure = ProcessRaisedException(text, call.number, call.child.pid)
+            failure.__cause__ = call.error
+            self._failures.append(failure)
 
     def _note_end(self, call: calls.Call) -> None:
         code = call.child.code or 0
-        if code == 0 or any(failure.error_index == call.number for failure in self._failures):
-            return
+        if code == 0 or call.failure:
+            return  # how it has ended is known
         name = processes.signal_name(-code) if code < 0 else None
         how = f"exit code {code}" if name is None else f"signal {name}"
         text = f"process {call.number} terminated with {how}"
