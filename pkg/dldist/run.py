@@ -1,4 +1,4 @@
-"""dlrun: runs a program on several processes that form one job. `dlrun --help` says how; docs/launcher.md says more."""
+"""dlrun: runs a program in several processes that form one job. See `dlrun --help` and docs/launcher.md."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dldist.launch import attempt as launch_attempt
 from dldist.launch import nodes, output, report
 from dldist.launch import options as launch_options
 
-# How long a launcher that serves the store waits for the others to have read how the job ended.
+# How long the launcher that serves the store waits until the others have read how the job ended.
 _PATIENCE_S = 5.0
 _PATIENCE_AFTER_SIGNAL_S = 0.3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs dlrun; gives its exit code: 0, that of the rank that failed first, or 128 and the number of a signal."""
+    """Run dlrun. Returns its exit code: 0, that of the rank that failed first, or 128 plus the number of a signal."""
     output.open_missing_streams()
     options = launch_options.parse(argv)
     try:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _secret(options: launch_options.Options) -> str:
-    """What every connection of the job has to prove that it knows; empty: nothing."""
+    """The secret that every connection of the job must know, or "" for none."""
     if not options.has_secret:
         return ""
     given = settings.value("secret")
@@ -76,11 +76,11 @@ def _leave(meeting: nodes.Meeting, signals: launch_attempt.Signals) -> None:
             with signals.raising():
                 meeting.leave(_PATIENCE_S)
     except _core.DistError:
-        pass  # the one that serves the store has gone first
+        pass  # the launcher that serves the store has left already
 
 
 def _choose_folder(options: launch_options.Options) -> None:
-    """A place for files, where some are asked for and none is given."""
+    """Make a folder if files are wanted and no folder was given."""
     if not options.log_dir and any(any(options.kept(rank)) for rank in range(options.nproc)):
         options.log_dir = tempfile.mkdtemp(prefix="dlrun_")
         output.say(f"files are in {options.log_dir}")

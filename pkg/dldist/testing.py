@@ -1,4 +1,4 @@
-"""Tests that run on several ranks: run_ranks and @distributed on new processes, @threads on threads.
+"""Tests that run on several ranks: run_ranks and @distributed use new processes, and @threads uses threads.
 
     from dldist.testing import distributed
 
@@ -35,18 +35,18 @@ from dldist.launch import by_value, calls, processes, testing_child, variables
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
-# How long the others get, once a rank has failed, to fail by themselves and say so.
+# After a failure, how long the other ranks have to fail by themselves and report it.
 _GRACE_S = 2.0
 _DUMP_S = 2.0
 _MARK = "_dldist_body"
 
 
 class RanksFailed(AssertionError):
-    """Ranks have failed, not all in the same way. The text has the traceback of each."""
+    """Ranks have failed, not all in the same way. The text has all tracebacks."""
 
 
 class _Rank(calls.Call):
-    """A new interpreter that runs a function, and what has come of it."""
+    """A new interpreter that runs a function, and the outcome."""
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
         self.is_late = False
@@ -67,10 +67,10 @@ class _Rank(calls.Call):
         try:
             ours.send_bytes(job)
         except OSError:
-            pass  # it has ended already: hear() says how
+            pass  # it has ended already, as hear() will find out
 
     def take(self) -> None:
-        """Takes what it says; it says one thing."""
+        """Take its message, or find out why there is none."""
         try:
             if not self.hear():
                 self.failure = f"ended without a result: {self._how()}\n{self.stderr()}"
@@ -96,9 +96,9 @@ class _Rank(calls.Call):
         return self._files[index].read().decode(errors="replace")
 
     def close(self) -> None:
-        """Ends it, and shows what it has printed."""
+        """End it, and show what it printed."""
         if self.is_heard and not self.failure:
-            self.child.wait(_DUMP_S)  # a thread of the test's own may keep it for longer
+            self.child.wait(_DUMP_S)  # a thread of the test may keep it running
         super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():
@@ -116,23 +116,23 @@ def run_ranks(
 ) -> list[Any]:
     """Run a function on several new processes.
 
-    They have their ranks in the environment, and what they print is shown afterwards. When some fail, the others have two seconds to
-    fail as well. A rank that skips makes it a skip.
+    The processes have their ranks in the environment, and what they print is shown afterwards. If one fails, the others have two
+    seconds to fail as well. If a rank skips, the test is skipped.
 
     Args:
-        fn: What each rank calls, as `fn(*args)`.
-        nranks: How many.
-        args: Are pickled.
-        timeout: Seconds after which ranks that are still running are ended; the error says where each of them was.
-        env: Environment variables on top of this process's.
-        init: Make the default world before, and close it at the end.
+        fn: The function. Each rank calls `fn(*args)`.
+        nranks: The number of ranks.
+        args: The arguments, which are pickled.
+        timeout: Seconds until ranks that are still running are ended. The error says where each of them was.
+        env: Environment variables in addition to this process's.
+        init: Make the default world before the call, and close it afterwards.
 
     Returns:
-        A list of what each returned, by rank.
+        A list of what the ranks returned.
 
     Raises:
-        RanksFailed: Ranks have failed; with all tracebacks.
-        Exception: That of the lowest rank, when all have raised the same type.
+        RanksFailed: Ranks have failed. The text has all tracebacks.
+        Exception: The exception of the lowest rank, if all raised the same type.
 
     Example:
         >>> run_ranks(max, 2, 3, 4, init=False)
@@ -144,16 +144,16 @@ def run_ranks(
 def distributed(
     nranks: int = 2, timeout: float = 30.0, init: bool = True, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Decorator: the test's body runs on several new processes, as in run_ranks.
+    """Decorator: run the test's body on several new processes, as run_ranks does.
 
-    The test may be a function, a method of a class or of a unittest.TestCase (whose setUp and tearDown run in each rank, too).
+    The test may be a function, or a method of a class or a unittest.TestCase, whose setUp and tearDown run on each rank, too.
     Arguments, such as fixtures and parameters of pytest, are pickled.
 
     Args:
-        nranks: How many.
-        timeout: Seconds for all.
-        init: Make the default world before the body.
-        env: Environment variables on top of this process's.
+        nranks: The number of ranks.
+        timeout: Seconds for the whole test.
+        init: Make the default world before the body runs.
+        env: Environment variables in addition to this process's.
     """
     if callable(nranks):
         raise TypeError("distributed() takes its arguments first: @distributed() or @distributed(nranks=3)")
@@ -163,7 +163,7 @@ def distributed(
 
         @functools.wraps(body)
         def test(*args: Any, **kwargs: Any) -> None:
-            # Each rank makes an instance of its own: that of a test class is seldom pickled.
+            # Each rank makes its own instance, because a test's instance can seldom be pickled.
             _run(_target(body, is_method), nranks, args[1:] if is_method else args, kwargs, timeout, env, init)
 
         setattr(test, _MARK, body)
@@ -173,7 +173,7 @@ def distributed(
 
 
 def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
-    """How another interpreter finds a function."""
+    """How another interpreter can find a function."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
     is_function = isinstance(fn, types.FunctionType) and by_value.is_importable(fn)
@@ -189,7 +189,7 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
         "file": os.path.abspath(file) if file else None,
         "qualname": fn.__qualname__,
         "is_method": is_method,
-        # pytest has changed the assertions of the module here: then in the ranks as well.
+        # If pytest has rewritten the module's assertions here, the ranks do the same.
         "is_rewritten": type(module.__loader__).__name__ == "AssertionRewritingHook",
     }
 
@@ -250,14 +250,14 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
     seconds = time.monotonic() - began
-    # faulthandler writes where they are.
+    # faulthandler writes where each of them is.
     processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
     for rank in late:
         rank.note_late(seconds)
 
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
-    """One exception for all that has happened; that which began it first."""
+    """Raise one exception for all failures, with the likely cause first."""
     failed.sort(key=lambda rank: calls.is_consequence(rank.error))
     first = failed[0].error
     texts = [f"---- rank {rank.number} ----\n{rank.failure.rstrip()}" for rank in failed]
@@ -273,14 +273,14 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
 
 
 def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., Any]], Callable[..., list[Any] | None]]:
-    """Decorator: the body runs on several threads of this process, and gets a Group of its own as its first argument.
+    """Decorator: run the body on several threads of this process, each with a Group of its own as the first argument.
 
-    Starts much faster than processes; for code that is given its group. Calling the function gives the list of results, or
-    None when no rank returned any.
+    Threads start much faster than processes. They suit code that takes its group as an argument. Calling the function returns a list
+    of the results, or None if no rank returned anything.
 
     Args:
-        nranks: How many.
-        timeout: Seconds for the group's operations, and for all.
+        nranks: The number of ranks.
+        timeout: Seconds for each operation of the group, and for the whole test.
 
     Example:
         >>> @threads(3)
@@ -299,10 +299,10 @@ def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., A
 
         def test(*args: Any, **kwargs: Any) -> list[Any] | None:
             results = _run_threads(body, nranks, args[:nself], args[nself:], kwargs, timeout)
-            # Runners of tests complain of those that return something.
+            # Test runners complain about tests that return something.
             return results if any(result is not None for result in results) else None
 
-        # Without __wrapped__: pytest would look for a fixture of the name of the group.
+        # Without __wrapped__, or pytest would look for a fixture for the group.
         functools.update_wrapper(test, body)
         del test.__wrapped__  # type: ignore[attr-defined]
         test.__signature__ = inspect.Signature(names[:nself] + names[nself + 1 :])  # type: ignore[attr-defined]
@@ -355,5 +355,5 @@ def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threadin
 
 
 def _is_primary(error: BaseException, first: BaseException) -> bool:
-    """Whether an exception tells something that the first one does not."""
+    """Whether an exception tells something that the first one does not tell."""
     return not calls.is_consequence(error) and type(error) is not type(first)

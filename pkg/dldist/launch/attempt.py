@@ -1,4 +1,4 @@
-"""One start of all ranks of this launcher: runs them, passes on what they print, ends them."""
+"""Starts all ranks of this launcher once, passes on what they print, and ends them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from dldist.launch import options as launch_options
 from dldist.launch import ranks as launch_ranks
 
 _KILL_AGAIN_S = 0.2
-# After how long it is said why the prompt does not come, and how often from then on.
+# How long until the user is told why the prompt does not come back, and how often after that.
 _FIRST_NOTICE_S = 2.0
 _NOTICE_S = 5.0
-# A reader that does not read what ranks print holds up their end for so long.
+# How long a reader that does not read can delay the end of the ranks.
 _READER_PATIENCE_S = 1.5
 _NAMED = 8
-# As shells say it.
+# The exit codes of shells.
 _NOT_STARTED, _NOT_FOUND = 126, 127
-# A rank that has lost another may be quicker to end than the one that is lost.
+# A rank that has lost another may end sooner than the lost one.
 _CULPRIT_GRACE_S = 0.5
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
 
 
 class Interrupted(BaseException):
-    """A signal to dlrun, where it waits for something else than ranks."""
+    """dlrun got a signal while it was waiting for something other than ranks."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,12 +40,12 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """What was sent to dlrun: wakes up a selector, and raises Interrupted where it is asked to."""
+    """The signals that dlrun got. They wake up a selector, and raise Interrupted within raising()."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
     def __init__(self, asking: int = 0) -> None:
-        """`asking`: the signal that asks for a report; 0: none does."""
+        """`asking` is the signal that asks for a report; 0 if none does."""
         self.first: int | None = None
         self.count = 0
         self.is_report_wanted = False
@@ -57,7 +57,7 @@ class Signals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in self._handlers.items():
-            # What is ignored stays ignored: nohup dlrun.
+            # Ignored signals stay ignored, as with nohup.
             if number and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self
@@ -98,7 +98,7 @@ class Signals:
 
 
 class Supervisor:
-    """Runs one attempt. run() gives None when every rank of the job ended well, and otherwise the failure to show."""
+    """Runs one attempt. run() returns None if every rank of the job ended well, else the failure to show."""
 
     def __init__(self, meeting: nodes.Meeting, attempt: launch_ranks.Attempt, signals: Signals) -> None:
         self._options = attempt.options
@@ -111,20 +111,20 @@ class Supervisor:
         self._failures: list[report.Failure] = []
         self._told: report.Failure | None = None
         self._end_at: float | None = None
-        """When the ranks are told to end."""
+        """When to tell the ranks to end."""
         self._kill_at: float | None = None
-        """When those that are still there are killed."""
+        """When to kill those that are left."""
         self._told_end_at = 0.0
         self._notice_at: float | None = None
-        """When it is said next whose end is waited for."""
+        """When to say again which ranks have not ended."""
         self._is_failure_asked = False
-        """Whether ranks were asked for their dumps since one has failed."""
+        """Whether the ranks were asked for dumps after a failure."""
         self._is_report_due = False
         self._dumps = launch_dumps.Dumps(attempt)
         self._is_noted_done = self._is_done = False
         self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
         self._nlines_at: dict[int, int] = {}
-        """By rank: how many lines the consoles had when it had shown the last of its stderr there."""
+        """How many lines the consoles had when the rank's last stderr output appeared, by rank."""
 
     def _may_wait(self) -> bool:
         is_ending = self._kill_at is not None
@@ -146,11 +146,11 @@ class Supervisor:
         return self._told
 
     def about_dumps(self, failure: report.Failure) -> bytes:
-        """What the flight recorders say about a failure, and where they are; b"" where there are none."""
+        """What the flight recorders say about a failure, and where they are; b"" if there are none."""
         if self._signals.first is not None or not self._dumps.has_any():
             return b""
         lines = [self._dumps.where()]
-        # Of other machines there are no files here.
+        # The files of other machines are not here.
         if report.is_time_out(failure) and self._place.nnodes == 1:
             lines.insert(0, self._dumps.verdict())
         return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
@@ -159,7 +159,7 @@ class Supervisor:
         self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
 
     def is_in_sight(self, failure: report.Failure) -> bool:
-        """Whether what the failed rank has said can still be read on the console."""
+        """Whether the failed rank's last words are still on the screen, as far as we know."""
         shown_at = self._nlines_at.get(failure.rank)
         return shown_at is not None and self._nlines() - shown_at <= report.LINES_IN_SIGHT
 
@@ -173,7 +173,7 @@ class Supervisor:
             self._give_up(_NOT_FOUND, why)
             return
         for local_rank in range(self._place.nproc):
-            # A rank by itself has the console to itself: a terminal stays one.
+            # A single rank writes to the console itself, so a terminal stays a terminal.
             is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
             has_pipes = self._place.world_size > 1 or not is_plain
             try:
@@ -269,7 +269,7 @@ class Supervisor:
             self._say_who_is_waited_for(now)
 
     def _end_after_dumps(self) -> None:
-        """A rank has failed: the others write down how far they are before they are told to end."""
+        """A rank has failed: have the others dump their flight recorders, then tell them to end."""
         self._tell_others()
         if not self._is_failure_asked:
             self._is_failure_asked = True
@@ -314,7 +314,7 @@ class Supervisor:
             self._end_all(number)
             self._tell_others()
         elif self._signals.count > 1:
-            self._kill_at = time.monotonic()  # somebody is impatient
+            self._kill_at = time.monotonic()  # the user is impatient
 
     def _end_all(self, number: int) -> None:
         self._told_end_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""Pickling of functions that another interpreter cannot import: those of notebooks and prompts, lambdas, inner functions.
+"""Pickles functions that another interpreter cannot import: from notebooks and prompts, lambdas, and inner functions.
 
-A function is sent as its code with the globals that it names. Only between a parent and the interpreters that it starts: they
-run the same Python. With cloudpickle installed, which does classes too, that is used instead.
+A function is sent as its code, with the globals that it names. This works only between a process and the interpreters that it starts,
+because they run the same Python. If cloudpickle is installed, it is used instead; it can send classes, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 
 def has_importable_main() -> bool:
-    """Whether a new interpreter can import what __main__ has: it is a script or a module, not a prompt or a notebook."""
+    """Whether a new interpreter can import __main__: it is a script or a module, not a prompt or a notebook."""
     main = sys.modules["__main__"]
     return getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether another interpreter finds a function or a class by its name; what has none is pickled in its own way."""
+    """Whether another interpreter can find a function or a class by its name. Objects without a name count as importable."""
     if getattr(thing, "__module__", None) == "__main__" and not has_importable_main():
         return False
     return "<" not in getattr(thing, "__qualname__", "")
@@ -49,8 +49,8 @@ def dumps(thing: object) -> bytes:
 
 
 def dumps_object(thing: object) -> bytes:
-    """A pickle. Classes and functions of a notebook, which no other interpreter can import, go with it where cloudpickle is
-    installed; both sides of a class that has come from one process and goes back to it stay one class."""
+    """A pickle. If cloudpickle is installed, it includes classes and functions of a notebook, which no other interpreter can import. A
+    class that is sent to another process and back stays the same class."""
     try:
         return pickle.dumps(thing)
     except Exception:
@@ -90,7 +90,7 @@ def _reduce_function(function: types.FunctionType) -> tuple[Any, ...]:
         function.__kwdefaults__,
         function.__dict__,
     )
-    # The state comes after the function itself, so it may refer to it: recursion works.
+    # The state is set after the function exists, so it may refer to the function: recursion works.
     return _make_function, made_of, state, None, None, _set_state
 
 

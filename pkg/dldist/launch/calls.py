@@ -1,6 +1,6 @@
-"""Functions that run in processes of their own, and the one thing that each of these says; for spawn() and dldist.testing.
+"""Functions that run in new processes, and the one message that each process sends back; for spawn() and dldist.testing.
 
-What is said is a tuple: ("result", value), ("skip", reason), or ("failure", traceback, the exception pickled or None).
+The message is a tuple: ("result", value), ("skip", reason), or ("failure", traceback, the exception pickled or None).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dldist.launch.processes import Child
 
 
 class Call:
-    """A process that runs a function for this one, the end of the channel that it speaks on, and what it has said there."""
+    """A process that runs a function for this one, the receiving end of its channel, and what it has sent."""
 
     def __init__(self, number: int, child: Child, channel: Any) -> None:
         self.number = number
@@ -26,21 +26,21 @@ class Call:
         self.result: Any = None
         self.skip: str | None = None
         self.failure = ""
-        """Why there is no result: a traceback."""
+        """The traceback, if the function raised."""
         self.error: BaseException | None = None
-        """The exception, if this process can have it."""
+        """The exception, if it could be pickled and read."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether it has said what it has to say, or ended without that."""
+        """Whether it has sent its message, or ended without one."""
         return bool(self.channel.closed)
 
     def signs(self) -> list[Any]:
-        """What is ready when there is news."""
+        """What to wait for: these are ready when there is news."""
         return [self.child] if self.is_heard else [self.channel, self.child]
 
     def hear(self) -> bool:
-        """After news of it: whether it has said something now. Raises what unpickling raises."""
+        """Read the message after news of it. Returns whether there was one. Raises what unpickling raises."""
         if self.is_heard:
             return False
         try:
@@ -61,7 +61,7 @@ class Call:
         return True
 
     def close(self) -> None:
-        """Ends it at once, if it still runs."""
+        """Kill it if it is still running."""
         self.child.close()
         self.channel.close()
 
@@ -70,24 +70,24 @@ _AnyCall = TypeVar("_AnyCall", bound=Call)
 
 
 def with_news(calls: Iterable[_AnyCall], timeout: float | None) -> list[_AnyCall]:
-    """Those that have said something or ended, as soon as there are any; none after `timeout` seconds."""
+    """Wait for calls that have sent something or ended, for up to `timeout` seconds."""
     owners = {sign: call for call in calls for sign in call.signs()}
     return list(dict.fromkeys(owners[sign] for sign in connection.wait(list(owners), timeout)))
 
 
 def failure(error: BaseException) -> tuple[str, str, bytes | None]:
-    """What is said of an exception: its traceback, and itself where that can be pickled."""
+    """The message about an exception: the traceback, and the exception itself if it can be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
         data = by_value.dumps_object(error)
         pickle.loads(data)
-    except Exception:  # whatever __reduce__ and __init__ of anybody's exception do
+    except Exception:  # __reduce__ and __init__ of other people's exceptions may raise anything
         return "failure", text, None
     return "failure", text, data
 
 
 def _revive(data: bytes | None) -> BaseException | None:
-    """The exception that failure() has packed, if this process can have it."""
+    """The exception that failure() has pickled, or None if it cannot be read here."""
     try:
         return None if data is None else pickle.loads(data)
     except Exception:
@@ -95,5 +95,5 @@ def _revive(data: bytes | None) -> BaseException | None:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """Whether a rank has raised this only because another one has failed."""
+    """Whether a rank raised this only because another rank failed."""
     return isinstance(error, (_core.DistPeerLostError, _core.DistAbortedError))

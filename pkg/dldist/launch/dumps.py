@@ -1,4 +1,4 @@
-"""The flight recorders of the ranks of a dlrun: where they are written, how ranks are asked for them, and what they show."""
+"""The flight recorder dumps of a dlrun's ranks: where they go, how ranks are asked for them, and what they show."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Iterable
 from dldist.base import settings, watch
 from dldist.launch import ranks as launch_ranks
 
-# A dump takes milliseconds. A rank that is stopped, or whose file system hangs, holds up the report for no longer than this.
+# A dump takes milliseconds. This limits how long a stopped rank or a hanging file system can delay the report.
 _PATIENCE_S = 3.0
 _LOOK_AGAIN_S = 0.02
 _PREFIX = "trace_"
 
 Stamp = tuple[int, int] | None
-"""What tells a file from an earlier one under its name."""
+"""Inode and time of a file, to tell it from an earlier file of the same name."""
 
 
 class Dumps:
-    """Of one start of all ranks. Asking is in steps, since what ranks print has to be passed on meanwhile."""
+    """The dumps of one attempt. Asking for them does not block, because the supervisor has to pass on output meanwhile."""
 
     def __init__(self, attempt: launch_ranks.Attempt) -> None:
         self.environment: dict[str, str] = {}
-        """What ranks have in theirs so that they write where this looks."""
+        """Variables for the ranks, so that they write where this looks."""
         self.waits_until: float | None = None
-        """Until when ranks that were asked are waited for; None: none was asked, or all have answered."""
+        """How long to wait for ranks that were asked. None if none was asked, or if all have answered."""
         self.silent: list[launch_ranks.Rank] = []
-        """Those that were asked last, and have not answered."""
+        """Ranks that were asked last, and have not answered."""
         self.deaf: list[launch_ranks.Rank] = []
-        """Those that could not be asked last."""
+        """Ranks that could not be asked last."""
         self._number = watch.dump_signal()
         self._before: dict[int, Stamp] = {}
         self._is_wanted = False
@@ -45,13 +45,13 @@ class Dumps:
 
     def _make_place(self, attempt: launch_ranks.Attempt) -> str:
         if attempt.options.log_dir:
-            # Made by the first rank that writes.
+            # The first rank that writes makes it.
             self._made = os.path.join(attempt.log_folder, "traces")
         else:
             try:
                 self._made = tempfile.mkdtemp(prefix="dlrun_")  # for this user alone
             except OSError:
-                return ""  # nowhere to write: the job runs all the same
+                return ""  # there is nowhere to write, but the job can run
         prefix = os.path.join(os.path.abspath(self._made), _PREFIX)
         self.environment = {"DLDIST_FR_DUMP_FILE": prefix}
         return prefix
@@ -59,19 +59,19 @@ class Dumps:
     # Asking
 
     def ask(self, ranks: Iterable[launch_ranks.Rank], is_wanted: bool) -> None:
-        """Asks those that run. `is_wanted`: a user asks, so what comes is kept, however the job ends."""
+        """Ask running ranks for dumps. `is_wanted`: the user asked, so the dumps are kept however the job ends."""
         self._is_wanted = self._is_wanted or is_wanted
         self.silent, self.deaf = [], []
         if not self._prefix:
             return
         for rank in ranks:
             self._before[rank.rank] = self._stamp(rank.rank)
-            # One that does not listen would be ended by it.
+            # The signal would end a rank that has no handler for it.
             (self.silent if rank.ask_by(self._number) else self.deaf).append(rank)
         self.waits_until = time.monotonic() + _PATIENCE_S if self.silent else None
 
     def look(self) -> bool:
-        """Whether all have answered, or have had the time to."""
+        """Whether all have answered, or the time is over."""
         self.silent = [rank for rank in self.silent if rank.code is None and self._is_unchanged(rank.rank)]
         if self.waits_until is not None and (not self.silent or time.monotonic() >= self.waits_until):
             self.waits_until = None
@@ -87,7 +87,7 @@ class Dumps:
         return self._newest(rank)[1]
 
     def _newest(self, rank: int) -> tuple[str, Stamp]:
-        """The file of a rank that was written last; where the environment says, there may be one of each format."""
+        """The rank's newest file. There may be one in each format if the environment says where dumps go."""
         newest: tuple[str, Stamp] = "", None
         for ending in ("", ".json") if self._prefix else ():
             path = f"{self._prefix}{rank}{ending}"
@@ -102,23 +102,23 @@ class Dumps:
     # What they show
 
     def has_any(self) -> bool:
-        """Whether a rank has written one since the start."""
+        """Whether a rank has written a dump since the start."""
         return bool(self._written())
 
     def _written(self) -> dict[int, str]:
-        """The files that ranks have written since the start. Where the environment says, others may lie that are older."""
+        """The files that ranks have written since the start. Older files may lie there if the environment says where dumps go."""
         newest = {rank: self._newest(rank) for rank in self._ranks}
         return {rank: path for rank, (path, stamp) in newest.items() if stamp != self._at_start[rank]}
 
     def where(self) -> str:
-        """Where they are, and how they are read."""
+        """Where the dumps are, and how to read them."""
         folder, name = os.path.split(self._prefix)
         folder = folder or "."
         prefix = "" if self._made else f"-p {name} "
         return f"the flight recorders of the ranks are in {folder}; python -m dldist.trace {prefix}{folder}"
 
     def verdict(self) -> str:
-        """Who is stuck where, in a paragraph."""
+        """Which rank is stuck where, in a paragraph."""
         from dldist import trace
 
         dumps = {}
@@ -131,7 +131,7 @@ class Dumps:
             return f"the flight recorders could not be read: {error}"
 
     def close(self, is_of_use: bool) -> None:
-        """Keeps what ranks have written if that is of use, or was asked for; nothing else is left."""
+        """Remove the dumps, unless they are of use or the user asked for them."""
         if self._made is None:
             return
         if not (is_of_use or self._is_wanted):
@@ -140,4 +140,4 @@ class Dumps:
             try:
                 os.rmdir(self._made)
             except OSError:
-                pass  # it is not empty, or was never made
+                pass  # it is not empty, or does not exist

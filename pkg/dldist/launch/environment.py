@@ -1,6 +1,6 @@
-"""What the launch environment says: who started this process, as which rank of how many, and where the ranks can meet.
+"""Reads what a launcher says in the environment: which launcher it is, this process's rank, the number of ranks, and where to meet.
 
-docs/rendezvous.md has the table of the variables. Nothing is imported here that a plain `import dldist` does not have.
+docs/rendezvous.md has the table of the variables. This imports nothing that a plain `import dldist` does not import.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Above the range from which systems take ports by themselves, as a rule.
+# Above the range from which systems usually choose ports.
 _FIRST_PORT, _PORTS = 61440, 4096
-# Steps with these numbers and above are Slurm's own: the batch script, an interactive shell, external programs.
+# Steps from this number on are Slurm's own: the batch script, an interactive shell, external programs.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Launch:
-    """What a launcher told this process. None stands for what it did not say."""
+    """What a launcher told this process. None stands for what it did not tell."""
 
     def __init__(self, kind: str, rank: int, world_size: int) -> None:
         self.kind = kind  # "torchrun", "env", "slurm", "openmpi", "pmi"
@@ -42,10 +42,10 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The launcher that started this process, or None. ValueError for a variable that makes no sense.
+    """The launcher that started this process, or None. Raises ValueError if a variable makes no sense.
 
-    RANK comes first. Open MPI and MPICH come before Slurm, since they start their helpers through it: in a job of theirs
-    Slurm's numbers are those of the helpers.
+    RANK comes first. Open MPI and MPICH come before Slurm, because they may start their helpers through Slurm. Slurm's numbers are then
+    those of the helpers.
     """
     launch = _from_env(environ) or _from_openmpi(environ) or _from_pmi(environ) or _from_slurm(environ)
     if launch is None:
@@ -60,12 +60,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The rank among the processes of this host: LOCAL_RANK, else what the launcher says."""
+    """The rank among the processes of this host, from LOCAL_RANK or else from the launcher."""
     return _said_or_launched(environ, "LOCAL_RANK", "local_rank")
 
 
 def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many processes of the job are on this host: LOCAL_WORLD_SIZE, else what the launcher says."""
+    """How many processes of the job are on this host, from LOCAL_WORLD_SIZE or else from the launcher."""
     return _said_or_launched(environ, "LOCAL_WORLD_SIZE", "local_size")
 
 
@@ -88,7 +88,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _from_names(environ: Mapping[str, str], kind: str, rank: str, size: str, local: str, local_size: str) -> Launch | None:
-    """A launch whose numbers are in these variables; None without the first two."""
+    """The launch whose numbers are in these variables, or None if the first two are not set."""
     numbers = _number(environ, rank), _number(environ, size)
     if numbers[0] is None or numbers[1] is None:
         return None
@@ -119,10 +119,10 @@ def _from_env(environ: Mapping[str, str]) -> Launch | None:
 def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
     names = (f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     launch = _from_names(environ, "openmpi", *names)
-    # OMPI_COMM_WORLD_NODE_RANK is no number of a node: it counts processes of all jobs on this one.
+    # OMPI_COMM_WORLD_NODE_RANK is not used: it does not number nodes, but the processes of all jobs on this node.
     namespace = environ.get("PMIX_NAMESPACE")
     if launch is not None and namespace:
-        # Namespaces of Open MPI 4 are short numbers that come again; the others are new with every mpirun.
+        # Open MPI 4 uses the same short namespaces again. The others are new for every mpirun.
         unique = ("OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2")
         launch.job = f"openmpi {namespace} {next((environ[name] for name in unique if environ.get(name)), '')}"
     return launch
@@ -133,7 +133,7 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
     if launch is None:
         return None
     if launch.local_size is None:
-        # srun speaks PMI, too, and then knows more under its own names.
+        # srun sets PMI's variables, too, and says more in its own.
         step = _from_slurm(environ)
         if step is not None and (step.rank, step.world_size) == (launch.rank, launch.world_size):
             return step
@@ -142,8 +142,8 @@ def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _hydra_job() -> str | None:
-    """Hydra, which starts the processes of MPICH and Intel MPI, gives a job no name: its helper on this host, an ancestor of all
-    ranks here, stands for it, with the time at which that started."""
+    """A name for a job of MPICH or Intel MPI, whose launcher Hydra gives none. All ranks of this host descend from one helper of Hydra,
+    so the helper's pid and the time when it started make a name."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -159,7 +159,7 @@ def _hydra_job() -> str | None:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
-    """In a step of srun only. A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, too, but are alone."""
+    """Only for a step of srun. A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, too, but run alone."""
     step = _number(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:
         return None
@@ -229,9 +229,9 @@ def _expand_one(pattern: str) -> Iterator[str]:
 
 
 def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the ranks of a job that is on one host alone meet: a path that is this job's, in a directory that is this user's.
+    """The file where the ranks of a job on one host meet. No other job has this path, and no other user can write to its directory.
 
-    Best in the launcher's own for the job, which it removes at the end, however that comes.
+    The launcher's own directory for the job is best, because the launcher always removes it at the end.
     """
     name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
     directory = environ.get("PMIX_SERVER_TMPDIR")
@@ -241,7 +241,7 @@ def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _boot_id() -> str:
-    """Numbers of processes begin anew with the machine, and a file outlives it."""
+    """A number for this start of the machine. Pids begin anew with it, but files stay."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -253,7 +253,7 @@ def _make_private(directory: str) -> str:
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
-        pass  # a rank of this host was first, or another job
+        pass  # another rank or another job made it
     reason = _why_not_private(directory)
     if reason is not None:
         raise _core.DistStoreError(
@@ -264,7 +264,7 @@ def _make_private(directory: str) -> str:
 
 
 def _why_not_private(directory: str) -> str | None:
-    """Why others could have their hands in this directory, or None."""
+    """Why other users could interfere with this directory, or None."""
     try:
         status = os.lstat(directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What dlrun is told on its command line."""
+"""The command line of dlrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dldist import __version__
 DEFAULT_PORT = 29500
 _POLL_S = 0.25
 GRACE_S = 30.0
-"""Enough to write a checkpoint, as a rule; torchrun's is the same."""
+"""Usually enough to write a checkpoint. torchrun's is the same."""
 NOT_KEPT, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
 
 _DESCRIPTION = """Runs a program on several processes, called ranks, that form one job.
@@ -32,7 +32,7 @@ on each of two machines:
 
 
 _STREAMS = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
-# By group of the help: the names of an option, and how argparse takes it.
+# The options by group of the help: their names, and their arguments for argparse.
 _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "how many": (
         ("-n -np --nproc-per-node", {"dest": "nproc", "default": "1", "metavar": "N",
@@ -44,15 +44,15 @@ _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--master-addr", {"dest": "host", "metavar": "HOST", "help": "address of machine 0 (default: 127.0.0.1)"}),
         ("--master-port", {"dest": "port", "type": int, "metavar": "PORT",
          "help": f"port there (default: {DEFAULT_PORT}; for one machine a free one)"}),
-        ("--rdzv-endpoint", {"metavar": "HOST:PORT", "help": "both in one; the dlrun whose machine has that address serves it"}),
+        ("--rdzv-endpoint", {"metavar": "HOST:PORT", "help": "address and port; the dlrun on the machine with that address serves it"}),
         ("--rdzv-backend", {"default": "c10d", "choices": ("c10d", "static"),
-         "help": "for torchrun's command lines: whichever is named, the machines meet at the endpoint"}),
+         "help": "for compatibility with torchrun: in both cases the machines meet at the endpoint"}),
         ("--monitor-interval", {"dest": "poll_s", "type": float, "default": _POLL_S, "metavar": "SECONDS",
-         "help": f"how often it is looked whether ranks on other machines have failed (default: {_POLL_S:g})"}),
+         "help": f"how often to look for failures on other machines (default: {_POLL_S:g})"}),
         ("--rdzv-id", {"dest": "run_id", "metavar": "NAME", "help": "name of the job, the same on all machines"}),
-        ("--standalone", {"action": "store_true", "help": "one machine and a free port, whatever else is given"}),
+        ("--standalone", {"action": "store_true", "help": "use one machine and a free port, whatever the other options say"}),
         ("--no-secret", {"dest": "has_secret", "action": "store_false",
-         "help": "do not demand a secret of those who connect: for programs that use the store of torch, which cannot show one"}),
+         "help": "let processes connect without a secret: for programs that use torch's own store client, which has none"}),
     ),
     "how it runs": (
         ("-m --module", {"dest": "is_module", "action": "store_true", "help": "the program is a module, as with python -m"}),
@@ -73,28 +73,29 @@ _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 
 class Options(argparse.Namespace):
-    """What was said, in the end as it is meant: checked, and with all that follows from it."""
+    """The options, checked and with defaults filled in."""
 
     nproc: int
     nnodes: int
     node_rank: int | None
-    """None: in the order in which the launchers come."""
+    """None: machines are numbered in the order in which their launchers arrive."""
     host: str
     port: int
-    """0: a free one."""
+    """0: any free port."""
     run_id: str | None
     max_restarts: int
     poll_s: float
-    """How often it is looked whether something has happened on other machines."""
+    """How often to look for failures on other machines."""
     role: str
     shown_ranks: frozenset[int] | None
     """The local ranks whose output is shown; None: all."""
     grace_s: float
-    """How long ranks that are told to end may take."""
+    """How long ranks may take to end when they are told to."""
     log_dir: str | None
     tee: dict[int | None, int]
     redirects: dict[int | None, int]
-    """Which streams go to a file and to the console, or to a file alone: bits of KEEP_* by local rank, or by None for all."""
+    """tee: which streams go to a file and to the console. redirects: which go to a file only. Bits of KEEP_*, by local rank or, for all
+    ranks, by None."""
     has_bound_cores: bool
     has_secret: bool
     is_module: bool
@@ -102,12 +103,12 @@ class Options(argparse.Namespace):
     program: list[str]
 
     def kept(self, local_rank: int) -> tuple[int, int]:
-        """Which streams of a rank go to a file, and which of these not to the console: bits of KEEP_*."""
+        """Which streams of a rank go to a file, and which of those do not go to the console, as bits of KEEP_*."""
         teed, redirected = (which.get(local_rank, which.get(None, NOT_KEPT)) for which in (self.tee, self.redirects))
         return teed | redirected, redirected
 
     def is_shown(self, local_rank: int) -> bool:
-        """Whether a rank's output goes to the console, where it does not go to files alone."""
+        """Whether a rank's output goes to the console, unless it goes to files only."""
         return self.shown_ranks is None or local_rank in self.shown_ranks
 
 
@@ -134,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for text, how in rows:
             names = text.split()
-            # As torchrun's, they may be written with underscores.
+            # They may be written with underscores, as for torchrun.
             names.append("--" + names[-1][2:].replace("-", "_"))
             group.add_argument(*dict.fromkeys(names), **how)
     parser.add_argument("program", help="script to run; with -m a module, with --no-python a command")
@@ -143,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(given: Options) -> None:
-    """Raises ValueError; leaves in place of what was said what is meant."""
+    """Check the options, and replace what was written by what it means. Raises ValueError."""
     given.nproc = ranks_here(str(given.nproc))
     given.nnodes = _whole(given.nnodes, 1, math.inf, f"--nnodes must be a number of 1 or more, not {given.nnodes!r}")
     if given.max_restarts < 0:
@@ -163,7 +164,7 @@ def _check(given: Options) -> None:
         raise ValueError("-m and --no-python exclude each other")
     given.host, given.port = _endpoint(given)
     redirects = str(given.redirects)
-    # Somebody who asks for a directory wants files, and still sees what happens.
+    # With a directory but no choice of streams, output goes to files and to the console.
     tee = "3" if given.log_dir and redirects == "0" else "0"
     given.tee, given.redirects = _streams("--tee", tee if given.tee is None else str(given.tee)), _streams("--redirects", redirects)
     given.shown_ranks = _local_ranks(str(given.shown_ranks))
@@ -210,7 +211,7 @@ def _whole(value: object, least: int, most: float, complaint: str) -> int:
 
 
 def _streams(name: str, text: str) -> dict[int | None, int]:
-    """Which streams, by local rank; for all ranks by None."""
+    """Which streams are meant, by local rank or, for all ranks, by None."""
     found: dict[int | None, int] = {}
     for part in text.split(","):
         rank, colon, what = part.rpartition(":")
@@ -221,21 +222,21 @@ def _streams(name: str, text: str) -> dict[int | None, int]:
 
 
 def ranks_here(text: str) -> int:
-    """What --nproc-per-node asks for."""
+    """How many ranks --nproc-per-node asks for."""
     if text in ("cpu", "auto"):
         return usable_cores()
     return _whole(text, 1, math.inf, f'--nproc-per-node must be a number of 1 or more, "cpu" or "auto", not {text!r}')
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, at most as many as its control groups allow the time of."""
+    """How many cores this process may use: those that it may run on, within the CPU quota of its control groups."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_cores()
     return cores if quota is None else max(1, min(cores, quota))
 
 
 def _cgroup_cores() -> int | None:
-    """The smallest quota of this process's control group (version 2) and those above it, in whole cores."""
+    """The smallest CPU quota of this process's control group (version 2) and its parents, in whole cores."""
     try:
         groups = pathlib.Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -248,5 +249,5 @@ def _cgroup_cores() -> int | None:
                 quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
                 quotas.append(int(quota) // int(period))
             except (OSError, ValueError, ZeroDivisionError):
-                pass  # there is none, or it is "max"
+                pass  # there is no quota, or it is "max"
     return min(quotas, default=None)

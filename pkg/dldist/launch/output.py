@@ -1,4 +1,4 @@
-"""What ranks print: whole lines with the rank before them, to the console and to files."""
+"""Passes on what ranks print, in whole lines with the rank in front, to the console and to files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from typing import IO, BinaryIO
 
 _CHUNK = 65536
-# The largest pipe of an ordinary user has 1 MiB.
+# The largest pipe that an ordinary user can have is 1 MiB.
 _CHUNKS_IN_PIPE = 32
-# A pipe that poll() calls writable takes so many bytes at once without blocking, and does not mix them with others'.
+# A pipe that is writable takes this many bytes without blocking, and does not mix them with those of other writers.
 _ATOMIC = select.PIPE_BUF
 _LONGEST_LINE = 1 << 20
 _TAIL_BYTES = 64 << 10
-# A carriage return ends a piece, too: progress bars redraw their line with it, here with the rank before it. The last
-# byte may be the first half of \r\n.
+# A carriage return ends a piece, too, because progress bars redraw their line with it. If it is the last byte, it may be the first
+# half of \r\n.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def open_missing_streams() -> None:
-    """Where a standard stream is closed, a socket would get its number, and with it what ranks print: nobody reads these."""
+    """Open standard streams that are closed. Otherwise a socket could get their number, and receive what ranks print."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -31,24 +31,24 @@ def open_missing_streams() -> None:
 
 
 def say(text: str) -> None:
-    """Writes to dlrun's stderr."""
+    """Write to dlrun's stderr."""
     print(f"dlrun: {text}", file=sys.stderr, flush=True)
 
 
 class Console:
-    """One of this process's own streams. A reader who does not read holds up no signal."""
+    """stdout or stderr of this process. Signals are handled even if nobody reads it."""
 
     def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
         self.has_reader = True
         self.nlines = 0
-        """How many lines have been written to it."""
+        """How many lines have been written."""
         self._fd = fd
         self._may_wait = may_wait
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     def write(self, data: bytes) -> None:
-        """Writes all of it; gives up when may_wait() says no, or when the reader has gone."""
+        """Write all of it. Gives up if may_wait() returns False, or if the reader is gone."""
         self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
@@ -70,7 +70,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are whole now."""
+        """The lines that are complete now."""
         had_return = self._rest.endswith(b"\r")
         self._rest += data
         if b"\n" not in data and b"\r" not in data and not had_return:
@@ -85,11 +85,11 @@ class Lines:
         return self.flush()
 
     def _with_prefix(self, line: bytes) -> bytes:
-        # Tracebacks of ranks that have initialised their world say the rank already.
+        # Tracebacks already have the rank if the world is initialised.
         return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def flush(self) -> bytes:
-        """What is left, as a line."""
+        """The rest, as a line."""
         rest = bytes(self._rest)
         self._rest.clear()
         return self._prefix + rest + b"\n" if rest else b""
@@ -103,9 +103,9 @@ class Stream:
     ) -> None:
         self.pipe = pipe
         self.has_marker = False
-        """Whether the marker has come by."""
+        """Whether the marker was in the output."""
         self.is_shown = console is not None
-        """Whether what comes goes to a console."""
+        """Whether the output goes to a console."""
         self._lines = Lines(prefix)
         self._console = console
         self._file = file
@@ -114,17 +114,17 @@ class Stream:
         os.set_blocking(pipe.fileno(), False)
 
     def read(self) -> bool:
-        """Passes on what is there; False at the end."""
+        """Pass on what there is. Returns False at the end."""
         return self._pass_on() != b""
 
     def drain(self) -> None:
-        """Passes on what is in the pipe. No more: somebody may go on writing."""
+        """Pass on what is in the pipe now, but no more: another process may go on writing."""
         for _ in range(_CHUNKS_IN_PIPE):
             if not self._pass_on():
                 return
 
     def _pass_on(self) -> bytes | None:
-        """A piece: None while there is nothing, b"" at the end."""
+        """Pass on a piece. Returns None if there is nothing yet, b"" at the end."""
         data: bytes | None = self.pipe.read(_CHUNK)
         if data:
             self._take(data)

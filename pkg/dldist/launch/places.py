@@ -1,4 +1,4 @@
-"""Where ranks can meet, and how a store is opened there: of a URL, of the environment, of what the launcher says."""
+"""Finds the place where ranks meet, from a URL, the environment, or the launcher, and opens a store there."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.02
 _PROBE_S = 1.0
-# Sockets of the caller's that a server has been on already, by their inodes; see _serve_on.
+# The inodes of sockets that a server has used already; see _serve_on.
 _served: set[int] = set()
 
 
 class Place:
-    """Where to meet, as which rank of how many."""
+    """Where to meet, with this process's rank and the number of ranks."""
 
     def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.is_host = False  # the store lives in this process, and ends with it
-        self.is_guest = False  # it lives in that of rank 0, which may make it anew
+        self.is_host = False  # this process serves the store
+        self.is_guest = False  # rank 0 serves the store, and may serve a new one later
         self._connect = connect
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
@@ -39,7 +39,7 @@ class Place:
 
 
 def _alone(rank: int) -> Place:
-    """The only rank needs nobody."""
+    """A place for a single rank."""
     return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
 
 
@@ -49,12 +49,12 @@ def _in_file(path: str, rank: int, world_size: int) -> Place:
 
 
 def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
-    """A store that somebody else has opened."""
+    """A store that is open already."""
     return Place(rank, world_size, lambda _timeout: store)
 
 
 class AtServer(Place):
-    """A TCPStore, served by rank 0 unless it is that of the agent that started the processes."""
+    """A TCPStore. Rank 0 serves it, unless the agent that started the processes does."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, is_agents: bool) -> None:
         super().__init__(rank, world_size)
@@ -70,7 +70,7 @@ class AtServer(Place):
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         options = {
-            # Who does not wait for the others need not be counted by them either.
+            # A rank that does not wait for the others is not counted by them either.
             "world_size": self.world_size if wait_for_workers else None,
             "timeout": timeout,
             "wait_for_workers": wait_for_workers and self.port != 0,
@@ -90,7 +90,7 @@ class AtServer(Place):
 
 
 class AtServerOfRange(AtServer):
-    """As before, at the first free port of several. The others know it by the name of the job, which the server's store holds."""
+    """A server at the first free port of a range. The others recognise it by the name of the job, which its store has."""
 
     JOB_KEY = "dldist/job"
 
@@ -109,7 +109,7 @@ class AtServerOfRange(AtServer):
             except _core.DistNetworkError as error:
                 failure = error
                 continue
-            # A server of this process may have had the port already: it is ours if the job is.
+            # This process may have had a server at this port already. It is the right one if it has the same job.
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
             failure = _core.DistNetworkError(f"port {port} is taken by another job of this process")
@@ -133,7 +133,7 @@ class AtServerOfRange(AtServer):
         import socket
 
         try:
-            # TCPStore tries again where nobody listens yet; here the next port is the better try.
+            # TCPStore would try again if nobody listens; here it is better to try the next port.
             socket.create_connection((self.host, port), seconds).close()
             store = _core.TCPStore(self.host, port, timeout=seconds)
             return store if store.try_get(self.JOB_KEY) == self.job else None
@@ -145,8 +145,8 @@ class AtServerOfRange(AtServer):
 
 
 def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
-    # A server of torchrun's or dlrun's agent is there already; one at another place is ours to make. dlrun says where its own
-    # is, and MASTER_ADDR and MASTER_PORT may have been set to something else since.
+    # The agent of torchrun or dlrun serves a store already; at any other address, the ranks serve their own. dlrun tells the address
+    # of its store, since the program may have changed MASTER_ADDR and MASTER_PORT.
     is_agents = False
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -155,34 +155,35 @@ def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
 
 
 def _attempt_prefix() -> str | None:
-    """Keeps attempts apart that an agent makes over one store. Several agents need not count alike: there, only meet() does."""
+    """A prefix that separates the attempts of an agent that has one store for all. Several agents may count differently; then only
+    meet() separates attempts."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     is_one_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"/worker/attempt_{attempt}" if attempt and is_one_agent else None
 
 
 def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
-    """Rank 0's store, with its server. Several in one process share the server of a port."""
+    """Open rank 0's store with its server. Stores of one process at the same port share a server."""
     return _core.TCPStore(host, port, is_master=True, multi_tenant=True, **options)
 
 
 def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
         return _open(host, port, **options)
-    # A name, which may mean another address to the others than here, or an address that is translated on its way.
+    # The name may stand for another address elsewhere, or the address may be translated on the way: listen on all addresses.
     server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
     return _open(host, server.port, **options)
 
 
 def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
-    """At a socket that the caller keeps, so that the port stays ours from one server to the next."""
+    """Serve at a socket that the caller keeps open, so that no other process can take the port between two servers."""
     try:
         os.set_inheritable(listen_fd, False)
         inode = os.fstat(listen_fd).st_ino
     except OSError as error:
         raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
     if inode in _served:
-        # A server of this process may still be at it. If not, nobody can take the port: it is the socket's.
+        # A server of this process may still use the socket. If not, the port is still reserved by the socket.
         try:
             return _open(host, port, **options)
         except _core.DistNetworkError:
@@ -198,7 +199,7 @@ def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> 
 
 
 def _close_if_same(fd: int, inode: int) -> None:
-    """A server that could not be made has not taken the descriptor; one whose workers did not come has, and closed it."""
+    """Close the descriptor, unless a server took and closed it: one does so even if its workers do not come."""
     try:
         if os.fstat(fd).st_ino == inode:
             os.close(fd)
@@ -207,12 +208,12 @@ def _close_if_same(fd: int, inode: int) -> None:
 
 
 def _is_own_address(host: str) -> bool:
-    """An address of this machine, or the loopback by its name: to be listened on alone."""
+    """Whether this is an address of this machine, or localhost, so that the server listens on it alone."""
     if host == "localhost":
         return True
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
-    import _socket  # `socket` takes ten times as long to import, and a name that is no bytes its codec for domain names
+    import _socket  # `socket` takes ten times as long to import, and a name in text would import a codec
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
@@ -222,7 +223,7 @@ def _is_own_address(host: str) -> bool:
             finally:
                 probe.close()
     except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL  # what else is wrong, listening there will say
+        return error.errno != errno.EADDRNOTAVAIL  # listening there will report any other error
     return True
 
 
@@ -285,7 +286,7 @@ def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _split_server(server: str) -> tuple[str, int | None]:
-    """Host and port of "host:port", in which an address with colons of its own has brackets."""
+    """Host and port of "host:port". An address with colons has brackets around it."""
     if ("[" in server) != ("]" in server):
         raise ValueError("Invalid IPv6 URL")
     if server.startswith("["):
@@ -331,7 +332,7 @@ def _variable(name: str) -> str:
 
 
 def with_ranks(url: str, rank: int, world_size: int, is_size_open: bool = False) -> str:
-    """The URL with these in its query, in which -1 stands for nothing: but for a size that is to stay open."""
+    """The URL with these numbers in its query. -1 is left out, except for a size that is to stay open."""
     if rank == -1 and world_size == -1 and not is_size_open:
         return url
     body, mark, fragment = url.partition("#")

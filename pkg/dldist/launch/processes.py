@@ -1,6 +1,6 @@
-"""Processes that this one has started: watched, told to end, and what is said of their end.
+"""Watches and ends child processes, and says how they ended.
 
-dlrun, spawn() and dldist.testing stand on this; each starts interpreters in its own way, and has its own idea of when to end them.
+dlrun, spawn() and dldist.testing use this. Each starts processes in its own way, and decides when to end them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _libc = ctypes.CDLL(None)
 class Child:
     """A process, from its start until close().
 
-    What is sent goes to this process, or to nobody once it is gone: its number may be another's by then. It can be waited for
-    beside pipes, by a selector or multiprocessing.connection.wait: it has a fileno(), which is readable when it has ended. A pipe
-    would tell less, since children of its own may keep that open.
+    Signals go to this process or to none: another process that gets the same pid later is safe. A selector or
+    multiprocessing.connection.wait() can wait for it beside pipes, because its fileno() is readable once it has ended. The end of
+    a pipe would not do, since children of the process may keep the pipe open.
     """
 
     def __init__(self, pid: int, reap: Callable[[], int], leads_session: bool = False) -> None:
-        """`reap` waits for it and gives its code, as the library that has started it does. Raises OSError, and ends it, when it
-        cannot be watched."""
+        """`reap` waits for the process and returns its code, by the library that started it. If the process cannot be watched, it is
+        killed, and OSError is raised."""
         self.pid = pid
         self.code: int | None = None
-        """How it has ended, once has_ended() has said so: exit code, or minus the number of the signal."""
+        """The exit code, or minus the number of the signal; known once has_ended() has returned True."""
         self._reap = reap
         self._leads_session = leads_session
         try:
@@ -43,11 +43,11 @@ class Child:
         return self._pidfd
 
     def has_ended(self) -> bool:
-        """Whether it has. It stays a zombie until close(), so that its session, too, can be told something."""
+        """Whether it has ended. It stays a zombie until close(), so that its session can still be signalled."""
         if self.code is None:
             try:
                 state = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # the library has reaped it meanwhile
+            except ChildProcessError:  # the library has reaped it already
                 self.code = self._reap()
             else:
                 if state is not None:
@@ -56,12 +56,12 @@ class Child:
         return self.code is not None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Wait for up to `seconds`, and return whether it has ended."""
         connection.wait([self._pidfd], max(seconds, 0.0))
         return self.has_ended()
 
     def send(self, number: int) -> bool:
-        """Sends a signal to it alone. False: it is gone."""
+        """Send a signal to this process alone. Returns False if it is gone."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -69,17 +69,17 @@ class Child:
         return True
 
     def send_to_all(self, number: int) -> None:
-        """Sends a signal to it, and to its children if it leads a session."""
+        """Send a signal to the process, and to its children if it leads a session."""
         if not self._leads_session:
             self.send(number)
             return
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # all gone, or somebody else by now
+            pass  # all are gone, or have become somebody else's
 
     def close(self) -> None:
-        """Ends at once what is left of it and of its session. Nothing can be asked afterwards but its code."""
+        """Kill what is left of the process and its session. After that, only its code can be asked for."""
         if self._pidfd < 0:
             return
         self.send_to_all(signal.SIGKILL)
@@ -89,7 +89,7 @@ class Child:
 
 
 def end(children: Iterable[Child], number: int, seconds: float) -> None:
-    """Sends all of them a signal, and closes them as they end; those that have not after so many seconds are killed."""
+    """Send a signal to all, and close them as they end. Those that are left after `seconds` are killed."""
     told = list(children)
     deadline = time.monotonic() + seconds
     for child in told:
@@ -100,7 +100,7 @@ def end(children: Iterable[Child], number: int, seconds: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """In a child: have it killed when the thread that has started it ends; `parent` is the process of that."""
+    """In a child: have the kernel kill it when the thread that started it ends, which belongs to the process `parent`."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

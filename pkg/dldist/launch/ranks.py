@@ -1,4 +1,4 @@
-"""The processes of ranks: their environment, how they are started, told to end, and waited for."""
+"""The processes of ranks: their environment, how they start, and what is left when they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dldist.launch import output, processes, report, variables
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks of a launcher stand in the job."""
+    """The place of a launcher's ranks in the job."""
 
     node: int
     nnodes: int
@@ -45,7 +45,7 @@ class Attempt:
 
 
 def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
-    """torchrun's variables for one rank, on top of this process's own."""
+    """The environment of a rank: that of this process, with torchrun's variables."""
     place, options = attempt.place, attempt.options
     rank = place.first_rank + local_rank
     env = {
@@ -69,12 +69,12 @@ def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
 def command(options: launch_options.Options) -> list[str]:
     if not options.is_python:
         return options.program
-    # Unbuffered: a line comes out when it is printed, and none is lost with the process.
+    # Unbuffered, so that lines appear at once, and none is lost if the process dies.
     return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
 
 
 def why_no_script(options: launch_options.Options) -> str | None:
-    """Why Python cannot run the program: it is no file, but perhaps a command."""
+    """Why Python cannot run the program, or None: there may be no such file, but a command of this name."""
     program = options.program[0]
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
         return None
@@ -84,7 +84,7 @@ def why_no_script(options: launch_options.Options) -> str | None:
 
 
 def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
-    """The share of a rank; ranks share cores where there are not enough."""
+    """The cores for a rank. If there are fewer cores than ranks, ranks share them."""
     if nproc >= len(usable):
         return [usable[local_rank % len(usable)]]
     return usable[local_rank * len(usable) // nproc : (local_rank + 1) * len(usable) // nproc]
@@ -104,7 +104,7 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
     launcher = os.getpid()
 
     def run() -> None:
-        # A launcher that is killed takes its ranks with it.
+        # If the launcher is killed, its ranks are, too.
         processes.die_with(launcher)
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -113,14 +113,14 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 
 
 class Rank:
-    """A process with its two streams; its children are in its session, unless they leave it."""
+    """A process with its two streams. It leads a session, which its children are in unless they leave it."""
 
     def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
-        """Starts it, with `more` in its environment. Raises OSError when the program cannot be started."""
+        """Start it, with `more` in its environment. Raises OSError if the program cannot be started."""
         self.local_rank = local_rank
         self.rank = attempt.place.first_rank + local_rank
         self.streams: list[output.Stream] = []
-        """stdout and stderr, once they are passed on; none when they are this process's own."""
+        """stdout and stderr, if this process passes them on."""
         self._attempt = attempt
         self._began = time.monotonic()
         pipe = subprocess.PIPE if has_pipes else None
@@ -128,38 +128,38 @@ class Rank:
         if attempt.options.has_bound_cores:
             cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
         with warnings.catch_warnings():
-            # About fork() where there are threads: what follows it here takes no lock.
+            # It warns of fork() in a process with threads. That is safe here: nothing takes a lock between fork() and exec().
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = subprocess.Popen(
                 command(attempt.options),
                 bufsize=0,
-                # As under mpirun, the keyboard belongs to one rank.
+                # The keyboard belongs to one rank, as under mpirun.
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
                 env=environment(attempt, local_rank) | dict(more),
                 start_new_session=True,
-                preexec_fn=_before_exec(cores),  # noqa: PLW1509  two calls of the system
+                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it makes two system calls
             )
         self.pid = self.process.pid
         self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
 
     @property
     def pipes(self) -> list[IO[bytes]]:
-        """The ends to read from, stdout's and stderr's."""
+        """The ends of stdout's and stderr's pipes to read from."""
         return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
 
     @property
     def code(self) -> int | None:
-        """How it has ended: exit code, or minus the signal."""
+        """The exit code, or minus the signal; None while it runs."""
         return self.child.code
 
     def ask_by(self, number: int) -> bool:
-        """Sends it alone a signal that it handles. False: it does not run, or this signal would end it."""
+        """Send a signal to this process alone. Returns False if it has ended, or has no handler, so that the signal would end it."""
         return self.code is None and _is_handled_by(self.pid, number) and self.child.send(number)
 
     def failure(self) -> report.Failure:
-        """The report of one that has ended badly."""
+        """The report about a process that has failed."""
         for stream in self.streams:
             stream.drain()
         tail = report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
@@ -180,7 +180,7 @@ class Rank:
         )
 
     def close(self) -> None:
-        """Ends what is left of it, and of its children; nothing of it stays."""
+        """End what is left of it and of its children."""
         self.child.close()
         for stream in self.streams:
             try:

@@ -1,4 +1,4 @@
-"""Which rank failed first, and what is said about it."""
+"""Reports of failures: which rank failed first, and what its stderr says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from dldist.launch.processes import how_it_ended
 
-# Where a report of Python begins: an exception, a group of them, or what faulthandler writes.
+# The beginning of a traceback, of a group of them, or of what faulthandler writes.
 _BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
 _CHAIN = (
     b"\nThe above exception was the direct cause of the following exception:\n\n",
@@ -21,14 +21,14 @@ _TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
 LINES_IN_SIGHT = 40
-"""What so many lines of output have followed is not shown again."""
+"""Text is shown again if more lines than this have followed it."""
 LAUNCHER = -1
-"""In place of a rank: a launcher has ended the job."""
+"""Stands for a rank if a launcher ended the job."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank ended. It goes from one launcher to the others as JSON."""
+    """How a rank ended. Launchers send it to each other as JSON."""
 
     rank: int
     local_rank: int
@@ -36,16 +36,16 @@ class Failure:
     host: str
     pid: int
     code: int
-    """Exit code, or minus the number of the signal."""
+    """The exit code, or minus the number of the signal."""
     attempt: int
     seconds: float
     when: str
     tail: str
-    """What is worth to be read of its stderr."""
+    """The part of its stderr that is worth reading."""
     is_consequence: bool
-    """It failed because another rank did."""
+    """Whether it failed only because another rank did."""
     is_final: bool = False
-    """No use to try again."""
+    """Whether there is no use in starting again."""
 
     @property
     def exit_code(self) -> int:
@@ -63,14 +63,14 @@ class Failure:
 
 
 def of_launcher(node: int, code: int, why: str) -> Failure:
-    """Not a rank has failed, but a dlrun has given up."""
+    """The report about a dlrun that has given up, though no rank failed."""
     host, pid = os.uname().nodename, os.getpid()
     text = f"{why} (machine {node}, host {host}, pid {pid}, at {now()})"
     return Failure(LAUNCHER, LAUNCHER, node, host, pid, code, 0, 0.0, now(), text, is_consequence=False, is_final=True)
 
 
 def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
-    """The last thing that dlrun prints. What is in sight on the console is not printed again but for its last words."""
+    """The last thing that dlrun prints. If the traceback is still in sight on the console, only its last words are printed again."""
     if failure.rank == LAUNCHER:
         return f"dlrun: {failure.tail}\n".encode(errors="replace")
     line = (
@@ -88,12 +88,12 @@ def now() -> str:
 
 
 def without_prefix(stderr: bytes, rank: int) -> bytes:
-    """What a rank wrote, without its number before the lines: tracebacks of one that is in a group have it already."""
+    """What a rank wrote, without its number in front of the lines, which tracebacks have if the world is initialised."""
     return re.sub(rb"^\[rank%d\]: ?" % rank, b"", stderr, flags=re.M)
 
 
 def last_traceback(stderr: bytes) -> bytes:
-    """The last traceback in what a rank wrote, with the exceptions that it came from; without one, the last lines."""
+    """The last traceback that a rank wrote, with the exceptions that led to it. If there is none, the last lines."""
     begin = None
     for match in _BEGINNING.finditer(stderr):
         if begin is None or not stderr[: match.start()].endswith(_CHAIN):
@@ -104,29 +104,29 @@ def last_traceback(stderr: bytes) -> bytes:
 
 
 def _raised(tail: bytes) -> re.Match[bytes] | None:
-    """The line that names the exception which a traceback ends with."""
+    """The line of a traceback that names the exception."""
     headers = list(_BEGINNING.finditer(tail))
     return _UNINDENTED.search(tail, headers[-1].end()) if headers else None
 
 
 def last_words(tail: bytes) -> bytes:
-    """The exception of a traceback, with all of its message; without one, the last line."""
+    """The exception of a traceback with its whole message. If there is none, the last line."""
     raised = _raised(tail)
     return tail[raised.start() :] if raised else b"".join(tail.splitlines(keepends=True)[-1:])
 
 
 def is_consequence(code: int, tail: bytes) -> bool:
-    """Whether a rank ended only because it has lost another, or another has given up."""
+    """Whether a rank ended only because it lost another, or because another gave up."""
     raised = _raised(tail)
     return code > 0 and raised is not None and _CONSEQUENCE.match(raised[0]) is not None
 
 
 def is_time_out(failure: Failure) -> bool:
-    """Whether a rank ended because something did not come in time."""
+    """Whether a rank ended because of a time-out."""
     raised = _raised(failure.tail.encode(errors="replace"))
     return failure.code > 0 and raised is not None and _TIME_OUT.match(raised[0]) is not None
 
 
 def first(failures: list[Failure]) -> Failure:
-    """The one to show of those that failed, in the order in which they ended."""
+    """The failure to show, of those in the order in which ranks ended."""
     return min(failures, key=lambda failure: failure.is_consequence)

@@ -1,4 +1,4 @@
-"""dist.spawn: a function on several processes of this host, from a script or a notebook."""
+"""dldist.spawn: runs a function in several processes of this host, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dldist import _core
 from dldist.launch import by_value, calls, processes, variables
 
 _KILL_AFTER_S = 1.5
-# A process that has lost another may be quicker to end than the one that is lost.
+# A process that has lost another may end sooner than the lost one.
 _CULPRIT_GRACE_S = 0.5
 
 
 class ProcessException(_core.DistError):
-    """A process of spawn() has failed: error_index is its number, error_pid its process."""
+    """A process of spawn() has failed. error_index is its number, and error_pid its pid."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
@@ -34,11 +34,11 @@ class ProcessException(_core.DistError):
 
 
 class ProcessRaisedException(ProcessException):
-    """The function raised. Its exception is __cause__, where it could be pickled."""
+    """The function raised an exception. It is the __cause__ of this one if it could be pickled."""
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended by an exit code or a signal."""
+    """A process ended with an exit code, or by a signal."""
 
     def __init__(self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None) -> None:
         super().__init__(msg, error_index, error_pid)
@@ -50,7 +50,7 @@ class ProcessExitedException(ProcessException):
 
 
 class _Call:
-    """The function and its arguments, pickled while the process is started: the only moment in which queues and locks can be."""
+    """The function and its arguments. They are pickled while the process starts, because queues and locks can be pickled only then."""
 
     def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.fn, self.args = fn, args
@@ -69,12 +69,12 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     if parent is not None:
         processes.die_with(parent)
     os.environ.update(env)
-    # Nobody writes a traceback for being told to end.
+    # Being told to end is no reason for a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         data = by_value.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)  # the parent has had it, too
+        os._exit(128 + signal.SIGINT)  # the parent got it, too
     except Exception as error:
         channel.send_bytes(pickle.dumps(calls.failure(error)))
         sys.exit(1)
@@ -82,12 +82,12 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
 
 
 class ProcessContext:
-    """Processes that run; what spawn() gives with join=False."""
+    """The running processes; spawn() returns this with join=False."""
 
     def __init__(self, store: _core.TCPStore, count: int) -> None:
         self.processes: list[Any] = []
         self.results: list[Any] = [None] * count
-        """What the function has returned in each process; None where it has not yet."""
+        """What the function returned in each process; None if it has not returned yet."""
         self._store = store
         self._running: list[calls.Call] = []
         self._failures: list[ProcessException] = []
@@ -97,9 +97,9 @@ class ProcessContext:
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until all have ended: True; False when they have not within `timeout` seconds.
+        """Wait until all have ended. Returns False if they have not within `timeout` seconds.
 
-        The first failure ends all of them and is raised. So does an exception that comes while waiting, such as Ctrl-C.
+        The first failure ends all processes and is raised. An exception while waiting, such as Ctrl-C, ends them, too.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -116,7 +116,7 @@ class ProcessContext:
         return True
 
     def terminate(self) -> None:
-        """End all that still run: SIGTERM, and SIGKILL after a moment."""
+        """End all processes that are running, by SIGTERM, and after a moment by SIGKILL."""
         processes.end([call.child for call in self._running], signal.SIGTERM, _KILL_AFTER_S)
         for call in self._running:
             call.close()
@@ -161,7 +161,7 @@ class ProcessContext:
         self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
-        """Raises the failure that began it all: perhaps not the first that was seen."""
+        """Raise the failure that caused the others; it may not be the first that was noticed."""
         deadline = time.monotonic() + _CULPRIT_GRACE_S
         while self._running and all(calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
@@ -180,24 +180,24 @@ def spawn(
     daemon: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Run `fn(i, *args)` in new processes of this host, i from 0.
+    """Run `fn(i, *args)` in new processes of this host, with i from 0.
 
-    Each has a rank in its environment, so init_process_group() works in them without arguments. When one fails, the others are ended.
+    Each process has a rank in its environment, so init_process_group() needs no arguments there. If one fails, the others are ended.
 
     Args:
         fn: The function. It and `args` are pickled.
-        nprocs: How many processes.
-        args: What follows the number.
-        join: Wait for all; False returns a ProcessContext at once.
+        nprocs: The number of processes.
+        args: The arguments after the number.
+        join: Wait for all. With False, a ProcessContext is returned at once.
         daemon: End the processes with this one, as multiprocessing does with its daemons.
-        timeout: How many seconds all may take; None is without limit.
+        timeout: The seconds that all may take; None sets no limit.
 
     Returns:
-        A list of what they returned.
+        A list of what the processes returned.
 
     Raises:
         ProcessRaisedException: The function raised. Its text has the traceback.
-        ProcessExitedException: A process ended by an exit code or a signal.
+        ProcessExitedException: A process ended with an exit code, or by a signal.
         DistTimeoutError: They took longer than `timeout`, and have been ended.
 
     Example:
@@ -210,7 +210,7 @@ def spawn(
     context = multiprocessing.get_context("spawn")
     store, environments = variables.serve_store(nprocs)
     running = ProcessContext(store, nprocs)
-    # The kernel's way to end a process with its parent goes by thread: in others than the main one it would be too early.
+    # The kernel ends a process with the thread that started it. Threads other than the main one may end too early.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
         for rank, env in enumerate(environments):

@@ -1,4 +1,4 @@
-"""What a rank of dldist.testing runs: finds the function, calls it, says what came of it."""
+"""The program of a rank of dldist.testing: finds the function, calls it, and sends the outcome."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def main(fd: int) -> None:
 
 
 def _outcome(job: dict[str, Any]) -> bytes:
-    """What the rank says, pickled."""
+    """The rank's message, pickled."""
     try:
         return pickle.dumps(("result", _call(job)))
     except (SystemExit, KeyboardInterrupt) as error:
-        # Not to be raised where the tests are run: that would end them.
+        # Without the exception: raised where the tests run, it would end them.
         return pickle.dumps((*calls.failure(error)[:2], None))
     except BaseException as error:
         reason = _skip_reason(error)
@@ -42,7 +42,7 @@ def _outcome(job: dict[str, Any]) -> bytes:
 
 
 def _skip_reason(error: BaseException) -> str | None:
-    """Of unittest.SkipTest and of pytest.skip(), whose exception has no public name."""
+    """The reason, if this is unittest.SkipTest or comes from pytest.skip(), whose exception has no public name."""
     is_pytest = type(error).__name__ == "Skipped" and type(error).__module__ in ("_pytest.outcomes", "Skipped", "builtins")
     return str(error) if isinstance(error, unittest.SkipTest) or is_pytest else None
 
@@ -55,7 +55,7 @@ def _call(job: dict[str, Any]) -> Any:
     import dldist
 
     dldist.init_process_group(timeout=job["timeout"])
-    # After an exception the world is left as it is: the end of this process tells the others.
+    # After an exception the world stays open: the end of this process tells the others.
     result = run_body(function, args, kwargs)
     if dldist.is_initialized():
         dldist.destroy_process_group()
@@ -63,7 +63,7 @@ def _call(job: dict[str, Any]) -> Any:
 
 
 def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls it; the body of an `async def` is run to its end."""
+    """Call it. The coroutine of an `async def` is run to its end."""
     result = body(*args, **kwargs)
     if not isinstance(result, types.CoroutineType):
         return result
@@ -80,7 +80,7 @@ def _find(job: dict[str, Any]) -> Any:
     holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):
         holder, found = found, getattr(found, name)
-    # What the name leads to is the test, in which the body is.
+    # The name leads to the test, which has the body as an attribute.
     body = getattr(found, "_dldist_body", found)
     return _bind(body, holder, job["qualname"]) if job["is_method"] else body
 
@@ -102,7 +102,7 @@ def _bind(body: Any, cls: Any, qualname: str) -> Any:
 
 
 def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
-    """The module of a test, which may lie where nobody but the test's runner finds it."""
+    """Import the module of a test, which may lie where only the test runner finds it."""
     if name == "__main__" and file is not None:
         from multiprocessing import spawn
 
@@ -119,7 +119,7 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
         try:
             importlib.import_module(parent)
         except ModuleNotFoundError:
-            pass  # a name that the test's runner has made up from the path
+            pass  # the test runner made up the name from the path
     loader = (_Rewriting if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
@@ -130,10 +130,10 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
 
 
 class _Rewriting(importlib.machinery.SourceFileLoader):
-    """Assertions that say what they have compared, as pytest makes them."""
+    """Makes assertions say what they compared, as pytest does."""
 
     def get_code(self, fullname: str) -> Any:
-        # Past the cache of bytecode, which is that of the module as it is written.
+        # Without the cached bytecode, which is that of the unchanged module.
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 
