@@ -81,16 +81,12 @@ def request_dump() -> bool:
 
     Returns False if there is no monitor, because the process has made no group of several ranks.
     """
-    from dldist.base import watch
-
-    return watch.request_dump()
+    return _core._monitor_request_dump()
 
 
 def report() -> str:
     """What the monitor of this process has found out last, as lines of text; "" when it has had no reason to look (docs/watchdog.md)."""
-    from dldist.base import watch
-
-    return watch.report()
+    return _core._monitor_report()
 
 
 def dump_on_signal(signum: int) -> None:
@@ -99,9 +95,7 @@ def dump_on_signal(signum: int) -> None:
     SIGUSR2, or the signal that DLDIST_DUMP_SIGNAL names, does so by default unless the program uses it itself. Raises
     RuntimeError if the process has made no group of several ranks, and ValueError if this signal cannot be handled.
     """
-    from dldist.base import watch
-
-    watch.dump_on_signal(signum)
+    _core._monitor_on_signal(signum, False)
 
 
 def default_path(rank: int | None = None) -> str:

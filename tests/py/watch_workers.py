@@ -176,10 +176,10 @@ def forks(channel, port, rank, size):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            from dldist.base import watch
+            from dldist import flight_recorder
 
             os.kill(os.getpid(), signal.SIGUSR2)  # has a handler of the parent's
-            os.write(writer, repr((watch.request_dump(), watch.report())).encode())
+            os.write(writer, repr((flight_recorder.request_dump(), flight_recorder.report())).encode())
             os._exit(0)
         os.close(writer)
         told = os.read(reader, 100).decode()
@@ -194,7 +194,9 @@ def forks(channel, port, rank, size):
 def alone(channel):
     with dldist.World(dldist.HashStore(), 0, 1) as world:
         world.barrier()
-    channel.send(dldist.base.watch.request_dump())
+    from dldist import flight_recorder
+
+    channel.send(flight_recorder.request_dump())
     return None
 
 
@@ -231,7 +233,7 @@ def leaves(channel, port, rank, size):
 
 def signal_after_the_end(channel):
     """A signal that has asked for dumps does again what it did before, unless somebody has taken it meanwhile."""
-    from dldist import _core
+    from dldist import _core, flight_recorder
     from dldist.base import watch
 
     heard = []
@@ -239,7 +241,7 @@ def signal_after_the_end(channel):
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     watch.start(0)
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
-        watch.dump_on_signal(number)
+        flight_recorder.dump_on_signal(number)
     signal.raise_signal(signal.SIGUSR1)
     before = list(heard)
     signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))

@@ -108,21 +108,6 @@ def dump_signal() -> int:
     return number
 
 
-def request_dump() -> bool:
-    """Have the monitor write a dump, soon; False when there is no monitor, since there is no group of several ranks."""
-    return _core._monitor_request_dump()
-
-
-def dump_on_signal(signum: int) -> None:
-    """flight_recorder.dump_on_signal."""
-    _core._monitor_on_signal(signum, False)
-
-
-def report() -> str:
-    """What the monitor has found out last, as lines of text; "" when it has had no reason to look."""
-    return _core._monitor_report()
-
-
 def _stop() -> None:
     _core._monitor_stop(STOP_TIMEOUT_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from dldist import _core
 from dldist.base import arrays
@@ -84,42 +85,30 @@ def compute_bucket_assignment_by_size(
     indices = tensor_indices or range(len(tensors))
     parameters = [x if isinstance(x, Parameter) else Parameter(i, x) for i, x in zip(indices, tensors, strict=True)]
     sparse = {index for index, is_sparse in enumerate(expect_sparse_gradient) if is_sparse}
-    filling = _Filling(bucket_size)
+    full: list[tuple[list[int], int]] = []
+    # By kind of tensor: the bucket that is being filled, its bytes, and how many are full.
+    filling: dict[tuple[str, str], list[int]] = {}
+    nbytes: Counter[tuple[str, str]] = Counter()
+    turns: Counter[tuple[str, str]] = Counter()
+
+    def limit_of(kind: tuple[str, str]) -> int:
+        return bucket_size[min(turns[kind], len(bucket_size) - 1)]
+
     for index, parameter in zip(indices, parameters, strict=True):
-        filling.add(index, parameter, index in sparse)
-    buckets = filling.end()
+        if index in sparse:  # is never part of anything
+            full.append(([index], _NO_LIMIT))
+            continue
+        kind = (parameter.dtype, parameter.device)
+        filling.setdefault(kind, []).append(index)
+        nbytes[kind] += parameter.nbytes
+        if nbytes[kind] >= limit_of(kind):
+            full.append((filling.pop(kind), limit_of(kind)))
+            nbytes[kind] = 0
+            turns[kind] += 1
+    buckets = full + [(members, limit_of(kind)) for kind, members in filling.items()]
     if not tensor_indices:
         buckets.sort(key=lambda bucket: min(bucket[0]))
     return [members for members, _ in buckets], [limit for _, limit in buckets]
-
-
-class _Filling:
-    """The buckets that are full, and for each kind of tensor the one that is being filled."""
-
-    def __init__(self, limits: Sequence[int]) -> None:
-        self._limits = limits
-        self._full: list[tuple[list[int], int]] = []
-        self._open: dict[tuple[str, str], list[int]] = {}
-        self._nbytes: dict[tuple[str, str], int] = {}
-        self._turns: dict[tuple[str, str], int] = {}
-
-    def add(self, index: int, parameter: Parameter, is_sparse: bool) -> None:
-        if is_sparse:  # is never part of anything
-            self._full.append(([index], _NO_LIMIT))
-            return
-        kind = (parameter.dtype, parameter.device)
-        self._open.setdefault(kind, []).append(index)
-        self._nbytes[kind] = self._nbytes.get(kind, 0) + parameter.nbytes
-        if self._nbytes[kind] >= self._limit(kind):
-            self._full.append((self._open.pop(kind), self._limit(kind)))
-            self._nbytes[kind] = 0
-            self._turns[kind] = self._turns.get(kind, 0) + 1
-
-    def _limit(self, kind: tuple[str, str]) -> int:
-        return self._limits[min(self._turns.get(kind, 0), len(self._limits) - 1)]
-
-    def end(self) -> list[tuple[list[int], int]]:
-        return self._full + [(members, self._limit(kind)) for kind, members in self._open.items()]
 
 
 class Slot:
