@@ -1,9 +1,9 @@
-"""Communication hooks for Reducer.register_comm_hook: fewer bytes for less exact averages.
+"""Communication hooks for Reducer.register_comm_hook, which send fewer bytes for less exact averages.
 
     reducer.register_comm_hook(group, comm_hooks.bf16_compress_hook)
     reducer.register_comm_hook(comm_hooks.PowerSGDState(group, matrix_approximation_rank=2), comm_hooks.powerSGD_hook)
 
-The state of the simple ones is the group, None for the default world.
+The state of the simple hooks is the group, or None for the default world.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future
 
 
 def fp16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients rounded to float16. What is larger than 65504 becomes infinite.
+    """The average of the gradients, rounded to float16. Values above 65504 become infinite.
 
     Arguments and result are those of allreduce_hook.
     """
@@ -59,7 +59,7 @@ def fp16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Fu
 
 
 def bf16_compress_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """The average of the gradients rounded to bfloat16, which has the range of float32.
+    """The average of the gradients, rounded to bfloat16, which has the range of float32.
 
     Arguments and result are those of allreduce_hook.
     """
@@ -86,10 +86,10 @@ def _compress(dtype: str, bucket: GradBucket) -> _core.SharedArray:
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
-    """A hook that gets gradients rounded to float16.
+    """A hook that rounds gradients to float16 for another hook.
 
     Args:
-        hook: What reduces them.
+        hook: The hook that reduces them.
 
     Example:
         >>> from dldist import comm_hooks
@@ -99,7 +99,7 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
 
 
 def bf16_compress_wrapper(hook: Hook) -> Hook:
-    """A hook that gets gradients rounded to bfloat16."""
+    """A hook that rounds gradients to bfloat16 for another hook."""
     return _with_compression("bfloat16", hook)
 
 
@@ -115,20 +115,20 @@ def _with_compression(dtype: str, hook: Hook) -> Hook:
 
 
 class PowerSGDState:
-    """What powerSGD_hook keeps from pass to pass. One for each Reducer, with the same arguments on all ranks. Needs NumPy.
+    """The state that powerSGD_hook keeps from pass to pass. Make one for each Reducer, with the same arguments on all ranks. Needs NumPy.
 
     Args:
         process_group: A World or Group, or a group of new_group; None is the default world.
-        matrix_approximation_rank: Gradients of more than one dimension are taken for matrices, and sent as the product of two with
-            so many columns.
-        start_powerSGD_iter: Before the pass of this number, counted from 0, gradients are averaged as they are.
-        min_compression_rate: Only where the two matrices are so many times smaller.
+        matrix_approximation_rank: Gradients with more than one dimension are treated as matrices, and sent as two factors with this many
+            columns.
+        start_powerSGD_iter: Gradients are averaged as they are before the pass of this number, counted from 0.
+        min_compression_rate: Compress only gradients whose factors are this many times smaller.
         use_error_feedback: Add what a pass has lost to the gradients of the next one.
-        warm_start: Begin with the last pass' factors.
-        random_seed: Of the first factors.
+        warm_start: Begin with the factors of the last pass.
+        random_seed: The seed for the first factors.
 
     Raises:
-        ValueError: `start_powerSGD_iter` is less than 2, with feedback or a warm start.
+        ValueError: `start_powerSGD_iter` is less than 2 with feedback or a warm start.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class PowerSGDState:
         self.iter = 0
         """How many passes there have been."""
         self.errors: dict[int, Any] = {}
-        """By bucket: what its gradients have lost so far."""
+        """What the gradients of each bucket have lost so far."""
         self.right_factors: dict[int, list[Any]] = {}
-        """By bucket, for each of its matrices."""
+        """The right factors of the matrices of each bucket."""
         self.sent_elements = self.whole_elements = 0
 
     def compression_rate(self) -> float:
-        """How many times fewer elements have been sent than there were, in the passes with compression."""
+        """The number of elements in the passes with compression, divided by the number that were sent."""
         return self.whole_elements / max(self.sent_elements, 1)
 
     def _is_compressed(self, shape: tuple[int, ...]) -> bool:
@@ -202,7 +202,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
 
 
 class _PowerSGDStep:
-    """A bucket in a pass. The left factors are on their way from the beginning; the right ones follow in finish()."""
+    """A bucket in a pass. The left factors are sent at once, and the right factors in finish()."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
         self._state = state

@@ -2,8 +2,8 @@
 
     store, rank, world_size = next(rendezvous("tcp://10.0.0.1:29500", rank, world_size))
 
-rendezvous() gives the store as it is. meet() gives a part of it in which nobody has been before, so that one place can be met at
-again and again; docs/rendezvous.md says how, and what is read from the environment.
+rendezvous() gives the store as it is. meet() gives a part of it that nobody has used before, so that ranks can meet at the same place
+again and again. docs/rendezvous.md says how, and what is read from the environment.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
 
 
 def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tuple[_core.Store, int, int]]]) -> None:
-    """Have URLs of a scheme served by a handler.
+    """Register a handler for the URLs of a scheme.
 
     Args:
-        scheme: What is before "://".
-        handler: A generator function, `handler(url, **kwargs)`, of (store, rank, world_size).
+        scheme: The part before "://".
+        handler: A generator function, `handler(url, **kwargs)`, that yields (store, rank, world_size).
 
     Raises:
-        RuntimeError: The scheme has a handler already.
+        RuntimeError: The scheme already has a handler.
 
     Example:
         >>> def meet(url, **kwargs):
@@ -60,27 +60,27 @@ def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tup
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    """A generator of (store, rank, world_size).
+    """A generator that yields (store, rank, world_size).
 
-    The scheme is looked at now, all else when the first item is asked for. With tcp:// and env:// rank 0 serves the store, and
-    has it when all ranks have come, or at once with wait_for_workers=False.
+    The scheme is checked at once, and everything else when the first item is taken. With tcp:// and env://, rank 0 serves the store, and
+    gets it when all ranks have come, or at once with wait_for_workers=False.
 
     Args:
-        url: "env://", "tcp://host:port", "file:///path", or of a registered scheme. It may have the numbers: "?rank=0&world_size=2".
-        rank: The rank of this process, where the URL does not say it.
-        world_size: How many ranks there are, where the URL does not say it.
-        kwargs: For the handler: `timeout`, in seconds or as a timedelta, for tcp:// and env://.
+        url: "env://", "tcp://host:port", "file:///path", or a URL of a registered scheme. It may end in "?rank=0&world_size=2".
+        rank: The rank of this process, if it is not in the URL.
+        world_size: The number of ranks, if it is not in the URL.
+        kwargs: Arguments for the handler: `timeout`, in seconds or as a timedelta, for tcp:// and env://.
 
     Raises:
         RuntimeError: The scheme has no handler, or an argument is no number.
         ValueError: The URL or the environment lacks something.
-        DistTimeoutError: By the first item: the ranks have not come in time.
+        DistTimeoutError: When the first item is taken: the ranks have not come in time.
     """
     return _find_handler(_as_text(url), _as_rank("rank", rank), _as_rank("world_size", world_size), kwargs)
 
 
 def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
-    """The store alone, for a group whose size is not settled unless WORLD_SIZE is set."""
+    """Only the store, for a group whose size is open unless WORLD_SIZE is set."""
     url = _as_text(backend_options.init_method)
     world_size = -1
     if url.partition("://")[0] == "env":
@@ -153,7 +153,7 @@ register_rendezvous_handler("file", _file_handler)
 def auto(
     rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
-    """The rendezvous of this process's launcher, whichever it is; with nothing set, that of a world of one."""
+    """The rendezvous that the launcher of this process says. If there is no launcher, this process is alone."""
     place = places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
@@ -163,10 +163,10 @@ def auto(
 
 
 class Meeting:
-    """What meet() gives: a store of its own for the ranks of one world, and what rank 0 owes to the others.
+    """What meet() returns: a store for the ranks of one world, and the duty of rank 0 to serve it until the others need it no longer.
 
-    Every rank finds the others in a block of `with`, calls met() then and close() at the end; a failure in the block ends it. Where
-    rank 0 serves the store, its close() waits until the others that have come have called any of these.
+    Every rank finds the others in a `with` block, where it calls met() when it has, and calls close() at the end. A failure in the block
+    ends the meeting. If rank 0 serves the store, its close() waits until each rank that has come has called one of them, or failed.
     """
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
@@ -177,13 +177,13 @@ class Meeting:
         self._generation = generation
         self._is_host = place.is_host and place.world_size > 1
         self._must_tell = place.is_guest
-        # Of rank 0, where it serves the store: "4711 node-a".
+        # Rank 0's pid and host if it serves the store: "4711 node-a".
         self._server = raw.try_get(self._key_of_server()) if place.is_guest else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size
         if self._is_host:
-            # Of a program that never closes it, too: the others may still be at it.
+            # For programs that never close it: the others may still need the store.
             atexit.register(self.close)
 
     def __enter__(self) -> Meeting:
@@ -199,7 +199,7 @@ class Meeting:
             raise failure from error
 
     def met(self) -> None:
-        """This rank has found the others: rank 0 need not keep the store for its sake."""
+        """This rank has found the others, so it no longer needs rank 0 to serve the store."""
         if not self._must_tell or self._raw is None:
             return
         self._must_tell = False
@@ -207,10 +207,10 @@ class Meeting:
             if self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
         except _core.DistNetworkError:
-            pass  # rank 0 has gone, and waits for nobody
+            pass  # rank 0 is gone, and waits for nobody
 
     def close(self, linger: float = LINGER_S) -> None:
-        """Give the store up. Rank 0, where it serves it, waits up to `linger` seconds for the ranks that are still at it."""
+        """Leave the store. If rank 0 serves it, rank 0 waits up to `linger` seconds for the ranks that still need it."""
         if self._raw is None:
             return
         try:
@@ -220,14 +220,13 @@ class Meeting:
             if self.rank == 0:
                 self._raw.add(f"{self._base}/count", 1)
         except _core.DistError:
-            pass  # they are late, or dead: their errors say so
+            pass  # the others are late or dead, as their own errors say
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
 
     def give_up(self) -> None:
-        """close() for a caller who has a failure to raise, which the others' needs must not hold back: what serves them goes on
-        for a while on a thread of its own."""
+        """Like close(), but without waiting, for a caller that has a failure to raise. A thread goes on serving the others for a while."""
         if self._raw is None or not self._is_host:
             self.close()
             return
@@ -253,10 +252,10 @@ class Meeting:
         atexit.unregister(threading.current_thread().join)
 
     def explain(self, error: BaseException) -> BaseException:
-        """What a failure to find the others in the store comes from: where rank 0 served that and it is gone, its loss. Before
-        give_up(), which lets the store go."""
+        """The cause of a failure to find the others: the loss of rank 0, if that served the store and is gone; else the failure itself. Call
+        this before give_up(), which leaves the store."""
         may_be_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
-        # It may be about something else of the network, such as a port of this rank's own.
+        # The failure may be about something else, such as a port of this rank.
         if not may_be_gone or self._server is None or not self._is_server_gone():
             return error
         pid, _, host = self._server.decode(errors="replace").partition(" ")
@@ -288,11 +287,11 @@ class Meeting:
                 raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
                 return
             except _core.DistStoreTimeoutError:
-                # Something is wrong; those who never came are not waited for.
+                # Something is wrong. Ranks that never came are not waited for.
                 ncome = self._count_come(raw, deadline)
 
     def _count_come(self, raw: _core.Store, deadline: float) -> int:
-        """How many others have come, as far as there is time to find out."""
+        """How many other ranks have come, as far as that can be found out in time."""
         count = 0
         for rank in range(1, self.world_size):
             if time.monotonic() > deadline:
@@ -312,8 +311,8 @@ def meet(
 ) -> Meeting:
     """Find the store for the ranks of a world: in `store`, at the URL `init_method`, or, with neither, where the launcher says.
 
-    Ranks that meet at one place several times do so in the same order, or under different names. Who is missing turns out when
-    a group is made in the store; when it is rank 0, here.
+    Ranks that meet several times at one place do so in the same order, or under different names. A missing rank is noticed when a
+    group is made in the store. If rank 0 is missing, it is noticed here.
     """
     deadline = time.monotonic() + seconds_of(timeout)
     place = _find_place(init_method, rank, world_size, timeout, store)
@@ -336,7 +335,7 @@ def meet(
         except _core.DistAuthError:
             raise
         except _core.DistNetworkError:
-            # Most likely that was rank 0's server of the last time, on its way out.
+            # That was probably rank 0's previous server, which was about to end.
             if not place.is_guest or time.monotonic() > deadline:
                 raise
             time.sleep(pause)
@@ -364,17 +363,17 @@ def _base_of(name: str) -> str:
 
 
 def _rank_key(base: str, rank: int) -> str:
-    """Holds the last meeting that the rank took part in."""
+    """The key with the number of the last meeting that the rank took part in."""
     return f"{base}/rank/{rank}"
 
 
 def _enter(store: _core.Store, place: places.Place, name: str, deadline: float) -> int:
-    """The number of this meeting at this place. Rank 0 counts when it opens one and when it leaves: the odd ones are open. No
-    rank takes one twice."""
+    """The number of this meeting at this place. Rank 0 increases it when it opens a meeting and when it leaves, so odd numbers are open.
+    No rank takes part in a meeting twice."""
     base = _base_of(name)
     if place.rank == 0:
         generation = store.add(f"{base}/count", 1)
-        if generation % 2 == 0:  # the last rank 0 has not come to leaving
+        if generation % 2 == 0:  # the previous rank 0 never left
             generation = store.add(f"{base}/count", 1)
         store.set(f"{base}/{generation}", f"{os.getpid()} {os.uname().nodename}")
         return generation
@@ -417,7 +416,7 @@ def _left(deadline: float) -> float:
 
 
 class _Module(ModuleType):
-    """This module, which can be called: `dldist.rendezvous` is c10d's name for the function, and that of the module."""
+    """This module can be called, because c10d has a function named `rendezvous`, and `dldist.rendezvous` is this module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
         return rendezvous(*args, **kwargs)

@@ -52,13 +52,15 @@ def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
         **os.environ,
         **variables.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
         **variables.of_store(options.host, attempt.port, attempt.number),
-        "ROLE_NAME": options.role,
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
-        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
-        "TORCHELASTIC_RUN_ID": attempt.run_id,
-        "DLDIST_SECRET": attempt.secret,
     }
+    env.update(
+        ROLE_NAME=options.role,
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(place.world_size),
+        TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
+        TORCHELASTIC_RUN_ID=attempt.run_id,
+        DLDIST_SECRET=attempt.secret,
+    )
     if place.nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     if not attempt.secret:

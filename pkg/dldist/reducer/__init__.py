@@ -1,4 +1,4 @@
-"""Gradients of data-parallel training, averaged in buckets while the rest of them is still being computed.
+"""Averages the gradients of data-parallel training in buckets, while other gradients are still being computed.
 
     reducer = dldist.Reducer(parameters)
     parameters = reducer.broadcast_parameters()
@@ -9,7 +9,7 @@
         reducer.finish()
         update(parameters, reducer.gradients())
 
-Parameters and gradients are arrays of any library. docs/reducer.md has the rest.
+Parameters and gradients are arrays of any library. docs/reducer.md says more.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ __all__ = [
 
 
 class Join:
-    """What `with reducer.join()` gives."""
+    """What `with reducer.join()` returns."""
 
     def __init__(self, divide_by_initial_world_size: bool) -> None:
         self.divide_by_initial_world_size = divide_by_initial_world_size
         self.last_rank: int | None = None
-        """The lowest rank of those that were in the last pass: it has all updates."""
+        """The lowest rank that took part in the last pass; it has made all updates."""
 
 
 class Reducer(C10dNames):
-    """Averages gradients over the ranks of a group, in buckets, while others are still being computed.
+    """Averages gradients over the ranks of a group, in buckets, while other gradients are still being computed.
 
-    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). One thread at a time may call.
+    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Only one thread at a time may make calls.
 
     Args:
-        params: Arrays, or anything with a shape and a dtype; all ranks have the same ones, which is checked.
-        bucket_indices: Which parameters are in which bucket. Without it they are put into buckets from the last parameter to the
-            first, and anew, in the order in which gradients have come, after the first pass.
-        per_bucket_size_limits: The limits of those buckets, for records.
+        params: Arrays, or anything with a shape and a dtype. All ranks must have the same ones; this is checked.
+        bucket_indices: Which parameters are in which bucket. By default, buckets are filled from the last parameter to the first. After
+            the first pass they are filled again, in the order in which the gradients came.
+        per_bucket_size_limits: The size limits of those buckets, for the statistics.
         process_group: A World or Group, or a group of new_group; None is the default world.
-        expect_sparse_gradients: Nothing that is true: gradients are dense.
-        bucket_bytes_cap: From how many bytes on a bucket is full.
+        expect_sparse_gradients: All must be false, because gradients are dense here.
+        bucket_bytes_cap: A bucket is full when it has this many bytes.
         find_unused_parameters: Parameters may have no gradient in a pass.
-        gradient_as_bucket_view: Gradients are written into what gradient(index) gives, and need no copy.
+        gradient_as_bucket_view: Gradients are written into what gradient(index) returns, and need no copy.
         param_to_name_mapping: Names for errors, by index.
         first_bucket_bytes_cap: The same for the first bucket.
         op: "avg" or "sum".
-        static_graph: The parameters without a gradient are those of the first pass, in all.
-        timeout: Seconds or a timedelta for each collective. None is the group's own.
+        static_graph: In all passes the same parameters have no gradient as in the first one.
+        timeout: Seconds or a timedelta for each collective. None is the group's own time-out.
 
     Raises:
         ValueError: There are no parameters, one is not in the CPU's memory, or buckets do not fit.
@@ -136,9 +136,10 @@ class Reducer(C10dNames):
     # ---- the group
 
     def use_group(self, process_group: AnyGroup | None) -> None:
-        """Go on with another group, as if newly made: all of its ranks call this, or make their Reducer.
+        """Go on with another group, like a new Reducer. Each of its ranks calls this or makes a Reducer.
 
-        For when ranks have been lost; a pass under way is forgotten. A hook whose state is the group gets the other one.
+        This is for when ranks have been lost. A pass that is under way is dropped. If a hook's state is the old group, it becomes the new
+        one.
 
         Args:
             process_group: A World or Group, or a group of new_group; None is the default world.
@@ -163,7 +164,7 @@ class Reducer(C10dNames):
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
         self._next = 0
-        # In the end: a rank that left before others have made their buckets would keep them from sharing those.
+        # This comes last: if a rank failed here before others had made their buckets, they could not share those.
         verify(operations, self._parameters, self._timeout)
 
     def _first_assignment(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
@@ -183,11 +184,11 @@ class Reducer(C10dNames):
         ]
 
     def _rebuild_if_due(self) -> None:
-        """After the first pass: buckets in the order in which rank 0 got its gradients, which all ranks have to agree on."""
+        """After the first pass, make buckets in the order in which rank 0 got its gradients. All ranks must have the same order."""
         may_rebuild = self._given_buckets is None and (self._is_static or not self._finds_unused)
         if self._has_rebuilt or not may_rebuild:
             return
-        # Those that had no gradient come last.
+        # Parameters without a gradient come last.
         order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
         self._operations.broadcast(order, 0, timeout=self._timeout)
         if sorted(order) != list(range(len(self._slots))):
@@ -201,18 +202,18 @@ class Reducer(C10dNames):
     def broadcast_parameters(
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
-        """The parameters, or other tensors (a model's buffers), with the values of one rank. All ranks call it.
+        """Give the parameters, or other tensors (such as a model's buffers), the values of one rank. All ranks call this.
 
         Args:
-            tensors: What is sent and filled, instead of the parameters.
-            src: The rank of the group that has the values.
-            buffer_size: How many bytes travel at a time.
+            tensors: What to send and fill, instead of the parameters.
+            src: The rank in the group that has the values.
+            buffer_size: How many bytes to send at a time.
 
         Returns:
-            A list: arrays are written to and given back; of those that never change there are new ones.
+            A list of the arrays, which are written to. Immutable arrays are replaced by new ones.
 
         Raises:
-            ValueError: Of the parameters only the shapes are known.
+            ValueError: Only the shapes of the parameters are known.
         """
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
@@ -222,23 +223,19 @@ class Reducer(C10dNames):
     # ---- a pass
 
     def prepare_for_forward(self) -> None:
-        """Note that a forward pass begins, for the statistics; else it need not be called."""
+        """Note that a forward pass begins. This is optional; it is for the statistics."""
         self._times.begin_forward()
 
     def prepare_for_backward(self, unused: Iterable[int] = ()) -> None:
-        """Begin a pass. With no_sync() gradients are added up, and none is sent.
+        """Begin a pass. Within no_sync(), gradients are added up and not sent.
 
         Args:
-            unused: Parameters that get no gradient on this rank, where that is known already: see mark_unused.
+            unused: Parameters that are known to get no gradient on this rank; see mark_unused.
 
         Raises:
-            RuntimeError: The pass before has not ended.
+            RuntimeError: The previous pass has not ended.
         """
-        if self._is_open:
-            raise RuntimeError(
-                f"prepare_for_backward(): the pass before has not ended: {self._missing_text()}finish() ends it, reset() gives "
-                "it up"
-            )
+        self._check_reducer_finalized("prepare_for_backward(): ")
         if self._join is not None and self._is_sync:
             self._announce(self._join, True)
         self._begin_pass()
@@ -262,17 +259,17 @@ class Reducer(C10dNames):
             self._settle_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
-        """The gradient of a parameter is there. A bucket that is full, and whose turn it is, is on its way when this returns.
+        """Hand in the gradient of a parameter. If this fills the bucket whose turn it is, the bucket is being sent when this returns.
 
         Args:
             index: The parameter.
-            gradient: An array, which finish() puts the average into; with gradient_as_bucket_view None, for what has been written
-                into the view that gradient(index) gives.
+            gradient: An array; finish() writes the average into it. None, with gradient_as_bucket_view, if the gradient was written
+                into the view that gradient(index) returned.
 
         Raises:
-            RuntimeError: No pass has begun, or the parameter has been marked in it.
+            RuntimeError: No pass has begun, or the parameter has already been marked in it.
             IndexError: There is no such parameter.
-            TypeError, ValueError: The gradient is no array, or of another shape than the parameter.
+            TypeError, ValueError: The gradient is no array, or has another shape than the parameter.
         """
         slot = self._slot_to_settle("mark_ready", index)
         if gradient is not None and gradient is not slot.view:
@@ -294,16 +291,16 @@ class Reducer(C10dNames):
             slot.is_partial = True
 
     def mark_unused(self, index: int) -> None:
-        """The parameter gets no gradient on this rank in this pass: it counts as zero.
+        """Say that a parameter gets no gradient on this rank in this pass. It counts as zero.
 
-        For find_unused_parameters, where finish() takes those that are left for unused; if it is known earlier, buckets are on their
-        way earlier. A gradient that no rank has is left as it is.
+        This is for find_unused_parameters. finish() treats all parameters that are left as unused; if this is known earlier, buckets can be
+        sent earlier. A gradient that no rank has stays as it is.
 
         Args:
             index: The parameter.
 
         Raises:
-            RuntimeError: find_unused_parameters is not set, no pass has begun, or the parameter has been marked in it.
+            RuntimeError: find_unused_parameters is not set, no pass has begun, or the parameter has already been marked in it.
         """
         slot = self._slot_to_settle("mark_unused", index)
         if not self._detects_unused:
@@ -367,7 +364,7 @@ class Reducer(C10dNames):
             self._start_full_buckets()
 
     def _start_full_buckets(self) -> None:
-        """In the order of the buckets, which all ranks have in common: gradients may come in any."""
+        """Start full buckets in their order, which is the same on all ranks. Gradients may come in any order."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.started_ns = self._times.note_start()
@@ -390,12 +387,12 @@ class Reducer(C10dNames):
     def finish(self) -> None:
         """End the pass: wait until all buckets have been reduced, and hand out the averages.
 
-        They are then in the arrays that mark_ready got, if those can be written to; gradients() has all of them.
+        The averages are then in the arrays that mark_ready got, if those can be written to. gradients() returns all of them.
 
         Raises:
-            RuntimeError: Parameters have no gradient; the text names them. Mark them, and call again; or reset().
-            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of collectives. The pass is over, and the
-                group of no more use: use_group() goes on with another one.
+            RuntimeError: Parameters have no gradient; the text names them. Mark them and call this again, or call reset().
+            DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As collectives raise. The pass is over, and the group
+                can no longer be used; use_group() goes on with another one.
         """
         if not self._is_open:
             raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
@@ -431,7 +428,7 @@ class Reducer(C10dNames):
         return f"{plural.format(some)} no gradient on rank {self._operations.rank}: "
 
     def _wait_for_all(self) -> None:
-        self._start_full_buckets()  # what a hook's or group's exception has left
+        self._start_full_buckets()  # those that an exception of a hook or group has left
         if self._detects_unused:
             self._operations.all_reduce(self._used, "max", timeout=self._timeout)
         for bucket in self._buckets:
@@ -459,9 +456,9 @@ class Reducer(C10dNames):
             index: The parameter.
 
         Returns:
-            With gradient_as_bucket_view a view of the gradient in its bucket, to write the gradient into and to read the average
-            from; ask for it anew after the first pass, as buckets are rebuilt then. Else what mark_ready got, or, after finish(), a
-            new array where that cannot be written to; None if no rank had a gradient.
+            With gradient_as_bucket_view, a view of the gradient in its bucket: write the gradient into it, and read the average from it.
+            Ask for it again after the first pass, because buckets are rebuilt then. Otherwise what mark_ready got or, after finish(), a
+            new array if that cannot be written to. None if no rank had a gradient.
         """
         slot = self._slot("gradient", index)
         return slot.get_view() if self._is_view else slot.gradient
@@ -471,17 +468,17 @@ class Reducer(C10dNames):
         return [self.gradient(index) for index in range(len(self._slots))]
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> list[Any]:
-        """A whole pass: the averages of gradients that are all there.
+        """Make a whole pass with gradients that are all there, and return the averages.
 
         Args:
             gradients: One for each parameter. None stands for an unused parameter.
 
         Returns:
-            What gradients() gives.
+            What gradients() returns.
 
         Raises:
-            ValueError: They are not one for each parameter.
-            RuntimeError, DistError: As of finish(). The pass is over.
+            ValueError: There is not one gradient for each parameter.
+            RuntimeError, DistError: As finish() raises. The pass is over.
         """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
@@ -499,11 +496,11 @@ class Reducer(C10dNames):
         return self.gradients()
 
     def reset(self) -> None:
-        """Give up the pass under way, and what no_sync() has added up. The other ranks must do the same."""
+        """Drop the pass that is under way, and what no_sync() has added up. The other ranks must do the same."""
         self._is_open = False
         for bucket in self._buckets:
             if is_under_way(bucket.outcome):
-                with contextlib.suppress(_core.DistError):  # of a group that has failed: all that it did has ended
+                with contextlib.suppress(_core.DistError):  # the group has failed, so nothing of it is under way
                     bucket.move()
             bucket.outcome = None
         for slot in self._slots:
@@ -511,9 +508,9 @@ class Reducer(C10dNames):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In the block, passes send nothing: gradients are added up on this rank, and to those of the next pass after it.
+        """In the block, passes send nothing. Gradients are added up on this rank, and the next pass after the block adds the sum to its own.
 
-        For a framework that adds up by itself, hand in only what it has in the end. Views are the caller's to add to.
+        If a framework adds up gradients by itself, hand in only its final sums. The caller adds to views by itself.
         """
         before, self._is_sync = self._is_sync, False
         try:
@@ -527,11 +524,11 @@ class Reducer(C10dNames):
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
         """In the block, ranks may have different numbers of passes.
 
-        One that has come to its end takes part in those of the others, with zeros, until all have. Only the ranks of the last pass have
-        made all updates: after the block, broadcast_parameters(src=joined.last_rank).
+        A rank that has no more passes takes part in those of the others with zeros, until all ranks are through. Only the ranks of the last
+        pass have made all updates. So after the block, call broadcast_parameters(src=joined.last_rank).
 
         Args:
-            divide_by_initial_world_size: Averages are over all ranks; False: over those that have a gradient of their own.
+            divide_by_initial_world_size: Average over all ranks. With False, average over the ranks that have gradients of their own.
         """
         self._join = joined = Join(divide_by_initial_world_size)
         try:
@@ -542,7 +539,7 @@ class Reducer(C10dNames):
             self._join = None
 
     def _announce(self, joined: Join, is_active: bool) -> int:
-        """Hear from all ranks whether they are in the pass to come; gives how many are."""
+        """Exchange which ranks have gradients of their own in the next pass, and return how many have."""
         active = bytearray(self._operations.size)
         self._operations.all_gather_single(active, bytes([is_active]), timeout=self._timeout)
         self._active_count = sum(active)
@@ -560,16 +557,16 @@ class Reducer(C10dNames):
     # ---- communication hooks
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Have hook(state, bucket) reduce a full bucket, instead of the all_reduce; dldist.comm_hooks has some. All ranks need the same.
+        """Let hook(state, bucket) reduce full buckets instead of all_reduce. dldist.comm_hooks has hooks. All ranks need the same hook.
 
         Args:
-            state: What the hook gets first.
-            hook: It returns the result, which has the bucket's length and its dtype or any floating-point type: an array, or a Future or
-                a Work of one; or a function that finish() calls, in the order of the buckets, for hooks that need more than one
-                collective.
+            state: The first argument for the hook.
+            hook: It returns the result: an array, or a Future or a Work of one. The array has the bucket's length, and its dtype or any
+                floating-point dtype. A hook that needs several collectives may return a function, which finish() calls in the order of
+                the buckets.
 
         Raises:
-            TypeError: It cannot be called.
+            TypeError: The hook cannot be called.
             RuntimeError: There is a hook already, or a pass is under way.
 
         Example:
@@ -590,7 +587,7 @@ class Reducer(C10dNames):
     # ---- statistics
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the last pass and averages of all, times in nanoseconds; the names are those of c10d's Logger."""
+        """Numbers of the last pass, and averages of all passes, under the names of c10d's Logger. Times are in nanoseconds."""
         rebuilt = [bucket.nbytes for bucket in self._buckets] if self._has_rebuilt else []
         members = [[slot.parameter.index for slot in bucket.slots] for bucket in self._buckets] if self._has_rebuilt else []
         is_counted = (self._finds_unused or self._is_static) and self._times.passes > 0
@@ -628,7 +625,7 @@ def _check_parameters(parameters: Sequence[Parameter]) -> None:
 
 
 def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: Sequence[Parameter]) -> None:
-    """Every parameter is in one bucket, with others of its dtype."""
+    """Check that every parameter is in one bucket, with others of its dtype."""
     if bucket_indices is None:
         return
     flat = [index for indices in bucket_indices for index in indices]

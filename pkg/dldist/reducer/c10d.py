@@ -21,9 +21,10 @@ class C10dNames:
     def _autograd_hook(self: Any, index: int) -> None:
         self.mark_ready(index)
 
-    def _check_reducer_finalized(self: Any) -> None:
+    def _check_reducer_finalized(self: Any, call: str = "") -> None:
         if self._is_open:
-            raise RuntimeError(f"the pass before has not ended: {self._missing_text()}finish() ends it, reset() gives it up")
+            text = self._missing_text()
+            raise RuntimeError(f"{call}the pass before has not ended: {text}finish() ends it, reset() gives it up")
 
     def _ddp_graph_static(self: Any) -> bool:
         return bool(self._is_static)
