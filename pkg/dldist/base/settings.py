@@ -7,6 +7,7 @@ value that makes no sense is an error that names the variable.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 from dldist import _core
 
@@ -273,22 +274,14 @@ def value(attribute: str) -> Any:
     return _read(_SETTINGS[attribute], os.environ)
 
 
-class Values:
-    """Several settings at one moment, each an attribute."""
+def of_failures() -> SimpleNamespace:
+    """The settings about failures, dumps and NCCL's groups at this moment, each as an attribute.
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def of_failures() -> Values:
-    """About failures, dumps and NCCL's groups. Raises DistArgumentError, which is a RuntimeError and a ValueError."""
+    Raises DistArgumentError, which is a RuntimeError and a ValueError.
+    """
     # Of all variables at once: to ask for each of them takes three times as long.
     given = {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
-    values = Values()
-    for setting in FAILURES:
-        setattr(values, setting.attribute, _read(setting, given))
-    return values
+    return SimpleNamespace(**{setting.attribute: _read(setting, given) for setting in FAILURES})
 
 
 def connection() -> tuple[str, int, int, bool, int, str, bytes, int]:

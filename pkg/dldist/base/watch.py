@@ -16,6 +16,7 @@ from dldist.base import settings
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     import weakref
+    from types import SimpleNamespace
 
 STOP_TIMEOUT_S = 1.0
 """What the end of the process may wait for the monitor."""
@@ -61,7 +62,7 @@ def start(rank: int) -> None:
         _is_started = True
 
 
-def _options(said: settings.Values, rank: int) -> tuple[int | str, ...]:
+def _options(said: SimpleNamespace, rank: int) -> tuple[int | str, ...]:
     is_json = said.dump_format == "json"
     return (
         said.coord_check_ms,
@@ -81,7 +82,7 @@ def _options(said: settings.Values, rank: int) -> tuple[int | str, ...]:
     )
 
 
-def _dumping(said: settings.Values) -> int:
+def _dumping(said: SimpleNamespace) -> int:
     if said.dump_on_timeout is not None:
         return _DUMPING_ON if said.dump_on_timeout else _DUMPING_OFF
     return _DUMPING_ON if said.dump_file else _DUMPING_DEVICES

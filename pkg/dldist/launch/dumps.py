@@ -72,16 +72,15 @@ class Dumps:
 
     def look(self) -> bool:
         """Whether all have answered, or the time is over."""
-        self.silent = [rank for rank in self.silent if rank.code is None and self._is_unchanged(rank.rank)]
+        self.silent = [
+            rank for rank in self.silent if rank.code is None and self._stamp(rank.rank) == self._before[rank.rank]
+        ]
         if self.waits_until is not None and (not self.silent or time.monotonic() >= self.waits_until):
             self.waits_until = None
         return self.waits_until is None
 
     def next_look(self) -> float | None:
         return time.monotonic() + _LOOK_AGAIN_S if self.waits_until is not None else None
-
-    def _is_unchanged(self, rank: int) -> bool:
-        return self._stamp(rank) == self._before[rank]
 
     def _stamp(self, rank: int) -> Stamp:
         return self._newest(rank)[1]

@@ -10,9 +10,6 @@ from dldist.trace.clock import is_synchronising
 from dldist.trace.model import Case, Group, Round, Verdict, about, capitalised, ranks_text, span_text, state_text, title_of
 from dldist.trace.read import Entry
 
-# Whether a rank has called a collective.
-CALLED, FORGOTTEN, ABSENT, NO_DUMP = "called", "forgotten", "absent", "no dump"
-
 _MUCH_WORSE = 1.2
 """A rank that is late for one collective is late for those that follow. The first one is worth telling, a later one only if
 it is worse by this factor."""
@@ -40,27 +37,23 @@ def analyse(case: Case, group: Group, slow_s: float) -> None:
         group.verdicts.append(slowest)
 
 
-def presence(this: Round, rank: int) -> str:
-    if rank not in this.case.dumps:
-        return NO_DUMP
-    if rank in this.calls:
-        return CALLED
+def _is_absent(this: Round, rank: int) -> bool:
+    """Whether a rank has not called a collective, as its dump shows. The dump may have lost a call that was made."""
     calls = this.group.calls.get(rank, {})
-    if calls and max(calls) > this.seq:
-        return FORGOTTEN
+    if rank not in this.case.dumps or rank in this.calls or (calls and max(calls) > this.seq):
+        return False
     dump = this.case.dumps[rank]
     if not dump.is_partial:
-        return ABSENT
+        return True
     for group_id in _ids_of(this.group, rank):
         status = dump.status.get(str(group_id), {})
         if status.get("last_enqueued_collective", -1) >= this.seq:
-            return FORGOTTEN
-    if not calls and dump.entries:
-        # The ring holds nothing of this group any more. If all others called it before the oldest entry here, so did this rank.
-        oldest = this.case.created(rank, dump.entries[0])
-        if all(this.case.created(other, entries[0]) < oldest for other, entries in this.calls.items()):
-            return FORGOTTEN
-    return ABSENT
+            return False
+    if calls or not dump.entries:
+        return True
+    # The ring holds nothing of this group any more. If all others called it before the oldest entry here, so did this rank.
+    oldest = this.case.created(rank, dump.entries[0])
+    return not all(this.case.created(other, entries[0]) < oldest for other, entries in this.calls.items())
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
@@ -70,14 +63,11 @@ def _ids_of(group: Group, rank: int) -> set[int]:
 
 
 def _problem(this: Round, slow_s: float) -> Verdict | None:
-    found = compare.compare(this)
-    if found:
+    if found := compare.compare(this):
         return compare.mismatch(this, *found)
-    where = {rank: presence(this, rank) for rank in this.group.ranks}
-    absent = [rank for rank in where if where[rank] == ABSENT]
-    if absent:
+    if absent := [rank for rank in this.group.ranks if _is_absent(this, rank)]:
         return _missing(this, absent)
-    lost = [rank for rank in where if where[rank] == NO_DUMP]
+    lost = [rank for rank in this.group.ranks if rank not in this.case.dumps]
     if this.pending:
         return _dead(this, lost) if lost else _unfinished(this, slow_s)
     return _odd_shapes(this)

@@ -257,18 +257,23 @@ def what(entries: list[Entry]) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """For example "rank 3", "ranks 0 and 2", "ranks 0 to 5 and 7"."""
-    left = sorted(set(ranks))
-    if len(left) == 1:
-        return f"rank {left[0]}"
+    known = sorted(set(ranks))
     parts: list[str] = []
-    while left:
-        run = 1
-        while run < len(left) and left[run] == left[0] + run:
-            run += 1
-        run = run if run > 2 else 1
-        parts.append(f"{left[0]} to {left[run - 1]}" if run > 1 else str(left[0]))
-        del left[:run]
-    return "ranks " + joined(parts)
+    for first, last in runs(known):
+        # Of two in a row, both are named.
+        parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
+    return f"rank {known[0]}" if len(known) == 1 else f"ranks {joined(parts)}"
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last number of each unbroken run."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 def joined(parts: list[str]) -> str:

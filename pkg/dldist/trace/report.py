@@ -19,15 +19,7 @@ def numbers_text(numbers: list[int]) -> str:
     """For example "#1", "#1 to #40", "#1 to #3 and #5"."""
     if not numbers:
         return "none"
-    parts = []
-    first = last = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is not None and number == last + 1:
-            last = number
-            continue
-        parts.append(f"#{first}" if first == last else f"#{first} to #{last}")
-        if number is not None:
-            first = last = number
+    parts = [f"#{first}" if first == last else f"#{first} to #{last}" for first, last in model.runs(numbers)]
     if len(parts) > 4:
         parts = [*parts[:2], "...", parts[-1]]
     return model.joined(parts)
