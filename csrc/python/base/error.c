@@ -272,6 +272,15 @@ py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err)
     raise_as(state, exception_of_group(state, status), status, err);
 }
 
+bool
+py_error_check_of_group(py_state *state, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        py_error_raise_of_group(state, status, err);
+    }
+    return status == DD_OK;
+}
+
 PyObject *
 py_error_of_group(py_state *state, dd_status status, const dd_error *err)
 {

@@ -15,6 +15,9 @@ void py_error_raise(py_state *state, dd_status status, const dd_error *err);
 /* Like py_error_raise, for the status of a group: DD_CLOSED and DD_FORKED raise DistBackendError. */
 void py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err);
 
+/* True for DD_OK; otherwise false with the exception of py_error_raise_of_group. */
+bool py_error_check_of_group(py_state *state, dd_status status, const dd_error *err);
+
 /* The exception that py_error_raise_of_group would raise; a new reference, NULL with an exception. */
 PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *err);
 

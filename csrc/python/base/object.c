@@ -1,5 +1,7 @@
 #include "python/base/object.h"
 
+#include <stddef.h>
+
 PyObject *
 py_object_alloc(PyTypeObject *type)
 {
@@ -8,14 +10,67 @@ py_object_alloc(PyTypeObject *type)
 }
 
 void
-py_object_free(PyObject *object, PyObject *module)
+py_object_free(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_object(object);
     Py_DECREF(type);
+}
+
+PyObject *
+py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args;
+    (void)kwargs;
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    py_object *self = state != NULL ? (py_object *)py_object_alloc(type) : NULL;
+    if (self != NULL) {
+        self->module = Py_NewRef(module);
+        self->state = state;
+    }
+    return (PyObject *)self;
+}
+
+int
+py_object_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((py_object *)object)->module);
+    return 0;
+}
+
+void
+py_object_begin_dealloc(PyObject *object)
+{
+    if ((PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HAVE_GC) != 0) {
+        PyObject_GC_UnTrack(object);
+    }
+    if (((py_object *)object)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+}
+
+void
+py_object_end_dealloc(PyObject *object)
+{
+    PyObject *module = ((py_object *)object)->module;
+    py_object_free(object);
     Py_XDECREF(module);
 }
+
+void
+py_object_dealloc(PyObject *object)
+{
+    py_object_begin_dealloc(object);
+    py_object_end_dealloc(object);
+}
+
+PyMemberDef py_object_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 
 PyObject *
 py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,

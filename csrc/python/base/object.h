@@ -1,4 +1,4 @@
-/* Allocates and frees objects of heap types.
+/* Makes and frees objects of heap types.
  *
  * Objects that release the GIL when they end have a tp_traverse and, like tuples, no tp_clear: other threads would
  * run while the collector clears objects that belong together. Such an object gets its references when it is made,
@@ -6,18 +6,48 @@
 #ifndef DD_PYTHON_BASE_OBJECT_H
 #define DD_PYTHON_BASE_OBJECT_H
 
-#include "python/base/api.h"
+#include "python/base/state.h"
 
-/* A zeroed object, tracked by the collector if its type has GC; NULL with an exception. */
+/* The head of our objects: the first fields of their structs. */
+#define PY_OBJECT_HEAD                                           \
+    PyObject ob_base; /* PyObject_HEAD */                        \
+    PyObject *module; /* const after new: keeps `state` alive */ \
+    py_state *state;  /* const after new */                      \
+    PyObject *weakrefs
+
+typedef struct py_object {
+    PY_OBJECT_HEAD;
+} py_object;
+
+/* A new object of a type of ours, or of a class derived from one: zeroed except for its head, and tracked by the
+ * collector if its type has GC. Ignores the arguments: it can be a tp_new. NULL with an exception. */
+PyObject *py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
+/* A tp_traverse for objects that refer to nothing but their type and the module. */
+int py_object_traverse(PyObject *object, visitproc visit, void *arg);
+
+/* The first step of a tp_dealloc: ends the weak references and what the collector knows of the object. */
+void py_object_begin_dealloc(PyObject *object);
+/* The last step: frees the memory, then drops the object's references to its type and the module. */
+void py_object_end_dealloc(PyObject *object);
+/* Both, for objects that own nothing. */
+void py_object_dealloc(PyObject *object);
+
+/* The tp_members of types whose objects can have weak references. */
+extern PyMemberDef py_object_members[];
+
+/* ---- objects without that head */
+
+/* A zeroed object; NULL with an exception. */
 PyObject *py_object_alloc(PyTypeObject *type);
+/* Frees the memory, then drops the object's reference to its type. */
+void py_object_free(PyObject *object);
 
-/* Calls <module>.<function>(self, *args, **kwargs), for methods written in Python. args and kwargs may be NULL. A new
- * reference; NULL with an exception. */
+/* ---- methods written in Python */
+
+/* Calls <module>.<function>(self, *args, **kwargs). args and kwargs may be NULL. A new reference; NULL with an
+ * exception. */
 PyObject *py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                                 PyObject *kwargs);
-
-/* The last step of a dealloc: frees the memory, then drops the object's references to its type and to `module`, which
- * may be NULL. */
-void py_object_free(PyObject *object, PyObject *module);
 
 #endif

@@ -8,6 +8,15 @@
 
 #include <stdbool.h>
 
+/* The value of an expression that is computed without the GIL. */
+#define PY_WITHOUT_GIL(expression)                      \
+    __extension__({                                     \
+        PyThreadState *py_thread = PyEval_SaveThread(); \
+        __typeof__(expression) py_value = (expression); \
+        PyEval_RestoreThread(py_thread);                \
+        py_value;                                       \
+    })
+
 /* One call into the core. Lives on the stack of the caller's thread. */
 typedef struct py_wait {
     dd_wait wait;

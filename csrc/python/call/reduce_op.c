@@ -185,7 +185,7 @@ static void
 reduce_op_dealloc(PyObject *object)
 {
     Py_XDECREF(((py_reduce_op *)object)->tensor);
-    py_object_free(object, NULL);
+    py_object_free(object);
 }
 
 static PyObject *

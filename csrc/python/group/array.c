@@ -61,8 +61,7 @@ static PyObject *
 make_array(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
     py_memory *memory = make_memory(group, view, foreign);
-    return memory != NULL ? py_memory_array_make(group->state->shared_array_type, group->module, memory)
-                          : NULL;
+    return memory != NULL ? py_memory_array_make(group->state->shared_array_type, memory) : NULL;
 }
 
 PyObject *
@@ -129,7 +128,7 @@ py_shared_array_view(PyObject *array, size_t start, const dd_view *shape)
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);
-    return py_memory_array_make(Py_TYPE(array), self->module, &part->memory);
+    return py_memory_array_make(Py_TYPE(array), &part->memory);
 }
 
 static PyObject *
@@ -137,8 +136,7 @@ shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"start", "shape", NULL};
     const py_memory_array *self = (const py_memory_array *)object;
-    const py_state *state = PyModule_GetState(self->module);
-    py_argument shape = {.state = state, .function = "part", .name = "shape"};
+    py_argument shape = {.state = self->state, .function = "part", .name = "shape"};
     dd_view view = {.dtype = self->memory->view.dtype};
     Py_ssize_t start;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO:part", keywords, &start, &shape.value) ||
@@ -147,7 +145,7 @@ shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     size_t count = self->memory->view.count;
     if (start < 0 || (size_t)start > count || view.count > count - (size_t)start) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
                      "part(): %zu elements from number %zd on do not fit into an array of %zu", view.count,
                      start, count);
         return NULL;
@@ -164,21 +162,6 @@ shared_array_note_unmapped(PyObject *object, PyObject *unused)
         dd_region_note_unmapped(((shared_memory *)memory)->region);
     }
     Py_RETURN_NONE;
-}
-
-static void
-shared_array_dealloc(PyObject *object)
-{
-    PyObject_GC_UnTrack(object);
-    py_memory_array_dealloc(object);
-}
-
-static int
-shared_array_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((py_memory_array *)object)->module);
-    return 0;
 }
 
 /* ---- as a buffer */
@@ -205,36 +188,6 @@ shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
         .strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? (Py_ssize_t *)view->strides : NULL,
     };
     return 0;
-}
-
-/* ---- export by DLPack */
-
-static PyObject *
-shared_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *stream = Py_None;
-    PyObject *version = Py_None;
-    PyObject *device = Py_None;
-    PyObject *copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
-                                     &copy)) {
-        return NULL;
-    }
-    if (stream != Py_None) {
-        PyErr_SetString(PyExc_BufferError, "CPU memory has no streams: stream must be None");
-        return NULL;
-    }
-    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
-                            "a SharedArray is not copied on export, and not moved to another device");
-}
-
-static PyObject *
-shared_array_dlpack_device(PyObject *object, PyObject *unused)
-{
-    (void)object;
-    (void)unused;
-    return Py_BuildValue("(ii)", PY_DEVICE_CPU, 0);
 }
 
 /* ---- questions */
@@ -285,26 +238,15 @@ static PyMethodDef shared_array_methods[] = {
     {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
      "_note_unmapped($self, /)\n--\n\n"
      "Says that the mapping given to Group._adopt is gone."},
-    {"__dlpack__", (PyCFunction)(void (*)(void))shared_array_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A DLPack capsule, which keeps the memory alive."},
-    {"__dlpack_device__", shared_array_dlpack_device, METH_NOARGS,
-     "__dlpack_device__($self, /)\n--\n\nThe CPU."},
+    PY_MEMORY_ARRAY_METHODS,
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef shared_array_getset[] = {
-    {"shape", py_memory_array_get_shape, NULL, "The length of each dimension.", NULL},
-    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", py_memory_array_get_nbytes, NULL, "The number of bytes of all elements.", NULL},
+    PY_MEMORY_ARRAY_GETSET,
     {"ndim", shared_array_get_ndim, NULL, "The number of dimensions.", NULL},
     {"size", shared_array_get_size, NULL, "The number of elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef shared_array_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot shared_array_slots[] = {
@@ -313,12 +255,12 @@ static PyType_Slot shared_array_slots[] = {
      "It is a writable buffer and speaks DLPack: numpy.asarray(a), torch.from_dlpack(a), memoryview(a).\n"
      "a[i], a[i, j], a[i:j] and a[i:j] = ... work if the elements are contiguous; parts share the memory.\n"
      "It may outlive its group."},
-    {Py_tp_dealloc, (void *)shared_array_dealloc},
-    {Py_tp_traverse, (void *)shared_array_traverse},
+    {Py_tp_dealloc, (void *)py_memory_array_dealloc},
+    {Py_tp_traverse, (void *)py_object_traverse},
     {Py_tp_repr, (void *)shared_array_repr},
     {Py_tp_methods, shared_array_methods},
     {Py_tp_getset, shared_array_getset},
-    {Py_tp_members, shared_array_members},
+    {Py_tp_members, py_object_members},
     {Py_sq_length, (void *)py_shared_array_length},
     {Py_sq_item, (void *)py_shared_array_item},
     {Py_mp_length, (void *)py_shared_array_length},

@@ -3,16 +3,14 @@
 #define DD_PYTHON_GROUP_GROUP_H
 
 #include "group/group.h"
+#include "python/base/object.h"
 #include "python/base/params.h"
 #include "python/base/wait.h"
 #include "python/call/operands.h"
 #include "python/work/work.h"
 
 typedef struct py_group {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
     dd_list link;              /* in the state's groups; guarded by the GIL */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL unless it is an NcclGroup */

@@ -11,10 +11,7 @@
 #include "python/work/flight.h"
 
 typedef struct py_plan {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
     dd_coll coll;           /* const after new */
     dd_standing_call *call; /* owned; NULL once closed */
     py_flight *flight;      /* owned; NULL once closed; its work is that of `call` */
@@ -42,24 +39,11 @@ py_plan_require(const py_group *group, const py_params *params)
     return false;
 }
 
-static py_plan *
-new_plan(py_state *state)
-{
-    PyObject *module;
-    bool is_ours = py_state_of_type(state->plan_type, &module) != NULL;
-    py_plan *self = is_ours ? (py_plan *)py_object_alloc(state->plan_type) : NULL;
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->state = state;
-    }
-    return self;
-}
-
 PyObject *
 py_plan_make(py_group_call *call, const dd_coll_args *args)
 {
     py_state *state = call->group->state;
-    py_plan *self = new_plan(state);
+    py_plan *self = (py_plan *)py_object_new(state->plan_type, NULL, NULL);
     if (self == NULL) {
         return py_group_call_fail(call);
     }
@@ -114,14 +98,11 @@ plan_dealloc(PyObject *object)
 {
     py_plan *self = (py_plan *)object;
     PyObject *exception[3];
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
+    py_object_begin_dealloc(object);
     PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
     end(self);
     PyErr_Restore(exception[0], exception[1], exception[2]);
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 /* The objects of the flight are visited only while no run is unfinished: the operation may outlive the cycle. There is
@@ -531,11 +512,6 @@ static PyGetSetDef plan_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef plan_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_plan, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc,
      "A collective that can be started many times. Group.plan_all_reduce() and similar methods make one.\n\n"
@@ -546,7 +522,7 @@ static PyType_Slot plan_slots[] = {
     {Py_tp_repr, (void *)plan_repr},
     {Py_tp_methods, plan_methods},
     {Py_tp_getset, plan_getset},
-    {Py_tp_members, plan_members},
+    {Py_tp_members, py_object_members},
     {0, NULL},
 };
 

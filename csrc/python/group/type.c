@@ -12,25 +12,6 @@
 
 /* ---- making */
 
-static PyObject *
-group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    (void)args;
-    (void)kwargs;
-    PyObject *module;
-    py_state *state = py_state_of_type(type, &module);
-    if (state == NULL) {
-        return NULL;
-    }
-    py_group *self = (py_group *)py_object_alloc(type);
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->state = state;
-        dd_list_init(&self->link);
-    }
-    return (PyObject *)self;
-}
-
 /* The arguments of __init__ without the store. */
 typedef struct open_arguments {
     int rank;
@@ -179,17 +160,14 @@ static void
 group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
-    dd_list_remove(&self->link);
+    py_object_begin_dealloc(object);
     if (self->group != NULL) {
+        dd_list_remove(&self->link);
         py_group_drop(self->group);
     }
     py_forms_destroy(self->forms);
     group_clear(object);
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 /* ---- splitting */
@@ -239,7 +217,7 @@ static PyObject *
 split(py_group *self, const int *ranks, int count, const dd_group_options *options)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    py_group *part = (py_group *)group_new(type, NULL, NULL);
+    py_group *part = (py_group *)py_object_new(type, NULL, NULL);
     if (part == NULL) {
         return NULL;
     }
@@ -467,18 +445,13 @@ static PyMethodDef group_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef group_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_group, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot group_slots[] = {
     {Py_tp_doc,
      "Group(store, rank, size, *, timeout=1800.0, name='default', connect_timeout=None)\n--\n\n"
      "A group of `size` processes that meet in a store, which may be None for a group of one.\n\n"
      "Groups over one store have different names. `timeout` (seconds or a timedelta) is for operations;\n"
      "`connect_timeout` for meeting the others: the store's, or `timeout` if that is shorter, unless given."},
-    {Py_tp_new, (void *)group_new},
+    {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)group_init},
     {Py_tp_dealloc, (void *)group_dealloc},
     {Py_tp_traverse, (void *)group_traverse},
@@ -486,7 +459,7 @@ static PyType_Slot group_slots[] = {
     {Py_tp_repr, (void *)py_group_repr},
     {Py_tp_methods, group_methods},
     {Py_tp_getset, py_group_getset},
-    {Py_tp_members, group_members},
+    {Py_tp_members, py_object_members},
     {0, NULL},
 };
 

@@ -90,34 +90,7 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     py_memory *memory = make_memory(group, &view, device);
-    if (memory == NULL) {
-        return NULL;
-    }
-    return py_memory_array_make(group->state->nccl_array_type, group->module, memory);
-}
-
-static PyObject *
-array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *stream =
-        Py_None; /* ignored: the writer orders its own streams, so there is no producer to wait for */
-    PyObject *version = Py_None;
-    PyObject *device = Py_None;
-    PyObject *copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
-                                     &copy)) {
-        return NULL;
-    }
-    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
-                            "an NcclArray is not copied on export, and not moved to another device");
-}
-
-static PyObject *
-array_dlpack_device(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return Py_BuildValue("(ii)", PY_DEVICE_CUDA, ((py_memory_array *)object)->memory->device_id);
+    return memory != NULL ? py_memory_array_make(group->state->nccl_array_type, memory) : NULL;
 }
 
 static PyObject *
@@ -148,25 +121,15 @@ array_repr(PyObject *object)
 }
 
 static PyMethodDef array_methods[] = {
-    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A DLPack capsule, which keeps the memory alive."},
-    {"__dlpack_device__", array_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\nIts device."},
+    PY_MEMORY_ARRAY_METHODS,
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef array_getset[] = {
-    {"shape", py_memory_array_get_shape, NULL, "The length of each dimension.", NULL},
-    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", py_memory_array_get_nbytes, NULL, "The number of bytes of all elements.", NULL},
+    PY_MEMORY_ARRAY_GETSET,
     {"ptr", get_pointer, NULL, "Its address on the device.", NULL},
     {"device", get_device, NULL, "The number of its device.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef array_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot array_slots[] = {
@@ -178,7 +141,7 @@ static PyType_Slot array_slots[] = {
     {Py_tp_repr, (void *)array_repr},
     {Py_tp_methods, array_methods},
     {Py_tp_getset, array_getset},
-    {Py_tp_members, array_members},
+    {Py_tp_members, py_object_members},
     {0, NULL},
 };
 

@@ -4,7 +4,7 @@
 #include "core/fork.h"
 
 typedef struct py_nccl_comms {
-    PY_NCCL_OBJECT;
+    PY_OBJECT_HEAD;
     dd_nccl_team *team; /* owned; guarded by the GIL; NULL once it is closed */
     int ncalls;         /* guarded by the GIL: unfinished calls; the last one closes what close() could not */
     bool is_closed;     /* guarded by the GIL */
@@ -69,12 +69,10 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     dd_nccl_team *team = NULL;
     py_wait_init(&wait, self->state, timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err));
     PyMem_Free(devices);
     if (!py_group_finish_wait(&wait, status, &err)) {
         Py_BEGIN_ALLOW_THREADS
@@ -103,11 +101,22 @@ close_team(py_nccl_comms *self)
     }
 }
 
+/* Ends a call on the team, whose count has been raised. */
+static void
+end_call(py_nccl_comms *self)
+{
+    self->ncalls--;
+    if (self->is_closed) {
+        close_team(self);
+    }
+}
+
 static void
 comms_dealloc(PyObject *object)
 {
+    py_object_begin_dealloc(object);
     close_team((py_nccl_comms *)object);
-    py_nccl_object_free(object);
+    py_object_end_dealloc(object);
 }
 
 static int *
@@ -124,44 +133,33 @@ devices_of(const dd_nccl_team *team)
     return devices;
 }
 
+static dd_status
+run_team(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err)
+{
+    return dd_nccl_team_run(ctx, call->function, call->items, 1, call->streams, wait, err);
+}
+
 static PyObject *
 comms_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
-    py_nccl_team_arguments given;
     dd_nccl_team *team = require_team(self);
-    if (team == NULL || !py_nccl_team_parse(coll, args, kwargs, "streams", &given)) {
-        return NULL;
-    }
-    int *devices = devices_of(team);
+    int *devices = team != NULL ? devices_of(team) : NULL;
     if (devices == NULL) {
         return NULL;
     }
-    py_nccl_team_call call;
     int size = dd_nccl_team_size(team);
-    py_nccl_team_places places = {
-        .lib = self->state->nccl->lib, .size = size, .count = size, .devices = devices};
-    py_nccl_team_call_init(&call, self->state, coll->function);
+    const py_nccl_team_target target = {.state = self->state,
+                                        .size = size,
+                                        .ntensors = size,
+                                        .devices = devices,
+                                        .ctx = team,
+                                        .run = run_team};
     self->ncalls++;
-    bool is_ok = py_nccl_team_read_streams(&call, given.streams, size) &&
-                 py_nccl_team_prepare(&call, coll, &given, &places);
+    PyObject *result = py_nccl_team_run(&target, coll, args, kwargs);
+    end_call(self);
     PyMem_Free(devices);
-    if (is_ok) {
-        py_wait wait;
-        dd_error err;
-        dd_status status;
-        py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
-        Py_BEGIN_ALLOW_THREADS
-        status = dd_nccl_team_run(team, coll->function, call.items, 1, call.streams, &wait.wait, &err);
-        Py_END_ALLOW_THREADS
-        is_ok = py_group_finish_wait(&wait, status, &err);
-    }
-    py_nccl_team_call_fini(&call);
-    self->ncalls--;
-    if (self->is_closed) {
-        close_team(self);
-    }
-    return is_ok ? Py_NewRef(Py_None) : NULL;
+    return result;
 }
 
 PY_NCCL_RUN_METHOD(comms, all_reduce, DD_NCCL_ITEM_ALL_REDUCE)
@@ -185,22 +183,19 @@ comms_split(PyObject *object, PyObject *unused)
         return PyErr_NoMemory();
     }
     dd_error err;
-    dd_status status;
     self->ncalls++;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_team_take_apart(team, comms, &err);
-    Py_END_ALLOW_THREADS
-    self->ncalls--;
-    PyObject *list = py_nccl_team_raise(self->state, status, &err) ? PyList_New(0) : NULL;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &err));
+    end_call(self);
+    PyObject *list = py_error_check_of_group(self->state, status, &err) ? PyList_New(0) : NULL;
     for (int i = 0; status == DD_OK && i < size; i++) {
-        PyObject *comm = py_nccl_rank_comm_create(self->state, self->module, comms[i]);
+        PyObject *comm = py_nccl_rank_comm_create(self->state, comms[i]);
         if (comm == NULL || list == NULL || PyList_Append(list, comm) < 0) {
             Py_CLEAR(list);
         }
         Py_XDECREF(comm);
     }
     PyMem_Free(comms);
-    if (status == DD_OK || self->is_closed) {
+    if (status == DD_OK) {
         close_team(self);
     }
     return list;
@@ -227,16 +222,10 @@ comms_abort(PyObject *object, PyObject *args)
         Py_RETURN_NONE;
     }
     dd_error err;
-    dd_status status;
     self->ncalls++;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_team_abort(team, reason, &err);
-    Py_END_ALLOW_THREADS
-    self->ncalls--;
-    if (self->is_closed) {
-        close_team(self);
-    }
-    return py_nccl_team_raise(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_team_abort(team, reason, &err));
+    end_call(self);
+    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
@@ -314,7 +303,7 @@ static PyType_Slot comms_slots[] = {
      "NcclComms(devices, timeout=None)\n--\n\n"
      "The communicators of one process, one for each device (a number, or \"cuda:1\"). Calls have a tensor for each.\n\n"
      "The caller's current device does not change."},
-    {Py_tp_new, (void *)py_nccl_object_new},
+    {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)comms_init},
     {Py_tp_dealloc, (void *)comms_dealloc},
     {Py_tp_methods, comms_methods},

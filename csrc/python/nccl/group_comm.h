@@ -16,7 +16,5 @@ PyObject *py_nccl_comm_finish(const py_group *self, dd_status status, const dd_e
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
 /* The communicator on a device, connected if needed; a new reference. NULL with an exception. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
-/* Releases the GIL meanwhile. */
-void py_nccl_comm_release(dd_nccl_comm *comm);
 
 #endif

@@ -168,12 +168,9 @@ static void
 group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
-    dd_list_remove(&self->link);
+    py_object_begin_dealloc(object);
     if (self->nccl != NULL) {
+        dd_list_remove(&self->link);
         py_nccl_batches_destroy(self->nccl);
         py_watch_remove_nccl(self);
         if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
@@ -189,7 +186,7 @@ group_dealloc(PyObject *object)
     Py_CLEAR(self->store);
     Py_CLEAR(self->recorders);
     Py_CLEAR(self->device_group);
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 /* ---- the end */

@@ -27,6 +27,8 @@ PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
 #define PY_NCCL_END_OF_WORKS_NS DD_NS_PER_S /* enough for the watchdog to notice what has ended */
 void py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait);
 void py_nccl_destroy(py_state *state);
+/* Releases a communicator, which may be NULL, without the GIL. Called with the GIL held. */
+void py_nccl_comm_release(dd_nccl_comm *comm);
 /* Makes the watchdog look more often, because somebody waits for a callback. */
 void py_nccl_hurry(py_state *state);
 

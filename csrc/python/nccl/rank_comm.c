@@ -4,7 +4,7 @@
 #include "core/fork.h"
 
 typedef struct py_nccl_rank_comm {
-    PY_NCCL_OBJECT;
+    PY_OBJECT_HEAD;
     dd_nccl_comm *comm; /* counted; guarded by the GIL; NULL once it is closed */
     int rank;           /* const */
     int size;           /* const */
@@ -12,11 +12,11 @@ typedef struct py_nccl_rank_comm {
 } py_nccl_rank_comm;
 
 PyObject *
-py_nccl_rank_comm_create(py_state *state, PyObject *module, dd_nccl_comm *comm)
+py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
 {
-    py_nccl_rank_comm *self = py_nccl_object_create(state, state->nccl_rank_comm_type, module);
+    py_nccl_rank_comm *self = (py_nccl_rank_comm *)py_object_new(state->nccl_rank_comm_type, NULL, NULL);
     if (self == NULL) {
-        py_nccl_object_drop_comm(comm);
+        py_nccl_comm_release(comm);
         return NULL;
     }
     self->comm = comm;
@@ -55,7 +55,7 @@ choose_device(py_state *state, PyObject *object, int rank, int *device)
     }
     dd_error err;
     int current = DD_CUDA_NO_CURRENT;
-    if (!py_nccl_team_raise(state, dd_cuda_current_device(state->nccl->cuda, &current, &err), &err)) {
+    if (!py_error_check_of_group(state, dd_cuda_current_device(state->nccl->cuda, &current, &err), &err)) {
         return false;
     }
     *device = current != DD_CUDA_NO_CURRENT ? current : rank % state->nccl->cuda->ndevices;
@@ -90,56 +90,41 @@ rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
     dd_nccl_config_init(&config);
     py_wait wait;
     dd_error err;
-    dd_status status;
     dd_nccl_comm *comm = NULL;
     py_wait_init(&wait, state, timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(
+        dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
-        py_nccl_object_drop_comm(comm); /* it was made, but a signal handler raised */
+        py_nccl_comm_release(comm); /* it was made, but a signal handler raised */
         return NULL;
     }
-    return py_nccl_rank_comm_create(state, module, comm);
+    return py_nccl_rank_comm_create(state, comm);
 }
 
-#define RANK_STREAMS 1
+static dd_status
+run_comm(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err)
+{
+    return dd_nccl_comm_run(ctx, call->function, call->items, (int)call->nitems, call->streams[0], wait, err);
+}
 
 static PyObject *
 rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    py_nccl_team_arguments given;
     dd_nccl_comm *comm = require_comm(self);
-    if (comm == NULL || !py_nccl_team_parse(coll, args, kwargs, "stream", &given)) {
+    if (comm == NULL) {
         return NULL;
     }
-    py_nccl_team_call call;
-    dd_cuda_stream stream = NULL;
-    py_nccl_team_places places = {
-        .lib = self->state->nccl->lib, .size = self->size, .count = -1, .device = self->device};
-    py_nccl_team_call_init(&call, self->state, coll->function);
-    call.has_streams = given.streams != NULL && given.streams != Py_None;
-    call.is_one_stream = true;
-    bool is_ok = (!call.has_streams || (py_nccl_team_reserve_streams(&call, RANK_STREAMS) &&
-                                        py_nccl_team_read_stream(&call, given.streams, &call.streams[0]))) &&
-                 py_nccl_team_prepare(&call, coll, &given, &places);
-    if (is_ok) {
-        stream = call.streams[0];
-        py_wait wait;
-        dd_error err;
-        dd_status status;
-        dd_nccl_comm_acquire(comm);
-        py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
-        Py_BEGIN_ALLOW_THREADS
-        status =
-            dd_nccl_comm_run(comm, coll->function, call.items, (int)call.nitems, stream, &wait.wait, &err);
-        dd_nccl_comm_release(comm);
-        Py_END_ALLOW_THREADS
-        is_ok = py_group_finish_wait(&wait, status, &err);
-    }
-    py_nccl_team_call_fini(&call);
-    return is_ok ? Py_NewRef(Py_None) : NULL;
+    const py_nccl_team_target target = {.state = self->state,
+                                        .size = self->size,
+                                        .ntensors = -1,
+                                        .device = self->device,
+                                        .ctx = comm,
+                                        .run = run_comm};
+    dd_nccl_comm_acquire(comm);
+    PyObject *result = py_nccl_team_run(&target, coll, args, kwargs);
+    py_nccl_comm_release(comm);
+    return result;
 }
 
 PY_NCCL_RUN_METHOD(rank_comm, all_reduce, DD_NCCL_ITEM_ALL_REDUCE)
@@ -157,8 +142,8 @@ rank_comm_abort_handle(PyObject *object, PyObject *unused)
     if (comm == NULL) {
         return NULL;
     }
-    py_nccl_abort_handle *handle =
-        py_nccl_object_create(self->state, self->state->nccl_abort_handle_type, self->module);
+    PyTypeObject *type = self->state->nccl_abort_handle_type;
+    py_nccl_abort_handle *handle = (py_nccl_abort_handle *)py_object_new(type, NULL, NULL);
     if (handle != NULL) {
         handle->comm = dd_nccl_comm_acquire(comm);
     }
@@ -192,8 +177,9 @@ rank_comm_close(PyObject *object, PyObject *unused)
 static void
 rank_comm_dealloc(PyObject *object)
 {
+    py_object_begin_dealloc(object);
     close_rank_comm((py_nccl_rank_comm *)object);
-    py_nccl_object_free(object);
+    py_object_end_dealloc(object);
 }
 
 static PyObject *

@@ -5,23 +5,13 @@
 #include "nccl/nccl_team.h"
 #include "python/nccl/nccl.h"
 
-/* The head of every object here. */
-#define PY_NCCL_OBJECT                                           \
-    PyObject ob_base; /* PyObject_HEAD */                        \
-    PyObject *module; /* const after new: keeps `state` alive */ \
-    py_state *state   /* const after new */
-
-typedef struct py_nccl_object {
-    PY_NCCL_OBJECT;
-} py_nccl_object;
-
 typedef struct py_nccl_unique_id {
-    PY_NCCL_OBJECT;
+    PY_OBJECT_HEAD;
     dd_nccl_unique_id id; /* const */
 } py_nccl_unique_id;
 
 typedef struct py_nccl_abort_handle {
-    PY_NCCL_OBJECT;
+    PY_OBJECT_HEAD;
     dd_nccl_comm *comm; /* counted; const */
 } py_nccl_abort_handle;
 
@@ -32,16 +22,8 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* ---- objects */
 
-/* True for DD_OK; otherwise false with an exception. */
-bool py_nccl_team_raise(py_state *state, dd_status status, const dd_error *err);
-/* A new object, zeroed except for its head; NULL with an exception. */
-void *py_nccl_object_create(py_state *state, PyTypeObject *type, PyObject *module);
-PyObject *py_nccl_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-void py_nccl_object_free(PyObject *object);
-/* Releases the GIL meanwhile. */
-void py_nccl_object_drop_comm(dd_nccl_comm *comm);
 /* Takes over the communicator. NULL with an exception. */
-PyObject *py_nccl_rank_comm_create(py_state *state, PyObject *module, dd_nccl_comm *comm);
+PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
 /* Reads the number of a device from an int, or from an object that prints as "cuda:1". False with an exception. */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);
 
@@ -72,39 +54,24 @@ typedef struct py_nccl_team_coll {
     bool is_input_wide;
 } py_nccl_team_coll;
 
-/* The arguments of a collective of either class. */
-typedef struct py_nccl_team_arguments {
-    PyObject *outputs; /* NULL if the tensors are both inputs and outputs */
-    PyObject *inputs;
-    PyObject *op;
-    PyObject *root;
-    PyObject *streams;
-} py_nccl_team_arguments;
-
 /* Indexed by dd_nccl_item_kind. */
 extern const py_nccl_team_coll py_nccl_team_colls[];
 
-void py_nccl_team_call_init(py_nccl_team_call *call, py_state *state, const char *function);
-void py_nccl_team_call_fini(py_nccl_team_call *call);
-bool py_nccl_team_reserve_streams(py_nccl_team_call *call, size_t count);
-bool py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream);
-/* Reads a stream for each item; NULL or None: those of the tensors' libraries. False with an exception. */
-bool py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count);
-bool py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs,
-                        const char *streams_name, py_nccl_team_arguments *given);
-
-/* Where the tensors of a call are. */
-typedef struct py_nccl_team_places {
-    const dd_nccl_lib *lib;
+/* The communicators that a collective runs on. */
+typedef struct py_nccl_team_target {
+    py_state *state;
     int size;           /* number of ranks */
-    Py_ssize_t count;   /* number of tensors; -1: any */
+    int ntensors;       /* of a list; -1: any number, all on `device` and in one stream */
     const int *devices; /* of each tensor; NULL: all are on `device` */
     int device;
-} py_nccl_team_places;
+    void *ctx;
+    /* Runs the items. Called without the GIL. */
+    dd_status (*run)(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err);
+} py_nccl_team_target;
 
-/* Reads all arguments but the streams, and makes the items. False with an exception. */
-bool py_nccl_team_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll,
-                          const py_nccl_team_arguments *given, const py_nccl_team_places *places);
+/* Reads the arguments of a collective and runs it. Returns None; NULL with an exception. */
+PyObject *py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *args,
+                           PyObject *kwargs);
 
 #define PY_NCCL_RUN_METHOD(type, name, kind)                                         \
     static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *kwargs) \

@@ -18,28 +18,23 @@ give_stream(void *ctx, int device, void **stream)
     return true;
 }
 
-void
-py_nccl_team_call_init(py_nccl_team_call *call, py_state *state, const char *function)
+bool
+py_nccl_team_read_device(const py_argument *argument, int *device)
 {
-    call->state = state;
-    call->function = function;
-    call->items = NULL;
-    call->streams = NULL;
-    call->has_streams = false;
-    call->is_one_stream = false;
-    call->nitems = 0;
-    call->redop = DD_NCCL_SUM;
-    call->root = 0;
-    py_operands_init(&call->operands, state, function);
-    py_device_scope_init(&call->operands.device, state);
-}
-
-void
-py_nccl_team_call_fini(py_nccl_team_call *call)
-{
-    py_operands_fini(&call->operands);
-    dd_mem_free(call->items);
-    dd_mem_free(call->streams);
+    const py_state *state = argument->state;
+    if (PyLong_Check(argument->value)) {
+        return py_params_int(state, argument->value, device, argument->function, argument->name);
+    }
+    PyObject *text = PyObject_Str(argument->value);
+    const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    int nread = 0;
+    bool is_ok = utf8 != NULL && sscanf(utf8, "cuda:%9d%n", device, &nread) == 1 && utf8[nread] == '\0';
+    if (utf8 != NULL && !is_ok) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s': CUDA devices are needed, not %R",
+                     argument->function, argument->name, argument->value);
+    }
+    Py_XDECREF(text);
+    return is_ok;
 }
 
 static bool
@@ -85,8 +80,8 @@ read_root(py_nccl_team_call *call, PyObject *root, int size)
     return true;
 }
 
-bool
-py_nccl_team_reserve_streams(py_nccl_team_call *call, size_t count)
+static bool
+reserve_streams(py_nccl_team_call *call, size_t count)
 {
     if (call->streams == NULL) {
         call->streams = dd_mem_alloc_array(count + 1, sizeof(dd_cuda_stream));
@@ -128,7 +123,7 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
 /* Adds a list of tensors. False with an exception. */
 static bool
 add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
-            const py_nccl_team_places *places)
+            const py_nccl_team_target *target)
 {
     if (!PyList_Check(list) && !PyTuple_Check(list)) {
         py_raise_wrong_type(call->function, name, "a list or tuple of tensors, one for each device", list);
@@ -136,7 +131,7 @@ add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *nam
     }
     PyObject *objects = PySequence_Tuple(list);
     Py_ssize_t given = objects != NULL ? PyTuple_Size(objects) : 0;
-    bool is_ok = objects != NULL && py_nccl_team_reserve_streams(call, (size_t)given);
+    bool is_ok = objects != NULL && reserve_streams(call, (size_t)given);
     if (is_ok && ((count >= 0 && given != count) || given == 0)) {
         PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument '%s' has %zd tensors, and %zd are needed", call->function, name, given,
@@ -145,7 +140,7 @@ add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *nam
     }
     for (Py_ssize_t i = 0; is_ok && i < given; i++) {
         is_ok = add_tensor(call, PyTuple_GetItem(objects, i), use, name, (size_t)i,
-                           places->devices != NULL ? places->devices[i] : places->device);
+                           target->devices != NULL ? target->devices[i] : target->device);
     }
     Py_XDECREF(objects);
     return is_ok;
@@ -170,7 +165,7 @@ set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, co
     dd_error err;
     dd_nccl_dtype dtype;
     dd_dtype ours = send->tensor.view.dtype;
-    if (!py_nccl_team_raise(call->state, dd_nccl_dtype_of(lib, ours, &dtype, &err), &err)) {
+    if (!py_error_check_of_group(call->state, dd_nccl_dtype_of(lib, ours, &dtype, &err), &err)) {
         return false;
     }
     item->send = send->flat;
@@ -229,8 +224,8 @@ make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl
 
 /* ---- streams that are given */
 
-bool
-py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
+static bool
+read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stream *stream)
 {
     void *handle = NULL;
     py_argument argument = {
@@ -240,23 +235,29 @@ py_nccl_team_read_stream(py_nccl_team_call *call, PyObject *object, dd_cuda_stre
     return is_ok;
 }
 
-bool
-py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count)
+/* Reads a stream for each item, or one for all. NULL or None: those of the tensors' libraries. False with an
+ * exception. */
+static bool
+read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_target *target)
 {
-    if (list == NULL || list == Py_None) {
+    call->is_one_stream = target->ntensors < 0;
+    call->has_streams = object != NULL && object != Py_None;
+    if (!call->has_streams) {
         return true;
     }
-    PyObject *tuple = PySequence_Tuple(list);
-    bool is_ok =
-        tuple != NULL && PyTuple_Size(tuple) == count && py_nccl_team_reserve_streams(call, (size_t)count);
-    if (tuple != NULL && !is_ok && PyErr_Occurred() == NULL) {
+    if (call->is_one_stream) {
+        return reserve_streams(call, 1) && read_stream(call, object, &call->streams[0]);
+    }
+    PyObject *tuple = PySequence_Tuple(object);
+    bool is_ok = tuple != NULL && reserve_streams(call, (size_t)target->ntensors);
+    if (is_ok && PyTuple_Size(tuple) != target->ntensors) {
         PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument 'streams' has %zd streams for %d devices", call->function,
-                     PyTuple_Size(tuple), count);
+                     PyTuple_Size(tuple), target->ntensors);
+        is_ok = false;
     }
-    call->has_streams = is_ok;
-    for (int i = 0; is_ok && i < count; i++) {
-        is_ok = py_nccl_team_read_stream(call, PyTuple_GetItem(tuple, i), &call->streams[i]);
+    for (int i = 0; is_ok && i < target->ntensors; i++) {
+        is_ok = read_stream(call, PyTuple_GetItem(tuple, i), &call->streams[i]);
     }
     Py_XDECREF(tuple);
     return is_ok;
@@ -264,15 +265,23 @@ py_nccl_team_read_streams(py_nccl_team_call *call, PyObject *list, int count)
 
 /* ---- arguments */
 
-bool
-py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
-                   py_nccl_team_arguments *given)
+typedef struct arguments {
+    PyObject *outputs; /* NULL if the tensors are both inputs and outputs */
+    PyObject *inputs;
+    PyObject *op;
+    PyObject *root;
+    PyObject *streams;
+} arguments;
+
+static bool
+parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
+      arguments *given)
 {
     char *names[6];
     char format[32] = "";
     PyObject **places[5];
     size_t count = 0;
-    *given = (py_nccl_team_arguments){NULL};
+    *given = (arguments){NULL};
     if (coll->has_outputs) {
         names[count] = "outputs";
         places[count++] = &given->outputs;
@@ -301,19 +310,46 @@ py_nccl_team_parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwar
                                        places[3], places[4]) != 0;
 }
 
-bool
-py_nccl_team_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll,
-                     const py_nccl_team_arguments *given, const py_nccl_team_places *places)
+/* Reads the arguments and makes the items. False with an exception. */
+static bool
+prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const arguments *given,
+        const py_nccl_team_target *target)
 {
     py_use use = coll->has_outputs ? PY_USE_IN : PY_USE_IN_PLACE;
-    if ((given->op != NULL && !read_redop(call, given->op)) || !read_root(call, given->root, places->size)) {
+    if (!read_streams(call, given->streams, target) || (given->op != NULL && !read_redop(call, given->op)) ||
+        !read_root(call, given->root, target->size)) {
         return false;
     }
     if (coll->has_outputs &&
-        !add_tensors(call, given->outputs, PY_USE_OUT, "outputs", places->count, places)) {
+        !add_tensors(call, given->outputs, PY_USE_OUT, "outputs", target->ntensors, target)) {
         return false;
     }
-    Py_ssize_t ninputs = coll->has_outputs ? (Py_ssize_t)call->operands.npieces : places->count;
-    return add_tensors(call, given->inputs, use, coll->has_outputs ? "inputs" : "tensors", ninputs, places) &&
-           make_items(call, coll, places->lib, places->size);
+    Py_ssize_t ninputs = coll->has_outputs ? (Py_ssize_t)call->operands.npieces : target->ntensors;
+    return add_tensors(call, given->inputs, use, coll->has_outputs ? "inputs" : "tensors", ninputs, target) &&
+           make_items(call, coll, target->state->nccl->lib, target->size);
+}
+
+PyObject *
+py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *args,
+                 PyObject *kwargs)
+{
+    arguments given;
+    if (!parse(coll, args, kwargs, target->ntensors < 0 ? "stream" : "streams", &given)) {
+        return NULL;
+    }
+    py_nccl_team_call call = {.state = target->state, .function = coll->function, .redop = DD_NCCL_SUM};
+    py_operands_init(&call.operands, call.state, call.function);
+    py_device_scope_init(&call.operands.device, call.state);
+    bool is_ok = prepare(&call, coll, &given, target);
+    if (is_ok) {
+        py_wait wait;
+        dd_error err;
+        py_wait_init(&wait, call.state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
+        dd_status status = PY_WITHOUT_GIL(target->run(target->ctx, &call, &wait.wait, &err));
+        is_ok = py_group_finish_wait(&wait, status, &err);
+    }
+    py_operands_fini(&call.operands);
+    dd_mem_free(call.items);
+    dd_mem_free(call.streams);
+    return is_ok ? Py_NewRef(Py_None) : NULL;
 }

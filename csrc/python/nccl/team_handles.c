@@ -18,11 +18,8 @@ abort_handle_abort(PyObject *object, PyObject *args)
         return NULL;
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_abort(self->comm, reason, &err);
-    Py_END_ALLOW_THREADS
-    return py_nccl_team_raise(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_abort(self->comm, reason, &err));
+    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
@@ -36,10 +33,11 @@ static void
 abort_handle_dealloc(PyObject *object)
 {
     py_nccl_abort_handle *self = (py_nccl_abort_handle *)object;
+    py_object_begin_dealloc(object);
     if (self->comm != NULL && self->state->nccl->generation == dd_fork_generation()) {
-        py_nccl_object_drop_comm(self->comm);
+        py_nccl_comm_release(self->comm);
     }
-    py_nccl_object_free(object);
+    py_object_end_dealloc(object);
 }
 
 static PyMethodDef abort_handle_methods[] = {
@@ -96,11 +94,8 @@ unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_make_unique_id(nccl->lib, &self->id, &err);
-    Py_END_ALLOW_THREADS
-    return py_nccl_team_raise(self->state, status, &err) ? 0 : -1;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_make_unique_id(nccl->lib, &self->id, &err));
+    return py_error_check_of_group(self->state, status, &err) ? 0 : -1;
 }
 
 static PyObject *
@@ -128,9 +123,9 @@ static PyType_Slot unique_id_slots[] = {
     {Py_tp_doc,
      "NcclUniqueId(data=None)\n--\n\n"
      "The ID that the ranks of one communicator find each other by: a new one, or one made of these 128 bytes."},
-    {Py_tp_new, (void *)py_nccl_object_new},
+    {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)unique_id_init},
-    {Py_tp_dealloc, (void *)py_nccl_object_free},
+    {Py_tp_dealloc, (void *)py_object_dealloc},
     {Py_tp_methods, unique_id_methods},
     {0, NULL},
 };

@@ -101,7 +101,7 @@ py_file_store_make_type(PyObject *module, PyObject *base)
         {Py_tp_init, (void *)file_store_init},
         {Py_tp_repr, (void *)file_store_repr},
         {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_store_traverse},
+        {Py_tp_traverse, (void *)py_object_traverse},
         {Py_tp_getset, file_store_getset},
         {0, NULL},
     };

@@ -34,9 +34,9 @@ PyObject *
 py_hash_store_make_type(PyObject *module, PyObject *base)
 {
     PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)hash_store_doc},         {Py_tp_init, (void *)hash_store_init},
-        {Py_tp_repr, (void *)hash_store_repr},       {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_store_traverse}, {0, NULL},
+        {Py_tp_doc, (void *)hash_store_doc},          {Py_tp_init, (void *)hash_store_init},
+        {Py_tp_repr, (void *)hash_store_repr},        {Py_tp_dealloc, (void *)py_store_dealloc},
+        {Py_tp_traverse, (void *)py_object_traverse}, {0, NULL},
     };
     PyType_Spec spec = {"dldist.HashStore", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
     return PyType_FromModuleAndSpec(module, &spec, base);

@@ -75,7 +75,7 @@ prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->prefix);
     Py_VISIT(self->underlying);
     Py_VISIT(object_of_own_bridge(self));
-    return py_store_traverse(object, visit, arg);
+    return py_object_traverse(object, visit, arg);
 }
 
 static void

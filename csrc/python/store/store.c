@@ -29,18 +29,9 @@ py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind)
 static PyObject *
 store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    (void)args;
-    (void)kwargs;
-    PyObject *module;
-    py_state *state = py_state_of_type(type, &module);
-    if (state == NULL) {
-        return NULL;
-    }
-    py_store *self = (py_store *)py_object_alloc(type);
+    py_store *self = (py_store *)py_object_new(type, args, kwargs);
     if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->state = state;
-        (void)py_store_own_type(state, type, &self->kind);
+        (void)py_store_own_type(self->state, type, &self->kind);
         self->timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
     }
     return (PyObject *)self;
@@ -52,15 +43,6 @@ store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {NULL};
     (void)self;
     return PyArg_ParseTupleAndKeywords(args, kwargs, ":Store", keywords) ? 0 : -1;
-}
-
-int
-py_store_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    py_store *self = (py_store *)object;
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->module);
-    return 0;
 }
 
 void
@@ -77,14 +59,11 @@ void
 py_store_dealloc(PyObject *object)
 {
     py_store *self = (py_store *)object;
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
+    py_object_begin_dealloc(object);
     dd_store *store = self->store;
     self->store = NULL;
     py_store_drop(store);
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 bool
@@ -240,11 +219,6 @@ static PyGetSetDef store_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef store_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_store, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static const char store_doc[] =
     "Store()\n--\n\n"
     "A key-value store that processes meet in.\n\n"
@@ -261,10 +235,10 @@ py_store_make_type(PyObject *module)
         {Py_tp_new, (void *)store_new},
         {Py_tp_init, (void *)store_init},
         {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_store_traverse},
+        {Py_tp_traverse, (void *)py_object_traverse},
         {Py_tp_methods, py_store_methods},
         {Py_tp_getset, store_getset},
-        {Py_tp_members, store_members},
+        {Py_tp_members, py_object_members},
         {0, NULL},
     };
     PyType_Spec spec = {"dldist.Store", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};

@@ -3,16 +3,14 @@
 #define DD_PYTHON_STORE_STORE_H
 
 #include "python/base/convert.h"
+#include "python/base/object.h"
 #include "python/base/wait.h"
 #include "store/store.h"
 
 /* The head of every store object. The type of each kind has it as its first member. */
 typedef struct py_store {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    const char *kind; /* const after new: "TCPStore", or NULL for a class written in Python */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
+    const char *kind;   /* const after new: "TCPStore", or NULL for a class written in Python */
     dd_store *store;    /* const after init; NULL for a class written in Python */
     int64_t timeout_ns; /* guarded by the GIL; of a class written in Python */
 } py_store;
@@ -78,7 +76,6 @@ bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbou
 /* Ends the call: true if it succeeded, false with an exception. */
 bool py_call_end(py_call *call);
 
-int py_store_traverse(PyObject *self, visitproc visit, void *arg);
 void py_store_dealloc(PyObject *self);
 /* Releases the store, which may be NULL, without the GIL. Called with the GIL held. */
 void py_store_drop(dd_store *store);

@@ -374,7 +374,7 @@ py_tcp_store_make_type(PyObject *module, PyObject *base)
         {Py_tp_init, (void *)tcp_store_init},
         {Py_tp_repr, (void *)tcp_store_repr},
         {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_store_traverse},
+        {Py_tp_traverse, (void *)py_object_traverse},
         {Py_tp_methods, tcp_store_methods},
         {Py_tp_getset, tcp_store_getset},
         {0, NULL},

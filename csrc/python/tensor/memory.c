@@ -248,8 +248,7 @@ export_versioned(py_memory *memory)
     return capsule;
 }
 
-PyObject *
-py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy, const char *text)
+static PyObject *export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy)
 {
     int major = 0;
     int minor = 0;
@@ -262,24 +261,54 @@ py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObjec
     int is_copy = copy != Py_None ? PyObject_IsTrue(copy) : 0;
     if (is_copy != 0 || device_type != memory->device_type || device_id != memory->device_id) {
         if (is_copy >= 0) {
-            PyErr_SetString(PyExc_BufferError, text);
+            PyErr_Format(PyExc_BufferError, "%s is not copied on export, and not moved to another device",
+                         memory->device_type == PY_DEVICE_CPU ? "a SharedArray" : "an NcclArray");
         }
         return NULL;
     }
     return major >= 1 ? export_versioned(memory) : export_legacy(memory);
 }
 
+/* Of memory on a device, the stream is ignored: the writer orders its own streams, so there is no producer to wait
+ * for. */
+PyObject *
+py_memory_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    py_memory *memory = ((py_memory_array *)object)->memory;
+    PyObject *stream = Py_None;
+    PyObject *version = Py_None;
+    PyObject *device = Py_None;
+    PyObject *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
+                                     &copy)) {
+        return NULL;
+    }
+    if (stream != Py_None && memory->device_type == PY_DEVICE_CPU) {
+        PyErr_SetString(PyExc_BufferError, "CPU memory has no streams: stream must be None");
+        return NULL;
+    }
+    return export(memory, version, device, copy);
+}
+
+PyObject *
+py_memory_array_dlpack_device(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const py_memory *memory = ((py_memory_array *)object)->memory;
+    return Py_BuildValue("(ii)", memory->device_type, memory->device_id);
+}
+
 /* ---- the arrays */
 
 PyObject *
-py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory)
+py_memory_array_make(PyTypeObject *type, py_memory *memory)
 {
-    py_memory_array *self = (py_memory_array *)py_object_alloc(type);
+    py_memory_array *self = (py_memory_array *)py_object_new(type, NULL, NULL);
     if (self == NULL) {
         py_memory_release(memory);
         return NULL;
     }
-    self->module = Py_NewRef(module);
     self->memory = memory;
     return (PyObject *)self;
 }
@@ -287,16 +316,14 @@ py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory)
 void
 py_memory_array_dealloc(PyObject *object)
 {
-    py_memory_array *self = (py_memory_array *)object;
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
-    if (self->memory != NULL) {
+    py_memory *memory = ((py_memory_array *)object)->memory;
+    py_object_begin_dealloc(object);
+    if (memory != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        py_memory_release(self->memory);
+        py_memory_release(memory);
         Py_END_ALLOW_THREADS
     }
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 PyObject *

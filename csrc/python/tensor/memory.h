@@ -2,6 +2,7 @@
 #ifndef DD_PYTHON_TENSOR_MEMORY_H
 #define DD_PYTHON_TENSOR_MEMORY_H
 
+#include "python/base/object.h"
 #include "python/tensor/dlpack.h"
 
 #include <stdatomic.h>
@@ -32,24 +33,33 @@ bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 /* The format of a buffer with this dtype; NULL if there is none. */
 const char *py_memory_format(dd_dtype dtype);
 
-/* __dlpack__ but for its stream, which the caller handles. `text` is the BufferError for a copy or another device.
- * A new capsule; NULL with an exception. */
-PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
-                           const char *text);
-
 /* The common head of a SharedArray (group/array.c) and an NcclArray (nccl/array.c). */
 typedef struct py_memory_array {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
     py_memory *memory; /* const after new; counted */
 } py_memory_array;
 
 /* Takes over the reference to the memory, even on failure. NULL with an exception. */
-PyObject *py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory);
-void py_memory_array_dealloc(PyObject *object); /* the collector must not track it (any more) */
+PyObject *py_memory_array_make(PyTypeObject *type, py_memory *memory);
+void py_memory_array_dealloc(PyObject *object);
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
 PyObject *py_memory_array_get_dtype(PyObject *object, void *closure);
 PyObject *py_memory_array_get_nbytes(PyObject *object, void *closure);
+PyObject *py_memory_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_memory_array_dlpack_device(PyObject *object, PyObject *unused);
+
+/* What both types have, for their tables. */
+/* clang-format off */
+#define PY_MEMORY_ARRAY_METHODS \
+    {"__dlpack__", (PyCFunction)(void (*)(void))py_memory_array_dlpack, METH_VARARGS | METH_KEYWORDS, \
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n" \
+     "A DLPack capsule, which keeps the memory alive."}, \
+    {"__dlpack_device__", py_memory_array_dlpack_device, METH_NOARGS, \
+     "__dlpack_device__($self, /)\n--\n\nIts device, in DLPack's numbers."}
+#define PY_MEMORY_ARRAY_GETSET \
+    {"shape", py_memory_array_get_shape, NULL, "The length of each dimension.", NULL}, \
+    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL}, \
+    {"nbytes", py_memory_array_get_nbytes, NULL, "The number of bytes of all elements.", NULL}
+/* clang-format on */
 
 #endif

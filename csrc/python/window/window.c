@@ -27,22 +27,6 @@ py_window_read_rank(const py_window *self, PyObject *value, int *rank, const cha
 
 /* ---- making */
 
-static py_window *
-allocate(PyTypeObject *type)
-{
-    PyObject *module;
-    py_state *state = py_state_of_type(type, &module);
-    if (state == NULL) {
-        return NULL;
-    }
-    py_window *self = (py_window *)py_object_alloc(type);
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->state = state;
-    }
-    return self;
-}
-
 static bool
 take_group(py_window *self, PyObject *object)
 {
@@ -177,7 +161,7 @@ static PyObject *
 window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"group", "memory", "is_whole", "pad_size", "timeout", NULL};
-    py_window *self = allocate(type);
+    py_window *self = (py_window *)py_object_new(type, NULL, NULL);
     if (self == NULL) {
         return NULL;
     }
@@ -225,12 +209,9 @@ static void
 window_dealloc(PyObject *object)
 {
     py_window *self = (py_window *)object;
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
+    py_object_begin_dealloc(object);
     end(self);
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 static PyObject *
@@ -298,7 +279,7 @@ make_view(py_window *self, const window_sight *sight, dd_view *view)
         return NULL;
     }
     py_memory_init(&made->memory, view, destroy_view);
-    return py_memory_array_make(self->state->shared_array_type, self->module, &made->memory);
+    return py_memory_array_make(self->state->shared_array_type, &made->memory);
 }
 
 static void
@@ -697,11 +678,6 @@ static PyGetSetDef window_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef window_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_window, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot window_slots[] = {
     {Py_tp_doc,
      "Window(group, memory=None, *, is_whole=False, pad_size=0, timeout=None)\n--\n\n"
@@ -714,7 +690,7 @@ static PyType_Slot window_slots[] = {
     {Py_tp_repr, (void *)window_repr},
     {Py_tp_methods, window_methods},
     {Py_tp_getset, window_getset},
-    {Py_tp_members, window_members},
+    {Py_tp_members, py_object_members},
     {0, NULL},
 };
 

@@ -6,10 +6,7 @@
 #include "window/window.h"
 
 typedef struct py_window {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
     /* const after new, until the collector clears them: then all are zero */
     py_group *group;   /* owned */
     dd_window *window; /* owned */

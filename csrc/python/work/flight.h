@@ -3,14 +3,12 @@
 #define DD_PYTHON_WORK_FLIGHT_H
 
 #include "nccl/nccl_group.h"
+#include "python/base/object.h"
 #include "python/base/wait.h"
 #include "python/work/work.h"
 
 typedef struct py_work {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    PyObject *weakrefs;
+    PY_OBJECT_HEAD;
     py_flight *flight; /* const after adopt: holds one reference; NULL for a Work made in Python */
 } py_work;
 

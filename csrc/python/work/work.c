@@ -10,24 +10,6 @@
 
 #include <string.h>
 
-static PyObject *
-work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    (void)args; /* for a derived class, or checked by __init__ */
-    (void)kwargs;
-    PyObject *module;
-    py_state *state = py_state_of_type(type, &module);
-    if (state == NULL) {
-        return NULL;
-    }
-    py_work *self = (py_work *)py_object_alloc(type);
-    if (self != NULL) {
-        self->module = Py_NewRef(module);
-        self->state = state;
-    }
-    return (PyObject *)self;
-}
-
 static int
 work_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -39,13 +21,13 @@ work_init(PyObject *object, PyObject *args, PyObject *kwargs)
 PyObject *
 py_work_create(py_state *state)
 {
-    return work_new(state->work_type, NULL, NULL);
+    return py_object_new(state->work_type, NULL, NULL);
 }
 
 PyObject *
 py_nccl_work_create(py_state *state)
 {
-    return work_new(state->nccl_work_type, NULL, NULL);
+    return py_object_new(state->nccl_work_type, NULL, NULL);
 }
 
 void
@@ -58,14 +40,11 @@ static void
 work_dealloc(PyObject *object)
 {
     py_work *self = (py_work *)object;
-    PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
+    py_object_begin_dealloc(object);
     if (self->flight != NULL) {
         py_flight_abandon(self->flight);
     }
-    py_object_free(object, self->module);
+    py_object_end_dealloc(object);
 }
 
 /* The objects of the flight are visited only when nothing else can need them any more, because an unfinished
@@ -482,23 +461,18 @@ static PyGetSetDef work_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef work_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_work, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot work_slots[] = {
     {Py_tp_doc,
      "Work()\n--\n\nAn operation that has been started.\n\nIt keeps its tensors alive until it has ended, even if nobody holds the Work. "
      "A Work can be awaited,\nwhich gives result(). Work() itself is a base class to derive from: it has no operation."},
-    {Py_tp_new, (void *)work_new},
+    {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)work_init},
     {Py_tp_dealloc, (void *)work_dealloc},
     {Py_tp_traverse, (void *)work_traverse},
     {Py_tp_repr, (void *)work_repr},
     {Py_tp_methods, work_methods},
     {Py_tp_getset, work_getset},
-    {Py_tp_members, work_members},
+    {Py_tp_members, py_object_members},
     {Py_am_await, (void *)work_await},
     {0, NULL},
 };
