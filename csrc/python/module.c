@@ -17,83 +17,72 @@
 #include "python/window/window.h"
 #include "python/work/work.h"
 
+#include <stddef.h>
+
 #ifdef DD_FAULTS
 #include "core/mem.h"
 #endif
 
-/* Adds a type to the module and takes it over in *slot. `type` may be NULL with an exception. -1 with an
- * exception. */
-static int
-add_type(PyObject *module, PyTypeObject **slot, PyObject *type)
+/* A type of the module, which the state owns. */
+typedef struct type_row {
+    size_t place;      /* in the state */
+    PyType_Spec *spec; /* NULL: made by py_group_make_member_type */
+    size_t base;       /* the place of a row before it; its own: it has no base */
+} type_row;
+
+#define PLACE(name) offsetof(py_state, name##_type)
+#define TYPE(name)                                  \
+    {                                               \
+        PLACE(name), &py_##name##_spec, PLACE(name) \
+    }
+#define DERIVED(name, base)                         \
+    {                                               \
+        PLACE(name), &py_##name##_spec, PLACE(base) \
+    }
+
+static const type_row type_rows[] = {
+    TYPE(store),
+    DERIVED(tcp_store, store),
+    DERIVED(file_store, store),
+    DERIVED(hash_store, store),
+    DERIVED(prefix_store, store),
+    TYPE(reduce_op),
+    {PLACE(member), NULL, PLACE(member)},
+    TYPE(work),
+    TYPE(shared_array),
+    TYPE(plan),
+    TYPE(group),
+    TYPE(window),
+    DERIVED(nccl_group, group),
+    DERIVED(nccl_work, work),
+    TYPE(nccl_array),
+    TYPE(nccl_comms),
+    TYPE(nccl_rank_comm),
+    TYPE(nccl_unique_id),
+    TYPE(nccl_abort_handle),
+};
+#define NTYPES (sizeof type_rows / sizeof type_rows[0])
+
+static PyTypeObject **
+type_at(py_state *state, size_t place)
 {
-    *slot = (PyTypeObject *)type;
-    return type != NULL ? PyModule_AddType(module, *slot) : -1;
+    return (PyTypeObject **)(void *)((char *)state + place);
 }
 
 static int
 add_types(PyObject *module, py_state *state)
 {
-    if (add_type(module, &state->store_type, py_store_make_type(module)) < 0) {
-        return -1;
-    }
-    PyObject *base = (PyObject *)state->store_type;
-    if (add_type(module, &state->tcp_store_type, py_tcp_store_make_type(module, base)) < 0 ||
-        add_type(module, &state->file_store_type, py_file_store_make_type(module, base)) < 0 ||
-        add_type(module, &state->hash_store_type, py_hash_store_make_type(module, base)) < 0 ||
-        add_type(module, &state->prefix_store_type, py_prefix_store_make_type(module, base)) < 0) {
-        return -1;
-    }
-    return 0;
-}
-
-static int
-add_group_types(PyObject *module, py_state *state)
-{
-    return add_type(module, &state->reduce_op_type, py_reduce_op_make_type(module)) < 0 ||
-                   add_type(module, &state->member_type, py_group_make_member_type()) < 0 ||
-                   add_type(module, &state->work_type, py_work_make_type(module)) < 0 ||
-                   add_type(module, &state->shared_array_type, py_shared_array_make_type(module)) < 0 ||
-                   add_type(module, &state->plan_type, py_plan_make_type(module)) < 0 ||
-                   add_type(module, &state->group_type, py_group_make_type(module)) < 0 ||
-                   add_type(module, &state->window_type, py_window_make_type(module)) < 0
-               ? -1
-               : 0;
-}
-
-static int
-add_nccl_team_types(PyObject *module, py_state *state)
-{
-    const struct {
-        PyTypeObject **place;
-        PyType_Spec *spec;
-    } types[] = {
-        {&state->nccl_comms_type, &py_nccl_comms_spec},
-        {&state->nccl_rank_comm_type, &py_nccl_rank_comm_spec},
-        {&state->nccl_unique_id_type, &py_nccl_unique_id_spec},
-        {&state->nccl_abort_handle_type, &py_nccl_abort_handle_spec},
-    };
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
-        *types[i].place = (PyTypeObject *)type;
-        if (type == NULL || PyModule_AddType(module, *types[i].place) < 0) {
+    for (size_t i = 0; i < NTYPES; i++) {
+        const type_row *row = &type_rows[i];
+        PyTypeObject **type = type_at(state, row->place);
+        PyObject *base = row->base != row->place ? (PyObject *)*type_at(state, row->base) : NULL;
+        *type = (PyTypeObject *)(row->spec != NULL ? PyType_FromModuleAndSpec(module, row->spec, base)
+                                                   : py_group_make_member_type());
+        if (*type == NULL || PyModule_AddType(module, *type) < 0) {
             return -1;
         }
     }
-    return 0;
-}
-
-static int
-add_nccl_types(PyObject *module, py_state *state)
-{
-    PyObject *group = (PyObject *)state->group_type;
-    PyObject *work = (PyObject *)state->work_type;
-    return add_type(module, &state->nccl_group_type, py_nccl_group_make_type(module, group)) < 0 ||
-                   add_type(module, &state->nccl_work_type, py_nccl_work_make_type(module, work)) < 0 ||
-                   add_type(module, &state->nccl_array_type, py_nccl_array_make_type(module)) < 0 ||
-                   add_nccl_team_types(module, state) < 0 ||
-                   PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0
-               ? -1
-               : 0;
+    return py_reduce_op_add_attributes(state->reduce_op_type);
 }
 
 static int
@@ -137,32 +126,10 @@ core_exec(PyObject *module)
         py_error_raise(state, status, &err);
         return -1;
     }
-    dd_list_init(&state->nccl_groups);
-    return add_types(module, state) < 0 || add_group_types(module, state) < 0 ||
-                   add_nccl_types(module, state) < 0
-               ? -1
-               : 0;
-}
-
-/* The types that the state owns. */
-static const size_t type_fields[] = {
-    offsetof(py_state, store_type),          offsetof(py_state, tcp_store_type),
-    offsetof(py_state, file_store_type),     offsetof(py_state, hash_store_type),
-    offsetof(py_state, prefix_store_type),   offsetof(py_state, group_type),
-    offsetof(py_state, work_type),           offsetof(py_state, nccl_group_type),
-    offsetof(py_state, nccl_work_type),      offsetof(py_state, nccl_array_type),
-    offsetof(py_state, nccl_comms_type),     offsetof(py_state, nccl_rank_comm_type),
-    offsetof(py_state, nccl_unique_id_type), offsetof(py_state, nccl_abort_handle_type),
-    offsetof(py_state, reduce_op_type),      offsetof(py_state, shared_array_type),
-    offsetof(py_state, plan_type),           offsetof(py_state, window_type),
-    offsetof(py_state, member_type),
-};
-#define NTYPES (sizeof type_fields / sizeof type_fields[0])
-
-static PyTypeObject **
-type_at(py_state *state, size_t i)
-{
-    return (PyTypeObject **)(void *)((char *)state + type_fields[i]);
+    if (add_types(module, state) < 0) {
+        return -1;
+    }
+    return PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN);
 }
 
 static int
@@ -173,7 +140,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
         return 0;
     }
     for (size_t i = 0; i < NTYPES; i++) {
-        Py_VISIT(*type_at(state, i));
+        Py_VISIT(*type_at(state, type_rows[i].place));
     }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_VISIT(state->errors[i]);
@@ -193,7 +160,7 @@ core_free(void *module)
         return;
     }
     for (size_t i = 0; i < NTYPES; i++) {
-        Py_CLEAR(*type_at(state, i));
+        Py_CLEAR(*type_at(state, type_rows[i].place));
     }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_CLEAR(state->errors[i]);

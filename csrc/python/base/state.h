@@ -110,8 +110,7 @@ typedef struct py_state {
     dd_engine *engine;                    /* owned; NULL until the first group */
     struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
     struct py_watch *watch; /* lives as long as the process; NULL until the first group of several ranks */
-    dd_list groups;         /* py_group, those that are open */
-    dd_list nccl_groups;    /* the open NCCL groups */
+    dd_list groups;         /* py_group, those that have been opened, of both kinds */
     struct py_recorder *recorder; /* lives as long as the process; NULL until the first group */
     /* atomic (relaxed: read in every slice of a wait) */
     atomic_bool is_log_stopping;

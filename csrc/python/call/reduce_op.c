@@ -310,16 +310,15 @@ static PyType_Slot reduce_op_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec reduce_op_spec = {
+PyType_Spec py_reduce_op_spec = {
     .name = "dldist.ReduceOp",
     .basicsize = sizeof(py_reduce_op),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = reduce_op_slots,
 };
 
-/* Adds the operations as attributes, and the other names of c10d's enumeration. */
-static bool
-add_attributes(PyTypeObject *type)
+int
+py_reduce_op_add_attributes(PyTypeObject *type)
 {
     PyObject *object = (PyObject *)type;
     PyObject *members = PyDict_New();
@@ -336,17 +335,7 @@ add_attributes(PyTypeObject *type)
             PyObject_SetAttrString(object, "RedOpType", object) == 0;
     Py_XDECREF(proxy);
     Py_XDECREF(members);
-    return is_ok;
-}
-
-PyObject *
-py_reduce_op_make_type(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &reduce_op_spec, NULL);
-    if (type != NULL && !add_attributes((PyTypeObject *)type)) {
-        Py_CLEAR(type);
-    }
-    return type;
+    return is_ok ? 0 : -1;
 }
 
 static bool

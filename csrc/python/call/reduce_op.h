@@ -8,8 +8,9 @@
 
 #include <stdbool.h>
 
-/* Makes the type, with its constants; NULL with an exception. */
-PyObject *py_reduce_op_make_type(PyObject *module);
+extern PyType_Spec py_reduce_op_spec;
+/* Adds the operations as attributes, and the other names of c10d's enumeration. -1 with an exception. */
+int py_reduce_op_add_attributes(PyTypeObject *type);
 
 /* Reads op and factor from a ReduceOp or its name, in upper or lower case ("sum"); NULL is SUM. False with an
  * exception, also for a factor that is a tensor on a device. */

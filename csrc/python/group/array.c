@@ -72,7 +72,7 @@ py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
     dd_view view;
-    if (!py_group_require_open(group) ||
+    if (!py_group_require_cpu(group) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape.value, &dtype) ||
         !py_memory_read_view(&shape, dtype, &view)) {
         return NULL;
@@ -88,7 +88,7 @@ py_group_adopt(PyObject *object, PyObject *args)
     dd_view view = {.dtype = DD_DTYPE_UINT8};
     Py_ssize_t address;
     foreign_memory foreign;
-    if (!py_group_require_open(group) ||
+    if (!py_group_require_cpu(group) ||
         !PyArg_ParseTuple(args, "niO:_adopt", &address, &foreign.fd, &nbytes.value) ||
         !py_memory_read_shape(&nbytes, &view)) {
         return NULL;
@@ -270,16 +270,10 @@ static PyType_Slot shared_array_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec shared_array_spec = {
+PyType_Spec py_shared_array_spec = {
     .name = "dldist.SharedArray",
     .basicsize = sizeof(py_memory_array),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = shared_array_slots,
 };
-
-PyObject *
-py_shared_array_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &shared_array_spec, NULL);
-}

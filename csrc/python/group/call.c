@@ -83,7 +83,7 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
-    return py_group_require_either(call->group) &&
+    return py_group_require_open(call->group) &&
            py_params_parse(params, call->group->state, args, nargs, kwnames, call->values);
 }
 

@@ -110,48 +110,23 @@ py_engine_read_selection(py_state *state, dd_selection *selection)
     return status == DD_OK;
 }
 
-/* Takes a reference to every open group, so that they can be closed without the GIL. Returns their number. */
-static size_t
-collect_groups(py_state *state, dd_group **groups, size_t max)
-{
-    size_t count = 0;
-    for (dd_list *node = state->groups.next; node != &state->groups && count < max; node = node->next) {
-        dd_group *group = DD_CONTAINER_OF(node, py_group, link)->group;
-        if (dd_engine_check_fork(dd_group_engine(group), NULL) == DD_OK) {
-            groups[count++] = dd_group_acquire(group);
-        }
-    }
-    return count;
-}
-
-static void
-close_groups(dd_group **groups, size_t count)
-{
-    dd_wait wait = dd_wait_after(EXIT_NS);
-    for (size_t i = 0; i < count; i++) {
-        dd_status ignored = dd_group_close(groups[i], &wait, NULL); /* nobody is left to be told */
-        (void)ignored;
-        dd_group_release(groups[i]);
-    }
-}
-
 PyObject *
 py_engine_shut_down(PyObject *module, PyObject *unused)
 {
     (void)unused;
-    py_state *state = PyModule_GetState(module);
-    size_t max = 0;
-    for (dd_list *node = state->groups.next; node != &state->groups; node = node->next) {
-        max++;
-    }
-    dd_group **groups = PyMem_Calloc(max + 1, sizeof(dd_group *));
+    PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_cpu);
     if (groups == NULL) {
-        return PyErr_NoMemory();
+        return NULL;
     }
-    size_t count = collect_groups(state, groups, max);
-    Py_BEGIN_ALLOW_THREADS
-    close_groups(groups, count);
-    Py_END_ALLOW_THREADS
-    PyMem_Free(groups);
+    dd_wait wait = dd_wait_after(EXIT_NS);
+    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        Py_BEGIN_ALLOW_THREADS
+        if (group->kind->check_fork(group, NULL) == DD_OK) {
+            (void)!dd_group_close(group->group, &wait, NULL); /* nobody is left to be told */
+        }
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(groups);
     Py_RETURN_NONE;
 }

@@ -20,28 +20,42 @@ py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err)
     return false;
 }
 
+static bool
+check_fork(const py_group *self)
+{
+    dd_error err;
+    return py_error_check_of_group(self->state, self->kind->check_fork(self, &err), &err);
+}
+
 bool
 py_group_require_open(const py_group *self)
 {
-    if (self->group == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() has not been called on this object");
+    if (self->kind == NULL) {
+        bool is_nccl = PyObject_TypeCheck((PyObject *)(uintptr_t)self, self->state->nccl_group_type);
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() has not been called on this object",
+                     is_nccl ? py_group_kind_nccl.type_name : py_group_kind_cpu.type_name);
         return false;
     }
-    return true;
+    return !self->kind->is_lost_in_child || check_fork(self);
 }
 
 bool
 py_group_require_usable(const py_group *self)
 {
+    return py_group_require_open(self) && (self->kind->is_lost_in_child || check_fork(self));
+}
+
+bool
+py_group_require_cpu(const py_group *self)
+{
     if (!py_group_require_open(self)) {
         return false;
     }
-    dd_error err;
-    dd_status status = dd_engine_check_fork(dd_group_engine(self->group), &err);
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
+    if (self->group == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "this is a method of groups of the CPU, and was called on an %s",
+                     self->kind->type_name);
     }
-    return status == DD_OK;
+    return self->group != NULL;
 }
 
 py_group *
@@ -66,19 +80,62 @@ py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns
 }
 
 void
-py_group_take(py_group *self, dd_group *group)
+py_group_become(py_group *self, const py_group_kind *kind, int rank, int size)
 {
-    self->group = group;
-    self->rank = dd_group_rank(group);
-    self->size = dd_group_size(group);
-    py_recorder_attach(self->state, group);
+    self->kind = kind;
+    self->rank = rank;
+    self->size = size;
     dd_list_push_back(&self->state->groups, &self->link);
 }
 
-void
-py_group_drop(dd_group *group)
+PyObject *
+py_group_list(const py_state *state, const py_group_kind *kind)
 {
-    Py_BEGIN_ALLOW_THREADS
-    dd_group_release(group);
-    Py_END_ALLOW_THREADS
+    PyObject *list = PyList_New(0);
+    for (dd_list *node = state->groups.next; list != NULL && node != &state->groups; node = node->next) {
+        py_group *group = DD_CONTAINER_OF(node, py_group, link);
+        if (group->kind == kind && PyList_Append(list, (PyObject *)group) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+int *
+py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
+                    const char *name)
+{
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        py_raise_wrong_type(function, name, "a list or tuple of int", object);
+        return NULL;
+    }
+    PyObject *tuple = PySequence_Tuple(object);
+    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
+    int *ranks = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *ranks) : NULL;
+    if (tuple != NULL && ranks == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; ranks != NULL && i < n; i++) {
+        if (!py_params_int(self->state, PyTuple_GetItem(tuple, i), &ranks[i], function, name)) {
+            PyMem_Free(ranks);
+            ranks = NULL;
+        }
+    }
+    Py_XDECREF(tuple);
+    *count = (int)n;
+    return ranks;
+}
+
+PyObject *
+py_group_name_part(const py_group *self, const int *ranks, int count, int max_named)
+{
+    dd_bytes name = self->kind->get_name(self);
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
+    for (int i = 0; text != NULL && i < count && i <= max_named; i++) {
+        PyObject *longer = i < max_named ? PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, ranks[i])
+                                         : PyUnicode_FromFormat("%U,...", text);
+        Py_DECREF(text);
+        text = longer;
+    }
+    return text;
 }

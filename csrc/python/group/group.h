@@ -1,4 +1,4 @@
-/* dldist.Group: a process group in Python. */
+/* dldist.Group and NcclGroup: process groups in Python. */
 #ifndef DD_PYTHON_GROUP_GROUP_H
 #define DD_PYTHON_GROUP_GROUP_H
 
@@ -9,9 +9,43 @@
 #include "python/call/operands.h"
 #include "python/work/work.h"
 
-typedef struct py_group {
+typedef struct py_group py_group;
+
+/* What differs between a Group and an NcclGroup. The functions are for groups that have been opened. */
+typedef struct py_group_kind {
+    const char *type_name;     /* "Group" */
+    const char *timeout_name;  /* "Group.timeout" */
+    const char *recorded_name; /* in the flight recorder: "gloo" */
+    int64_t close_timeout_ns;  /* of close() by default */
+    bool is_lost_in_child;     /* a forked child cannot even ask what the group is called */
+    dd_status (*check_fork)(const py_group *self, dd_error *err); /* DD_FORKED in a forked child */
+    dd_bytes (*get_name)(const py_group *self);
+    int64_t (*get_timeout_ns)(const py_group *self);
+    void (*set_timeout_ns)(const py_group *self, int64_t timeout_ns);
+    dd_recorder_group *(*find_recorder_group)(const py_group *self);
+    /* called without the GIL */
+    uint64_t (*get_sequence)(const py_group *self);
+    dd_status (*check)(const py_group *self, dd_error *err);
+    dd_status (*close)(const py_group *self, const dd_wait *wait, dd_error *err);
+    void (*abort)(const py_group *self, const char *reason, const dd_wait *wait);
+    /* releases what the group has of the core; called with the GIL */
+    void (*drop)(py_group *self);
+} py_group_kind;
+
+extern const py_group_kind py_group_kind_cpu;
+extern const py_group_kind py_group_kind_nccl;
+
+/* Defines a function of a kind. */
+#define PY_GROUP_KIND_FUNCTION(type, name, parameters, value) \
+    static type name parameters                               \
+    {                                                         \
+        return value;                                         \
+    }
+
+struct py_group {
     PY_OBJECT_HEAD;
-    dd_list link;              /* in the state's groups; guarded by the GIL */
+    dd_list link;              /* in the state's groups once it is open; guarded by the GIL */
+    const py_group_kind *kind; /* const after init; NULL: it was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL unless it is an NcclGroup */
     int rank;                  /* const after init */
@@ -22,7 +56,7 @@ typedef struct py_group {
     bool is_closed;
     struct py_forms *forms;        /* owned; NULL until a collective has run */
     struct py_group *device_group; /* owned: the NcclGroup that serves device memory, or NULL */
-} py_group;
+};
 
 /* The core's group (borrowed) of an object that is an open Group. */
 dd_group *py_group_core(PyObject *group);
@@ -32,13 +66,10 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
 /* False with an exception if the group was never opened. */
 bool py_group_require_open(const py_group *self);
-
 /* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */
 bool py_group_require_usable(const py_group *self);
-
-/* py_group_require_open and py_group_require_usable for groups of either kind, a Group or an NcclGroup. */
-bool py_group_require_either(const py_group *self);
-bool py_group_require_alive(const py_group *self);
+/* Like py_group_require_open, for methods that NcclGroup replaces or has no use for: false also for an NcclGroup. */
+bool py_group_require_cpu(const py_group *self);
 
 /* The group that serves the tensor's device: this one or its device group (borrowed). NULL with an exception. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
@@ -46,15 +77,25 @@ py_group *py_group_serving(py_group *self, PyObject *tensor, const char *functio
 /* Reads a time-out. NULL or None gives -1, which means the group's own. False with an exception. */
 bool py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function);
 
-/* Makes the object stand for a group of the core, and takes the group over. */
-void py_group_take(py_group *self, dd_group *group);
-/* Releases a group of the core, without the GIL. Called with the GIL held. */
-void py_group_drop(dd_group *group);
+/* Makes the object stand for a group, which it has taken over. */
+void py_group_become(py_group *self, const py_group_kind *kind, int rank, int size);
+/* The open groups of a kind: a new list, NULL with an exception. */
+PyObject *py_group_list(const py_state *state, const py_group_kind *kind);
 
-/* Makes the types; NULL with an exception. */
-PyObject *py_group_make_type(PyObject *module);
+/* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
+int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
+                         const char *name);
+/* The name of a part of a group, "dp/0,2,5", with `max_named` ranks at most: a new str; NULL with an exception. */
+PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named);
+
+#define PY_GROUP_ABORT_NS (10 * DD_NS_PER_S)
+/* Aborts the group, waiting for `timeout_ns` at most. False with what a signal handler raised. */
+bool py_group_abort(py_group *self, const char *reason, int64_t timeout_ns);
+
+extern PyType_Spec py_group_spec;
+extern PyType_Spec py_shared_array_spec;
+/* Makes the type of group.members; NULL with an exception. */
 PyObject *py_group_make_member_type(void);
-PyObject *py_shared_array_make_type(PyObject *module);
 
 /* ---- methods, in files of their own */
 
@@ -70,6 +111,7 @@ PyObject *py_group_monitored_barrier(PyObject *self, PyObject *args, PyObject *k
 PyObject *py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_set_recorder(PyObject *object, PyObject *recorder);
+PyObject *py_group_close(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_repr(PyObject *object);
 PyObject *py_group_find_serving(PyObject *object, PyObject *tensor);
 extern PyGetSetDef py_group_getset[];

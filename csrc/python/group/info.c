@@ -1,4 +1,4 @@
-/* The attributes of a group. */
+/* The attributes of groups of both kinds. */
 #include "python/base/error.h"
 #include "python/group/group.h"
 
@@ -28,7 +28,7 @@ get_name(PyObject *object, void *closure)
     if (!py_group_require_open(self)) {
         return NULL;
     }
-    dd_bytes name = dd_group_name(self->group);
+    dd_bytes name = self->kind->get_name(self);
     return PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
 }
 
@@ -49,10 +49,7 @@ get_error(PyObject *object, void *closure)
         return NULL;
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_check(self->group, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(self->kind->check(self, &err));
     if (status == DD_OK || status == DD_CLOSED) {
         Py_RETURN_NONE;
     }
@@ -64,14 +61,9 @@ get_sequence(PyObject *object, void *closure)
 {
     (void)closure;
     py_group *self = (py_group *)object;
-    if (!py_group_require_usable(self)) {
-        return NULL;
-    }
-    uint64_t sequence;
-    Py_BEGIN_ALLOW_THREADS
-    sequence = dd_group_sequence(self->group);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromUnsignedLongLong(sequence);
+    return py_group_require_usable(self)
+               ? PyLong_FromUnsignedLongLong(PY_WITHOUT_GIL(self->kind->get_sequence(self)))
+               : NULL;
 }
 
 static PyObject *
@@ -79,7 +71,7 @@ get_timeout(PyObject *object, void *closure)
 {
     (void)closure;
     py_group *self = (py_group *)object;
-    return py_group_require_open(self) ? py_from_timeout_ns(self->state, dd_group_get_timeout_ns(self->group))
+    return py_group_require_open(self) ? py_from_timeout_ns(self->state, self->kind->get_timeout_ns(self))
                                        : NULL;
 }
 
@@ -94,10 +86,10 @@ set_timeout(PyObject *object, PyObject *value, void *closure)
         return -1;
     }
     if (!py_group_require_open(self) ||
-        !py_to_timeout_ns(self->state, value, &timeout_ns, "Group.timeout", "timeout")) {
+        !py_to_timeout_ns(self->state, value, &timeout_ns, self->kind->timeout_name, "timeout")) {
         return -1;
     }
-    dd_group_set_timeout_ns(self->group, timeout_ns);
+    self->kind->set_timeout_ns(self, timeout_ns);
     return 0;
 }
 
@@ -136,7 +128,7 @@ get_members(PyObject *object, void *closure)
 {
     (void)closure;
     py_group *self = (py_group *)object;
-    if (!py_group_require_usable(self)) {
+    if (!py_group_require_cpu(self) || !py_group_require_usable(self)) {
         return NULL;
     }
     PyObject *members = PyList_New(0);
@@ -153,15 +145,17 @@ get_members(PyObject *object, void *closure)
 PyObject *
 py_group_repr(PyObject *object)
 {
-    py_group *self = (py_group *)object;
-    if (self->group == NULL) {
-        return PyUnicode_FromString("<dldist.Group: never opened>");
+    const py_group *self = (py_group *)object;
+    if (self->kind == NULL) {
+        return PyUnicode_FromFormat(
+            "<%s: never opened>",
+            PyObject_TypeCheck(object, self->state->nccl_group_type) ? "dldist.NcclGroup" : "dldist.Group");
     }
     PyObject *name = get_name(object, NULL);
-    PyObject *text = name != NULL
-                         ? PyUnicode_FromFormat("<dldist.Group %R: rank %d of %d%s>", name, self->rank,
-                                                self->size, self->is_closed ? ", closed" : "")
-                         : NULL;
+    PyObject *text =
+        name != NULL ? PyUnicode_FromFormat("<dldist.%s %R: rank %d of %d%s>", self->kind->type_name, name,
+                                            self->rank, self->size, self->is_closed ? ", closed" : "")
+                     : NULL;
     Py_XDECREF(name);
     return text;
 }

@@ -166,7 +166,7 @@ py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *timeout = NULL;
     int is_all = 0;
     int64_t timeout_ns;
-    if (!py_group_require_usable(self) ||
+    if (!py_group_require_cpu(self) || !py_group_require_usable(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:monitored_barrier", keywords, &timeout, &is_all) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "monitored_barrier")) {
         return NULL;

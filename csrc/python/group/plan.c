@@ -526,16 +526,10 @@ static PyType_Slot plan_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec plan_spec = {
+PyType_Spec py_plan_spec = {
     .name = "dldist.Plan",
     .basicsize = sizeof(py_plan),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = plan_slots,
 };
-
-PyObject *
-py_plan_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &plan_spec, NULL);
-}

@@ -11,8 +11,7 @@ bool py_plan_require(const py_group *group, const py_params *params);
  * exception. */
 PyObject *py_plan_make(py_group_call *call, const dd_coll_args *args);
 
-/* Makes the type; NULL with an exception. */
-PyObject *py_plan_make_type(PyObject *module);
+extern PyType_Spec py_plan_spec;
 
 /* Functions of the module. start_all(plans) starts the plans in order, consecutive ones of one group together;
  * wait_all(plans) waits for each. */

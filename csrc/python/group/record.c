@@ -5,7 +5,7 @@
 static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
-    return py_group_require_either((py_group *)self)
+    return py_group_require_open((py_group *)self)
                ? py_object_call_python(self, "dldist.base.group", function, args, kwargs)
                : NULL;
 }

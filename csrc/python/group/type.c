@@ -5,10 +5,83 @@
 #include "python/group/form.h"
 #include "python/group/operations.h"
 #include "python/observe/recorder.h"
+#include "python/observe/watch.h"
 #include "python/store/store.h"
 
-/* How long close() waits for unfinished operations by default. */
-#define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
+/* ---- what the core has of it */
+
+static dd_status
+check_fork(const py_group *self, dd_error *err)
+{
+    return dd_engine_check_fork(dd_group_engine(self->group), err);
+}
+
+static void
+set_timeout_ns(const py_group *self, int64_t timeout_ns)
+{
+    dd_group_set_timeout_ns(self->group, timeout_ns);
+}
+
+static void
+abort_group(const py_group *self, const char *reason, const dd_wait *wait)
+{
+    (void)wait;
+    if (check_fork(self, NULL) == DD_OK) {
+        dd_group_abort(self->group, reason);
+    }
+}
+
+/* Releases a group of the core, without the GIL. Called with the GIL held. */
+static void
+release(dd_group *group)
+{
+    Py_BEGIN_ALLOW_THREADS
+    dd_group_release(group);
+    Py_END_ALLOW_THREADS
+}
+
+static void
+drop(py_group *self)
+{
+    release(self->group);
+    py_forms_destroy(self->forms);
+}
+
+#define FUNCTION PY_GROUP_KIND_FUNCTION
+FUNCTION(dd_bytes, get_name, (const py_group *self), dd_group_name(self->group))
+FUNCTION(int64_t, get_timeout_ns, (const py_group *self), dd_group_get_timeout_ns(self->group))
+FUNCTION(dd_recorder_group *, find_recorder_group, (const py_group *self),
+         dd_group_recorder_group(self->group))
+FUNCTION(uint64_t, get_sequence, (const py_group *self), dd_group_sequence(self->group))
+FUNCTION(dd_status, check, (const py_group *self, dd_error *err), dd_group_check(self->group, err))
+FUNCTION(dd_status, close_group, (const py_group *self, const dd_wait *wait, dd_error *err),
+         dd_group_close(self->group, wait, err))
+
+const py_group_kind py_group_kind_cpu = {
+    .type_name = "Group",
+    .timeout_name = "Group.timeout",
+    .recorded_name = "gloo",
+    .close_timeout_ns = 10 * DD_NS_PER_S,
+    .check_fork = check_fork,
+    .get_name = get_name,
+    .get_timeout_ns = get_timeout_ns,
+    .set_timeout_ns = set_timeout_ns,
+    .find_recorder_group = find_recorder_group,
+    .get_sequence = get_sequence,
+    .check = check,
+    .close = close_group,
+    .abort = abort_group,
+    .drop = drop,
+};
+
+/* Takes over a group of the core. */
+static void
+take(py_group *self, dd_group *group)
+{
+    self->group = group;
+    py_recorder_attach(self->state, group);
+    py_group_become(self, &py_group_kind_cpu, dd_group_rank(group), dd_group_size(group));
+}
 
 /* ---- making */
 
@@ -81,16 +154,16 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
     Py_END_ALLOW_THREADS
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
-            py_group_drop(group);
+            release(group);
         }
         return -1;
     }
     if (self->group != NULL) {
-        py_group_drop(group);
+        release(group);
         PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
         return -1;
     }
-    py_group_take(self, group);
+    take(self, group);
     return 0;
 }
 
@@ -160,58 +233,21 @@ static void
 group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
-    py_object_begin_dealloc(object);
-    if (self->group != NULL) {
-        dd_list_remove(&self->link);
-        py_group_drop(self->group);
+    if (self->kind != NULL) {
+        dd_list_remove(&self->link); /* before other threads can run, and find it there */
     }
-    py_forms_destroy(self->forms);
+    py_object_begin_dealloc(object);
+    if (self->kind != NULL) {
+        self->kind->drop(self);
+    }
     group_clear(object);
     py_object_end_dealloc(object);
 }
 
 /* ---- splitting */
 
-/* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
-static int *
-read_ranks(const py_state *state, PyObject *object, int *count)
-{
-    if (!PyList_Check(object) && !PyTuple_Check(object)) {
-        py_raise_wrong_type("split", "ranks", "a list or tuple of int", object);
-        return NULL;
-    }
-    PyObject *tuple = PySequence_Tuple(object);
-    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
-    int *ranks = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *ranks) : NULL;
-    if (tuple != NULL && ranks == NULL) {
-        PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; ranks != NULL && i < n; i++) {
-        if (!py_params_int(state, PyTuple_GetItem(tuple, i), &ranks[i], "split", "ranks")) {
-            PyMem_Free(ranks);
-            ranks = NULL;
-        }
-    }
-    Py_XDECREF(tuple);
-    *count = (int)n;
-    return ranks;
-}
-
-/* "dp/0,2,5" */
-static PyObject *
-make_split_name(const py_group *self, const int *ranks, int count)
-{
-    dd_bytes name = dd_group_name(self->group);
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
-    for (int i = 0; text != NULL && i < count; i++) {
-        PyObject *longer = i < 8    ? PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, ranks[i])
-                           : i == 8 ? PyUnicode_FromFormat("%U,...", text)
-                                    : Py_NewRef(text);
-        Py_DECREF(text);
-        text = longer;
-    }
-    return text;
-}
+/* The core's groups need no names that differ. */
+#define MAX_NAMED_RANKS 8
 
 static PyObject *
 split(py_group *self, const int *ranks, int count, const dd_group_options *options)
@@ -231,12 +267,12 @@ split(py_group *self, const int *ranks, int count, const dd_group_options *optio
     Py_END_ALLOW_THREADS
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
-            py_group_drop(group);
+            release(group);
         }
         Py_DECREF(part);
         return NULL;
     }
-    py_group_take(part, group);
+    take(part, group);
     part->store = Py_XNewRef(self->store);
     return (PyObject *)part;
 }
@@ -251,7 +287,7 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *timeout = Py_None;
     dd_group_options options = {.timeout_ns = 0};
     int count;
-    if (!py_group_require_open(self) ||
+    if (!py_group_require_cpu(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:split", keywords, &ranks_object, &name, &timeout) ||
         !py_group_read_timeout(self, timeout, &options.timeout_ns, "split") ||
         !py_engine_read_selection(self->state, &options.selection)) {
@@ -260,10 +296,11 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
     if (options.timeout_ns < 0) {
         options.timeout_ns = dd_group_get_timeout_ns(self->group);
     }
-    int *ranks = read_ranks(self->state, ranks_object, &count);
+    int *ranks = py_group_read_ranks(self, ranks_object, &count, "split", "ranks");
     PyObject *part = NULL;
     if (ranks != NULL) {
-        PyObject *text = name != Py_None ? Py_NewRef(name) : make_split_name(self, ranks, count);
+        PyObject *text =
+            name != Py_None ? Py_NewRef(name) : py_group_name_part(self, ranks, count, MAX_NAMED_RANKS);
         if (text != NULL && read_name(text, &options.name, "split")) {
             part = split(self, ranks, count, &options);
         }
@@ -276,33 +313,33 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
 static PyObject *
 group_describe(PyObject *object, PyObject *args)
 {
-    py_group *self = (py_group *)object;
+    const py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
     }
-    dd_recorder_group_info info = {.kind = "gloo", .rank = self->rank, .size = self->size};
-    return py_recorder_describe(self->state, dd_group_recorder_group(self->group), &info, args);
+    dd_recorder_group_info info = {.kind = self->kind->recorded_name, .rank = self->rank, .size = self->size};
+    return py_recorder_describe(self->state, self->kind->find_recorder_group(self), &info, args);
 }
 
-/* ---- the end */
+/* ---- the end, of groups of both kinds */
 
 static PyObject *
-close_group(py_group *self, int64_t timeout_ns)
+close_now(py_group *self, int64_t timeout_ns)
 {
     py_wait wait;
     dd_error err;
-    dd_status status;
     self->is_closed = true;
     py_wait_init(&wait, self->state, timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_close(self->group, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(self->kind->close(self, &wait.wait, &err));
+    if (self->nccl != NULL) {
+        py_watch_remove_nccl(self); /* the other ranks already know if it has failed */
+    }
     py_completions_drain(self->state);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *
-group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+PyObject *
+py_group_close(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"timeout", NULL};
     py_group *self = (py_group *)object;
@@ -313,18 +350,25 @@ group_close(PyObject *object, PyObject *args, PyObject *kwargs)
         !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
         return NULL;
     }
-    return close_group(self, timeout_ns >= 0 ? timeout_ns : CLOSE_TIMEOUT_NS);
+    return close_now(self, timeout_ns >= 0 ? timeout_ns : self->kind->close_timeout_ns);
 }
 
-static void
-abort_group(py_group *self, const char *reason)
+bool
+py_group_abort(py_group *self, const char *reason, int64_t timeout_ns)
 {
+    py_wait wait;
+    py_wait_init(&wait, self->state, timeout_ns, true);
     Py_BEGIN_ALLOW_THREADS
-    if (dd_engine_check_fork(dd_group_engine(self->group), NULL) == DD_OK) {
-        dd_group_abort(self->group, reason);
-    }
+    self->kind->abort(self, reason, &wait.wait);
     Py_END_ALLOW_THREADS
     py_completions_drain(self->state);
+    return py_wait_finish(&wait, DD_OK, NULL);
+}
+
+static PyObject *
+group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    return py_group_require_cpu((py_group *)object) ? py_group_close(object, args, kwargs) : NULL;
 }
 
 static PyObject *
@@ -333,12 +377,11 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"reason", NULL};
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
-    if (!py_group_require_open(self) ||
+    if (!py_group_require_cpu(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|s:abort", keywords, &reason)) {
         return NULL;
     }
-    abort_group(self, reason);
-    Py_RETURN_NONE;
+    return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
@@ -349,16 +392,17 @@ group_enter(PyObject *object, PyObject *unused)
 }
 
 /* A rank that leaves with an exception tells the others why, because they may be waiting for it. */
-static void
+static bool
 abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 {
     PyObject *type_name = PyType_Check(type) ? PyType_GetName((PyTypeObject *)type) : NULL;
     PyObject *text = type_name != NULL ? PyUnicode_FromFormat("%U: %S", type_name, value) : NULL;
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     PyErr_Clear();
-    abort_group(self, utf8 != NULL ? utf8 : "left by an exception");
+    bool is_ok = py_group_abort(self, utf8 != NULL ? utf8 : "left by an exception", PY_GROUP_ABORT_NS);
     Py_XDECREF(text);
     Py_XDECREF(type_name);
+    return is_ok;
 }
 
 static PyObject *
@@ -366,18 +410,22 @@ group_exit(PyObject *object, PyObject *args)
 {
     py_group *self = (py_group *)object;
     PyObject *exception[3];
-    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2])) {
+    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2]) ||
+        !py_group_require_open(self)) {
         return NULL;
     }
     if (exception[0] == Py_None) {
-        return close_group(self, CLOSE_TIMEOUT_NS);
+        return close_now(self, self->kind->close_timeout_ns);
     }
-    abort_by_exception(self, exception[0], exception[1]);
-    PyObject *closed = close_group(self, 0);
-    if (closed == NULL) {
+    if (!abort_by_exception(self, exception[0], exception[1])) {
+        return NULL;
+    }
+    self->is_closed = true;
+    if (self->nccl ==
+        NULL) { /* an NcclGroup's communicators have ended, and the monitor has yet to tell why */
+        Py_XDECREF(close_now(self, 0));
         PyErr_Clear(); /* the caller must see the first exception */
     }
-    Py_XDECREF(closed);
     Py_RETURN_NONE;
 }
 
@@ -463,15 +511,9 @@ static PyType_Slot group_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec group_spec = {
+PyType_Spec py_group_spec = {
     .name = "dldist.Group",
     .basicsize = sizeof(py_group),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = group_slots,
 };
-
-PyObject *
-py_group_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &group_spec, NULL);
-}

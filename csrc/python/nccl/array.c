@@ -80,7 +80,7 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *device_object = Py_None;
     dd_view view;
     int device;
-    if (!py_nccl_group_require(group) ||
+    if (!py_group_require_open(group) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape.value, &dtype,
                                      &device_object) ||
         !py_memory_read_view(&shape, dtype, &view) ||
@@ -145,15 +145,9 @@ static PyType_Slot array_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec array_spec = {
+PyType_Spec py_nccl_array_spec = {
     .name = "dldist.NcclArray",
     .basicsize = sizeof(py_memory_array),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = array_slots,
 };
-
-PyObject *
-py_nccl_array_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &array_spec, NULL);
-}

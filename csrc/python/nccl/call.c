@@ -36,7 +36,7 @@ bool
 py_nccl_call_begin(py_group_call *call)
 {
     py_group *group = call->group;
-    if (!py_nccl_group_require(group)) {
+    if (!py_group_require_open(group)) {
         return false;
     }
     py_completions_drain(group->state);
@@ -230,7 +230,7 @@ py_nccl_group_start_coalescing(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_group *self = (py_group *)object;
-    if (!py_nccl_group_require(self)) {
+    if (!py_group_require_open(self)) {
         return NULL;
     }
     if (find_batch(self->nccl) != NULL) {
@@ -304,7 +304,7 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *timeout = NULL;
     int is_async = 1;
     int64_t timeout_ns;
-    if (!py_nccl_group_require(self) ||
+    if (!py_group_require_open(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|$Op:end_coalescing", keywords, &timeout, &is_async) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "end_coalescing")) {
         return NULL;
@@ -324,7 +324,7 @@ py_nccl_group_drop_coalesced(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_group *self = (py_group *)object;
-    py_nccl_batch *batch = py_nccl_group_require(self) ? find_batch(self->nccl) : NULL;
+    py_nccl_batch *batch = py_group_require_open(self) ? find_batch(self->nccl) : NULL;
     if (batch != NULL) {
         take_out(self->nccl, batch);
         destroy_batch(batch);
@@ -444,7 +444,7 @@ py_nccl_group_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
     int is_async = 0;
     int64_t timeout_ns;
     int device;
-    if (!py_nccl_group_require(self) ||
+    if (!py_group_require_open(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|$OpO:barrier", keywords, &timeout, &is_async,
                                      &device_ids) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "barrier") ||

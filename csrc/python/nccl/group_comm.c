@@ -43,14 +43,6 @@ py_nccl_comm_connect(py_group *self, int device)
     return comm;
 }
 
-void
-py_nccl_comm_release(dd_nccl_comm *comm)
-{
-    Py_BEGIN_ALLOW_THREADS
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
-}
-
 PY_NCCL_METHOD(connect)
 {
     static char *keywords[] = {"device", NULL};

@@ -6,7 +6,7 @@
 
 #define PY_NCCL_BEGIN(self, object)        \
     py_group *self = (py_group *)(object); \
-    if (!py_nccl_group_require(self)) {    \
+    if (!py_group_require_open(self)) {    \
         return NULL;                       \
     }
 

@@ -3,6 +3,7 @@
 #include "python/nccl/group_comm.h"
 #include "python/store/store.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* A group that is being made from another. */
@@ -23,34 +24,20 @@ fini_offspring(offspring *child)
     Py_XDECREF(child->name);
 }
 
+/* False with an exception. */
 static bool
 read_ranks(const py_group *self, PyObject *object, offspring *child, const char *name)
 {
-    PyObject *tuple = PyList_Check(object) || PyTuple_Check(object) ? PySequence_Tuple(object) : NULL;
-    if (tuple == NULL) {
-        if (PyErr_Occurred() == NULL) {
-            py_raise_wrong_type(child->function, name, "a list or tuple of int", object);
-        }
-        return false;
-    }
-    child->nranks = (int)PyTuple_Size(tuple);
-    child->ranks = PyMem_Calloc((size_t)child->nranks + 1, sizeof *child->ranks);
-    bool is_ok = child->ranks != NULL;
-    if (!is_ok) {
-        PyErr_NoMemory();
-    }
-    for (int i = 0; is_ok && i < child->nranks; i++) {
-        is_ok =
-            py_params_int(self->state, PyTuple_GetItem(tuple, i), &child->ranks[i], child->function, name);
-        if (is_ok && (child->ranks[i] < 0 || child->ranks[i] >= self->size)) {
+    child->ranks = py_group_read_ranks(self, object, &child->nranks, child->function, name);
+    for (int i = 0; child->ranks != NULL && i < child->nranks; i++) {
+        if (child->ranks[i] < 0 || child->ranks[i] >= self->size) {
             PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
                          "%s(): argument '%s': rank %d is not in 0 to %d", child->function, name,
                          child->ranks[i], self->size - 1);
-            is_ok = false;
+            return false;
         }
     }
-    Py_DECREF(tuple);
-    return is_ok;
+    return child->ranks != NULL;
 }
 
 static int
@@ -62,20 +49,6 @@ place_of(const offspring *child, int rank)
         }
     }
     return -1;
-}
-
-/* "dp/0,2,5" */
-static PyObject *
-make_name(const py_group *self, const offspring *child)
-{
-    dd_bytes name = dd_nccl_group_name(self->nccl->group);
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
-    for (int i = 0; text != NULL && i < child->nranks; i++) {
-        PyObject *longer = PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, child->ranks[i]);
-        Py_DECREF(text);
-        text = longer;
-    }
-    return text;
 }
 
 /* Takes the options of the parent, changed as the caller asks. False with an exception. */
@@ -91,7 +64,9 @@ read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout
         return false;
     }
     child->options.timeout_ns = timeout_ns >= 0 ? timeout_ns : child->options.timeout_ns;
-    child->name = name != NULL && name != Py_None ? Py_NewRef(name) : make_name(self, child);
+    child->name = name != NULL && name != Py_None
+                      ? Py_NewRef(name)
+                      : py_group_name_part(self, child->ranks, child->nranks, INT_MAX);
     Py_ssize_t len;
     const char *text = child->name != NULL ? PyUnicode_AsUTF8AndSize(child->name, &len) : NULL;
     if (text == NULL) {

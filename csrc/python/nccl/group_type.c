@@ -9,8 +9,6 @@
 #include "python/observe/watch.h"
 #include "python/store/store.h"
 
-#define ABORT_TIMEOUT_NS (10 * DD_NS_PER_S)
-
 typedef struct nccl_open_arguments {
     PyObject *store_object;
     PyObject *rank_object;
@@ -151,92 +149,6 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return py_watch_add_nccl(self);
 }
 
-/* Whether another object stands for the same group, as those of _host_view() do. */
-static bool
-is_shared(const py_group *self)
-{
-    dd_list *groups = &self->state->nccl_groups;
-    for (dd_list *node = groups->next; node != groups; node = node->next) {
-        if (DD_CONTAINER_OF(node, py_group, link)->nccl->group == self->nccl->group) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void
-group_dealloc(PyObject *object)
-{
-    py_group *self = (py_group *)object;
-    py_object_begin_dealloc(object);
-    if (self->nccl != NULL) {
-        dd_list_remove(&self->link);
-        py_nccl_batches_destroy(self->nccl);
-        py_watch_remove_nccl(self);
-        if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
-            if (!self->is_closed && !is_shared(self)) {
-                dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
-                py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed",
-                                           &wait);
-            }
-            py_nccl_group_drop(self->nccl->group);
-        }
-        dd_mem_free(self->nccl);
-    }
-    Py_CLEAR(self->store);
-    Py_CLEAR(self->recorders);
-    Py_CLEAR(self->device_group);
-    py_object_end_dealloc(object);
-}
-
-/* ---- the end */
-
-/* If timeout_ns is negative, waits as long as the operations may take. */
-static PyObject *
-close_group(py_group *self, int64_t timeout_ns)
-{
-    py_wait wait;
-    dd_error err;
-    dd_status status;
-    self->is_closed = true;
-    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_close(self->nccl->group, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
-    py_watch_remove_nccl(self); /* the other ranks already know if it has failed */
-    py_completions_drain(self->state);
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-group_close(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"timeout", NULL};
-    py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
-    int64_t timeout_ns;
-    if (!py_nccl_group_require(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
-        return NULL;
-    }
-    return close_group(self, timeout_ns);
-}
-
-/* Errors are ignored: they are about communicators that do not end in time, but later or never. False with what a
- * signal handler raised. */
-static bool
-abort_group(py_group *self, const char *reason, int64_t timeout_ns)
-{
-    py_wait wait;
-    py_wait_init(&wait, self->state, timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS(void)
-    !dd_nccl_group_abort(self->nccl->group, reason, &wait.wait, NULL);
-    Py_END_ALLOW_THREADS
-    py_completions_drain(self->state);
-    return py_wait_finish(&wait, DD_OK, NULL);
-}
-
 static PyObject *
 group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -245,13 +157,13 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
     const char *reason = "abort() was called";
     PyObject *timeout = NULL;
     int64_t timeout_ns;
-    if (!py_nccl_group_require(self) ||
+    if (!py_group_require_open(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|sO:abort", keywords, &reason, &timeout) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "abort")) {
         return NULL;
     }
-    return abort_group(self, reason, timeout_ns >= 0 ? timeout_ns : ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None)
-                                                                                      : NULL;
+    return py_group_abort(self, reason, timeout_ns >= 0 ? timeout_ns : PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None)
+                                                                                          : NULL;
 }
 
 /* Fails the group as the watchdog does, for an error that another rank has reported. Does not wait. */
@@ -260,7 +172,7 @@ group_fail(PyObject *object, PyObject *args)
 {
     py_group *self = (py_group *)object;
     const char *text;
-    if (!py_nccl_group_require(self) || !PyArg_ParseTuple(args, "s:_fail", &text)) {
+    if (!py_group_require_open(self) || !PyArg_ParseTuple(args, "s:_fail", &text)) {
         return NULL;
     }
     dd_error cause;
@@ -271,40 +183,6 @@ group_fail(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-group_describe(PyObject *object, PyObject *args)
-{
-    const py_group *self = (py_group *)object;
-    if (!py_nccl_group_require(self)) {
-        return NULL;
-    }
-    dd_recorder_group_info info = {.kind = "nccl", .rank = self->rank, .size = self->size};
-    return py_recorder_describe(self->state, self->nccl->recorded, &info, args);
-}
-
-static PyObject *
-group_enter(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return py_nccl_group_require((py_group *)object) ? Py_NewRef(object) : NULL;
-}
-
-static PyObject *
-group_exit(PyObject *object, PyObject *args)
-{
-    py_group *self = (py_group *)object;
-    PyObject *exception[3];
-    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2]) ||
-        !py_nccl_group_require(self)) {
-        return NULL;
-    }
-    if (exception[0] == Py_None) {
-        return close_group(self, -1);
-    }
-    self->is_closed = true;
-    return abort_group(self, "left by an exception", ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None) : NULL;
-}
-
 /* ---- small switches */
 
 static PyObject *
@@ -313,7 +191,7 @@ group_host_view(PyObject *object, PyObject *unused)
     (void)unused;
     const py_group *self = (py_group *)object;
     int device;
-    if (!py_nccl_group_require(self) || !py_nccl_group_choose_device((py_group *)object, &device)) {
+    if (!py_group_require_open(self) || !py_nccl_group_choose_device((py_group *)object, &device)) {
         return NULL;
     }
     dd_nccl_group *group = dd_nccl_group_acquire(self->nccl->group);
@@ -329,7 +207,7 @@ group_set_nan_check(PyObject *object, PyObject *value)
 {
     const py_group *self = (py_group *)object;
     int is_on = PyObject_IsTrue(value);
-    if (is_on < 0 || !py_nccl_group_require(self)) {
+    if (is_on < 0 || !py_group_require_open(self)) {
         return NULL;
     }
     dd_nccl_group_set_nan_check(self->nccl->group, is_on > 0);
@@ -341,7 +219,7 @@ group_add_ephemeral_timeout(PyObject *object, PyObject *value)
 {
     const py_group *self = (py_group *)object;
     int64_t extra_ns;
-    if (!py_nccl_group_require(self) ||
+    if (!py_group_require_open(self) ||
         !py_to_timeout_ns(self->state, value, &extra_ns, "add_ephemeral_timeout", "timeout")) {
         return NULL;
     }
@@ -355,7 +233,7 @@ group_wait_for_works(PyObject *object, PyObject *args)
     const py_group *self = (py_group *)object;
     PyObject *timeout = NULL;
     int64_t timeout_ns;
-    if (!py_nccl_group_require(self) || !PyArg_ParseTuple(args, "|O:_wait_for_works", &timeout) ||
+    if (!py_group_require_open(self) || !PyArg_ParseTuple(args, "|O:_wait_for_works", &timeout) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "_wait_for_works")) {
         return NULL;
     }
@@ -448,19 +326,41 @@ static PyMethodDef group_methods[] = {
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations of this rank at once with DistAbortedError, and waits 10 s for the communicators to end, unless a\n"
      "timeout is given. May be called from any thread."},
-    {"_describe", group_describe, METH_VARARGS,
-     "_describe($self, name, desc, global_ranks, /)\n--\n\nSets what the group is called in dumps of the flight recorder."},
     {"_fail", group_fail, METH_VARARGS,
      "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, without waiting."},
-    {"close", KEYWORDS(group_close),
+    {"close", KEYWORDS(py_group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for unfinished operations and ends the communicators. May be called from any thread.\n\n"
      "Without a timeout, operations have the time that they were given, and communicators 10 s after that. Raises if\n"
      "operations have failed and nobody has been told, or if the time is over; they are aborted then."},
-    {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", group_exit, METH_VARARGS,
-     "__exit__($self, *exception)\n--\n\nCloses the group; after an exception it aborts it."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+get_device(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
+}
+
+static PyObject *
+get_members(PyObject *object, void *closure)
+{
+    (void)object;
+    (void)closure;
+    PyErr_SetString(PyExc_NotImplementedError, "an NcclGroup does not know where its members are");
+    return NULL;
+}
+
+static PyGetSetDef group_getset[] = {
+    {"members", get_members, NULL, "Not known: raises NotImplementedError.", NULL},
+    {"device", get_device, NULL,
+     "The device it is bound to or was first used with; None if it is not known yet.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot group_slots[] = {
@@ -473,23 +373,15 @@ static PyType_Slot group_slots[] = {
      "that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of NCCL's\n"
      "configuration."},
     {Py_tp_init, (void *)group_init},
-    {Py_tp_dealloc, (void *)group_dealloc},
-    {Py_tp_repr, (void *)py_nccl_group_repr},
     {Py_tp_methods, group_methods},
-    {Py_tp_getset, py_nccl_group_getset},
+    {Py_tp_getset, group_getset},
     {0, NULL},
 };
 
-static PyType_Spec group_spec = {
+PyType_Spec py_nccl_group_spec = {
     .name = "dldist.NcclGroup",
     .basicsize = sizeof(py_group),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
              Py_TPFLAGS_IMMUTABLETYPE, /* the other flags come from the base */
     .slots = group_slots,
 };
-
-PyObject *
-py_nccl_group_make_type(PyObject *module, PyObject *base)
-{
-    return PyType_FromModuleAndSpec(module, &group_spec, base);
-}

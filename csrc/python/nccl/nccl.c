@@ -11,15 +11,6 @@
 /* How long the end of the interpreter waits for the aborts of all groups together. */
 #define EXIT_NS DD_NS_PER_S
 
-static bool
-raise(py_state *state, dd_status status, const dd_error *err)
-{
-    if (status != DD_OK) {
-        py_error_raise_of_group(state, status, err);
-    }
-    return status == DD_OK;
-}
-
 /* ---- loading */
 
 static void
@@ -90,7 +81,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
     if (status != DD_OK || state->nccl != NULL) {
         /* Another thread may have loaded it meanwhile. */
         destroy(nccl);
-        return raise(state, status, &err) ? Py_NewRef(Py_None) : NULL;
+        return py_error_check_of_group(state, status, &err) ? Py_NewRef(Py_None) : NULL;
     }
     state->nccl = nccl;
     Py_RETURN_NONE;
@@ -161,10 +152,11 @@ check_fork(py_state *state)
 {
     if (state->nccl->generation != dd_fork_generation()) {
         dd_error err;
-        raise(state,
-              dd_error_set(&err, DD_FORKED,
-                           "NCCL and CUDA were loaded before the fork, and do not work in the child"),
-              &err);
+        py_error_raise_of_group(
+            state,
+            dd_error_set(&err, DD_FORKED,
+                         "NCCL and CUDA were loaded before the fork, and do not work in the child"),
+            &err);
         return NULL;
     }
     return state->nccl;
@@ -242,6 +234,14 @@ py_nccl_destroy(py_state *state)
 }
 
 void
+py_nccl_comm_release(dd_nccl_comm *comm)
+{
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+}
+
+void
 py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
     bool is_idle;
@@ -264,33 +264,18 @@ py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const
     PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 
-static void
-abort_groups(dd_nccl_group **groups, size_t count)
+/* Removes the groups that are closed, or belong to the parent of this forked child. -1 with an exception. */
+static int
+keep_open(PyObject *groups)
 {
-    dd_wait wait = dd_wait_after(EXIT_NS);
-    for (size_t i = 0; i < count; i++) {
-        dd_status ignored =
-            dd_nccl_group_abort(groups[i], "the process ends", &wait, NULL); /* nobody is left to be told */
-        (void)ignored;
-        dd_nccl_group_release(groups[i]);
-    }
-}
-
-/* Removes the groups from the monitor, so that the other ranks are not told about groups that end with the
- * process. */
-static void
-unwatch_groups(py_state *state)
-{
-    dd_list *node = state->nccl_groups.next;
-    while (node != &state->nccl_groups) {
-        py_group *group = DD_CONTAINER_OF(node, py_group, link);
-        bool is_watched = group->nccl->watch_id != 0;
-        node = node->next;
-        if (is_watched) {
-            py_watch_remove_nccl(group);
-            node = state->nccl_groups.next; /* the list may have changed while the GIL was released */
+    for (Py_ssize_t i = PyList_Size(groups); i-- > 0;) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        if ((group->is_closed || group->kind->check_fork(group, NULL) != DD_OK) &&
+            PySequence_DelItem(groups, i) < 0) {
+            return -1;
         }
     }
+    return 0;
 }
 
 /* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
@@ -299,30 +284,27 @@ PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *unused)
 {
     (void)unused;
-    py_state *state = PyModule_GetState(module);
-    unwatch_groups(state);
-    size_t count = 0;
-    for (dd_list *node = state->nccl_groups.next; node != &state->nccl_groups; node = node->next) {
-        count++;
+    PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
+    for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
+        /* The other ranks are not told about groups that end with the process. */
+        py_watch_remove_nccl((py_group *)PyList_GetItem(groups, i));
     }
-    dd_nccl_group **groups = PyMem_Calloc(count + 1, sizeof(dd_nccl_group *));
-    if (groups == NULL) {
-        return PyErr_NoMemory();
-    }
-    size_t i = 0;
-    for (dd_list *node = state->nccl_groups.next; node != &state->nccl_groups; node = node->next) {
-        py_group *group = DD_CONTAINER_OF(node, py_group, link);
-        if (!group->is_closed && state->nccl->generation == dd_fork_generation()) {
-            groups[i++] = dd_nccl_group_acquire(group->nccl->group);
-        }
+    if (groups == NULL || keep_open(groups) < 0) {
+        Py_XDECREF(groups);
+        return NULL;
     }
     dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
-    for (size_t k = 0; k < i; k++) {
-        py_nccl_group_warn_if_busy(groups[k], "the process ends", &wait);
+    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        py_nccl_group_warn_if_busy(group->nccl->group, "the process ends", &wait);
     }
-    Py_BEGIN_ALLOW_THREADS
-    abort_groups(groups, i);
-    Py_END_ALLOW_THREADS
-    PyMem_Free(groups);
+    wait = dd_wait_after(EXIT_NS);
+    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        Py_BEGIN_ALLOW_THREADS
+        group->kind->abort(group, "the process ends", &wait);
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(groups);
     Py_RETURN_NONE;
 }

@@ -69,8 +69,6 @@ py_nccl_core_of(PyObject *group)
     return ((py_group *)group)->nccl;
 }
 
-/* False with an exception if the group was never opened, or was opened in the parent of this forked child. */
-bool py_nccl_group_require(const py_group *self);
 /* Chooses the device for an operation without tensors. Warns once if it has to guess. False with an exception. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
@@ -78,10 +76,8 @@ bool py_nccl_group_choose_device(py_group *self, int *device);
  * recorded. */
 dd_recorder_group *py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size);
 
-PyObject *py_nccl_group_make_type(PyObject *module, PyObject *base);
-PyObject *py_nccl_group_repr(PyObject *object);
-extern PyGetSetDef py_nccl_group_getset[];
-PyObject *py_nccl_array_make_type(PyObject *module);
+extern PyType_Spec py_nccl_group_spec;
+extern PyType_Spec py_nccl_array_spec;
 /* NcclGroup.empty: memory from ncclMemAlloc on the group's device. */
 PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
 

@@ -225,15 +225,9 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec work_spec = {
+PyType_Spec py_nccl_work_spec = {
     .name = "dldist.NcclWork",
     .basicsize = sizeof(py_work),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = work_slots,
 };
-
-PyObject *
-py_nccl_work_make_type(PyObject *module, PyObject *base)
-{
-    return PyType_FromModuleAndSpec(module, &work_spec, base);
-}

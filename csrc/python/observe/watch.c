@@ -317,7 +317,7 @@ py_watch_add_group(PyObject *module, PyObject *object)
         return NULL;
     }
     py_group *group = (py_group *)object;
-    if (!py_group_require_usable(group)) {
+    if (!py_group_require_cpu(group) || !py_group_require_usable(group)) {
         return NULL;
     }
     dd_monitor_member member = {

@@ -87,24 +87,23 @@ static PyGetSetDef file_store_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static const char file_store_doc[] =
-    "FileStore(file_name, world_size=-1, *, timeout=300.0)\n--\n\n"
-    "A store in a file that processes share.\n\n"
-    "With a world_size, the file is removed when that many have opened it and all have closed it. Data that\n"
-    "a dead job left in the file is ignored.";
+static PyType_Slot file_store_slots[] = {
+    {Py_tp_doc,
+     "FileStore(file_name, world_size=-1, *, timeout=300.0)\n--\n\n"
+     "A store in a file that processes share.\n\n"
+     "With a world_size, the file is removed when that many have opened it and all have closed it. Data that\n"
+     "a dead job left in the file is ignored."},
+    {Py_tp_init, (void *)file_store_init},
+    {Py_tp_repr, (void *)file_store_repr},
+    {Py_tp_dealloc, (void *)py_store_dealloc},
+    {Py_tp_traverse, (void *)py_object_traverse},
+    {Py_tp_getset, file_store_getset},
+    {0, NULL},
+};
 
-PyObject *
-py_file_store_make_type(PyObject *module, PyObject *base)
-{
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)file_store_doc},
-        {Py_tp_init, (void *)file_store_init},
-        {Py_tp_repr, (void *)file_store_repr},
-        {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_object_traverse},
-        {Py_tp_getset, file_store_getset},
-        {0, NULL},
-    };
-    PyType_Spec spec = {"dldist.FileStore", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
-    return PyType_FromModuleAndSpec(module, &spec, base);
-}
+PyType_Spec py_file_store_spec = {
+    .name = "dldist.FileStore",
+    .basicsize = sizeof(py_store),
+    .flags = PY_STORE_TYPE_FLAGS,
+    .slots = file_store_slots,
+};

@@ -27,17 +27,19 @@ hash_store_repr(PyObject *self)
     return PyUnicode_FromString("HashStore()");
 }
 
-static const char hash_store_doc[] = "HashStore(*, timeout=300.0)\n--\n\n"
-                                     "A store in the memory of this process, shared by its clones.";
+static PyType_Slot hash_store_slots[] = {
+    {Py_tp_doc, "HashStore(*, timeout=300.0)\n--\n\n"
+                "A store in the memory of this process, shared by its clones."},
+    {Py_tp_init, (void *)hash_store_init},
+    {Py_tp_repr, (void *)hash_store_repr},
+    {Py_tp_dealloc, (void *)py_store_dealloc},
+    {Py_tp_traverse, (void *)py_object_traverse},
+    {0, NULL},
+};
 
-PyObject *
-py_hash_store_make_type(PyObject *module, PyObject *base)
-{
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)hash_store_doc},          {Py_tp_init, (void *)hash_store_init},
-        {Py_tp_repr, (void *)hash_store_repr},        {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_object_traverse}, {0, NULL},
-    };
-    PyType_Spec spec = {"dldist.HashStore", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
-    return PyType_FromModuleAndSpec(module, &spec, base);
-}
+PyType_Spec py_hash_store_spec = {
+    .name = "dldist.HashStore",
+    .basicsize = sizeof(py_store),
+    .flags = PY_STORE_TYPE_FLAGS,
+    .slots = hash_store_slots,
+};

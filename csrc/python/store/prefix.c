@@ -193,22 +193,21 @@ static PyGetSetDef prefix_store_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static const char prefix_store_doc[] = "PrefixStore(prefix, store)\n--\n\n"
-                                       "A view of a store in which every key has \"<prefix>/\" before it.";
+static PyType_Slot prefix_store_slots[] = {
+    {Py_tp_doc, "PrefixStore(prefix, store)\n--\n\n"
+                "A view of a store in which every key has \"<prefix>/\" before it."},
+    {Py_tp_init, (void *)prefix_store_init},
+    {Py_tp_repr, (void *)prefix_store_repr},
+    {Py_tp_dealloc, (void *)prefix_store_dealloc},
+    {Py_tp_traverse, (void *)prefix_store_traverse},
+    {Py_tp_methods, prefix_store_methods},
+    {Py_tp_getset, prefix_store_getset},
+    {0, NULL},
+};
 
-PyObject *
-py_prefix_store_make_type(PyObject *module, PyObject *base)
-{
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)prefix_store_doc},
-        {Py_tp_init, (void *)prefix_store_init},
-        {Py_tp_repr, (void *)prefix_store_repr},
-        {Py_tp_dealloc, (void *)prefix_store_dealloc},
-        {Py_tp_traverse, (void *)prefix_store_traverse},
-        {Py_tp_methods, prefix_store_methods},
-        {Py_tp_getset, prefix_store_getset},
-        {0, NULL},
-    };
-    PyType_Spec spec = {"dldist.PrefixStore", sizeof(py_prefix_store), 0, PY_STORE_TYPE_FLAGS, slots};
-    return PyType_FromModuleAndSpec(module, &spec, base);
-}
+PyType_Spec py_prefix_store_spec = {
+    .name = "dldist.PrefixStore",
+    .basicsize = sizeof(py_prefix_store),
+    .flags = PY_STORE_TYPE_FLAGS,
+    .slots = prefix_store_slots,
+};

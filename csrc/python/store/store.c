@@ -219,28 +219,27 @@ static PyGetSetDef store_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static const char store_doc[] =
-    "Store()\n--\n\n"
-    "A key-value store that processes meet in.\n\n"
-    "Keys are str or bytes-like; values are returned as bytes. A class derived from Store that overrides set,\n"
-    "get, add, compare_set, wait, check, delete_key, num_keys and clone can be handed to whatever takes a\n"
-    "store; what it does not override of append, multi_get, multi_set, try_get and barrier is made of\n"
-    "those. Any object is good for many threads at once.";
+static PyType_Slot store_slots[] = {
+    {Py_tp_doc,
+     "Store()\n--\n\n"
+     "A key-value store that processes meet in.\n\n"
+     "Keys are str or bytes-like; values are returned as bytes. A class derived from Store that overrides set,\n"
+     "get, add, compare_set, wait, check, delete_key, num_keys and clone can be handed to whatever takes a\n"
+     "store; what it does not override of append, multi_get, multi_set, try_get and barrier is made of\n"
+     "those. Any object is good for many threads at once."},
+    {Py_tp_new, (void *)store_new},
+    {Py_tp_init, (void *)store_init},
+    {Py_tp_dealloc, (void *)py_store_dealloc},
+    {Py_tp_traverse, (void *)py_object_traverse},
+    {Py_tp_methods, py_store_methods},
+    {Py_tp_getset, store_getset},
+    {Py_tp_members, py_object_members},
+    {0, NULL},
+};
 
-PyObject *
-py_store_make_type(PyObject *module)
-{
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)store_doc},
-        {Py_tp_new, (void *)store_new},
-        {Py_tp_init, (void *)store_init},
-        {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_object_traverse},
-        {Py_tp_methods, py_store_methods},
-        {Py_tp_getset, store_getset},
-        {Py_tp_members, py_object_members},
-        {0, NULL},
-    };
-    PyType_Spec spec = {"dldist.Store", sizeof(py_store), 0, PY_STORE_TYPE_FLAGS, slots};
-    return PyType_FromModuleAndSpec(module, &spec, NULL);
-}
+PyType_Spec py_store_spec = {
+    .name = "dldist.Store",
+    .basicsize = sizeof(py_store),
+    .flags = PY_STORE_TYPE_FLAGS,
+    .slots = store_slots,
+};

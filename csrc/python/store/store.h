@@ -83,14 +83,13 @@ void py_store_drop(dd_store *store);
 /* Store.clone, for the kinds that copy more. */
 PyObject *py_store_clone(PyObject *self, PyObject *unused);
 
-/* Makes the type; NULL with an exception. */
-PyObject *py_store_make_type(PyObject *module);
 extern PyMethodDef py_store_methods[];
 
-PyObject *py_tcp_store_make_type(PyObject *module, PyObject *base);
-PyObject *py_file_store_make_type(PyObject *module, PyObject *base);
-PyObject *py_hash_store_make_type(PyObject *module, PyObject *base);
-PyObject *py_prefix_store_make_type(PyObject *module, PyObject *base);
+extern PyType_Spec py_store_spec;
+extern PyType_Spec py_tcp_store_spec;
+extern PyType_Spec py_file_store_spec;
+extern PyType_Spec py_hash_store_spec;
+extern PyType_Spec py_prefix_store_spec;
 
 #define PY_STORE_TYPE_FLAGS \
     (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)

@@ -352,33 +352,32 @@ static PyGetSetDef tcp_store_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static const char tcp_store_doc[] =
-    "TCPStore(host_name, port, world_size=None, is_master=False, timeout=300.0, wait_for_workers=True,\n"
-    "         multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret=None, max_key_bytes=None,\n"
-    "         max_value_bytes=None)\n--\n\n"
-    "A store on a server that one of the processes runs; it speaks the protocol of PyTorch's TCPStore.\n\n"
-    "host_name, port: where the server is, or for the master where it listens; port 0 takes a free one.\n"
-    "world_size: how many processes join; with wait_for_workers the master waits for them.\n"
-    "timeout: a timedelta or seconds; for connecting, and for calls that are given none.\n"
-    "multi_tenant: masters of this process on the same port share one server, if all ask for it.\n"
-    "master_listen_fd: a bound socket for the server to listen on, which takes it over.\n"
-    "use_libuv: accepted and without effect.\n"
-    "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.\n"
-    "max_key_bytes, max_value_bytes: what the master's server takes; None is 64 KiB and 256 MiB.";
+static PyType_Slot tcp_store_slots[] = {
+    {Py_tp_doc,
+     "TCPStore(host_name, port, world_size=None, is_master=False, timeout=300.0, wait_for_workers=True,\n"
+     "         multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret=None, max_key_bytes=None,\n"
+     "         max_value_bytes=None)\n--\n\n"
+     "A store on a server that one of the processes runs; it speaks the protocol of PyTorch's TCPStore.\n\n"
+     "host_name, port: where the server is, or for the master where it listens; port 0 takes a free one.\n"
+     "world_size: how many processes join; with wait_for_workers the master waits for them.\n"
+     "timeout: a timedelta or seconds; for connecting, and for calls that are given none.\n"
+     "multi_tenant: masters of this process on the same port share one server, if all ask for it.\n"
+     "master_listen_fd: a bound socket for the server to listen on, which takes it over.\n"
+     "use_libuv: accepted and without effect.\n"
+     "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.\n"
+     "max_key_bytes, max_value_bytes: what the master's server takes; None is 64 KiB and 256 MiB."},
+    {Py_tp_init, (void *)tcp_store_init},
+    {Py_tp_repr, (void *)tcp_store_repr},
+    {Py_tp_dealloc, (void *)py_store_dealloc},
+    {Py_tp_traverse, (void *)py_object_traverse},
+    {Py_tp_methods, tcp_store_methods},
+    {Py_tp_getset, tcp_store_getset},
+    {0, NULL},
+};
 
-PyObject *
-py_tcp_store_make_type(PyObject *module, PyObject *base)
-{
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)tcp_store_doc},
-        {Py_tp_init, (void *)tcp_store_init},
-        {Py_tp_repr, (void *)tcp_store_repr},
-        {Py_tp_dealloc, (void *)py_store_dealloc},
-        {Py_tp_traverse, (void *)py_object_traverse},
-        {Py_tp_methods, tcp_store_methods},
-        {Py_tp_getset, tcp_store_getset},
-        {0, NULL},
-    };
-    PyType_Spec spec = {"dldist.TCPStore", sizeof(py_tcp_store), 0, PY_STORE_TYPE_FLAGS, slots};
-    return PyType_FromModuleAndSpec(module, &spec, base);
-}
+PyType_Spec py_tcp_store_spec = {
+    .name = "dldist.TCPStore",
+    .basicsize = sizeof(py_tcp_store),
+    .flags = PY_STORE_TYPE_FLAGS,
+    .slots = tcp_store_slots,
+};

@@ -31,7 +31,7 @@ static bool
 take_group(py_window *self, PyObject *object)
 {
     py_group *group = (py_group *)object;
-    if (!py_group_require_either(group)) {
+    if (!py_group_require_open(group)) {
         return false;
     }
     if (group->nccl != NULL) {
@@ -533,12 +533,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 static int
 is_in_any_region(const py_state *state, const dd_view *view)
 {
-    PyObject *groups = PyList_New(0); /* kept alive while the GIL is released */
-    for (dd_list *node = state->groups.next; groups != NULL && node != &state->groups; node = node->next) {
-        if (PyList_Append(groups, (PyObject *)DD_CONTAINER_OF(node, py_group, link)) < 0) {
-            Py_CLEAR(groups);
-        }
-    }
+    PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* kept alive while the GIL is released */
     if (groups == NULL) {
         return -1;
     }
@@ -694,15 +689,9 @@ static PyType_Slot window_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec window_spec = {
+PyType_Spec py_window_spec = {
     .name = "dldist._core.Window",
     .basicsize = sizeof(py_window),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = window_slots,
 };
-
-PyObject *
-py_window_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &window_spec, NULL);
-}

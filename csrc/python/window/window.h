@@ -29,8 +29,7 @@ bool py_window_read_rank(const py_window *self, PyObject *value, int *rank, cons
 PyObject *py_window_is_shared(PyObject *module, PyObject *tensor);
 PyObject *py_window_write32(PyObject *module, PyObject *args);
 
-/* Makes the type; NULL with an exception. */
-PyObject *py_window_make_type(PyObject *module);
+extern PyType_Spec py_window_spec;
 
 /* ---- methods, in a file of their own */
 

@@ -332,7 +332,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
         }
         return end_callback(watcher, PyObject_CallNoArgs(watcher)) ? 0 : -1;
     }
-    if (!py_group_require_alive((py_group *)flight->group) || start_thread(queue) < 0) {
+    if (!py_group_require_usable((py_group *)flight->group) || start_thread(queue) < 0) {
         return -1;
     }
     if (flight->watchers == NULL) {

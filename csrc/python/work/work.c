@@ -477,15 +477,9 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec work_spec = {
+PyType_Spec py_work_spec = {
     .name = "dldist.Work",
     .basicsize = sizeof(py_work),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = work_slots,
 };
-
-PyObject *
-py_work_make_type(PyObject *module)
-{
-    return PyType_FromModuleAndSpec(module, &work_spec, NULL);
-}

@@ -58,15 +58,14 @@ void py_flight_destroy(py_flight *flight);
 /* The on_done of dd_call_options. May be called on any thread, with the engine's lock held. */
 void py_flight_on_done(dd_work *work, void *ctx);
 
-/* Makes the type; NULL with an exception. */
-PyObject *py_work_make_type(PyObject *module);
+extern PyType_Spec py_work_spec;
+extern PyType_Spec py_nccl_work_spec;
 
 /* A new Work, for a flight that it takes over when the operation has started (py_work_adopt). NULL with an
  * exception. */
 PyObject *py_work_create(py_state *state);
 /* A new NcclWork, likewise, for a group on devices. */
 PyObject *py_nccl_work_create(py_state *state);
-PyObject *py_nccl_work_make_type(PyObject *module, PyObject *base);
 void py_work_adopt(PyObject *work, py_flight *flight);
 
 /* The queue of this process, never that of its parent. NULL with an exception. */
