@@ -183,8 +183,7 @@ check_locked(const group_call *call, dd_error *err)
     dd_status status = dd_group_check_usable_locked(group, what, err);
     if (status == DD_OK && call->is_message && call->is_send && group->members[rank].is_gone) {
         status = dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", err);
-        dd_error_prepend(err, "%s on " GROUP_FORMAT, what, GROUP_ARGS(group));
-        dd_error_note_call(err, what, 0, 0, group->name.data, group->name.len);
+        group_note_call(group, what, 0, 0, err);
     }
     return status;
 }

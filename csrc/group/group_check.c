@@ -19,8 +19,8 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
     if (group->cause.code != DD_OK) {
         dd_engine_finish_telling_locked(group->engine);
         dd_error_copy(err, &group->cause);
-        dd_error_prepend(err, "%s on " GROUP_FORMAT ": the group has failed before", what, GROUP_ARGS(group));
-        dd_error_note_call(err, what, 0, 0, group->name.data, group->name.len);
+        dd_error_prepend(err, "the group has failed before");
+        group_note_call(group, what, 0, 0, err);
         return group->cause.code;
     }
     return DD_OK;

@@ -262,7 +262,11 @@ dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
 /* The words for a cause, as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
-/* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
+/* Puts a call in front of the error that is there, and notes it: all_reduce #41 on group "dp" (rank 3 of 8): ...
+ * A sequence of 0 is none. err may be NULL. */
+void group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns,
+                     dd_error *err);
+/* Makes the error of an operation from its cause. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
 /* Adds "; <text>"; the culprit stays. */

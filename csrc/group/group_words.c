@@ -284,25 +284,30 @@ group_cause_of_error(const dd_group *group, const dd_error *error)
 }
 
 void
+group_note_call(const dd_group *group, const char *what, uint64_t sequence, int64_t elapsed_ns, dd_error *err)
+{
+    char number[32] = "";
+    if (sequence > 0) {
+        snprintf(number, sizeof number, " #%llu", (unsigned long long)sequence);
+    }
+    dd_error_prepend(err, "%s%s on " GROUP_FORMAT, what, number, GROUP_ARGS(group));
+    dd_error_note_call(err, what, sequence, elapsed_ns, group->name.data, group->name.len);
+}
+
+void
 group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause, dd_error *error)
 {
     const dd_cause *failure = &group->failure;
     *error = *cause;
-    char sequence[32] = "";
-    if (work->sequence > 0) {
-        snprintf(sequence, sizeof sequence, " #%llu", (unsigned long long)work->sequence);
-        /* Of the call whose being late is why the group has failed, the cause has the name in front already. */
-        if (failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
-            failure->sequence == work->sequence) {
-            text_line name = {.used = 0};
-            say_late_call(&name, group, failure);
-            size_t len = strlen(cause->message + name.used);
-            memmove(error->message, cause->message + name.used, len + 1);
-        }
+    /* Of the call whose being late is why the group has failed, the cause has the name in front already. */
+    if (work->sequence > 0 && failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
+        failure->sequence == work->sequence) {
+        text_line name = {.used = 0};
+        say_late_call(&name, group, failure);
+        size_t len = strlen(cause->message + name.used);
+        memmove(error->message, cause->message + name.used, len + 1);
     }
-    dd_error_prepend(error, "%s%s on " GROUP_FORMAT, work->what, sequence, GROUP_ARGS(group));
-    dd_error_note_call(error, work->what, work->sequence, dd_clock_now_ns() - work->start_ns,
-                       group->name.data, group->name.len);
+    group_note_call(group, work->what, work->sequence, dd_clock_now_ns() - work->start_ns, error);
 }
 
 /* ---- packets that the network loses */
