@@ -180,9 +180,8 @@ core_free(void *module)
 
 #ifdef DD_FAULTS
 static PyObject *
-fail_allocation(PyObject *module, PyObject *args)
+fail_allocation(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     long number;
     if (!PyArg_ParseTuple(args, "l:_fail_allocation", &number)) {
         return NULL;

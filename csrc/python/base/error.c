@@ -318,9 +318,8 @@ pass_over_ctrl_c(void)
 
 /* In C, because a pending signal strikes a Python function as it is entered, where the function cannot catch it. */
 PyObject *
-py_error_call_despite_ctrl_c(PyObject *module, PyObject *args)
+py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *function;
     if (PyTuple_Size(args) < 1 || (function = PyTuple_GetItem(args, 0)) == NULL) {
         PyErr_SetString(PyExc_TypeError, "_call_despite_ctrl_c(): argument 'function' is missing");
@@ -361,10 +360,8 @@ py_error_raise_status(PyObject *module, PyObject *code)
 }
 
 PyObject *
-py_error_status_names(PyObject *module, PyObject *unused)
+py_error_status_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     PyObject *names = PyList_New(0);
     for (int status = 0; names != NULL && status < DD_STATUS_COUNT; status++) {
         PyObject *name = PyUnicode_FromString(dd_status_name((dd_status)status));

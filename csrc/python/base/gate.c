@@ -66,10 +66,8 @@ py_gate_init(PyObject *module)
 /* Threads that are inside need the GIL to leave. The wait is bounded: a thread that takes longer, in the
  * destructor of an object, is lost like any Python thread at exit. */
 PyObject *
-py_gate_close(PyObject *module, PyObject *unused)
+py_gate_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     if ((atomic_fetch_or(&gate, CLOSED) & ~CLOSED) != 0) {
         Py_BEGIN_ALLOW_THREADS
         int64_t deadline_ns = dd_deadline_after(CLOSING_NS);

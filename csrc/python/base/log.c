@@ -72,9 +72,8 @@ py_log_take_record(PyObject *module, PyObject *timeout)
 }
 
 PyObject *
-py_log_stop(PyObject *module, PyObject *unused)
+py_log_stop(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_state *state = PyModule_GetState(module);
     atomic_store(&state->is_log_stopping, true);
     Py_RETURN_NONE;

@@ -19,10 +19,8 @@ py_object_free(PyObject *object)
 }
 
 PyObject *
-py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+py_object_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    (void)args;
-    (void)kwargs;
     PyObject *module;
     py_state *state = py_state_of_type(type, &module);
     py_object *self = state != NULL ? (py_object *)py_object_alloc(type) : NULL;

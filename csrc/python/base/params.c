@@ -1,7 +1,5 @@
 #include "python/base/params.h"
 
-#include "python/base/argument.h"
-
 #include <limits.h>
 
 const char *
@@ -102,6 +100,34 @@ py_params_int(const py_state *state, PyObject *value, int *number, const char *f
     }
     *number = (int)wide;
     return true;
+}
+
+static bool
+read_int(const py_argument *item, int *number)
+{
+    return py_params_int(item->state, item->value, number, item->function, item->name);
+}
+
+int *
+py_params_ints(const py_argument *argument, bool (*read)(const py_argument *item, int *number), int *count)
+{
+    PyObject *tuple = PySequence_Tuple(argument->value);
+    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
+    int *numbers = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *numbers) : NULL;
+    if (tuple != NULL && numbers == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; numbers != NULL && i < n; i++) {
+        py_argument item = *argument;
+        item.value = PyTuple_GetItem(tuple, i);
+        if (!(read != NULL ? read : read_int)(&item, &numbers[i])) {
+            PyMem_Free(numbers);
+            numbers = NULL;
+        }
+    }
+    Py_XDECREF(tuple);
+    *count = (int)n;
+    return numbers;
 }
 
 bool

@@ -3,6 +3,7 @@
 #ifndef DD_PYTHON_BASE_PARAMS_H
 #define DD_PYTHON_BASE_PARAMS_H
 
+#include "python/base/argument.h"
 #include "python/base/convert.h"
 #include "python/base/state.h"
 
@@ -42,6 +43,11 @@ bool py_params_int(const py_state *state, PyObject *value, int *number, const ch
 /* Reads a rank of a group of `size` ranks. False likewise. */
 bool py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
                     const char *name);
+
+/* Reads an int for each item of an iterable, with `read`, or py_params_int if that is NULL. The caller frees the
+ * result with PyMem_Free; NULL with an exception. */
+int *py_params_ints(const py_argument *argument, bool (*read)(const py_argument *item, int *number),
+                    int *count);
 
 /* Reads whether a flag is set. False with an exception that names the argument. */
 bool py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function,

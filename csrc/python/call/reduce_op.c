@@ -189,16 +189,14 @@ reduce_op_dealloc(PyObject *object)
 }
 
 static PyObject *
-get_name(PyObject *object, void *closure)
+get_name(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyUnicode_FromString(dd_redop_name(((py_reduce_op *)object)->op));
 }
 
 static PyObject *
-get_factor(PyObject *object, void *closure)
+get_factor(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_reduce_op *self = (py_reduce_op *)object;
     if (!self->has_factor) {
         Py_RETURN_NONE;
@@ -207,9 +205,8 @@ get_factor(PyObject *object, void *closure)
 }
 
 static PyObject *
-get_op(PyObject *object, void *closure)
+get_op(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_reduce_op *self = (py_reduce_op *)object;
     return constant_of(Py_TYPE(object), self->op);
 }
@@ -222,9 +219,8 @@ reduce_op_as_int(PyObject *object)
 }
 
 static PyObject *
-get_value(PyObject *object, void *closure)
+get_value(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return reduce_op_as_int(object);
 }
 
@@ -265,9 +261,8 @@ reduce_op_compare(PyObject *a, PyObject *b, int comparison)
 }
 
 static PyObject *
-reduce_op_reduce(PyObject *object, PyObject *unused)
+reduce_op_reduce(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_reduce_op *self = (py_reduce_op *)object;
     const char *name = dd_redop_name(self->op);
     if (self->has_factor) {
@@ -347,26 +342,40 @@ refuse_kind(const py_state *state, const char *function)
 }
 
 static bool
-read_op(const py_state *state, const py_reduce_op *op, dd_reduction *reduction, const char *function)
+read_op(const py_state *state, const py_reduce_op *op, dd_reduction *reduction, PyObject **tensor,
+        const char *function)
 {
     reduction->op = op->op;
     reduction->factor = op->factor;
-    return op->op != DD_REDOP_PREMUL_SUM || op->has_factor || refuse_kind(state, function);
+    if (op->op == DD_REDOP_PREMUL_SUM && !op->has_factor) {
+        return refuse_kind(state, function);
+    }
+    if (tensor != NULL) {
+        *tensor = op->tensor;
+    } else if (op->tensor != NULL) {
+        PyErr_Format(
+            state->errors[PY_ERROR_ARGUMENT],
+            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a device, which only NCCL's groups take",
+            function);
+        return false;
+    }
+    return true;
 }
 
 bool
-py_reduce_op_read_with_tensor(const py_state *state, PyObject *object, dd_reduction *reduction,
-                              PyObject **tensor, const char *function)
+py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, PyObject **tensor,
+                  const char *function)
 {
-    *tensor = NULL;
     reduction->op = DD_REDOP_SUM;
     reduction->factor = 1.0;
+    if (tensor != NULL) {
+        *tensor = NULL;
+    }
     if (object == NULL) {
         return true;
     }
     if (Py_TYPE(object) == state->reduce_op_type) {
-        *tensor = ((py_reduce_op *)object)->tensor;
-        return read_op(state, (py_reduce_op *)object, reduction, function);
+        return read_op(state, (py_reduce_op *)object, reduction, tensor, function);
     }
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
     if (text == NULL) {
@@ -382,22 +391,6 @@ py_reduce_op_read_with_tensor(const py_state *state, PyObject *object, dd_reduct
         return false;
     }
     return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);
-}
-
-bool
-py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, const char *function)
-{
-    PyObject *tensor;
-    if (!py_reduce_op_read_with_tensor(state, object, reduction, &tensor, function)) {
-        return false;
-    }
-    if (tensor != NULL) {
-        PyErr_Format(
-            state->errors[PY_ERROR_ARGUMENT],
-            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a device, which only NCCL's groups take",
-            function);
-    }
-    return tensor == NULL;
 }
 
 bool

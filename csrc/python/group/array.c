@@ -40,15 +40,12 @@ make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
     }
     size_t nbytes = dd_view_nbytes(view);
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = foreign == NULL
-                 ? dd_group_alloc(group->group, nbytes, &shared->region, &err)
-                 : dd_group_adopt(group->group, foreign->at, nbytes, foreign->fd, &shared->region, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
+    dd_status status =
+        PY_WITHOUT_GIL(foreign == NULL ? dd_group_alloc(group->group, nbytes, &shared->region, &err)
+                                       : dd_group_adopt(group->group, foreign->at, nbytes, foreign->fd,
+                                                        &shared->region, &err));
+    if (!py_error_check_of_group(group->state, status, &err)) {
         dd_mem_free(shared);
-        py_error_raise_of_group(group->state, status, &err);
         return NULL;
     }
     dd_view filled = *view;
@@ -72,7 +69,7 @@ py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
     dd_view view;
-    if (!py_group_require_cpu(group) ||
+    if (!py_group_require_cpu(group, "empty") ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape.value, &dtype) ||
         !py_memory_read_view(&shape, dtype, &view)) {
         return NULL;
@@ -88,7 +85,7 @@ py_group_adopt(PyObject *object, PyObject *args)
     dd_view view = {.dtype = DD_DTYPE_UINT8};
     Py_ssize_t address;
     foreign_memory foreign;
-    if (!py_group_require_cpu(group) ||
+    if (!py_group_require_cpu(group, "_adopt") ||
         !PyArg_ParseTuple(args, "niO:_adopt", &address, &foreign.fd, &nbytes.value) ||
         !py_memory_read_shape(&nbytes, &view)) {
         return NULL;
@@ -154,9 +151,8 @@ shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-shared_array_note_unmapped(PyObject *object, PyObject *unused)
+shared_array_note_unmapped(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_memory *memory = ((py_memory_array *)object)->memory;
     if (memory->destroy == destroy_memory) {
         dd_region_note_unmapped(((shared_memory *)memory)->region);
@@ -201,9 +197,8 @@ shared_array_repr(PyObject *object)
 }
 
 static PyObject *
-shared_array_to_list(PyObject *object, PyObject *unused)
+shared_array_to_list(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return py_object_call_python(object, IN_PYTHON, "to_list", NULL, NULL);
 }
 
@@ -214,16 +209,14 @@ shared_array_as_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-shared_array_get_ndim(PyObject *object, void *closure)
+shared_array_get_ndim(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromLong(((py_memory_array *)object)->memory->view.ndim);
 }
 
 static PyObject *
-shared_array_get_size(PyObject *object, void *closure)
+shared_array_get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromSize_t(((py_memory_array *)object)->memory->view.count);
 }
 

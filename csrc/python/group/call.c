@@ -59,10 +59,8 @@ read_common(py_group_call *call)
         }
         bool is_ok = true;
         if (params->names[i] == PY_NAME_OP) {
-            is_ok = call->group->nccl != NULL
-                        ? py_reduce_op_read_with_tensor(state, value, &call->reduction, &call->factor,
-                                                        params->function)
-                        : py_reduce_op_read(state, value, &call->reduction, params->function);
+            PyObject **factor = call->group->nccl != NULL ? &call->factor : NULL;
+            is_ok = py_reduce_op_read(state, value, &call->reduction, factor, params->function);
         } else if (params->names[i] == PY_NAME_ROOT) {
             is_ok = read_root(call, value);
         } else if (params->names[i] == PY_NAME_TIMEOUT) {
@@ -187,19 +185,12 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
 
 /* ---- calls that do not wait */
 
-static int64_t
-timeout_of(const py_group_call *call)
-{
-    return call->timeout_ns >= 0 ? call->timeout_ns : dd_group_get_timeout_ns(call->group->group);
-}
-
 /* Takes over `work`. Returns it as the Work of the flight that has started, or NULL with an exception. */
 static PyObject *
 finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
 {
-    if (status != DD_OK) {
+    if (!py_error_check_of_group(call->group->state, status, err)) {
         Py_DECREF(work);
-        py_error_raise_of_group(call->group->state, status, err);
         return py_group_call_fail(call);
     }
     py_work_adopt(work, call->flight);
@@ -214,7 +205,7 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     if (work == NULL) {
         return py_group_call_fail(call);
     }
-    flight->timeout_ns = timeout_of(call);
+    flight->timeout_ns = py_group_timeout_or_own(call->group, call->timeout_ns);
     options->timeout_ns = flight->timeout_ns;
     options->on_done = py_flight_on_done;
     options->ctx = flight;

@@ -54,10 +54,7 @@ open_engine(py_state *state)
     if (values != NULL && read_options(values, &options)) {
         dd_error err;
         dd_status status = dd_engine_open(&options, &engine, &err);
-        if (status != DD_OK) {
-            py_error_raise_of_group(state, status, &err);
-            engine = NULL;
-        }
+        engine = py_error_check_of_group(state, status, &err) ? engine : NULL;
     }
     Py_XDECREF(values);
     Py_XDECREF(runtime);
@@ -111,9 +108,8 @@ py_engine_read_selection(py_state *state, dd_selection *selection)
 }
 
 PyObject *
-py_engine_shut_down(PyObject *module, PyObject *unused)
+py_engine_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_cpu);
     if (groups == NULL) {
         return NULL;

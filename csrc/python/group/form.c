@@ -181,10 +181,8 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     /* May run Python code, so the place is chosen afterwards. */
     dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
-    if (status != DD_OK) {
-        py_error_raise_of_group(call->group->state, status, &err);
-    }
-    py_form *place = status == DD_OK ? make_place(call->group, &made.key) : NULL;
+    bool is_made = py_error_check_of_group(call->group->state, status, &err);
+    py_form *place = is_made ? make_place(call->group, &made.key) : NULL;
     if (place == NULL) {
         form_fini(&made);
         return NULL;

@@ -46,14 +46,14 @@ py_group_require_usable(const py_group *self)
 }
 
 bool
-py_group_require_cpu(const py_group *self)
+py_group_require_cpu(const py_group *self, const char *function)
 {
     if (!py_group_require_open(self)) {
         return false;
     }
     if (self->group == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "this is a method of groups of the CPU, and was called on an %s",
-                     self->kind->type_name);
+        PyErr_Format(PyExc_NotImplementedError, "%s(): only groups of the CPU have this, and this is an %s",
+                     function, self->kind->type_name);
     }
     return self->group != NULL;
 }
@@ -77,6 +77,12 @@ py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns
         return true;
     }
     return py_to_timeout_ns(self->state, value, timeout_ns, function, "timeout");
+}
+
+int64_t
+py_group_timeout_or_own(const py_group *self, int64_t timeout_ns)
+{
+    return timeout_ns >= 0 ? timeout_ns : self->kind->get_timeout_ns(self);
 }
 
 void
@@ -109,21 +115,8 @@ py_group_read_ranks(const py_group *self, PyObject *object, int *count, const ch
         py_raise_wrong_type(function, name, "a list or tuple of int", object);
         return NULL;
     }
-    PyObject *tuple = PySequence_Tuple(object);
-    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
-    int *ranks = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *ranks) : NULL;
-    if (tuple != NULL && ranks == NULL) {
-        PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; ranks != NULL && i < n; i++) {
-        if (!py_params_int(self->state, PyTuple_GetItem(tuple, i), &ranks[i], function, name)) {
-            PyMem_Free(ranks);
-            ranks = NULL;
-        }
-    }
-    Py_XDECREF(tuple);
-    *count = (int)n;
-    return ranks;
+    const py_argument argument = {.state = self->state, .function = function, .name = name, .value = object};
+    return py_params_ints(&argument, NULL, count);
 }
 
 PyObject *

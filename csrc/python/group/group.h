@@ -68,8 +68,11 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 bool py_group_require_open(const py_group *self);
 /* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */
 bool py_group_require_usable(const py_group *self);
-/* Like py_group_require_open, for methods that NcclGroup replaces or has no use for: false also for an NcclGroup. */
-bool py_group_require_cpu(const py_group *self);
+/* Like py_group_require_open, and also false for an NcclGroup, which has no such method, or one of its own. */
+bool py_group_require_cpu(const py_group *self, const char *function);
+
+/* The time-out that was read, or the group's own. */
+int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
 /* The group that serves the tensor's device: this one or its device group (borrowed). NULL with an exception. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);

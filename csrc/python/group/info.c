@@ -5,25 +5,22 @@
 #include <string.h>
 
 static PyObject *
-get_rank(PyObject *object, void *closure)
+get_rank(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     return py_group_require_open(self) ? PyLong_FromLong(self->rank) : NULL;
 }
 
 static PyObject *
-get_size(PyObject *object, void *closure)
+get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     return py_group_require_open(self) ? PyLong_FromLong(self->size) : NULL;
 }
 
 static PyObject *
-get_name(PyObject *object, void *closure)
+get_name(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
@@ -33,17 +30,15 @@ get_name(PyObject *object, void *closure)
 }
 
 static PyObject *
-get_is_closed(PyObject *object, void *closure)
+get_is_closed(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     return py_group_require_open(self) ? PyBool_FromLong(self->is_closed) : NULL;
 }
 
 static PyObject *
-get_error(PyObject *object, void *closure)
+get_error(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
@@ -57,9 +52,8 @@ get_error(PyObject *object, void *closure)
 }
 
 static PyObject *
-get_sequence(PyObject *object, void *closure)
+get_sequence(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     return py_group_require_usable(self)
                ? PyLong_FromUnsignedLongLong(PY_WITHOUT_GIL(self->kind->get_sequence(self)))
@@ -67,18 +61,16 @@ get_sequence(PyObject *object, void *closure)
 }
 
 static PyObject *
-get_timeout(PyObject *object, void *closure)
+get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     return py_group_require_open(self) ? py_from_timeout_ns(self->state, self->kind->get_timeout_ns(self))
                                        : NULL;
 }
 
 static int
-set_timeout(PyObject *object, PyObject *value, void *closure)
+set_timeout(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     int64_t timeout_ns;
     if (value == NULL) {
@@ -124,11 +116,10 @@ make_member(py_group *self, int rank)
 }
 
 static PyObject *
-get_members(PyObject *object, void *closure)
+get_members(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
-    if (!py_group_require_cpu(self) || !py_group_require_usable(self)) {
+    if (!py_group_require_cpu(self, "Group.members") || !py_group_require_usable(self)) {
         return NULL;
     }
     PyObject *members = PyList_New(0);
@@ -178,17 +169,15 @@ py_group_make_member_type(void)
 }
 
 static PyObject *
-get_device_group(PyObject *object, void *closure)
+get_device_group(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     PyObject *group = (PyObject *)((py_group *)object)->device_group;
     return Py_NewRef(group != NULL ? group : Py_None);
 }
 
 static int
-set_device_group(PyObject *object, PyObject *group, void *closure)
+set_device_group(PyObject *object, PyObject *group, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_group *self = (py_group *)object;
     bool is_none = group == NULL || group == Py_None;
     if (!is_none && !PyObject_TypeCheck(group, self->state->nccl_group_type)) {

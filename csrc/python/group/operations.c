@@ -451,10 +451,8 @@ make_row(const operation *op)
 }
 
 PyObject *
-py_group_list_operations(PyObject *module, PyObject *unused)
+py_group_list_operations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     size_t count = sizeof operations / sizeof operations[0];
     PyObject *rows = PyTuple_New((Py_ssize_t)count);
     for (size_t i = 0; rows != NULL && i < count; i++) {

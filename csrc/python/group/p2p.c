@@ -166,17 +166,15 @@ py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *timeout = NULL;
     int is_all = 0;
     int64_t timeout_ns;
-    if (!py_group_require_cpu(self) || !py_group_require_usable(self) ||
+    if (!py_group_require_cpu(self, "monitored_barrier") || !py_group_require_usable(self) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:monitored_barrier", keywords, &timeout, &is_all) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "monitored_barrier")) {
         return NULL;
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, DD_NEVER_NS, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_monitored_barrier(self->group, timeout_ns, is_all != 0, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(dd_group_monitored_barrier(self->group, timeout_ns, is_all != 0, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }

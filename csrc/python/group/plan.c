@@ -51,13 +51,10 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     dd_call_options options = {.timeout_ns = call->timeout_ns,
                                .record = py_record_collective(&record, state, args->coll, call->operands)};
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_make_standing(call->group->group, args, &options, &self->call, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
+    dd_status status =
+        PY_WITHOUT_GIL(dd_group_make_standing(call->group->group, args, &options, &self->call, &err));
+    if (!py_error_check_of_group(state, status, &err)) {
         Py_DECREF(self);
-        py_error_raise_of_group(state, status, &err);
         return py_group_call_fail(call);
     }
     self->coll = args->coll;
@@ -79,10 +76,7 @@ end(py_plan *self)
     if (call == NULL || flight->generation != dd_fork_generation()) {
         return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
     }
-    bool is_under_way;
-    Py_BEGIN_ALLOW_THREADS
-    is_under_way = dd_standing_destroy(call, py_flight_on_done, flight);
-    Py_END_ALLOW_THREADS
+    bool is_under_way = PY_WITHOUT_GIL(dd_standing_destroy(call, py_flight_on_done, flight));
     if (!self->is_started) {
         py_flight_destroy(flight);
         return;
@@ -121,9 +115,8 @@ plan_traverse(PyObject *object, visitproc visit, void *arg)
 }
 
 static PyObject *
-plan_close(PyObject *object, PyObject *unused)
+plan_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_plan *self = (py_plan *)object;
     if (self->nusers > 0) {
         PyErr_SetString(PyExc_RuntimeError, "close(): another thread is in start() or wait() of this plan");
@@ -150,11 +143,7 @@ static PyObject *
 outcome_of(const py_plan *self)
 {
     const dd_error *error = &self->flight->work->error;
-    if (error->code == DD_OK) {
-        Py_RETURN_NONE;
-    }
-    py_error_raise_of_group(self->state, error->code, error);
-    return NULL;
+    return py_error_check_of_group(self->state, error->code, error) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* False with an exception. */
@@ -217,8 +206,7 @@ start(py_plan *self, bool is_patient)
     dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);
     end_using(self, &wait);
     self->is_starting = false;
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
+    if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
     note_started(self);
@@ -226,9 +214,8 @@ start(py_plan *self, bool is_patient)
 }
 
 static PyObject *
-plan_start(PyObject *object, PyObject *unused)
+plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return start((py_plan *)object, false) ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -286,16 +273,14 @@ wait_for(py_plan *self)
 }
 
 static PyObject *
-plan_wait(PyObject *object, PyObject *unused)
+plan_wait(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return wait_for((py_plan *)object);
 }
 
 static PyObject *
-plan_run(PyObject *object, PyObject *unused)
+plan_run(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_plan *self = (py_plan *)object;
     return start(self, true) ? wait_for(self) : NULL;
 }
@@ -311,9 +296,8 @@ plan_call(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-plan_is_completed(PyObject *object, PyObject *unused)
+plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_plan *self = (py_plan *)object;
     if (!require_open(self)) {
         return NULL;
@@ -428,10 +412,7 @@ start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
     for (Py_ssize_t i = 0; i < nstarted; i++) {
         note_started(plan_at(plans, i));
     }
-    if (status != DD_OK) {
-        py_error_raise_of_group(state, status, &err);
-    }
-    return status == DD_OK;
+    return py_error_check_of_group(state, status, &err);
 }
 
 PyObject *
@@ -467,16 +448,14 @@ py_plan_wait_all(PyObject *module, PyObject *object)
 /* ---- the type */
 
 static PyObject *
-get_op(PyObject *object, void *closure)
+get_op(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyUnicode_FromString(dd_coll_name(((py_plan *)object)->coll));
 }
 
 static PyObject *
-get_tensors(PyObject *object, void *closure)
+get_tensors(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const py_plan *self = (py_plan *)object;
     return require_open(self) ? py_operands_results(&self->flight->operands) : NULL;
 }

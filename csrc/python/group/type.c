@@ -23,9 +23,8 @@ set_timeout_ns(const py_group *self, int64_t timeout_ns)
 }
 
 static void
-abort_group(const py_group *self, const char *reason, const dd_wait *wait)
+abort_group(const py_group *self, const char *reason, const dd_wait *Py_UNUSED(wait))
 {
-    (void)wait;
     if (check_fork(self, NULL) == DD_OK) {
         dd_group_abort(self->group, reason);
     }
@@ -79,8 +78,13 @@ static void
 take(py_group *self, dd_group *group)
 {
     self->group = group;
-    py_recorder_attach(self->state, group);
     py_group_become(self, &py_group_kind_cpu, dd_group_rank(group), dd_group_size(group));
+    dd_recorder_group *recorded = py_recorder_add_group(self->state, py_group_kind_cpu.recorded_name,
+                                                        dd_group_name(group), self->rank, self->size);
+    if (recorded != NULL) {
+        dd_group_set_recorder(group, recorded);
+        dd_recorder_group_release(recorded);
+    }
 }
 
 /* ---- making */
@@ -146,12 +150,9 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
     py_wait wait;
     dd_error err;
     dd_group *group = NULL;
-    dd_status status;
     py_wait_init(&wait, self->state, arguments->connect_timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_open(engine, store, arguments->rank, arguments->size, &arguments->options, &group,
-                           &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_group_open(engine, store, arguments->rank, arguments->size,
+                                                    &arguments->options, &group, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
             release(group);
@@ -260,11 +261,9 @@ split(py_group *self, const int *ranks, int count, const dd_group_options *optio
     py_wait wait;
     dd_error err;
     dd_group *group = NULL;
-    dd_status status;
     py_wait_init(&wait, self->state, options->timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_group_split(self->group, ranks, count, 0, options, &group, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(dd_group_split(self->group, ranks, count, 0, options, &group, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
             release(group);
@@ -287,15 +286,13 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *timeout = Py_None;
     dd_group_options options = {.timeout_ns = 0};
     int count;
-    if (!py_group_require_cpu(self) ||
+    if (!py_group_require_cpu(self, "split") ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:split", keywords, &ranks_object, &name, &timeout) ||
         !py_group_read_timeout(self, timeout, &options.timeout_ns, "split") ||
         !py_engine_read_selection(self->state, &options.selection)) {
         return NULL;
     }
-    if (options.timeout_ns < 0) {
-        options.timeout_ns = dd_group_get_timeout_ns(self->group);
-    }
+    options.timeout_ns = py_group_timeout_or_own(self, options.timeout_ns);
     int *ranks = py_group_read_ranks(self, ranks_object, &count, "split", "ranks");
     PyObject *part = NULL;
     if (ranks != NULL) {
@@ -368,7 +365,7 @@ py_group_abort(py_group *self, const char *reason, int64_t timeout_ns)
 static PyObject *
 group_close(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    return py_group_require_cpu((py_group *)object) ? py_group_close(object, args, kwargs) : NULL;
+    return py_group_require_cpu((py_group *)object, "close") ? py_group_close(object, args, kwargs) : NULL;
 }
 
 static PyObject *
@@ -377,7 +374,7 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"reason", NULL};
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
-    if (!py_group_require_cpu(self) ||
+    if (!py_group_require_cpu(self, "abort") ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|s:abort", keywords, &reason)) {
         return NULL;
     }
@@ -385,9 +382,8 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-group_enter(PyObject *object, PyObject *unused)
+group_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return py_group_require_open((py_group *)object) ? Py_NewRef(object) : NULL;
 }
 

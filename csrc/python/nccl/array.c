@@ -54,13 +54,9 @@ make_memory(py_group *group, dd_view *view, int device)
         return NULL;
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = allocate(nccl, device, dd_view_nbytes(view), &view->data, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
+    dd_status status = PY_WITHOUT_GIL(allocate(nccl, device, dd_view_nbytes(view), &view->data, &err));
+    if (!py_error_check_of_group(group->state, status, &err)) {
         dd_mem_free(own);
-        py_error_raise_of_group(group->state, status, &err);
         return NULL;
     }
     own->nccl = nccl;
@@ -94,16 +90,14 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-get_pointer(PyObject *object, void *closure)
+get_pointer(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromVoidPtr(((py_memory_array *)object)->memory->view.data);
 }
 
 static PyObject *
-get_device(PyObject *object, void *closure)
+get_device(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromLong(((py_memory_array *)object)->memory->device_id);
 }
 

@@ -54,34 +54,38 @@ py_nccl_call_begin(py_group_call *call)
     return true;
 }
 
-/* ---- recording */
-
-/* Fills in the record of the call in `told`. If there are several items, the first one is recorded. */
-static void
-record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, py_record *told)
-{
-    if (group->nccl->recorded == NULL) {
-        return;
-    }
-    plan->call.record =
-        item->op.kind == DD_NCCL_OP_COLL
-            ? py_record_collective(told, group->state, item->op.args.coll, &item->flight->operands)
-            : py_record_message(told, group->state, &item->flight->operands, item->op.kind == DD_NCCL_OP_SEND,
-                                item->op.peer);
-    if (plan->call.record != NULL) {
-        plan->call.record->name = plan->call.what;
-    }
-}
-
 /* ---- one operation */
 
 /* What to start, and how. */
 typedef struct py_launch {
     py_group *group;
-    py_flight *flight; /* taken over */
     py_nccl_plan *plan;
+    const py_nccl_item *item; /* the first: its flight is taken over, and it is what is recorded */
+    py_flight *flight;        /* that of the item */
+    const char *what;
+    int64_t timeout_ns; /* negative: the group's own */
     bool is_async;
 } py_launch;
+
+/* Fills in the record of the call in `told`. */
+static void
+record(const py_launch *launch, py_record *told)
+{
+    const py_group *group = launch->group;
+    const dd_nccl_op *op = &launch->item->op;
+    const py_operands *operands = &launch->flight->operands;
+    if (group->nccl->recorded == NULL) {
+        return;
+    }
+    dd_record_call *call =
+        op->kind == DD_NCCL_OP_COLL
+            ? py_record_collective(told, group->state, op->args.coll, operands)
+            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
+    if (call != NULL) {
+        call->name = launch->what;
+    }
+    launch->plan->call.record = call;
+}
 
 /* Runs without the GIL. *is_started: whether there is a work. */
 static dd_status
@@ -123,12 +127,13 @@ let_go(const py_launch *launch, dd_status status)
     PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 
-/* Takes over the flight. Returns a Work or None; NULL with an exception. */
+/* Takes over the flight and ends the plan. Returns a Work or None; NULL with an exception. */
 static PyObject *
 run(py_launch *launch)
 {
     py_nccl_plan *plan = launch->plan;
-    py_flight *flight = launch->flight;
+    py_flight *flight = launch->item->flight;
+    launch->flight = flight;
     py_state *state = launch->group->state;
     PyObject *work = launch->is_async ? py_nccl_work_create(state) : NULL;
     if (launch->is_async && work == NULL) {
@@ -139,17 +144,18 @@ run(py_launch *launch)
     bool is_ordered = !launch->is_async && !plan->is_blocking && plan->is_stream_ordered;
     plan->call.on_done = is_ordered ? NULL : py_flight_on_done;
     plan->call.ctx = flight;
+    plan->call.what = launch->what;
+    flight->timeout_ns = py_group_timeout_or_own(launch->group, launch->timeout_ns);
     plan->call.timeout_ns = flight->timeout_ns;
     flight->is_blocking = plan->is_blocking;
     bool is_started = false;
     py_wait wait;
     dd_error err;
-    dd_status status;
+    py_record told;
+    record(launch, &told);
     py_wait_init_endless(&wait, state);
     wait.wait.start_ns = dd_clock_now_ns();
-    Py_BEGIN_ALLOW_THREADS
-    status = start(launch, &wait.wait, &is_started, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(start(launch, &wait.wait, &is_started, &err));
     py_nccl_plan_fini(plan);
     bool is_ok = py_group_finish_wait(&wait, status, &err);
     if (is_started && work != NULL) {
@@ -164,12 +170,6 @@ run(py_launch *launch)
         return NULL;
     }
     return work != NULL ? work : Py_NewRef(Py_None);
-}
-
-static int64_t
-timeout_of(const py_group *group, int64_t timeout_ns)
-{
-    return timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(group->nccl->group);
 }
 
 /* ---- several calls in one operation */
@@ -226,9 +226,8 @@ append(py_nccl_batch *batch, const py_nccl_item *item)
 }
 
 PyObject *
-py_nccl_group_start_coalescing(PyObject *object, PyObject *unused)
+py_nccl_group_start_coalescing(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
@@ -280,16 +279,17 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
         return NULL;
     }
     py_flight *flight = chain(batch);
-    plan.call.what = flight->operands.function;
+    py_launch launch = {.group = self,
+                        .plan = &plan,
+                        .item = &batch->items[0],
+                        .what = flight->operands.function,
+                        .timeout_ns = timeout_ns,
+                        .is_async = is_async};
     if (batch->nitems > 1) {
-        plan.call.what = "coalesced";
+        launch.what = "coalesced";
         flight->op_type = PY_OP_TYPE_COALESCED;
     }
     plan.call.is_batch = true;
-    flight->timeout_ns = timeout_of(self, timeout_ns);
-    py_record told;
-    record(self, &plan, &batch->items[0], &told);
-    py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
     PyObject *result = run(&launch);
     batch->nitems = 0;
     destroy_batch(batch);
@@ -320,9 +320,8 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
-py_nccl_group_drop_coalesced(PyObject *object, PyObject *unused)
+py_nccl_group_drop_coalesced(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_group *self = (py_group *)object;
     py_nccl_batch *batch = py_group_require_open(self) ? find_batch(self->nccl) : NULL;
     if (batch != NULL) {
@@ -351,11 +350,12 @@ run_or_append(py_group_call *call, const dd_nccl_op *op)
     if (!py_nccl_plan_make(&plan, group, &item, 1)) {
         return py_group_call_fail(call);
     }
-    plan.call.what = call->flight->operands.function;
-    call->flight->timeout_ns = timeout_of(group, call->timeout_ns);
-    py_record told;
-    record(group, &plan, &item, &told);
-    py_launch launch = {.group = group, .flight = call->flight, .plan = &plan, .is_async = call->is_async};
+    py_launch launch = {.group = group,
+                        .plan = &plan,
+                        .item = &item,
+                        .what = call->flight->operands.function,
+                        .timeout_ns = call->timeout_ns,
+                        .is_async = call->is_async};
     return run(&launch);
 }
 
@@ -419,18 +419,17 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
         return NULL;
     }
     flight->is_nccl = true;
-    flight->timeout_ns = timeout_of(self, timeout_ns);
-    py_nccl_plan plan = {
-        .call = {.what = "barrier", .device = device, .nops = 1, .is_barrier = true},
-        .is_blocking = true,
-    };
+    py_nccl_plan plan = {.call = {.device = device, .nops = 1, .is_barrier = true}, .is_blocking = true};
     plan.ops = &plan.first_op;
     plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     plan.call.ops = plan.ops;
     py_nccl_item item = {.flight = flight, .op = plan.first_op};
-    py_record told;
-    record(self, &plan, &item, &told);
-    py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
+    py_launch launch = {.group = self,
+                        .plan = &plan,
+                        .item = &item,
+                        .what = "barrier",
+                        .timeout_ns = timeout_ns,
+                        .is_async = is_async};
     return run(&launch);
 }
 

@@ -20,29 +20,6 @@ require_team(const py_nccl_comms *self)
     return self->team;
 }
 
-/* The caller frees the result with PyMem_Free; NULL with an exception. */
-static int *
-read_devices(const py_state *state, PyObject *list, int *count)
-{
-    PyObject *tuple = PySequence_Tuple(list);
-    Py_ssize_t n = tuple != NULL ? PyTuple_Size(tuple) : 0;
-    int *devices = tuple != NULL ? PyMem_Calloc((size_t)n + 1, sizeof *devices) : NULL;
-    if (tuple != NULL && devices == NULL) {
-        PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; devices != NULL && i < n; i++) {
-        py_argument argument = {
-            .state = state, .function = "NcclComms", .name = "devices", .value = PyTuple_GetItem(tuple, i)};
-        if (!py_nccl_team_read_device(&argument, &devices[i])) {
-            PyMem_Free(devices);
-            devices = NULL;
-        }
-    }
-    Py_XDECREF(tuple);
-    *count = (int)n;
-    return devices;
-}
-
 static int
 comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -63,7 +40,9 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
         (nccl = py_nccl_get(self->state)) == NULL) {
         return -1;
     }
-    int *devices = read_devices(self->state, list, &count);
+    const py_argument argument = {
+        .state = self->state, .function = "NcclComms", .name = "devices", .value = list};
+    int *devices = py_params_ints(&argument, py_nccl_team_read_device, &count);
     if (devices == NULL) {
         return -1;
     }
@@ -169,9 +148,8 @@ PY_NCCL_RUN_METHOD(comms, all_gather, DD_NCCL_ITEM_ALL_GATHER)
 PY_NCCL_RUN_METHOD(comms, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
 
 static PyObject *
-comms_split(PyObject *object, PyObject *unused)
+comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_nccl_comms *self = (py_nccl_comms *)object;
     dd_nccl_team *team = require_team(self);
     if (team == NULL) {
@@ -202,9 +180,8 @@ comms_split(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-comms_close(PyObject *object, PyObject *unused)
+comms_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     close_team((py_nccl_comms *)object);
     Py_RETURN_NONE;
 }
@@ -229,31 +206,27 @@ comms_abort(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-comms_enter(PyObject *object, PyObject *unused)
+comms_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return require_team((py_nccl_comms *)object) != NULL ? Py_NewRef(object) : NULL;
 }
 
 static PyObject *
-comms_exit(PyObject *object, PyObject *args)
+comms_exit(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    (void)args;
     return comms_close(object, NULL);
 }
 
 static PyObject *
-comms_get_size(PyObject *object, void *closure)
+comms_get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
     return PyLong_FromLong(team != NULL ? dd_nccl_team_size(team) : 0);
 }
 
 static PyObject *
-comms_get_devices(PyObject *object, void *closure)
+comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {

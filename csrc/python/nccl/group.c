@@ -112,20 +112,6 @@ py_nccl_group_choose_device(py_group *self, int *device)
 
 /* ---- making */
 
-dd_recorder_group *
-py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size)
-{
-    dd_recorder *recorder = py_recorder_get(state);
-    if (recorder == NULL) {
-        PyErr_Clear(); /* calls work without it */
-        return NULL;
-    }
-    dd_recorder_group_info info = {
-        .name = name, .desc = dd_bytes_of_string("undefined"), .kind = "nccl", .rank = rank, .size = size};
-    dd_recorder_group *group = NULL;
-    return dd_recorder_add_group(recorder, &info, &group, NULL) == DD_OK ? group : NULL;
-}
-
 bool
 py_nccl_group_take(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options,
                    dd_recorder_group *recorded)

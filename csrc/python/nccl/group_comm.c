@@ -2,16 +2,6 @@
 #include "python/nccl/group_comm.h"
 #include "python/base/error.h"
 
-PyObject *
-py_nccl_comm_finish(const py_group *self, dd_status status, const dd_error *err)
-{
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, err);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 bool
 py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function)
 {
@@ -26,13 +16,11 @@ py_nccl_comm_connect(py_group *self, int device)
 {
     py_wait wait;
     dd_error err;
-    dd_status status;
     dd_nccl_comm *comm = NULL;
     py_wait_init_endless(&wait, self->state);
     wait.wait.start_ns = dd_clock_now_ns();
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         dd_nccl_comm_release(comm);
         return NULL;
@@ -91,41 +79,31 @@ call_comm(PyObject *object, comm_call call, const char *function)
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), true);
-    Py_BEGIN_ALLOW_THREADS
-    status = call(comm, &wait.wait, &err);
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(call(comm, &wait.wait, &err));
+    py_nccl_comm_release(comm);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 static dd_status
-revoke_now(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+revoke_now(dd_nccl_comm *comm, const dd_wait *Py_UNUSED(wait), dd_error *err)
 {
-    (void)wait;
     return dd_nccl_comm_revoke(comm, err);
 }
 
-PY_NCCL_METHOD(revoke)
+PY_NCCL_PLAIN_METHOD(revoke)
 {
-    return PyArg_ParseTupleAndKeywords(args, kwargs, ":revoke", (char *[]){NULL})
-               ? call_comm(self, revoke_now, "revoke")
-               : NULL;
+    return call_comm(self, revoke_now, "revoke");
 }
 
-PY_NCCL_METHOD(suspend)
+PY_NCCL_PLAIN_METHOD(suspend)
 {
-    return PyArg_ParseTupleAndKeywords(args, kwargs, ":suspend", (char *[]){NULL})
-               ? call_comm(self, dd_nccl_comm_suspend, "suspend")
-               : NULL;
+    return call_comm(self, dd_nccl_comm_suspend, "suspend");
 }
 
-PY_NCCL_METHOD(resume)
+PY_NCCL_PLAIN_METHOD(resume)
 {
-    return PyArg_ParseTupleAndKeywords(args, kwargs, ":resume", (char *[]){NULL})
-               ? call_comm(self, dd_nccl_comm_resume, "resume")
-               : NULL;
+    return call_comm(self, dd_nccl_comm_resume, "resume");
 }
 
 /* The names of the numbers that ncclCommMemStats takes. */
@@ -133,25 +111,28 @@ static const char *const memory_stat_names[] = {"gpu_mem_suspend", "gpu_mem_susp
                                                 "gpu_mem_total"};
 #define NMEMORY_STATS (sizeof memory_stat_names / sizeof memory_stat_names[0])
 
-PY_NCCL_METHOD(memory_stats)
+static dd_status
+read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; status == DD_OK && i < NMEMORY_STATS; i++) {
+        status = dd_nccl_comm_mem_stat(comm, (int)i, &values[i], err);
+    }
+    return status;
+}
+
+PY_NCCL_PLAIN_METHOD(memory_stats)
 {
     PY_NCCL_BEGIN(group, self)
-    dd_nccl_comm *comm = PyArg_ParseTupleAndKeywords(args, kwargs, ":memory_stats", (char *[]){NULL})
-                             ? find(group, "memory_stats")
-                             : NULL;
+    dd_nccl_comm *comm = find(group, "memory_stats");
     if (comm == NULL) {
         return NULL;
     }
     uint64_t values[NMEMORY_STATS];
     dd_error err;
-    dd_status status = DD_OK;
-    Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; status == DD_OK && i < NMEMORY_STATS; i++) {
-        status = dd_nccl_comm_mem_stat(comm, (int)i, &values[i], &err);
-    }
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
-    PyObject *stats = status == DD_OK ? PyDict_New() : py_nccl_comm_finish(group, status, &err);
+    dd_status status = PY_WITHOUT_GIL(read_memory_stats(comm, values, &err));
+    py_nccl_comm_release(comm);
+    PyObject *stats = py_error_check_of_group(group->state, status, &err) ? PyDict_New() : NULL;
     for (size_t i = 0; stats != NULL && i < NMEMORY_STATS; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
         if (value == NULL || PyDict_SetItemString(stats, memory_stat_names[i], value) < 0) {
@@ -215,18 +196,14 @@ PY_NCCL_METHOD(register)
     void *registration = NULL;
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, group->state, dd_nccl_group_get_timeout_ns(group->nccl->group), true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_register(comm, data, nbytes, is_window != 0, &registration, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(
+        dd_nccl_comm_register(comm, data, nbytes, is_window != 0, &registration, &wait.wait, &err));
     bool is_ok = py_group_finish_wait(&wait, status, &err);
-    Py_BEGIN_ALLOW_THREADS
     if (!is_ok && status == DD_OK) { /* it was registered, but a signal handler raised */
-        (void)!dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL);
+        (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL));
     }
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
+    py_nccl_comm_release(comm);
     return is_ok ? PyLong_FromVoidPtr(registration) : NULL;
 }
 
@@ -246,12 +223,9 @@ PY_NCCL_METHOD(deregister)
         return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_deregister(comm, registration, is_window != 0, &err);
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
-    return py_nccl_comm_finish(group, status, &err);
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window != 0, &err));
+    py_nccl_comm_release(comm);
+    return py_error_check_of_group(group->state, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- for other programs */
@@ -284,12 +258,9 @@ PY_NCCL_METHOD(comm_pointer)
     return PyLong_FromVoidPtr(handle);
 }
 
-PY_NCCL_METHOD(split_count)
+PY_NCCL_PLAIN_METHOD(split_count)
 {
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":split_count", (char *[]){NULL})) {
-        return NULL;
-    }
     dd_nccl_comm *comm = group->nccl->device != PY_NO_DEVICE
                              ? dd_nccl_group_find_comm(group->nccl->group, group->nccl->device)
                              : NULL;

@@ -10,8 +10,6 @@
         return NULL;                       \
     }
 
-/* Returns None for DD_OK; otherwise NULL with an exception. */
-PyObject *py_nccl_comm_finish(const py_group *self, dd_status status, const dd_error *err);
 /* Reads the given device; NULL or None means the group's. False with an exception. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
 /* The communicator on a device, connected if needed; a new reference. NULL with an exception. */

@@ -1,6 +1,7 @@
 /* NcclGroups made from another: by splitting, shrinking and growing its communicator. */
 #include "core/mem.h"
 #include "python/nccl/group_comm.h"
+#include "python/observe/recorder.h"
 #include "python/store/store.h"
 
 #include <limits.h>
@@ -24,27 +25,29 @@ fini_offspring(offspring *child)
     Py_XDECREF(child->name);
 }
 
-/* False with an exception. */
-static bool
-read_ranks(const py_group *self, PyObject *object, offspring *child, const char *name)
+/* Reads ranks of the group. The caller frees the result with PyMem_Free; NULL with an exception. */
+static int *
+read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
-    child->ranks = py_group_read_ranks(self, object, &child->nranks, child->function, name);
-    for (int i = 0; child->ranks != NULL && i < child->nranks; i++) {
-        if (child->ranks[i] < 0 || child->ranks[i] >= self->size) {
+    int *ranks = py_group_read_ranks(self, object, count, function, name);
+    for (int i = 0; ranks != NULL && i < *count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= self->size) {
             PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                         "%s(): argument '%s': rank %d is not in 0 to %d", child->function, name,
-                         child->ranks[i], self->size - 1);
-            return false;
+                         "%s(): argument '%s': rank %d is not in 0 to %d", function, name, ranks[i],
+                         self->size - 1);
+            PyMem_Free(ranks);
+            return NULL;
         }
     }
-    return child->ranks != NULL;
+    return ranks;
 }
 
+/* -1: it is not among them. */
 static int
-place_of(const offspring *child, int rank)
+place_of(int rank, const int *ranks, int count)
 {
-    for (int i = 0; i < child->nranks; i++) {
-        if (child->ranks[i] == rank) {
+    for (int i = 0; i < count; i++) {
+        if (ranks[i] == rank) {
             return i;
         }
     }
@@ -57,13 +60,12 @@ read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout
 {
     int64_t timeout_ns;
     child->options = self->nccl->options;
-    child->options.timeout_ns = dd_nccl_group_get_timeout_ns(self->nccl->group);
     if (!py_group_read_timeout(self, timeout, &timeout_ns, child->function) ||
         (config != NULL && config != Py_None &&
          !py_nccl_read_config(self->state, config, &child->options.config, child->function))) {
         return false;
     }
-    child->options.timeout_ns = timeout_ns >= 0 ? timeout_ns : child->options.timeout_ns;
+    child->options.timeout_ns = py_group_timeout_or_own(self, timeout_ns);
     child->name = name != NULL && name != Py_None
                       ? Py_NewRef(name)
                       : py_group_name_part(self, child->ranks, child->nranks, INT_MAX);
@@ -108,16 +110,14 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
             return NULL;
         }
     }
-    dd_recorder_group *recorded = py_nccl_group_record(self->state, child->options.name, rank, child->nranks);
+    dd_recorder_group *recorded = py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name,
+                                                        child->options.name, rank, child->nranks);
     dd_nccl_group *group = NULL;
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = open_around(self, store, child, rank, recorded, comm, &group, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(open_around(self, store, child, rank, recorded, comm, &group, &err));
     py_store_drop(store);
-    if (status != DD_OK) {
-        return py_nccl_comm_finish(self, status, &err);
+    if (!py_error_check_of_group(self->state, status, &err)) {
+        return NULL;
     }
     PyObject *made = py_nccl_group_wrap(self, group, &child->options, recorded, child->device);
     if (made != NULL && child->store != NULL) {
@@ -166,19 +166,17 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, init_timeout_of(child), true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err);
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(
+        dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err));
+    py_nccl_comm_release(comm);
     return finish_making(&wait, status, &err, *part);
 }
 
 static PyObject *
 split(py_group *self, offspring *child, PyObject *color_object)
 {
-    int key = place_of(child, self->rank);
+    int key = place_of(self->rank, child->ranks, child->nranks);
     int color = color_of(child);
     if (key < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
@@ -207,7 +205,7 @@ PY_NCCL_METHOD(split)
     PY_NCCL_BEGIN(group, self)
     bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$OOO:split", keywords, &ranks, &name,
                                                &timeout, &color, &config, &device) &&
-                   read_ranks(group, ranks, &child, "ranks") &&
+                   (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
                    read_options(group, &child, name, timeout, config) &&
                    py_nccl_comm_read_device(group, device, &child.device, "split");
     PyObject *part = is_read ? split(group, &child, color) : NULL;
@@ -230,31 +228,27 @@ PY_NCCL_METHOD(skip_split)
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Replaces the excluded ranks by those that stay. */
+/* Makes the ranks that stay those of the new group. False with an exception. */
 static bool
-turn_into_rest(const py_group *self, offspring *child)
+keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *child)
 {
-    int *rest = PyMem_Calloc((size_t)self->size, sizeof *rest);
-    if (rest == NULL) {
+    child->ranks = PyMem_Calloc((size_t)self->size, sizeof *child->ranks);
+    if (child->ranks == NULL) {
         PyErr_NoMemory();
         return false;
     }
-    int count = 0;
     for (int rank = 0; rank < self->size; rank++) {
-        if (place_of(child, rank) < 0) {
-            rest[count++] = rank;
+        if (place_of(rank, excluded->ranks, excluded->nranks) < 0) {
+            child->ranks[child->nranks++] = rank;
         }
     }
-    PyMem_Free(child->ranks);
-    child->ranks = rest;
-    child->nranks = count;
     return true;
 }
 
 static PyObject *
 shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
 {
-    int rank = place_of(child, self->rank);
+    int rank = place_of(self->rank, child->ranks, child->nranks);
     if (rank < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
                      "shrink(): this rank, %d, is excluded: it must not call it", self->rank);
@@ -296,36 +290,28 @@ PY_NCCL_METHOD(shrink)
     offspring child = {.function = "shrink"};
     PY_NCCL_BEGIN(group, self)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pO:shrink", keywords, &excluded_object, &name,
-                                     &timeout, &is_abort, &config) ||
-        !read_ranks(group, excluded_object, &child, "excluded")) {
-        fini_offspring(&child);
+                                     &timeout, &is_abort, &config)) {
         return NULL;
     }
-    dd_nccl_exclusion what = {.nranks = child.nranks, .is_abort = is_abort != 0};
-    int *excluded = PyMem_Calloc((size_t)what.nranks + 1, sizeof *excluded);
-    what.ranks = excluded;
-    PyObject *part = NULL;
-    if (excluded == NULL) {
-        PyErr_NoMemory();
-    } else {
-        memcpy(excluded, child.ranks, (size_t)what.nranks * sizeof *excluded);
-        bool is_read = turn_into_rest(group, &child) && read_options(group, &child, name, timeout, config) &&
-                       py_nccl_group_choose_device(group, &child.device);
-        part = is_read ? shrink(group, &child, &what) : NULL;
-    }
-    PyMem_Free(excluded);
+    int nexcluded = 0;
+    int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
+    dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort != 0};
+    bool is_read = ranks != NULL && keep_others(group, &excluded, &child) &&
+                   read_options(group, &child, name, timeout, config) &&
+                   py_nccl_group_choose_device(group, &child.device);
+    PyObject *part = is_read ? shrink(group, &child, &excluded) : NULL;
+    PyMem_Free(ranks);
     fini_offspring(&child);
     return part;
 }
 
 /* ---- growing */
 
-PY_NCCL_METHOD(grow_id)
+PY_NCCL_PLAIN_METHOD(grow_id)
 {
     PY_NCCL_BEGIN(group, self)
     int device;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":grow_id", (char *[]){NULL}) ||
-        !py_nccl_group_choose_device(group, &device)) {
+    if (!py_nccl_group_choose_device(group, &device)) {
         return NULL;
     }
     dd_nccl_comm *comm = py_nccl_comm_connect(group, device);
@@ -334,13 +320,11 @@ PY_NCCL_METHOD(grow_id)
     }
     dd_nccl_unique_id id;
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_grow_id(comm, &id, &err);
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
-    return status == DD_OK ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes)
-                           : py_nccl_comm_finish(group, status, &err);
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_grow_id(comm, &id, &err));
+    py_nccl_comm_release(comm);
+    return py_error_check_of_group(group->state, status, &err)
+               ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes)
+               : NULL;
 }
 
 /* How this rank takes part. */
@@ -389,12 +373,10 @@ grow(py_group *self, const offspring *child, const growth *how)
     dd_nccl_comm *comm = NULL;
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, init_timeout_of(child), true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_comm_grow(parent, &spec, how->has_id ? &how->id : NULL, &comm, NULL, &wait.wait, &err);
-    dd_nccl_comm_release(parent);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(
+        dd_nccl_comm_grow(parent, &spec, how->has_id ? &how->id : NULL, &comm, NULL, &wait.wait, &err));
+    py_nccl_comm_release(parent);
     return finish_making(&wait, status, &err, comm) ? wrap(self, child, how->rank, comm) : NULL;
 }
 

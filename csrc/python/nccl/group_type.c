@@ -77,10 +77,7 @@ read_device(const py_group *self, PyObject *object, int *device)
         return false;
     }
     dd_status status = dd_cuda_check_device(self->state->nccl->cuda, *device, &err);
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
-    }
-    return status == DD_OK;
+    return py_error_check_of_group(self->state, status, &err);
 }
 
 static bool
@@ -96,16 +93,14 @@ open_group(py_group *self, const nccl_open_arguments *arguments, dd_store *store
         !read_options(self->state, arguments, &options) || !read_device(self, arguments->device, &device)) {
         return false;
     }
-    dd_recorder_group *recorded = py_nccl_group_record(self->state, options.name, rank, size);
+    dd_recorder_group *recorded =
+        py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name, options.name, rank, size);
     dd_nccl_group *group;
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank, size,
-                                &options, recorded, &group, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
+                                          size, &options, recorded, &group, &err));
+    if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
     if (self->nccl != NULL || !py_nccl_group_take(self, group, &options, recorded)) {
@@ -186,9 +181,8 @@ group_fail(PyObject *object, PyObject *args)
 /* ---- small switches */
 
 static PyObject *
-group_host_view(PyObject *object, PyObject *unused)
+group_host_view(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const py_group *self = (py_group *)object;
     int device;
     if (!py_group_require_open(self) || !py_nccl_group_choose_device((py_group *)object, &device)) {
@@ -239,22 +233,9 @@ group_wait_for_works(PyObject *object, PyObject *args)
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    (void)object;
-    (void)args;
-    (void)kwargs;
-    PyErr_SetString(PyExc_NotImplementedError, "monitored_barrier(): NCCL has none; use a group of the CPU");
-    return NULL;
 }
 
 /* ---- the type */
@@ -272,8 +253,6 @@ static PyMethodDef group_methods[] = {
      "Makes one operation of the calls since start_coalescing(), and returns its Work, or None if there were no calls."},
     {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
      "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() and drops the calls."},
-    {"monitored_barrier", KEYWORDS(group_monitored_barrier),
-     "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\nNot supported by NCCL: raises NotImplementedError."},
     {"connect", KEYWORDS(py_nccl_group_connect),
      "connect($self, device=None)\n--\n\n"
      "Makes the communicator for a device now instead of at the first operation. All ranks call it."},
@@ -287,19 +266,19 @@ static PyMethodDef group_methods[] = {
     {"shrink", KEYWORDS(py_nccl_group_shrink),
      "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
      "Makes a group without the excluded ranks, which do not call it. With is_abort, this group has failed and is ended first."},
-    {"grow_id", KEYWORDS(py_nccl_group_grow_id),
-     "grow_id($self)\n--\n\nMakes the bytes that ranks need to join this group. One rank calls it, and passes the bytes to grow(id=)."},
+    {"grow_id", py_nccl_group_grow_id, METH_NOARGS,
+     "grow_id($self, /)\n--\n\nMakes the bytes that ranks need to join this group. One rank calls it, and passes the bytes to grow(id=)."},
     {"grow", KEYWORDS(py_nccl_group_grow),
      "grow($self, store, size, id=None, rank=None, *, name=None, timeout=None, config=None)\n--\n\n"
      "Makes a larger group, whose first ranks are this group's. They all call it; the one that made the id passes it.\n\n"
      "Ranks of other groups join with the id and their new rank. The caller ends this group."},
-    {"revoke", KEYWORDS(py_nccl_group_revoke),
-     "revoke($self)\n--\n\nEnds unfinished operations. split() still works afterwards."},
-    {"suspend", KEYWORDS(py_nccl_group_suspend),
-     "suspend($self)\n--\n\nFrees some of NCCL's memory until resume()."},
-    {"resume", KEYWORDS(py_nccl_group_resume), "resume($self)\n--\n\nEnds suspend()."},
-    {"memory_stats", KEYWORDS(py_nccl_group_memory_stats),
-     "memory_stats($self)\n--\n\nHow many bytes NCCL uses, by name."},
+    {"revoke", py_nccl_group_revoke, METH_NOARGS,
+     "revoke($self, /)\n--\n\nEnds unfinished operations. split() still works afterwards."},
+    {"suspend", py_nccl_group_suspend, METH_NOARGS,
+     "suspend($self, /)\n--\n\nFrees some of NCCL's memory until resume()."},
+    {"resume", py_nccl_group_resume, METH_NOARGS, "resume($self, /)\n--\n\nEnds suspend()."},
+    {"memory_stats", py_nccl_group_memory_stats, METH_NOARGS,
+     "memory_stats($self, /)\n--\n\nHow many bytes NCCL uses, by name."},
     {"register", KEYWORDS(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
@@ -307,8 +286,8 @@ static PyMethodDef group_methods[] = {
      "deregister($self, registration, *, is_window=False)\n--\n\nEnds register()."},
     {"comm_pointer", KEYWORDS(py_nccl_group_comm_pointer),
      "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for other libraries; 0 if there is none."},
-    {"split_count", KEYWORDS(py_nccl_group_split_count),
-     "split_count($self)\n--\n\nThe number of groups that have been split off."},
+    {"split_count", py_nccl_group_split_count, METH_NOARGS,
+     "split_count($self, /)\n--\n\nThe number of groups that have been split off."},
     {"empty", KEYWORDS(py_nccl_group_empty),
      "empty($self, shape, dtype='float32', device=None)\n--\n\n"
      "Makes an NcclArray: memory from ncclMemAlloc. Once it is registered, collectives can use it without copies."},
@@ -337,9 +316,8 @@ static PyMethodDef group_methods[] = {
 };
 
 static PyObject *
-get_device(PyObject *object, void *closure)
+get_device(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
@@ -347,17 +325,7 @@ get_device(PyObject *object, void *closure)
     return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
 }
 
-static PyObject *
-get_members(PyObject *object, void *closure)
-{
-    (void)object;
-    (void)closure;
-    PyErr_SetString(PyExc_NotImplementedError, "an NcclGroup does not know where its members are");
-    return NULL;
-}
-
 static PyGetSetDef group_getset[] = {
-    {"members", get_members, NULL, "Not known: raises NotImplementedError.", NULL},
     {"device", get_device, NULL,
      "The device it is bound to or was first used with; None if it is not known yet.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

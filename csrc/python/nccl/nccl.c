@@ -74,10 +74,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         return PyErr_NoMemory();
     }
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = load(arguments, nccl, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(load(arguments, nccl, &err));
     if (status != DD_OK || state->nccl != NULL) {
         /* Another thread may have loaded it meanwhile. */
         destroy(nccl);
@@ -88,9 +85,8 @@ load_and_keep(py_state *state, const load_arguments *arguments)
 }
 
 PyObject *
-py_nccl_find_obstacle(PyObject *module, PyObject *args)
+py_nccl_find_obstacle(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     dd_nccl_search search = {.explicit_path = NULL};
     PyObject *candidates;
     if (!PyArg_ParseTuple(args, "zO!:_find_nccl_obstacle", &search.explicit_path, &PyList_Type,
@@ -178,9 +174,8 @@ py_nccl_get(py_state *state)
 }
 
 PyObject *
-py_nccl_info(PyObject *module, PyObject *unused)
+py_nccl_info(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const py_state *state = PyModule_GetState(module);
     const py_nccl *nccl = state->nccl;
     if (nccl == NULL) {
@@ -194,10 +189,8 @@ py_nccl_info(PyObject *module, PyObject *unused)
 }
 
 PyObject *
-py_nccl_config_fields(PyObject *module, PyObject *unused)
+py_nccl_config_fields(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     size_t count;
     const dd_nccl_config_field *fields = dd_nccl_config_fields(&count);
     PyObject *list = PyList_New(0);
@@ -244,12 +237,9 @@ py_nccl_comm_release(dd_nccl_comm *comm)
 void
 py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
-    bool is_idle;
     PyObject *exception[3];
     PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    Py_BEGIN_ALLOW_THREADS
-    is_idle = dd_nccl_group_is_idle(group, wait);
-    Py_END_ALLOW_THREADS
+    bool is_idle = PY_WITHOUT_GIL(dd_nccl_group_is_idle(group, wait));
     dd_bytes name = dd_nccl_group_name(group);
     char text[64];
     (void)snprintf(text, sizeof text, "%.*s", (int)name.len, (const char *)name.data);
@@ -281,9 +271,8 @@ keep_open(PyObject *groups)
 /* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
  * waited for. A warning says which groups had unfinished operations. */
 PyObject *
-py_nccl_shut_down(PyObject *module, PyObject *unused)
+py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
     for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
         /* The other ranks are not told about groups that end with the process. */

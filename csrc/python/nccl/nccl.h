@@ -72,10 +72,6 @@ py_nccl_core_of(PyObject *group)
 /* Chooses the device for an operation without tensors. Warns once if it has to guess. False with an exception. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
-/* The recorder's group for a group that is about to be opened. The core's group takes it over. NULL: the group is not
- * recorded. */
-dd_recorder_group *py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size);
-
 extern PyType_Spec py_nccl_group_spec;
 extern PyType_Spec py_nccl_array_spec;
 /* NcclGroup.empty: memory from ncclMemAlloc on the group's device. */
@@ -83,20 +79,22 @@ PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
 
 /* Methods in nccl/group_comm.c and nccl/group_comm_make.c. */
 #define PY_NCCL_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *args, PyObject *kwargs)
+/* Without arguments. */
+#define PY_NCCL_PLAIN_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *Py_UNUSED(unused))
 PY_NCCL_METHOD(connect);
 PY_NCCL_METHOD(split);
 PY_NCCL_METHOD(skip_split);
 PY_NCCL_METHOD(shrink);
-PY_NCCL_METHOD(grow_id);
+PY_NCCL_PLAIN_METHOD(grow_id);
 PY_NCCL_METHOD(grow);
-PY_NCCL_METHOD(revoke);
-PY_NCCL_METHOD(suspend);
-PY_NCCL_METHOD(resume);
-PY_NCCL_METHOD(memory_stats);
+PY_NCCL_PLAIN_METHOD(revoke);
+PY_NCCL_PLAIN_METHOD(suspend);
+PY_NCCL_PLAIN_METHOD(resume);
+PY_NCCL_PLAIN_METHOD(memory_stats);
 PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
-PY_NCCL_METHOD(split_count);
+PY_NCCL_PLAIN_METHOD(split_count);
 
 /* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
  * not. */

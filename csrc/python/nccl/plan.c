@@ -13,15 +13,6 @@ typedef struct totals {
     size_t nstaged; /* items that need scratch memory */
 } totals;
 
-static bool
-raise(const py_group *group, dd_status status, const dd_error *err)
-{
-    if (status != DD_OK) {
-        py_error_raise_of_group(group->state, status, err);
-    }
-    return status == DD_OK;
-}
-
 /* ---- devices and streams */
 
 static bool
@@ -167,11 +158,9 @@ allocate_scratch(py_nccl_plan *plan, py_group *group, py_operands *operands)
     dd_nccl_group *core = group->nccl->group;
     void *data = NULL;
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_alloc_scratch(core, plan->call.device, nbytes, &data, &err);
-    Py_END_ALLOW_THREADS
-    if (!raise(group, status, &err)) {
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_group_alloc_scratch(core, plan->call.device, nbytes, &data, &err));
+    if (!py_error_check_of_group(group->state, status, &err)) {
         return false;
     }
     plan->scratch[plan->call.nscratch++] = data;
@@ -183,12 +172,9 @@ static bool
 stage(py_nccl_plan *plan, py_group *group, const py_nccl_item *items, size_t nitems)
 {
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        dd_nccl_group_order(group->nccl->group, plan->call.device, plan->streams, plan->call.nstreams, &err);
-    Py_END_ALLOW_THREADS
-    bool is_ok = raise(group, status, &err);
+    dd_status status = PY_WITHOUT_GIL(
+        dd_nccl_group_order(group->nccl->group, plan->call.device, plan->streams, plan->call.nstreams, &err));
+    bool is_ok = py_error_check_of_group(group->state, status, &err);
     for (size_t i = 0; is_ok && i < nitems; i++) {
         is_ok = allocate_scratch(plan, group, &items[i].flight->operands);
     }

@@ -134,9 +134,8 @@ PY_NCCL_RUN_METHOD(rank_comm, all_gather, DD_NCCL_ITEM_ALL_GATHER)
 PY_NCCL_RUN_METHOD(rank_comm, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
 
 static PyObject *
-rank_comm_abort_handle(PyObject *object, PyObject *unused)
+rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
     dd_nccl_comm *comm = require_comm(self);
     if (comm == NULL) {
@@ -167,9 +166,8 @@ close_rank_comm(py_nccl_rank_comm *self)
 }
 
 static PyObject *
-rank_comm_close(PyObject *object, PyObject *unused)
+rank_comm_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     close_rank_comm((py_nccl_rank_comm *)object);
     Py_RETURN_NONE;
 }
@@ -183,16 +181,14 @@ rank_comm_dealloc(PyObject *object)
 }
 
 static PyObject *
-rank_comm_enter(PyObject *object, PyObject *unused)
+rank_comm_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return require_comm((py_nccl_rank_comm *)object) != NULL ? Py_NewRef(object) : NULL;
 }
 
 static PyObject *
-rank_comm_exit(PyObject *object, PyObject *args)
+rank_comm_exit(PyObject *object, PyObject *Py_UNUSED(args))
 {
-    (void)args;
     return rank_comm_close(object, NULL);
 }
 

@@ -8,9 +8,8 @@
 
 /* Finds the stream that the caller gave. Producers whose own stream is not known order their work before it. */
 static bool
-give_stream(void *ctx, int device, void **stream)
+give_stream(void *ctx, int Py_UNUSED(device), void **stream)
 {
-    (void)device;
     *stream = *(dd_cuda_stream *)ctx;
     if (*stream == NULL) {
         *stream = (void *)1; /* DLPack's name for the legacy default stream */
@@ -48,7 +47,7 @@ read_redop(py_nccl_team_call *call, PyObject *op)
         {DD_REDOP_MIN, DD_NCCL_MIN}, {DD_REDOP_AVG, DD_NCCL_AVG},
     };
     dd_reduction reduction;
-    if (!py_reduce_op_read(call->state, op, &reduction, call->function)) {
+    if (!py_reduce_op_read(call->state, op, &reduction, NULL, call->function)) {
         return false;
     }
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -265,23 +264,23 @@ read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_targe
 
 /* ---- arguments */
 
-typedef struct arguments {
+typedef struct team_arguments {
     PyObject *outputs; /* NULL if the tensors are both inputs and outputs */
     PyObject *inputs;
     PyObject *op;
     PyObject *root;
     PyObject *streams;
-} arguments;
+} team_arguments;
 
 static bool
 parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
-      arguments *given)
+      team_arguments *given)
 {
     char *names[6];
     char format[32] = "";
     PyObject **places[5];
     size_t count = 0;
-    *given = (arguments){NULL};
+    *given = (team_arguments){NULL};
     if (coll->has_outputs) {
         names[count] = "outputs";
         places[count++] = &given->outputs;
@@ -312,7 +311,7 @@ parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const cha
 
 /* Reads the arguments and makes the items. False with an exception. */
 static bool
-prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const arguments *given,
+prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_arguments *given,
         const py_nccl_team_target *target)
 {
     py_use use = coll->has_outputs ? PY_USE_IN : PY_USE_IN_PLACE;
@@ -333,7 +332,7 @@ PyObject *
 py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *args,
                  PyObject *kwargs)
 {
-    arguments given;
+    team_arguments given;
     if (!parse(coll, args, kwargs, target->ntensors < 0 ? "stream" : "streams", &given)) {
         return NULL;
     }

@@ -23,9 +23,8 @@ abort_handle_abort(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-abort_handle_is_aborted(PyObject *object, void *closure)
+abort_handle_is_aborted(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyBool_FromLong(dd_nccl_comm_is_over(((py_nccl_abort_handle *)object)->comm));
 }
 
@@ -99,9 +98,8 @@ unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-unique_id_as_bytes(PyObject *object, PyObject *unused)
+unique_id_as_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBytes_FromStringAndSize(((py_nccl_unique_id *)object)->id.bytes, UNIQUE_ID_NBYTES);
 }
 

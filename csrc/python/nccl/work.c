@@ -22,10 +22,7 @@ order(const py_work *self, waiting_streams *streams)
     }
     Py_END_ALLOW_THREADS
     streams->count = 0;
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
-    }
-    return status == DD_OK;
+    return py_error_check_of_group(self->state, status, &err);
 }
 
 static bool
@@ -99,9 +96,8 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 }
 
 static PyObject *
-work_synchronize(PyObject *object, PyObject *unused)
+work_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
         Py_RETURN_NONE;
@@ -120,9 +116,8 @@ work_block_current_stream(PyObject *object, PyObject *unused)
 
 /* The tensors that it fills are known from the start. The streams know when they are filled. */
 static PyObject *
-work_result(PyObject *object, PyObject *unused)
+work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     if (!py_work_require_flight(self, "result() not implemented.") || raise_if_failed(self)) {
         return NULL;
@@ -131,64 +126,21 @@ work_result(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-work_get_future_result(PyObject *object, PyObject *unused)
+work_get_future_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
-    if (!py_work_require_flight((py_work *)object, "Work::getFutureResult not implemented.")) {
-        return NULL;
-    }
-    PyObject *module = PyImport_ImportModule("dldist.nccl.future");
-    PyObject *result = module != NULL ? PyObject_CallMethod(module, "result_future_of", "O", object) : NULL;
-    Py_XDECREF(module);
-    return result;
-}
-
-/* False with an exception. */
-static bool
-read_duration(const py_work *self, float *ms)
-{
-    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.")) {
-        return false;
-    }
-    dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_work_duration(py_flight_nccl_work(self->flight), ms, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
-        PyErr_SetString(PyExc_RuntimeError, err.message);
-    }
-    return status == DD_OK;
+    return py_work_require_flight((py_work *)object, "Work::getFutureResult not implemented.")
+               ? py_object_call_python(object, "dldist.nccl.future", "result_future_of", NULL, NULL)
+               : NULL;
 }
 
 static PyObject *
-work_get_duration(PyObject *object, PyObject *unused)
+work_is_started(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
-    float ms;
-    return read_duration((py_work *)object, &ms) ? PyFloat_FromDouble((double)ms) : NULL;
-}
-
-static PyObject *
-get_duration(PyObject *object, void *closure)
-{
-    (void)closure;
-    float ms;
-    return read_duration((py_work *)object, &ms) ? PyFloat_FromDouble((double)ms * 1e-3) : NULL;
-}
-
-static PyObject *
-work_is_started(PyObject *object, PyObject *unused)
-{
-    (void)unused;
     const py_work *self = (py_work *)object;
     if (!py_work_require_flight(self, "this Work has no operation behind it")) {
         return NULL;
     }
-    bool is_started;
-    Py_BEGIN_ALLOW_THREADS
-    is_started = dd_nccl_work_is_started(py_flight_nccl_work(self->flight));
-    Py_END_ALLOW_THREADS
+    bool is_started = PY_WITHOUT_GIL(dd_nccl_work_is_started(py_flight_nccl_work(self->flight)));
     return PyBool_FromLong(is_started);
 }
 
@@ -205,23 +157,15 @@ static PyMethodDef work_methods[] = {
      "result($self, /)\n--\n\nThe tensors that it fills, as the caller gave them. Read them after wait()."},
     {"get_future_result", work_get_future_result, METH_NOARGS,
      "get_future_result($self, /)\n--\n\nA dldist.Future of the WorkResult: how it ended."},
-    {"_get_duration", work_get_duration, METH_NOARGS,
-     "_get_duration($self, /)\n--\n\nMilliseconds on the device, if the group measures them."},
     {"_is_started", work_is_started, METH_NOARGS,
      "_is_started($self, /)\n--\n\nWhether the device has begun, if the group measures times; otherwise whether it has ended."},
     {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef work_getset[] = {
-    {"duration", get_duration, NULL, "Seconds on the device, if the group measures them.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc, "An operation on a device.\n\n"
                 "It keeps its tensors alive until the device is done with them, even if it is dropped."},
     {Py_tp_methods, work_methods},
-    {Py_tp_getset, work_getset},
     {0, NULL},
 };
 

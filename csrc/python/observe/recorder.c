@@ -4,6 +4,8 @@
 #include "core/mem.h"
 #include "python/base/convert.h"
 #include "python/base/error.h"
+#include "python/base/params.h"
+#include "python/base/wait.h"
 #include "python/observe/recorder_internal.h"
 
 #include <string.h>
@@ -93,49 +95,21 @@ py_recorder_get(py_state *state)
     return state->recorder->recorder;
 }
 
-void
-py_recorder_attach(py_state *state, dd_group *group)
+dd_recorder_group *
+py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank, int size)
 {
-    dd_recorder_group_info info = {.name = dd_group_name(group),
-                                   .desc = dd_bytes_of_string("undefined"),
-                                   .kind = "gloo",
-                                   .rank = dd_group_rank(group),
-                                   .size = dd_group_size(group)};
-    dd_recorder_group *recorder_group = NULL;
-    if (is_there(state) &&
-        dd_recorder_add_group(state->recorder->recorder, &info, &recorder_group, NULL) == DD_OK) {
-        dd_group_set_recorder(group, recorder_group);
-        dd_recorder_group_release(recorder_group);
+    dd_recorder *recorder = py_recorder_get(state);
+    if (recorder == NULL) {
+        PyErr_Clear(); /* calls work without it */
+        return NULL;
     }
+    dd_recorder_group_info info = {
+        .name = name, .desc = dd_bytes_of_string("undefined"), .kind = kind, .rank = rank, .size = size};
+    dd_recorder_group *group = NULL;
+    return dd_recorder_add_group(recorder, &info, &group, NULL) == DD_OK ? group : NULL;
 }
 
 /* ---- names */
-
-/* Reads `size` ranks. The caller frees the result with PyMem_Free; NULL with an exception. */
-static int *
-read_ranks(PyObject *object, int size)
-{
-    PyObject *tuple = PySequence_Tuple(object);
-    if (tuple == NULL) {
-        return NULL;
-    }
-    int *ranks = PyMem_Calloc((size_t)size + 1, sizeof *ranks);
-    if (ranks == NULL) {
-        PyErr_NoMemory();
-    } else if (PyTuple_Size(tuple) != size) {
-        PyErr_Format(PyExc_ValueError, "_describe(): %zd global ranks for a group of %d", PyTuple_Size(tuple),
-                     size);
-    }
-    for (int i = 0; ranks != NULL && i < size && PyErr_Occurred() == NULL; i++) {
-        ranks[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
-    }
-    Py_DECREF(tuple);
-    if (PyErr_Occurred() != NULL) {
-        PyMem_Free(ranks);
-        return NULL;
-    }
-    return ranks;
-}
 
 PyObject *
 py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_group_info *info, PyObject *args)
@@ -148,8 +122,16 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
     if (!PyArg_ParseTuple(args, "s#s#O:_describe", &name, &name_len, &desc, &desc_len, &ranks_object)) {
         return NULL;
     }
-    int *ranks = read_ranks(ranks_object, info->size);
+    int count;
+    const py_argument argument = {
+        .state = state, .function = "_describe", .name = "global_ranks", .value = ranks_object};
+    int *ranks = py_params_ints(&argument, NULL, &count);
     if (ranks == NULL) {
+        return NULL;
+    }
+    if (count != info->size) {
+        PyErr_Format(PyExc_ValueError, "_describe(): %d global ranks for a group of %d", count, info->size);
+        PyMem_Free(ranks);
         return NULL;
     }
     info->name = dd_bytes_of(name, (size_t)name_len);
@@ -189,10 +171,7 @@ py_recorder_dump(PyObject *module, PyObject *args)
     dd_dump_options options = make_options(flags);
     dd_blob dump = {0};
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_recorder_dump(recorder, &options, &dump, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_recorder_dump(recorder, &options, &dump, &err));
     PyObject *bytes = NULL;
     if (status == DD_OK) {
         bytes = PyBytes_FromStringAndSize((const char *)dump.data, (Py_ssize_t)dump.len);
@@ -217,10 +196,7 @@ py_recorder_dump_to_file(PyObject *module, PyObject *args)
     dd_dump_options options = make_options(flags);
     const char *text = PyBytes_AsString(path);
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_recorder_dump_to_file(recorder, &options, text, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_recorder_dump_to_file(recorder, &options, text, &err));
     Py_DECREF(path);
     if (status != DD_OK) {
         py_error_raise(state, status, &err);
@@ -230,9 +206,8 @@ py_recorder_dump_to_file(PyObject *module, PyObject *args)
 }
 
 PyObject *
-py_recorder_reset(PyObject *module, PyObject *unused)
+py_recorder_reset(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     dd_recorder *recorder = py_recorder_get(PyModule_GetState(module));
     if (recorder == NULL) {
         return NULL;
@@ -244,9 +219,8 @@ py_recorder_reset(PyObject *module, PyObject *unused)
 }
 
 PyObject *
-py_recorder_capacity(PyObject *module, PyObject *unused)
+py_recorder_capacity(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     dd_recorder *recorder = py_recorder_get(PyModule_GetState(module));
     return recorder != NULL ? PyLong_FromSize_t(dd_recorder_capacity(recorder)) : NULL;
 }

@@ -14,9 +14,10 @@ typedef struct py_recorder py_recorder;
  * process. NULL with an exception. */
 dd_recorder *py_recorder_get(py_state *state);
 
-/* Records a new group from now on. The kind of a group of the CPU is "gloo". If memory runs out, the group is not
- * recorded. */
-void py_recorder_attach(py_state *state, dd_group *group);
+/* What is recorded of a new group, for its core; the caller releases it. The kind of a group of the CPU is "gloo". NULL
+ * without an exception: the group is not recorded. */
+dd_recorder_group *py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank,
+                                         int size);
 
 /* The number of the caller's stack, for dd_record_call; 0: not known. The process must have a recorder. */
 uint32_t py_recorder_stack(py_state *state);

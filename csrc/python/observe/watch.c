@@ -55,9 +55,8 @@ await_gil(void)
 
 /* Called only if the environment asks for it: a process that hangs in its device is of no use to a launcher. */
 static void
-die(void *ctx, const char *reason)
+die(void *Py_UNUSED(ctx), const char *reason)
 {
-    (void)ctx;
     dprintf(STDERR_FILENO, "dldist[%d]: the process is ended, as the environment asks for: %s\n",
             (int)getpid(), reason);
     abort();
@@ -154,9 +153,8 @@ py_watch_open(PyObject *module, PyObject *args)
 }
 
 PyObject *
-py_watch_run(PyObject *module, PyObject *unused)
+py_watch_run(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch != NULL) {
         sigset_t before;
@@ -170,9 +168,8 @@ py_watch_run(PyObject *module, PyObject *unused)
 }
 
 static void
-on_signal(int signum)
+on_signal(int Py_UNUSED(signum))
 {
-    (void)signum;
     dd_monitor *monitor = atomic_load(&signalled_monitor);
     /* A forked child has closed the descriptor that the request writes to. */
     if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
@@ -250,8 +247,9 @@ let_go(const dd_monitor_member *member)
     }
 }
 
-int
-py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
+/* Adds the member to the monitor. -1 with an exception. */
+static int
+add(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {
     py_watch *watch = require_watch(state, member->rank);
     if (watch == NULL) {
@@ -260,13 +258,10 @@ py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     dd_monitor_member whole = *member;
     whole.is_fatal = member->fail != NULL && watch->is_failure_fatal;
     py_wait_init(&wait, state, STORE_TIMEOUT_NS, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err));
     if (py_wait_finish(&wait, status, &err)) {
         return 0;
     }
@@ -277,6 +272,26 @@ py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
         let_go(member);
     }
     return -1;
+}
+
+int
+py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id)
+{
+    dd_monitor_member member = *extra;
+    member.name = group->kind->get_name(group);
+    member.rank = group->rank;
+    member.size = group->size;
+    member.record = group->kind->find_recorder_group(group);
+    if (group->store != NULL && group->store != Py_None) {
+        member.store = py_store_acquire(group->state, group->store, group->kind->type_name, "store");
+        if (member.store == NULL) {
+            let_go(&member);
+            return -1;
+        }
+    }
+    int rc = add(group->state, &member, id);
+    py_store_drop(member.store);
+    return rc;
 }
 
 void
@@ -317,25 +332,12 @@ py_watch_add_group(PyObject *module, PyObject *object)
         return NULL;
     }
     py_group *group = (py_group *)object;
-    if (!py_group_require_cpu(group) || !py_group_require_usable(group)) {
+    if (!py_group_require_cpu(group, "_monitor_add_group") || !py_group_require_usable(group)) {
         return NULL;
     }
-    dd_monitor_member member = {
-        .name = dd_group_name(group->group),
-        .rank = group->rank,
-        .size = group->size,
-        .record = dd_group_recorder_group(group->group),
-    };
-    if (group->store != NULL && group->store != Py_None) {
-        member.store = py_store_acquire(state, group->store, "_monitor_add_group", "store");
-        if (member.store == NULL) {
-            return NULL;
-        }
-    }
+    const dd_monitor_member nothing_to_fail = {.fail = NULL};
     uint64_t id = 0;
-    int rc = py_watch_add(state, &member, &id);
-    py_store_drop(member.store);
-    return rc == 0 ? PyLong_FromUnsignedLongLong(id) : NULL;
+    return py_watch_add(group, &nothing_to_fail, &id) == 0 ? PyLong_FromUnsignedLongLong(id) : NULL;
 }
 
 PyObject *
@@ -352,9 +354,8 @@ py_watch_remove_group(PyObject *module, PyObject *id)
 /* ---- dumps on request */
 
 PyObject *
-py_watch_request_dump(PyObject *module, PyObject *unused)
+py_watch_request_dump(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch != NULL) {
         dd_monitor_request_dump(watch->monitor);
@@ -388,9 +389,8 @@ py_watch_on_signal(PyObject *module, PyObject *args)
 }
 
 PyObject *
-py_watch_report(PyObject *module, PyObject *unused)
+py_watch_report(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_state *state = PyModule_GetState(module);
     py_watch *watch = find_watch(state);
     dd_blob report = {0};

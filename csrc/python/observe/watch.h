@@ -8,9 +8,10 @@
 
 /* ---- for groups; these need the GIL, and release it meanwhile */
 
-/* Adds a group to the monitor, which is started if needed. The environment decides on is_fatal. -1 with an exception.
- * member->release is called in any case, when the member is no longer needed. */
-int py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id);
+/* Adds an open group to the monitor, which is started if needed. `extra` says how the monitor can fail the group.
+ * The environment decides on is_fatal. -1 with an exception. extra->release is called in any case, when the member
+ * is no longer needed. */
+int py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id);
 /* Removes a group; an id of 0 does nothing. The group's store is released, unless the monitor hangs in it. */
 void py_watch_remove(py_state *state, uint64_t id);
 /* Sets the heartbeat that the monitor checks; NULL for none. The environment decides on its time-out, and on what

@@ -3,7 +3,6 @@
 #include "core/thread.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/watch.h"
-#include "python/store/store.h"
 
 typedef struct failure {
     dd_nccl_group *group; /* acquired */
@@ -60,36 +59,18 @@ name_activity(void *ctx)
 int
 py_watch_add_nccl(py_group *self)
 {
-    py_state *state = self->state;
     py_nccl_core *core = self->nccl;
     if (self->size < 2) {
         return 0;
     }
-    dd_monitor_member member = {
-        .name = dd_nccl_group_name(core->group),
-        .rank = self->rank,
-        .size = self->size,
-        .is_device = true,
-        .record = core->recorded,
-        .fail = fail,
-        .release = release,
-        .ctx = core->group,
-    };
-    if (self->store != NULL && self->store != Py_None) {
-        member.store = py_store_acquire(state, self->store, "NcclGroup", "store");
-        if (member.store == NULL) {
-            return -1;
-        }
-    }
-    dd_nccl_group_acquire(core->group);
-    int rc = py_watch_add(state, &member, &core->watch_id);
-    py_store_drop(member.store);
-    if (rc < 0) {
+    const dd_monitor_member member = {
+        .is_device = true, .fail = fail, .release = release, .ctx = dd_nccl_group_acquire(core->group)};
+    if (py_watch_add(self, &member, &core->watch_id) < 0) {
         return -1;
     }
     dd_monitor_heartbeat heartbeat = {
-        .count = count_beats, .activity = name_activity, .ctx = state->nccl->watchdog};
-    py_watch_heartbeat(state, &heartbeat);
+        .count = count_beats, .activity = name_activity, .ctx = self->state->nccl->watchdog};
+    py_watch_heartbeat(self->state, &heartbeat);
     return 0;
 }
 

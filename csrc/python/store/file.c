@@ -63,9 +63,8 @@ file_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-file_store_get_path(PyObject *object, void *closure)
+file_store_get_path(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     dd_store *store = py_store_opened((py_store *)object);
     return store != NULL ? PyUnicode_DecodeFSDefault(dd_file_store_path(store)) : NULL;
 }

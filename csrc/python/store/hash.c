@@ -21,9 +21,8 @@ hash_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-hash_store_repr(PyObject *self)
+hash_store_repr(PyObject *Py_UNUSED(self))
 {
-    (void)self;
     return PyUnicode_FromString("HashStore()");
 }
 

@@ -200,9 +200,8 @@ call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t
 DD_STORE_OP_LIST(STORE_METHOD)
 
 PyObject *
-py_store_clone(PyObject *object, PyObject *unused)
+py_store_clone(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_store *self = (py_store *)object;
     dd_store *other = NULL;
     py_call call;
@@ -241,9 +240,8 @@ store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 }
 
 static PyObject *
-store_has_extended_api(PyObject *object, PyObject *unused)
+store_has_extended_api(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_store *self = (py_store *)object;
     if (self->kind != NULL && py_store_opened(self) == NULL) {
         return NULL;

@@ -96,16 +96,14 @@ underlying_of(PyObject *object)
 }
 
 static PyObject *
-prefix_store_get_underlying(PyObject *object, void *closure)
+prefix_store_get_underlying(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return Py_XNewRef(underlying_of(object));
 }
 
 static PyObject *
-prefix_store_get_non_prefix(PyObject *object, void *closure)
+prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     PyTypeObject *type = ((py_store *)object)->state->prefix_store_type;
     while (object != NULL && PyObject_TypeCheck(object, type)) {
         object = underlying_of(object);
@@ -116,9 +114,8 @@ prefix_store_get_non_prefix(PyObject *object, void *closure)
 /* The time-out and has_extended_api are those of the store below, whatever its class. */
 
 static PyObject *
-prefix_store_get_timeout(PyObject *object, void *closure)
+prefix_store_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     PyObject *underlying = underlying_of(object);
     return underlying != NULL ? PyObject_GetAttrString(underlying, "timeout") : NULL;
 }
@@ -144,16 +141,14 @@ prefix_store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nar
 }
 
 static PyObject *
-prefix_store_has_extended_api(PyObject *object, PyObject *unused)
+prefix_store_has_extended_api(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return call_underlying(object, "has_extended_api", NULL);
 }
 
 static PyObject *
-prefix_store_clone(PyObject *object, PyObject *unused)
+prefix_store_clone(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_prefix_store *self = (py_prefix_store *)object;
     PyObject *underlying = call_underlying(object, "clone", NULL);
     if (underlying == NULL) {

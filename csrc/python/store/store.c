@@ -38,10 +38,9 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static int
-store_init(PyObject *self, PyObject *args, PyObject *kwargs)
+store_init(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {NULL};
-    (void)self;
     return PyArg_ParseTupleAndKeywords(args, kwargs, ":Store", keywords) ? 0 : -1;
 }
 
@@ -201,9 +200,8 @@ py_call_end(py_call *call)
 }
 
 static PyObject *
-store_get_timeout(PyObject *object, void *closure)
+store_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_store *self = (py_store *)object;
     if (self->kind != NULL && py_store_opened(self) == NULL) {
         return NULL;

@@ -266,40 +266,35 @@ tcp_store_clone(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-tcp_store_get_host(PyObject *object, void *closure)
+tcp_store_get_host(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     dd_store *store = py_store_opened((py_store *)object);
     return store != NULL ? PyUnicode_FromString(dd_tcp_store_host(store)) : NULL;
 }
 
 static PyObject *
-tcp_store_get_port(PyObject *object, void *closure)
+tcp_store_get_port(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     dd_store *store = py_store_opened((py_store *)object);
     return store != NULL ? PyLong_FromLong(dd_tcp_store_port(store)) : NULL;
 }
 
 static PyObject *
-tcp_store_get_libuv(PyObject *object, void *closure)
+tcp_store_get_libuv(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyBool_FromLong(((py_tcp_store *)object)->is_libuv);
 }
 
 static PyObject *
-tcp_store_get_extended(PyObject *object, void *closure)
+tcp_store_get_extended(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     dd_store *store = py_store_opened((py_store *)object);
     return store != NULL ? PyBool_FromLong(dd_tcp_store_is_extended(store)) : NULL;
 }
 
 static PyObject *
-tcp_store_server_stats(PyObject *object, PyObject *unused)
+tcp_store_server_stats(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     dd_store *store = py_store_opened((py_store *)object);
     if (store == NULL) {
         return NULL;

@@ -26,9 +26,8 @@ is_same_dtype(dd_dtype dst, dd_dtype src)
 }
 
 static bool
-run_copy(const dd_view *dst, const void *src, dd_dtype src_dtype)
+run_copy(const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
 {
-    (void)src_dtype;
     dd_view_unpack(dst, src);
     return true;
 }
@@ -71,9 +70,8 @@ add(dd_dtype dtype, void *sum, const void *src, size_t count)
 }
 
 static bool
-run_add(const dd_view *dst, const void *src, dd_dtype src_dtype)
+run_add(const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
 {
-    (void)src_dtype;
     if (dst->is_contiguous) {
         add(dst->dtype, dst->data, src, dst->count);
         return true;

@@ -292,9 +292,8 @@ py_memory_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
-py_memory_array_dlpack_device(PyObject *object, PyObject *unused)
+py_memory_array_dlpack_device(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const py_memory *memory = ((py_memory_array *)object)->memory;
     return Py_BuildValue("(ii)", memory->device_type, memory->device_id);
 }
@@ -327,9 +326,8 @@ py_memory_array_dealloc(PyObject *object)
 }
 
 PyObject *
-py_memory_array_get_shape(PyObject *object, void *closure)
+py_memory_array_get_shape(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const dd_view *view = &((py_memory_array *)object)->memory->view;
     PyObject *shape = PyTuple_New(view->ndim);
     for (int i = 0; shape != NULL && i < view->ndim; i++) {
@@ -342,15 +340,13 @@ py_memory_array_get_shape(PyObject *object, void *closure)
 }
 
 PyObject *
-py_memory_array_get_dtype(PyObject *object, void *closure)
+py_memory_array_get_dtype(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyUnicode_FromString(dd_dtype_name(((py_memory_array *)object)->memory->view.dtype));
 }
 
 PyObject *
-py_memory_array_get_nbytes(PyObject *object, void *closure)
+py_memory_array_get_nbytes(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromSize_t(dd_view_nbytes(&((py_memory_array *)object)->memory->view));
 }

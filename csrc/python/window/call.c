@@ -324,9 +324,8 @@ PY_WINDOW_METHOD(take_signal)
 }
 
 static dd_status
-run_barrier(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
+run_barrier(dd_window *window, int Py_UNUSED(rank), int channel, const dd_wait *wait, dd_error *err)
 {
-    (void)rank;
     return dd_window_barrier(window, channel, wait, err);
 }
 

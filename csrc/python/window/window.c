@@ -215,9 +215,8 @@ window_dealloc(PyObject *object)
 }
 
 static PyObject *
-window_close(PyObject *object, PyObject *unused)
+window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_window *self = (py_window *)object;
     if (!py_window_require_open(self)) {
         return NULL;
@@ -495,9 +494,8 @@ get_answer(PyObject *object, void *closure)
 }
 
 static PyObject *
-get_group(PyObject *object, void *closure)
+get_group(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     py_window *self = (py_window *)object;
     return py_window_require_open(self) ? Py_NewRef((PyObject *)self->group) : NULL;
 }

@@ -150,11 +150,10 @@ release_owner(py_flight *flight)
 }
 
 void
-py_flight_on_done(dd_work *work, void *ctx)
+py_flight_on_done(dd_work *Py_UNUSED(work), void *ctx)
 {
     py_flight *flight = ctx;
     py_completions *queue = flight->queue;
-    (void)work;
     dd_lock_take(&queue->mu);
     flight->is_done = true;
     if (!queue->is_stopped) {
@@ -192,10 +191,7 @@ py_flight_is_done(py_flight *flight)
     if (!flight->is_nccl) {
         return false;
     }
-    bool is_done;
-    Py_BEGIN_ALLOW_THREADS
-    is_done = dd_nccl_work_poll(py_flight_nccl_work(flight));
-    Py_END_ALLOW_THREADS
+    bool is_done = PY_WITHOUT_GIL(dd_nccl_work_poll(py_flight_nccl_work(flight)));
     return is_done;
 }
 
@@ -358,9 +354,8 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
 }
 
 PyObject *
-py_completions_call_aloud(PyObject *module, PyObject *args)
+py_completions_call_aloud(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *callback;
     PyObject *argument;
     if (!PyArg_ParseTuple(args, "OO:_call_aloud", &callback, &argument)) {
@@ -541,9 +536,8 @@ finish_watched(py_flight *flight)
 }
 
 PyObject *
-py_completions_take(PyObject *module, PyObject *unused)
+py_completions_take(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_completions *queue = py_completions_get(PyModule_GetState(module));
     if (queue == NULL) {
         return NULL;
@@ -564,9 +558,8 @@ py_completions_take(PyObject *module, PyObject *unused)
 }
 
 PyObject *
-py_completions_stop(PyObject *module, PyObject *unused)
+py_completions_stop(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_state *state = PyModule_GetState(module);
     py_completions *queue = state->completions;
     if (queue == NULL || queue->generation != dd_fork_generation()) {

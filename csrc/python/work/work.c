@@ -11,10 +11,9 @@
 #include <string.h>
 
 static int
-work_init(PyObject *object, PyObject *args, PyObject *kwargs)
+work_init(PyObject *Py_UNUSED(object), PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {NULL};
-    (void)object;
     return PyArg_ParseTupleAndKeywords(args, kwargs, ":Work", keywords) ? 0 : -1;
 }
 
@@ -83,17 +82,15 @@ py_work_look(py_work *self)
 }
 
 static PyObject *
-work_is_completed(PyObject *object, PyObject *unused)
+work_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     int done = py_work_look((py_work *)object);
     return done >= 0 ? PyBool_FromLong(done) : NULL;
 }
 
 static PyObject *
-work_is_success(PyObject *object, PyObject *unused)
+work_is_success(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
         Py_RETURN_TRUE; /* as in c10d: nothing has failed */
@@ -103,9 +100,8 @@ work_is_success(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-work_exception(PyObject *object, PyObject *unused)
+work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     int done = py_work_look(self);
     if (done < 0) {
@@ -135,28 +131,22 @@ require_done(py_work *self, const char *what)
 }
 
 static PyObject *
-work_result(PyObject *object, PyObject *unused)
+work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     if (!py_work_require_flight(self, "result() not implemented.") || !require_done(self, "result")) {
         return NULL;
     }
     const dd_error *error = &self->flight->work->error;
-    if (error->code != DD_OK) {
-        py_error_raise_of_group(self->state, error->code, error);
-        return NULL;
-    }
-    return Py_NewRef(self->flight->results);
+    return py_error_check_of_group(self->state, error->code, error) ? Py_NewRef(self->flight->results) : NULL;
 }
 
 #define NO_SOURCE_RANK \
     "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
 
 static PyObject *
-work_source_rank(PyObject *object, PyObject *unused)
+work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     py_work *self = (py_work *)object;
     if (!py_work_require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
         return NULL;
@@ -168,42 +158,49 @@ work_source_rank(PyObject *object, PyObject *unused)
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* False with an exception. */
+/* Of an operation on a device, the time that it took there. False with an exception. */
 static bool
-read_duration(py_work *self, int64_t *duration_ns, const char *what)
+read_duration(py_work *self, double *seconds, const char *what)
 {
-    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.") ||
-        !require_done(self, what)) {
+    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.")) {
         return false;
     }
-    *duration_ns = self->flight->work->end_ns - self->flight->work->start_ns;
+    if (!self->flight->is_nccl) {
+        if (!require_done(self, what)) {
+            return false;
+        }
+        const dd_work *work = self->flight->work;
+        *seconds = (double)(work->end_ns - work->start_ns) * 1e-9;
+        return true;
+    }
+    float ms;
+    dd_error err;
+    if (PY_WITHOUT_GIL(dd_nccl_work_duration(py_flight_nccl_work(self->flight), &ms, &err)) != DD_OK) {
+        PyErr_SetString(PyExc_RuntimeError, err.message);
+        return false;
+    }
+    *seconds = (double)ms * 1e-3;
     return true;
 }
 
 static PyObject *
-get_duration(PyObject *object, void *closure)
+get_duration(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
-    int64_t duration_ns;
-    return read_duration((py_work *)object, &duration_ns, "duration")
-               ? PyFloat_FromDouble((double)duration_ns * 1e-9)
-               : NULL;
+    double seconds;
+    return read_duration((py_work *)object, &seconds, "duration") ? PyFloat_FromDouble(seconds) : NULL;
 }
 
 static PyObject *
-work_get_duration(PyObject *object, PyObject *unused)
+work_get_duration(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
-    int64_t duration_ns;
-    return read_duration((py_work *)object, &duration_ns, "_get_duration")
-               ? PyFloat_FromDouble((double)duration_ns * 1e-6)
-               : NULL;
+    double seconds;
+    return read_duration((py_work *)object, &seconds, "_get_duration") ? PyFloat_FromDouble(seconds * 1e3)
+                                                                       : NULL;
 }
 
 static PyObject *
-get_sequence(PyObject *object, void *closure)
+get_sequence(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const py_work *self = (py_work *)object;
     return py_work_require_flight(self, "This Backend doesn't support getSequencenumber.")
                ? PyLong_FromUnsignedLongLong(self->flight->work->sequence)
@@ -211,16 +208,14 @@ get_sequence(PyObject *object, void *closure)
 }
 
 static PyObject *
-work_get_sequence_number(PyObject *object, PyObject *unused)
+work_get_sequence_number(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return get_sequence(object, NULL);
 }
 
 static PyObject *
-get_op(PyObject *object, void *closure)
+get_op(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const py_work *self = (py_work *)object;
     return py_work_require_flight(self, "this Work has no operation behind it")
                ? PyUnicode_FromString(self->flight->work->what)
@@ -229,17 +224,15 @@ get_op(PyObject *object, void *closure)
 
 /* How long the operation may take; 0, which means no limit, without an operation. */
 static PyObject *
-get_timeout(PyObject *object, void *closure)
+get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const py_work *self = (py_work *)object;
     return py_from_timeout_ns(self->state, self->flight != NULL ? self->flight->timeout_ns : 0);
 }
 
 static PyObject *
-work_get_op_type(PyObject *object, PyObject *unused)
+work_get_op_type(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const py_flight *flight = ((py_work *)object)->flight;
     return PyLong_FromLong(flight != NULL ? flight->op_type : PY_OP_TYPE_UNKNOWN);
 }
@@ -275,11 +268,8 @@ py_work_wait_for_end(py_work *self, int64_t timeout_ns)
     py_flight *flight = self->flight;
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init(&wait, self->state, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS, true);
-    Py_BEGIN_ALLOW_THREADS
-    status = py_flight_wait(flight, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(py_flight_wait(flight, &wait.wait, &err));
     if (dd_work_is_done(flight->work) && !py_flight_settle(flight)) {
         return false;
     }
@@ -323,9 +313,8 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 }
 
 static PyObject *
-work_synchronize(PyObject *object, PyObject *unused)
+work_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     if (((py_work *)object)->flight == NULL) {
         Py_RETURN_NONE;
     }
@@ -337,20 +326,10 @@ work_synchronize(PyObject *object, PyObject *unused)
 /* ---- methods written in Python */
 
 static PyObject *
-call_future_module(PyObject *object, const char *function)
+work_get_future(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    PyObject *module = PyImport_ImportModule("dldist.base.future");
-    PyObject *result = module != NULL ? PyObject_CallMethod(module, function, "O", object) : NULL;
-    Py_XDECREF(module);
-    return result;
-}
-
-static PyObject *
-work_get_future(PyObject *object, PyObject *unused)
-{
-    (void)unused;
     return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
-               ? call_future_module(object, "future_of")
+               ? py_object_call_python(object, "dldist.base.future", "future_of", NULL, NULL)
                : NULL;
 }
 
@@ -358,7 +337,7 @@ static PyObject *
 work_await(PyObject *object)
 {
     return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
-               ? call_future_module(object, "await_work")
+               ? py_object_call_python(object, "dldist.base.future", "await_work", NULL, NULL)
                : NULL;
 }
 
@@ -380,28 +359,23 @@ work_watch(PyObject *object, PyObject *watcher)
 /* ---- methods that only backends of other devices support */
 
 static PyObject *
-work_get_future_result(PyObject *object, PyObject *unused)
+work_get_future_result(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unused))
 {
-    (void)object;
-    (void)unused;
     PyErr_SetString(PyExc_RuntimeError, "Work::getFutureResult not implemented.");
     return NULL;
 }
 
 static PyObject *
-work_block_current_stream(PyObject *object, PyObject *unused)
+work_block_current_stream(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unused))
 {
-    (void)object;
-    (void)unused;
     PyErr_SetString(PyExc_RuntimeError, "Failed to create StreamBlock: the CPU has no streams; call wait()");
     return NULL;
 }
 
 /* c10d wraps a work for TorchScript. Here nothing has to be wrapped. */
 static PyObject *
-work_boxed(PyObject *object, PyObject *unused)
+work_boxed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return Py_NewRef(object);
 }
 
@@ -453,7 +427,8 @@ static PyMethodDef work_methods[] = {
 };
 
 static PyGetSetDef work_getset[] = {
-    {"duration", get_duration, NULL, "Seconds from start to end.", NULL},
+    {"duration", get_duration, NULL,
+     "Seconds from start to end; on a device, only if the group measures them.", NULL},
     {"sequence", get_sequence, NULL, "Its number among the collectives of its group, from 1; 0 for messages.",
      NULL},
     {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
