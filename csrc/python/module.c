@@ -180,19 +180,16 @@ core_free(void *module)
 
 #ifdef DD_FAULTS
 static PyObject *
-fail_allocation(PyObject *Py_UNUSED(module), PyObject *args)
+fail_allocation(PyObject *Py_UNUSED(module), PyObject *number)
 {
-    long number;
-    if (!PyArg_ParseTuple(args, "l:_fail_allocation", &number)) {
-        return NULL;
-    }
-    return PyLong_FromLong(dd_mem_fail_after(number));
+    long countdown = PyLong_AsLong(number);
+    return countdown != -1 || PyErr_Occurred() == NULL ? PyLong_FromLong(dd_mem_fail_after(countdown)) : NULL;
 }
 #endif
 
 static PyMethodDef core_methods[] = {
 #ifdef DD_FAULTS
-    {"_fail_allocation", fail_allocation, METH_VARARGS,
+    {"_fail_allocation", fail_allocation, METH_O,
      "_fail_allocation($module, number, /)\n--\n\n"
      "Makes the allocation with this number from now on fail, counted from 0; with -1, none. Returns the number of\n"
      "allocations since the last call. In test builds only."},
@@ -211,28 +208,28 @@ static PyMethodDef core_methods[] = {
      "_raise_status($module, code, /)\n--\n\nRaises the exception for a status of the core; for tests."},
     {"_status_names", py_error_status_names, METH_NOARGS,
      "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number; for tests."},
-    {"_describe_tensor", py_tensor_describe, METH_VARARGS,
-     "_describe_tensor($module, object, writable, /)\n--\n\nReturns what dldist sees of a tensor; for tests."},
-    {"_copy_tensor", py_tensor_copy, METH_VARARGS,
-     "_copy_tensor($module, dst, src, /)\n--\n\nCopies the elements of src, in row-major order, into dst."},
-    {"_copy_tensors", py_tensor_copy_list, METH_VARARGS,
-     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor for each pair."},
-    {"_convert_tensor", py_tensor_convert, METH_VARARGS,
-     "_convert_tensor($module, dst, src, /)\n--\n\n_copy_tensor that can also convert between floating-point dtypes."},
-    {"_add_tensor", py_tensor_add, METH_VARARGS,
-     "_add_tensor($module, dst, src, /)\n--\n\nAdds the elements of src to those of dst."},
+    {"_describe_tensor", PY_FAST_METHOD(py_tensor_describe),
+     "_describe_tensor($module, object, writable)\n--\n\nReturns what dldist sees of a tensor; for tests."},
+    {"_copy_tensor", PY_FAST_METHOD(py_tensor_copy),
+     "_copy_tensor($module, dst, src)\n--\n\nCopies the elements of src, in row-major order, into dst."},
+    {"_copy_tensors", PY_FAST_METHOD(py_tensor_copy_list),
+     "_copy_tensors($module, dsts, srcs)\n--\n\n_copy_tensor for each pair."},
+    {"_convert_tensor", PY_FAST_METHOD(py_tensor_convert),
+     "_convert_tensor($module, dst, src)\n--\n\n_copy_tensor that can also convert between floating-point dtypes."},
+    {"_add_tensor", PY_FAST_METHOD(py_tensor_add),
+     "_add_tensor($module, dst, src)\n--\n\nAdds the elements of src to those of dst."},
     {"_is_shared", py_window_is_shared, METH_O,
      "_is_shared($module, tensor, /)\n--\n\nWhether the tensor lies in memory that Group.empty made."},
-    {"_write32", py_window_write32, METH_VARARGS,
-     "_write32($module, function, tensor, offset, value, count, /)\n--\n\n"
+    {"_write32", PY_FAST_METHOD(py_window_write32),
+     "_write32($module, function, tensor, offset, value, count)\n--\n\n"
      "Writes elements of 32 bits. Whoever sees one also sees everything written before it."},
     {"_take_completions", py_completions_take, METH_NOARGS,
      "_take_completions($module, /)\n--\n\n"
      "Waits for a watched work to end and calls its watchers. Returns False to stop."},
     {"_stop_completions", py_completions_stop, METH_NOARGS,
      "_stop_completions($module, /)\n--\n\nMakes _take_completions return, and makes the calls that are left."},
-    {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
-     "_call_aloud($module, callback, argument, /)\n--\n\n"
+    {"_call_aloud", PY_FAST_METHOD(py_completions_call_aloud),
+     "_call_aloud($module, callback, argument)\n--\n\n"
      "Calls callback(argument). An Exception that it raises goes to sys.unraisablehook."},
     {"_operations", py_group_list_operations, METH_NOARGS,
      "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},
@@ -241,11 +238,11 @@ static PyMethodDef core_methods[] = {
      "Starts several Plans in this order. Of consecutive ones of the same group, either all start or none does."},
     {"wait_all", py_plan_wait_all, METH_O,
      "wait_all($module, plans, /)\n--\n\nWaits for the last start of each Plan. Raises the first failure."},
-    {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
-     "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
+    {"_load_nccl", PY_FAST_METHOD(py_nccl_load),
+     "_load_nccl($module, candidates, nccl=None, cuda=None, is_abort_off=False)\n--\n\n"
      "Loads NCCL and the CUDA driver from the given paths, or for None from where they are found."},
-    {"_find_nccl_obstacle", py_nccl_find_obstacle, METH_VARARGS,
-     "_find_nccl_obstacle($module, nccl, candidates, /)\n--\n\n"
+    {"_find_nccl_obstacle", PY_FAST_METHOD(py_nccl_find_obstacle),
+     "_find_nccl_obstacle($module, candidates, nccl=None)\n--\n\n"
      "Why NCCL itself cannot be loaded, regardless of the driver; None if it can."},
     {"_nccl_info", py_nccl_info, METH_NOARGS,
      "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None if nothing has."},
@@ -256,7 +253,7 @@ static PyMethodDef core_methods[] = {
      "Sets the CUDA stream that this thread works on, or unsets it with None. Returns the one before, or None."},
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
-    {"_monitor_open", py_watch_open, METH_VARARGS,
+    {"_monitor_open", PY_FAST_METHOD(py_watch_open),
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
      "_monitor_run($module, /)\n--\n\nRuns the monitor on this thread, until _monitor_stop."},
@@ -268,19 +265,16 @@ static PyMethodDef core_methods[] = {
      "_monitor_remove_group($module, number, /)\n--\n\nRemoves a group that has ended."},
     {"_monitor_request_dump", py_watch_request_dump, METH_NOARGS,
      "_monitor_request_dump($module, /)\n--\n\nAsks for a dump, and returns whether there is a monitor."},
-    {"_monitor_on_signal", py_watch_on_signal, METH_VARARGS,
-     "_monitor_on_signal($module, signum, has_to_be_unused, /)\n--\n\nMakes a signal ask for dumps until the "
+    {"_monitor_on_signal", PY_FAST_METHOD(py_watch_on_signal),
+     "_monitor_on_signal($module, signum, has_to_be_unused)\n--\n\nMakes a signal ask for dumps until the "
      "monitor stops, and returns whether it does."},
     {"_monitor_report", py_watch_report, METH_NOARGS,
      "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
      "_shutdown($module, /)\n--\n\nCloses all groups, at the end of the process."},
-    {"_dump_recorder", py_recorder_dump, METH_VARARGS,
-     "_dump_recorder($module, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
-     "Returns the contents of the flight recorder as bytes."},
-    {"_dump_recorder_to_file", py_recorder_dump_to_file, METH_VARARGS,
-     "_dump_recorder_to_file($module, path, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
-     "Writes the contents of the flight recorder to a file, completely or not at all."},
+    {"_dump_recorder", PY_FAST_METHOD(py_recorder_dump),
+     "_dump_recorder($module, is_json, has_entries, has_stacks, is_active_only, path=None)\n--\n\n"
+     "Returns the contents of the flight recorder as bytes, or writes them to a file, completely or not at all."},
     {"_reset_recorder", py_recorder_reset, METH_NOARGS,
      "_reset_recorder($module, /)\n--\n\nForgets the contents of the flight recorder."},
     {"_recorder_capacity", py_recorder_capacity, METH_NOARGS,

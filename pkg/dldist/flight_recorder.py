@@ -72,7 +72,7 @@ def dump(
         _writer(_core._dump_recorder(json, entries, stacks, only_active))
         return ""
     name = default_path() if path is None else os.fspath(path)
-    _core._dump_recorder_to_file(name, json, entries, stacks, only_active)
+    _core._dump_recorder(json, entries, stacks, only_active, name)
     return name
 
 

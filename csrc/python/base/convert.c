@@ -5,64 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-static int
-find_name(const py_signature *signature, PyObject *name)
-{
-    for (int i = 0; i < signature->nnames; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, signature->names[i]) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-static bool
-take_keywords(const py_signature *signature, PyObject *const *args, PyObject *kwnames, PyObject **values)
-{
-    Py_ssize_t count = PyTuple_Size(kwnames);
-    for (Py_ssize_t k = 0; k < count; k++) {
-        PyObject *name = PyTuple_GetItem(kwnames, k);
-        int i = find_name(signature, name);
-        if (i < 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", signature->function,
-                         name);
-            return false;
-        }
-        if (values[i] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", signature->function,
-                         name);
-            return false;
-        }
-        values[i] = args[k];
-    }
-    return true;
-}
-
-bool
-py_args_parse(const py_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-              PyObject *values[PY_MAX_ARGS])
-{
-    if (nargs > signature->nnames) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments (%zd given)", signature->function,
-                     signature->nnames, nargs);
-        return false;
-    }
-    for (int i = 0; i < signature->nnames; i++) {
-        values[i] = i < nargs ? args[i] : NULL;
-    }
-    if (kwnames != NULL && !take_keywords(signature, args + nargs, kwnames, values)) {
-        return false;
-    }
-    for (int i = 0; i < signature->nrequired; i++) {
-        if (values[i] == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", signature->function,
-                         signature->names[i]);
-            return false;
-        }
-    }
-    return true;
-}
-
 void
 py_raise_wrong_type(const char *function, const char *name, const char *wanted, PyObject *value)
 {

@@ -10,24 +10,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PY_MAX_ARGS 3
-
-/* The middle two fields of a PyMethodDef, for a function that parses its arguments with py_args_parse. */
-#define PY_FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
-
-/* The parameters of a METH_FASTCALL method: all may be given by position or by name. */
-typedef struct py_signature {
-    const char *function;
-    const char *names[PY_MAX_ARGS];
-    int nrequired;
-    int nnames;
-} py_signature;
-
-/* Puts the arguments into `values` (borrowed) in the order of the signature, NULL for those not given. False with an
- * exception. */
-bool py_args_parse(const py_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                   PyObject *values[PY_MAX_ARGS]);
-
 /* Raises TypeError "<function>(): argument '<name>' must be <wanted>, not <type of value>". */
 void py_raise_wrong_type(const char *function, const char *name, const char *wanted, PyObject *value);
 

@@ -1,90 +1,95 @@
 #include "python/base/params.h"
 
 #include <limits.h>
+#include <string.h>
 
-const char *
-py_name_text(py_name name)
-{
-    static const char *const texts[PY_NAME_COUNT] = {
-#define PY_NAME_TEXT(id, text) text,
-        PY_NAME_LIST(PY_NAME_TEXT)
-#undef PY_NAME_TEXT
-    };
-    return texts[name];
-}
-
-bool
-py_name_is_tensor(py_name name)
-{
-    return name >= PY_NAME_TENSOR && name <= PY_NAME_INPUT_LIST;
-}
+/* ---- which argument belongs to which parameter */
 
 static int
-find_param(const py_params *params, const py_state *state, PyObject *name)
+find_param(const py_params *params, PyObject *name)
 {
-    for (int i = 0; i < params->count; i++) {
-        if (name == state->names[params->names[i]]) {
+    Py_ssize_t len;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &len) : NULL;
+    for (int i = 0; text != NULL && i < params->count; i++) {
+        if (strcmp(params->list[i].name, text) == 0) {
             return i;
         }
     }
-    for (int i = 0; i < params->count; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, py_name_text(params->names[i])) == 0) {
-            return i;
-        }
-    }
+    PyErr_Clear(); /* a name that is not UTF-8 is none of ours */
     return -1;
 }
 
 static bool
-take_keywords(const py_params *params, const py_state *state, PyObject *const *args, PyObject *kwnames,
-              PyObject **values)
+take_keyword(const py_params *params, PyObject *name, PyObject *value, PyObject **values)
 {
-    Py_ssize_t count = PyTuple_Size(kwnames);
-    for (Py_ssize_t k = 0; k < count; k++) {
-        PyObject *name = PyTuple_GetItem(kwnames, k);
-        int i = find_param(params, state, name);
-        if (i < 0 || values[i] != NULL) {
-            PyErr_Format(PyExc_TypeError,
-                         i < 0 ? "%s() got an unexpected keyword argument '%U'"
-                               : "%s() got multiple values for argument '%U'",
-                         params->function, name);
-            return false;
-        }
-        values[i] = args[k];
+    int i = find_param(params, name);
+    if (i < 0 || values[i] != NULL) {
+        PyErr_Format(PyExc_TypeError,
+                     i < 0 ? "%s() got an unexpected keyword argument '%S'"
+                           : "%s() got multiple values for argument '%S'",
+                     params->function, name);
+        return false;
     }
+    values[i] = value;
     return true;
 }
 
-bool
-py_params_parse(const py_params *params, const py_state *state, PyObject *const *args, Py_ssize_t nargs,
-                PyObject *kwnames, PyObject *values[PY_PARAMS_MAX])
+static bool
+check_positional(const py_params *params, Py_ssize_t nargs)
 {
     if (nargs > params->npositional) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional arguments (%zd given)",
                      params->function, params->npositional, nargs);
+    }
+    return nargs <= params->npositional;
+}
+
+static bool
+check_required(const py_params *params, PyObject *const *values)
+{
+    for (int i = 0; i < params->nrequired; i++) {
+        if (values[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", params->function,
+                         params->list[i].name);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* py_params_parse, except that None stays None. */
+static bool
+sort(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+{
+    if (!check_positional(params, nargs)) {
         return false;
     }
     for (int i = 0; i < params->count; i++) {
         values[i] = i < nargs ? args[i] : NULL;
     }
-    if (kwnames == NULL && nargs == params->nrequired) {
-        return true; /* the usual case */
-    }
-    if (kwnames != NULL && !take_keywords(params, state, args + nargs, kwnames, values)) {
-        return false;
-    }
-    for (int i = 0; i < params->nrequired; i++) {
-        if (values[i] == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'", params->function,
-                         py_name_text(params->names[i]));
+    Py_ssize_t nnames = kwnames != NULL ? PyTuple_Size(kwnames) : 0;
+    for (Py_ssize_t k = 0; k < nnames; k++) {
+        if (!take_keyword(params, PyTuple_GetItem(kwnames, k), args[nargs + k], values)) {
             return false;
         }
+    }
+    return check_required(params, values);
+}
+
+bool
+py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                PyObject *values[PY_PARAMS_MAX])
+{
+    if (!sort(params, args, nargs, kwnames, values)) {
+        return false;
     }
     for (int i = params->nrequired; i < params->count; i++) {
         values[i] = values[i] == Py_None ? NULL : values[i];
     }
     return true;
 }
+
+/* ---- what an argument becomes */
 
 bool
 py_params_int(const py_state *state, PyObject *value, int *number, const char *function, const char *name)
@@ -131,19 +136,23 @@ py_params_ints(const py_argument *argument, bool (*read)(const py_argument *item
 }
 
 bool
-py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
-               const char *name)
+py_params_check_rank(const py_state *state, int rank, int size, const char *function, const char *name)
 {
-    if (!py_params_int(state, value, rank, function, name)) {
-        return false;
-    }
-    if (*rank < 0 || *rank >= size) {
+    if (rank < 0 || rank >= size) {
         PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", function, name, *rank,
+                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", function, name, rank,
                      size - 1);
         return false;
     }
     return true;
+}
+
+bool
+py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
+               const char *name)
+{
+    return py_params_int(state, value, rank, function, name) &&
+           py_params_check_rank(state, *rank, size, function, name);
 }
 
 bool
@@ -157,4 +166,114 @@ py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char 
     }
     *is_set = is_true > 0;
     return true;
+}
+
+static bool
+read_string(const char *function, const py_param *param, PyObject *value, dd_bytes *string)
+{
+    if (!PyUnicode_Check(value)) {
+        py_raise_wrong_type(function, param->name, "str", value);
+        return false;
+    }
+    Py_ssize_t len;
+    const char *text = PyUnicode_AsUTF8AndSize(value, &len);
+    if (text != NULL) {
+        *string = dd_bytes_of(text, (size_t)len);
+    }
+    return text != NULL;
+}
+
+static bool
+read_text(const char *function, const py_param *param, PyObject *value)
+{
+    dd_bytes string;
+    if (!read_string(function, param, value, &string)) {
+        return false;
+    }
+    if (memchr(string.data, '\0', string.len) != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' contains a null character", function,
+                     param->name);
+        return false;
+    }
+    *(const char **)param->place = (const char *)string.data;
+    return true;
+}
+
+static bool
+read_bytes(const char *function, const py_param *param, PyObject *value)
+{
+    if (!PyBytes_Check(value)) {
+        py_raise_wrong_type(function, param->name, "bytes", value);
+        return false;
+    }
+    *(dd_bytes *)param->place = dd_bytes_of(PyBytes_AsString(value), (size_t)PyBytes_Size(value));
+    return true;
+}
+
+static bool
+read_value(py_state *state, const char *function, const py_param *param, PyObject *value)
+{
+    switch ((py_kind)param->kind) {
+    case PY_OBJECT:
+        *(PyObject **)param->place = value;
+        return true;
+    case PY_INT:
+        return py_params_int(state, value, param->place, function, param->name);
+    case PY_INT64:
+        return py_to_int64(value, param->place, function, param->name);
+    case PY_FLAG:
+        return py_params_flag(state, value, param->place, function, param->name);
+    case PY_TIMEOUT:
+        return py_to_timeout_ns(state, value, param->place, function, param->name);
+    case PY_TEXT:
+        return read_text(function, param, value);
+    case PY_STRING:
+        return read_string(function, param, value, param->place);
+    case PY_BYTES:
+        return read_bytes(function, param, value);
+    }
+    return false;
+}
+
+static bool
+read_values(const py_params *params, py_state *state, PyObject *const *values)
+{
+    for (int i = 0; i < params->count; i++) {
+        const py_param *param = &params->list[i];
+        bool is_absent =
+            values[i] == NULL || (values[i] == Py_None && i >= params->nrequired && param->kind != PY_FLAG);
+        if (!is_absent && !read_value(state, params->function, param, values[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+py_params_read(const py_params *params, py_state *state, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    PyObject *values[PY_PARAMS_MAX];
+    return sort(params, args, nargs, kwnames, values) && read_values(params, state, values);
+}
+
+bool
+py_params_read_tuple(const py_params *params, py_state *state, PyObject *args, PyObject *kwargs)
+{
+    PyObject *values[PY_PARAMS_MAX] = {NULL};
+    if (!check_positional(params, PyTuple_Size(args))) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++) {
+        values[i] = PyTuple_GetItem(args, i);
+    }
+    Py_ssize_t position = 0;
+    PyObject *name;
+    PyObject *value;
+    while (kwargs != NULL && PyDict_Next(kwargs, &position, &name, &value)) {
+        if (!take_keyword(params, name, value, values)) {
+            return false;
+        }
+    }
+    return check_required(params, values) && read_values(params, state, values);
 }

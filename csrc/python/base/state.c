@@ -42,3 +42,14 @@ py_state_timedelta(py_state *state)
     }
     return state->timedelta;
 }
+
+const char *
+py_name_text(py_name name)
+{
+    static const char *const texts[PY_NAME_COUNT] = {
+#define PY_NAME_TEXT(id, text) text,
+        PY_NAME_LIST(PY_NAME_TEXT)
+#undef PY_NAME_TEXT
+    };
+    return texts[name];
+}

@@ -28,8 +28,7 @@ typedef enum py_error_kind {
     PY_ERROR_COUNT,
 } py_error_kind;
 
-/* X(name, text): attributes and parameters that are looked up so often that their interned names are kept. The names
- * of parameters that take tensors are consecutive (py_name_is_tensor). */
+/* X(name, text): attributes that are looked up so often that their interned names are kept. */
 #define PY_NAME_LIST(X)                          \
     X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
     X(DLPACK, "__dlpack__")                      \
@@ -38,34 +37,8 @@ typedef enum py_error_kind {
     X(STREAM, "stream")                          \
     X(IS_NEG, "is_neg")                          \
     X(IS_CONJ, "is_conj")                        \
-    X(TENSOR, "tensor")                          \
-    X(TENSORS, "tensors")                        \
-    X(OUTPUT, "output")                          \
-    X(OUTPUTS, "outputs")                        \
-    X(OUTPUT_LIST, "output_list")                \
-    X(OUTPUT_LISTS, "output_lists")              \
-    X(INPUT, "input")                            \
-    X(INPUTS, "inputs")                          \
-    X(INPUT_LIST, "input_list")                  \
-    X(SPLIT_SIZES, "split_sizes")                \
-    X(OUTPUT_SPLIT_SIZES, "output_split_sizes")  \
-    X(INPUT_SPLIT_SIZES, "input_split_sizes")    \
-    X(ROOT, "root")                              \
-    X(OP, "op")                                  \
-    X(SRC, "src")                                \
-    X(DST, "dst")                                \
-    X(TAG, "tag")                                \
-    X(TIMEOUT, "timeout")                        \
-    X(TIMEOUT_MS, "timeout_ms")                  \
-    X(MATCH_DTYPE, "match_dtype")                \
     X(BASE, "base")                              \
-    X(OBJ, "obj")                                \
-    X(RANK, "rank")                              \
-    X(SRC_RANK, "src_rank")                      \
-    X(DST_RANK, "dst_rank")                      \
-    X(OFFSET, "offset")                          \
-    X(CHANNEL, "channel")                        \
-    X(ASYNC_OP, "async_op")
+    X(OBJ, "obj")
 
 typedef enum py_name {
 #define PY_NAME_ENUM(name, text) PY_NAME_##name,
@@ -73,6 +46,8 @@ typedef enum py_name {
 #undef PY_NAME_ENUM
         PY_NAME_COUNT,
 } py_name;
+
+const char *py_name_text(py_name name);
 
 /* Lives as long as the module. Objects keep the module alive, so a state taken from an object is valid. */
 typedef struct py_state {

@@ -2,6 +2,7 @@
 
 #include "python/base/convert.h"
 #include "python/base/object.h"
+#include "python/base/params.h"
 #include "python/tensor/dtype.h"
 
 #include <strings.h>
@@ -142,13 +143,14 @@ make_named(PyTypeObject *type, const char *name, PyObject *factor)
 static PyObject *
 reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"name", "factor", NULL};
     PyObject *name;
-    PyObject *factor = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:ReduceOp", keywords, &name, &factor)) {
+    PyObject *factor = NULL;
+    const py_params params =
+        PY_PARAMS("ReduceOp", 1, 2, {"name", PY_OBJECT, &name}, {"factor", PY_OBJECT, &factor});
+    if (!py_params_read_tuple(&params, NULL, args, kwargs)) {
         return NULL;
     }
-    if (Py_TYPE(name) == type && factor == Py_None) {
+    if (Py_TYPE(name) == type && factor == NULL) {
         return copy_op(type, (py_reduce_op *)name);
     }
     const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
@@ -158,17 +160,17 @@ reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         }
         return NULL;
     }
-    return make_named(type, text, factor != Py_None ? factor : NULL);
+    return make_named(type, text, factor);
 }
 
 /* ReduceOp.PREMUL_SUM(factor) */
 static PyObject *
 reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"factor", NULL};
     const py_reduce_op *self = (py_reduce_op *)object;
     PyObject *factor;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:ReduceOp", keywords, &factor)) {
+    const py_params params = PY_PARAMS("ReduceOp", 1, 1, {"factor", PY_OBJECT, &factor});
+    if (!py_params_read_tuple(&params, NULL, args, kwargs)) {
         return NULL;
     }
     if (self->op != DD_REDOP_PREMUL_SUM) {

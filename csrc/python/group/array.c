@@ -62,15 +62,16 @@ make_array(py_group *group, const dd_view *view, const foreign_memory *foreign)
 }
 
 PyObject *
-py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
+py_group_empty(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"shape", "dtype", NULL};
-    py_group *group = (py_group *)object;
+    py_group *group = (py_group *)self;
     py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
+    const py_params params =
+        PY_PARAMS("empty", 1, 2, {"shape", PY_OBJECT, &shape.value}, {"dtype", PY_OBJECT, &dtype});
     dd_view view;
     if (!py_group_require_cpu(group, "empty") ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape.value, &dtype) ||
+        !py_params_read(&params, group->state, args, nargs, kwnames) ||
         !py_memory_read_view(&shape, dtype, &view)) {
         return NULL;
     }
@@ -78,19 +79,21 @@ py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
-py_group_adopt(PyObject *object, PyObject *args)
+py_group_adopt(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_group *group = (py_group *)object;
+    py_group *group = (py_group *)self;
     py_argument nbytes = {.state = group->state, .function = "_adopt", .name = "nbytes"};
     dd_view view = {.dtype = DD_DTYPE_UINT8};
-    Py_ssize_t address;
+    int64_t address;
     foreign_memory foreign;
+    const py_params params = PY_PARAMS("_adopt", 3, 3, {"address", PY_INT64, &address},
+                                       {"fd", PY_INT, &foreign.fd}, {"nbytes", PY_OBJECT, &nbytes.value});
     if (!py_group_require_cpu(group, "_adopt") ||
-        !PyArg_ParseTuple(args, "niO:_adopt", &address, &foreign.fd, &nbytes.value) ||
+        !py_params_read(&params, group->state, args, nargs, kwnames) ||
         !py_memory_read_shape(&nbytes, &view)) {
         return NULL;
     }
-    foreign.at = (void *)address;
+    foreign.at = (void *)(intptr_t)address;
     return make_array(group, &view, &foreign);
 }
 
@@ -129,22 +132,22 @@ py_shared_array_view(PyObject *array, size_t start, const dd_view *shape)
 }
 
 static PyObject *
-shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
+shared_array_part(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"start", "shape", NULL};
     const py_memory_array *self = (const py_memory_array *)object;
     py_argument shape = {.state = self->state, .function = "part", .name = "shape"};
     dd_view view = {.dtype = self->memory->view.dtype};
-    Py_ssize_t start;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO:part", keywords, &start, &shape.value) ||
-        !py_memory_read_shape(&shape, &view)) {
+    int64_t start;
+    const py_params params =
+        PY_PARAMS("part", 2, 2, {"start", PY_INT64, &start}, {"shape", PY_OBJECT, &shape.value});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames) || !py_memory_read_shape(&shape, &view)) {
         return NULL;
     }
     size_t count = self->memory->view.count;
     if (start < 0 || (size_t)start > count || view.count > count - (size_t)start) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "part(): %zu elements from number %zd on do not fit into an array of %zu", view.count,
-                     start, count);
+                     "part(): %zu elements from number %lld on do not fit into an array of %zu", view.count,
+                     (long long)start, count);
         return NULL;
     }
     return py_shared_array_view(object, (size_t)start, &view);
@@ -221,7 +224,7 @@ shared_array_get_size(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef shared_array_methods[] = {
-    {"part", (PyCFunction)(void (*)(void))shared_array_part, METH_VARARGS | METH_KEYWORDS,
+    {"part", PY_FAST_METHOD(shared_array_part),
      "part($self, /, start, shape)\n--\n\n"
      "An array of this shape over the elements from number `start` on, in the same memory."},
     {"tolist", shared_array_to_list, METH_NOARGS,

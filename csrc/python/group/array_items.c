@@ -190,10 +190,10 @@ static bool
 put_array(PyObject *array, const span *at, PyObject *other)
 {
     PyObject *part = py_shared_array_view(array, at->start, &at->shape);
-    PyObject *arguments = part != NULL ? PyTuple_Pack(2, part, other) : NULL;
-    PyObject *done = arguments != NULL ? py_tensor_copy(((py_memory_array *)array)->module, arguments) : NULL;
+    PyObject *arguments[] = {part, other};
+    PyObject *done =
+        part != NULL ? py_tensor_copy(((py_memory_array *)array)->module, arguments, 2, NULL) : NULL;
     Py_XDECREF(done);
-    Py_XDECREF(arguments);
     Py_XDECREF(part);
     return done != NULL;
 }

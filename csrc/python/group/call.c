@@ -58,15 +58,23 @@ read_common(py_group_call *call)
             continue;
         }
         bool is_ok = true;
-        if (params->names[i] == PY_NAME_OP) {
-            PyObject **factor = call->group->nccl != NULL ? &call->factor : NULL;
-            is_ok = py_reduce_op_read(state, value, &call->reduction, factor, params->function);
-        } else if (params->names[i] == PY_NAME_ROOT) {
+        switch ((py_call_kind)params->list[i].kind) {
+        case PY_CALL_REDUCTION:
+            is_ok = py_reduce_op_read(state, value, &call->reduction,
+                                      call->group->nccl != NULL ? &call->factor : NULL, params->function);
+            break;
+        case PY_CALL_ROOT:
             is_ok = read_root(call, value);
-        } else if (params->names[i] == PY_NAME_TIMEOUT) {
+            break;
+        case PY_CALL_TIMEOUT:
             is_ok = py_to_timeout_ns(state, value, &call->timeout_ns, params->function, "timeout");
-        } else if (params->names[i] == PY_NAME_ASYNC_OP) {
+            break;
+        case PY_CALL_ASYNC:
             is_ok = read_async(call, value);
+            break;
+        case PY_CALL_TENSORS:
+        case PY_CALL_OTHER:
+            break;
         }
         if (!is_ok) {
             return false;
@@ -81,8 +89,7 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
-    return py_group_require_open(call->group) &&
-           py_params_parse(params, call->group->state, args, nargs, kwnames, call->values);
+    return py_group_require_open(call->group) && py_params_parse(params, args, nargs, kwnames, call->values);
 }
 
 /* The first tensor among the arguments; borrowed, or NULL. */
@@ -90,7 +97,7 @@ static PyObject *
 first_tensor(const py_group_call *call)
 {
     for (int i = 0; i < call->params->count; i++) {
-        PyObject *value = py_name_is_tensor(call->params->names[i]) ? call->values[i] : NULL;
+        PyObject *value = call->params->list[i].kind == PY_CALL_TENSORS ? call->values[i] : NULL;
         while (value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
             value = PySequence_Size(value) == 0 ? NULL
                     : PyList_Check(value)       ? PyList_GetItem(value, 0)

@@ -4,6 +4,25 @@
 
 #include "python/group/group.h"
 
+/* The kinds of the parameters of calls. */
+typedef enum py_call_kind {
+    PY_CALL_OTHER,
+    PY_CALL_TENSORS, /* a tensor, or a list of them */
+    PY_CALL_REDUCTION,
+    PY_CALL_ROOT,
+    PY_CALL_TIMEOUT,
+    PY_CALL_ASYNC,
+} py_call_kind;
+
+/* clang-format off */
+#define PY_OTHER(name) {#name, PY_CALL_OTHER, NULL}
+#define PY_TENSORS(name) {#name, PY_CALL_TENSORS, NULL}
+#define PY_REDUCTION {"op", PY_CALL_REDUCTION, NULL}
+#define PY_ROOT {"root", PY_CALL_ROOT, NULL}
+#define PY_TIME_LIMIT {"timeout", PY_CALL_TIMEOUT, NULL}
+#define PY_ASYNC {"async_op", PY_CALL_ASYNC, NULL}
+/* clang-format on */
+
 /* Lives on the stack of the method. */
 typedef struct py_group_call {
     py_group *group;

@@ -21,23 +21,24 @@ read_settings(const char *function)
 
 /* The options borrow from `values`. False with an exception. */
 static bool
-read_options(PyObject *values, dd_connect_options *options)
+read_options(py_state *state, PyObject *values, dd_connect_options *options)
 {
     int first_port;
     int last_port;
-    int has_shm;
+    bool has_shm;
     int waiting;
-    Py_ssize_t secret_len;
-    const char *secret;
-    if (!PyArg_ParseTuple(values, "siipisy#i", &options->ifnames, &first_port, &last_port, &has_shm,
-                          &options->nlanes, &options->congestion, &secret, &secret_len, &waiting)) {
+    const py_params params = PY_PARAMS("connection", 8, 8, {"ifnames", PY_TEXT, &options->ifnames},
+                                       {"first_port", PY_INT, &first_port}, {"last_port", PY_INT, &last_port},
+                                       {"has_shm", PY_FLAG, &has_shm}, {"nlanes", PY_INT, &options->nlanes},
+                                       {"congestion", PY_TEXT, &options->congestion},
+                                       {"secret", PY_BYTES, &options->secret}, {"waiting", PY_INT, &waiting});
+    if (!py_params_read_tuple(&params, state, values, NULL)) {
         return false;
     }
     options->first_port = (uint16_t)first_port;
     options->last_port = (uint16_t)last_port;
-    options->is_shm_disabled = has_shm == 0;
+    options->is_shm_disabled = !has_shm;
     options->waiting = (dd_spin_policy)waiting;
-    options->secret = dd_bytes_of(secret, (size_t)secret_len);
     options->ring_nbytes = RING_NBYTES;
     options->timeout_ns = HANDSHAKE_TIMEOUT_NS;
     return true;
@@ -51,7 +52,7 @@ open_engine(py_state *state)
     PyObject *values = runtime != NULL ? read_settings("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;
-    if (values != NULL && read_options(values, &options)) {
+    if (values != NULL && read_options(state, values, &options)) {
         dd_error err;
         dd_status status = dd_engine_open(&options, &engine, &err);
         engine = py_error_check_of_group(state, status, &err) ? engine : NULL;

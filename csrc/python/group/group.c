@@ -69,16 +69,6 @@ py_group_serving(py_group *self, PyObject *tensor, const char *function)
     return is_on_device < 0 ? NULL : is_on_device > 0 ? self->device_group : self;
 }
 
-bool
-py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function)
-{
-    if (value == NULL || value == Py_None) {
-        *timeout_ns = -1;
-        return true;
-    }
-    return py_to_timeout_ns(self->state, value, timeout_ns, function, "timeout");
-}
-
 int64_t
 py_group_timeout_or_own(const py_group *self, int64_t timeout_ns)
 {

@@ -77,9 +77,6 @@ int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 /* The group that serves the tensor's device: this one or its device group (borrowed). NULL with an exception. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* Reads a time-out. NULL or None gives -1, which means the group's own. False with an exception. */
-bool py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function);
-
 /* Makes the object stand for a group, which it has taken over. */
 void py_group_become(py_group *self, const py_group_kind *kind, int rank, int size);
 /* The open groups of a kind: a new list, NULL with an exception. */
@@ -109,16 +106,16 @@ PY_GROUP_METHOD(send);
 PY_GROUP_METHOD(recv);
 PY_GROUP_METHOD(isend);
 PY_GROUP_METHOD(irecv);
+PY_GROUP_METHOD(monitored_barrier);
+PY_GROUP_METHOD(empty);
+PY_GROUP_METHOD(adopt);
+PY_GROUP_METHOD(close);
 
-PyObject *py_group_monitored_barrier(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_set_recorder(PyObject *object, PyObject *recorder);
-PyObject *py_group_close(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_repr(PyObject *object);
 PyObject *py_group_find_serving(PyObject *object, PyObject *tensor);
 extern PyGetSetDef py_group_getset[];
-PyObject *py_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
-PyObject *py_group_adopt(PyObject *self, PyObject *args);
 
 #endif

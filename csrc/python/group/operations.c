@@ -50,8 +50,7 @@ enum operation_number {
 /* clang-format on */
 
 #define UNWRAP(...) __VA_ARGS__
-#define COUNT_OF(parameters) \
-    ((int)(sizeof((py_name[]){UNWRAP parameters PY_NAME_COUNT}) / sizeof(py_name)) - 1)
+#define COUNT_OF(parameters) ((int)(sizeof((const py_param[]){UNWRAP parameters}) / sizeof(py_param)))
 #define OPERATION(name, kind, type, call, former, told, one, required, parameters, in, out, ...) \
     {.c10d_call = call,                                                                          \
      .c10d_former = former,                                                                      \
@@ -62,7 +61,7 @@ enum operation_number {
              .nrequired = required,                                                              \
              .npositional = COUNT_OF(parameters),                                                \
              .count = COUNT_OF(parameters) + 2,                                                  \
-             .names = {UNWRAP parameters PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}},                    \
+             .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT, PY_ASYNC}},             \
      .plan = {.function = "plan_" #name,                                                         \
               .op_type = type,                                                                   \
               .recorded = told,                                                                  \
@@ -70,7 +69,7 @@ enum operation_number {
               .npositional = COUNT_OF(parameters),                                               \
               .count = COUNT_OF(parameters) + 1,                                                 \
               .is_plan = true,                                                                   \
-              .names = {UNWRAP parameters PY_NAME_TIMEOUT}},                                     \
+              .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT}},                      \
      .coll = DD_COLL_##kind,                                                                     \
      .input = in,                                                                                \
      .output = out},
@@ -118,8 +117,7 @@ check_roots_argument(const py_group_call *call, int value)
     PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                  is_there ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
                           : "%s(): argument '%s' must be given on rank %d, the root (%d)",
-                 call->params->function, py_name_text(call->params->names[value]), call->group->rank,
-                 call->root);
+                 call->params->function, call->params->list[value].name, call->group->rank, call->root);
     return false;
 }
 
@@ -167,7 +165,7 @@ add_tensors(const py_group_call *call, const side_row *row, py_use use, const si
         return true;
     }
     PyObject *value = call->values[row->value];
-    const char *name = py_name_text(call->params->names[row->value]);
+    const char *name = call->params->list[row->value].name;
     size_t nbefore =
         operands->npieces / (before != NULL && before->kind == SIDE_LISTS ? group_size(call) : 1);
     switch (row->kind) {
@@ -259,8 +257,8 @@ check_together(const py_group_call *call, int together, size_t together_piece, s
     }
     PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                  "%s(): argument '%s' has %zu elements, but %d ranks with %zu each need another number",
-                 call->params->function, py_name_text(call->params->names[together]),
-                 count_of(call, together_piece), call->group->size, count_of(call, one_piece));
+                 call->params->function, call->params->list[together].name, count_of(call, together_piece),
+                 call->group->size, count_of(call, one_piece));
     return false;
 }
 
@@ -276,7 +274,7 @@ raise_split_sum(const py_group_call *call, int value, const char *what, size_t s
     PyErr_Format(
         call->group->state->errors[PY_ERROR_ARGUMENT],
         "%s(): argument '%s': Split sizes doesn't match total dim 0 size: they make %zu, and %s has %zu",
-        call->params->function, py_name_text(call->params->names[value]), sum, what, nrows);
+        call->params->function, call->params->list[value].name, sum, what, nrows);
     return false;
 }
 
@@ -284,7 +282,7 @@ raise_split_sum(const py_group_call *call, int value, const char *what, size_t s
 static bool
 read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *sizes, size_t *sum)
 {
-    const char *name = py_name_text(call->params->names[value]);
+    const char *name = call->params->list[value].name;
     *sum = 0;
     for (Py_ssize_t k = 0; k < call->group->size; k++) {
         int64_t nrows;
@@ -315,7 +313,7 @@ static bool
 check_splits(const py_group_call *call, int value)
 {
     PyObject *splits = call->values[value];
-    const char *name = py_name_text(call->params->names[value]);
+    const char *name = call->params->list[value].name;
     if (!PyList_Check(splits) && !PyTuple_Check(splits)) {
         py_raise_wrong_type(call->params->function, name, "a list or tuple of int", splits);
         return false;
@@ -427,7 +425,7 @@ make_names(const py_params *params)
 {
     PyObject *names = PyTuple_New(params->npositional);
     for (int i = 0; names != NULL && i < params->npositional; i++) {
-        PyObject *name = PyUnicode_FromString(py_name_text(params->names[i]));
+        PyObject *name = PyUnicode_FromString(params->list[i].name);
         if (name == NULL || PyTuple_SetItem(names, i, name) < 0) {
             Py_CLEAR(names);
         }

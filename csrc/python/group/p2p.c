@@ -138,43 +138,37 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     return prepare_and_run(&call, &message);
 }
 
-#define MESSAGE(name, sends, returns_at_once, required, ...)                                                 \
-    PY_GROUP_METHOD(name)                                                                                    \
-    {                                                                                                        \
-        static const py_params params = {.function = #name,                                                  \
-                                         .op_type = sends ? PY_OP_TYPE_SEND : PY_OP_TYPE_RECV,               \
-                                         .nrequired = required,                                              \
-                                         .npositional = 3,                                                   \
-                                         .count = (int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)), \
-                                         .is_async = returns_at_once,                                        \
-                                         .names = {__VA_ARGS__}};                                            \
-        return call_message(&params, sends, self, args, nargs, kwnames);                                     \
+#define MESSAGE(name, sends, returns_at_once, required, ...)             \
+    PY_GROUP_METHOD(name)                                                \
+    {                                                                    \
+        py_params params = PY_PARAMS(#name, required, 3, __VA_ARGS__);   \
+        params.op_type = sends ? PY_OP_TYPE_SEND : PY_OP_TYPE_RECV;      \
+        params.is_async = returns_at_once;                               \
+        return call_message(&params, sends, self, args, nargs, kwnames); \
     }
-#define SEND_NAMES PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT
-#define RECV_NAMES PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE
+#define SEND_NAMES PY_TENSORS(tensor), PY_OTHER(dst), PY_OTHER(tag), PY_TIME_LIMIT
+#define RECV_NAMES PY_TENSORS(tensor), PY_OTHER(src), PY_OTHER(tag), PY_TIME_LIMIT, PY_OTHER(match_dtype)
 
 MESSAGE(send, true, false, 2, SEND_NAMES)
 MESSAGE(isend, true, true, 2, SEND_NAMES)
 MESSAGE(recv, false, false, 1, RECV_NAMES)
 MESSAGE(irecv, false, true, 1, RECV_NAMES)
 
-PyObject *
-py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+PY_GROUP_METHOD(monitored_barrier)
 {
-    static char *keywords[] = {"timeout", "wait_all_ranks", NULL};
-    py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
-    int is_all = 0;
-    int64_t timeout_ns;
-    if (!py_group_require_cpu(self, "monitored_barrier") || !py_group_require_usable(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:monitored_barrier", keywords, &timeout, &is_all) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "monitored_barrier")) {
+    py_group *group = (py_group *)self;
+    int64_t timeout_ns = -1;
+    bool is_all = false;
+    const py_params params = PY_PARAMS("monitored_barrier", 0, 2, {"timeout", PY_TIMEOUT, &timeout_ns},
+                                       {"wait_all_ranks", PY_FLAG, &is_all});
+    if (!py_group_require_cpu(group, "monitored_barrier") || !py_group_require_usable(group) ||
+        !py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
     py_wait wait;
     dd_error err;
-    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
+    py_wait_init(&wait, group->state, DD_NEVER_NS, true);
     dd_status status =
-        PY_WITHOUT_GIL(dd_group_monitored_barrier(self->group, timeout_ns, is_all != 0, &wait.wait, &err));
+        PY_WITHOUT_GIL(dd_group_monitored_barrier(group->group, timeout_ns, is_all, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }

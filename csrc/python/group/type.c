@@ -98,45 +98,18 @@ typedef struct open_arguments {
     dd_selection selection;
 } open_arguments;
 
-static bool
-read_name(PyObject *value, dd_bytes *name, const char *function)
-{
-    Py_ssize_t len;
-    const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &len) : NULL;
-    if (text == NULL) {
-        if (PyErr_Occurred() == NULL) {
-            py_raise_wrong_type(function, "name", "str", value);
-        }
-        return false;
-    }
-    *name = dd_bytes_of(text, (size_t)len);
-    return true;
-}
-
 static int64_t
 smaller(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Meeting the other ranks takes the store's time-out by default, or the group's if that is shorter. False with an
- * exception. */
-static bool
-read_times(py_state *state, PyObject *timeout, PyObject *connect_timeout, dd_store *store,
-           open_arguments *arguments)
+/* Meeting the other ranks takes the store's time-out by default, or the group's if that is shorter. */
+static int64_t
+default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 {
-    arguments->options.timeout_ns = DD_GROUP_DEFAULT_TIMEOUT_NS;
-    if (timeout != Py_None &&
-        !py_to_timeout_ns(state, timeout, &arguments->options.timeout_ns, "Group", "timeout")) {
-        return false;
-    }
-    if (connect_timeout != Py_None) {
-        return py_to_timeout_ns(state, connect_timeout, &arguments->connect_timeout_ns, "Group",
-                                "connect_timeout");
-    }
     int64_t store_ns = store != NULL ? store->ops->get_timeout_ns(store) : DD_STORE_DEFAULT_TIMEOUT_NS;
-    arguments->connect_timeout_ns = smaller(arguments->options.timeout_ns, store_ns);
-    return true;
+    return smaller(arguments->options.timeout_ns, store_ns);
 }
 
 static int
@@ -171,24 +144,22 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
 static int
 group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"store", "rank", "size", "timeout", "name", "connect_timeout", NULL};
     py_group *self = (py_group *)object;
     PyObject *store_object;
-    PyObject *rank;
-    PyObject *size;
-    PyObject *timeout = Py_None;
-    PyObject *name = NULL;
-    PyObject *connect_timeout = Py_None;
-    open_arguments arguments = {.options.name = dd_bytes_of_string("default")};
+    open_arguments arguments = {
+        .options = {.name = dd_bytes_of_string("default"), .timeout_ns = DD_GROUP_DEFAULT_TIMEOUT_NS},
+        .connect_timeout_ns = -1,
+    };
+    const py_params params =
+        PY_PARAMS("Group", 3, 3, {"store", PY_OBJECT, &store_object}, {"rank", PY_INT, &arguments.rank},
+                  {"size", PY_INT, &arguments.size}, {"timeout", PY_TIMEOUT, &arguments.options.timeout_ns},
+                  {"name", PY_STRING, &arguments.options.name},
+                  {"connect_timeout", PY_TIMEOUT, &arguments.connect_timeout_ns});
     if (self->group != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOO:Group", keywords, &store_object, &rank, &size,
-                                     &timeout, &name, &connect_timeout) ||
-        !py_params_int(self->state, rank, &arguments.rank, "Group", "rank") ||
-        !py_params_int(self->state, size, &arguments.size, "Group", "size") ||
-        (name != NULL && !read_name(name, &arguments.options.name, "Group"))) {
+    if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
         return -1;
     }
     dd_store *store = NULL;
@@ -198,9 +169,10 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
             return -1;
         }
     }
-    int rc = read_times(self->state, timeout, connect_timeout, store, &arguments)
-                 ? open_group(self, store, &arguments)
-                 : -1;
+    if (arguments.connect_timeout_ns < 0) {
+        arguments.connect_timeout_ns = default_connect_timeout_ns(&arguments, store);
+    }
+    int rc = open_group(self, store, &arguments);
     py_store_drop(store);
     if (rc == 0) {
         self->store = Py_NewRef(store_object);
@@ -277,45 +249,47 @@ split(py_group *self, const int *ranks, int count, const dd_group_options *optio
 }
 
 static PyObject *
-group_split(PyObject *object, PyObject *args, PyObject *kwargs)
+group_split(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"ranks", "name", "timeout", NULL};
     py_group *self = (py_group *)object;
     PyObject *ranks_object;
-    PyObject *name = Py_None;
-    PyObject *timeout = Py_None;
-    dd_group_options options = {.timeout_ns = 0};
+    dd_group_options options = {.timeout_ns = -1};
+    const py_params params =
+        PY_PARAMS("split", 1, 3, {"ranks", PY_OBJECT, &ranks_object}, {"name", PY_STRING, &options.name},
+                  {"timeout", PY_TIMEOUT, &options.timeout_ns});
     int count;
-    if (!py_group_require_cpu(self, "split") ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:split", keywords, &ranks_object, &name, &timeout) ||
-        !py_group_read_timeout(self, timeout, &options.timeout_ns, "split") ||
+    if (!py_group_require_cpu(self, "split") || !py_params_read(&params, self->state, args, nargs, kwnames) ||
         !py_engine_read_selection(self->state, &options.selection)) {
         return NULL;
     }
     options.timeout_ns = py_group_timeout_or_own(self, options.timeout_ns);
     int *ranks = py_group_read_ranks(self, ranks_object, &count, "split", "ranks");
-    PyObject *part = NULL;
-    if (ranks != NULL) {
-        PyObject *text =
-            name != Py_None ? Py_NewRef(name) : py_group_name_part(self, ranks, count, MAX_NAMED_RANKS);
-        if (text != NULL && read_name(text, &options.name, "split")) {
-            part = split(self, ranks, count, &options);
-        }
-        Py_XDECREF(text);
+    if (ranks == NULL) {
+        return NULL;
     }
+    PyObject *made = NULL;
+    if (options.name.data == NULL) {
+        Py_ssize_t len = 0;
+        made = py_group_name_part(self, ranks, count, MAX_NAMED_RANKS);
+        const char *text = made != NULL ? PyUnicode_AsUTF8AndSize(made, &len) : NULL;
+        options.name = dd_bytes_of(text, (size_t)len);
+    }
+    PyObject *part = options.name.data != NULL ? split(self, ranks, count, &options) : NULL;
+    Py_XDECREF(made);
     PyMem_Free(ranks);
     return part;
 }
 
 static PyObject *
-group_describe(PyObject *object, PyObject *args)
+group_describe(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     const py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
         return NULL;
     }
     dd_recorder_group_info info = {.kind = self->kind->recorded_name, .rank = self->rank, .size = self->size};
-    return py_recorder_describe(self->state, self->kind->find_recorder_group(self), &info, args);
+    return py_recorder_describe(self->state, self->kind->find_recorder_group(self), &info, args, nargs,
+                                kwnames);
 }
 
 /* ---- the end, of groups of both kinds */
@@ -335,19 +309,15 @@ close_now(py_group *self, int64_t timeout_ns)
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
-PyObject *
-py_group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+PY_GROUP_METHOD(close)
 {
-    static char *keywords[] = {"timeout", NULL};
-    py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
-    int64_t timeout_ns;
-    if (!py_group_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
+    py_group *group = (py_group *)self;
+    int64_t timeout_ns = -1;
+    const py_params params = PY_PARAMS("close", 0, 1, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_group_require_open(group) || !py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
-    return close_now(self, timeout_ns >= 0 ? timeout_ns : self->kind->close_timeout_ns);
+    return close_now(group, timeout_ns >= 0 ? timeout_ns : group->kind->close_timeout_ns);
 }
 
 bool
@@ -363,19 +333,19 @@ py_group_abort(py_group *self, const char *reason, int64_t timeout_ns)
 }
 
 static PyObject *
-group_close(PyObject *object, PyObject *args, PyObject *kwargs)
+group_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    return py_group_require_cpu((py_group *)object, "close") ? py_group_close(object, args, kwargs) : NULL;
+    return py_group_require_cpu((py_group *)object, "close") ? py_group_close(object, args, nargs, kwnames)
+                                                             : NULL;
 }
 
 static PyObject *
-group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
+group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"reason", NULL};
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
-    if (!py_group_require_cpu(self, "abort") ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|s:abort", keywords, &reason)) {
+    const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
+    if (!py_group_require_cpu(self, "abort") || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
@@ -402,18 +372,21 @@ abort_by_exception(py_group *self, PyObject *type, PyObject *value)
 }
 
 static PyObject *
-group_exit(PyObject *object, PyObject *args)
+group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_group *self = (py_group *)object;
-    PyObject *exception[3];
-    if (!PyArg_ParseTuple(args, "OOO", &exception[0], &exception[1], &exception[2]) ||
-        !py_group_require_open(self)) {
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    const py_params params = PY_PARAMS("__exit__", 3, 3, {"type", PY_OBJECT, &type},
+                                       {"value", PY_OBJECT, &value}, {"traceback", PY_OBJECT, &traceback});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames) || !py_group_require_open(self)) {
         return NULL;
     }
-    if (exception[0] == Py_None) {
+    if (type == Py_None) {
         return close_now(self, self->kind->close_timeout_ns);
     }
-    if (!abort_by_exception(self, exception[0], exception[1])) {
+    if (!abort_by_exception(self, type, value)) {
         return NULL;
     }
     self->is_closed = true;
@@ -451,8 +424,7 @@ static PyMethodDef group_methods[] = {
            "Starts to send, and returns a Work at once."),
     METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
            "Starts to receive, and returns a Work at once."),
-    {"monitored_barrier", (PyCFunction)(void (*)(void))py_group_monitored_barrier,
-     METH_VARARGS | METH_KEYWORDS,
+    {"monitored_barrier", PY_FAST_METHOD(py_group_monitored_barrier),
      "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\n"
      "A barrier whose error on rank 0 names the first rank that is missing, or all of them with wait_all_ranks."},
     {"batch_isend_irecv", (PyCFunction)(void (*)(void))py_group_batch_isend_irecv,
@@ -466,25 +438,25 @@ static PyMethodDef group_methods[] = {
      "_set_recorder($self, recorder, /)\n--\n\nWho records the calls of this thread; returns who did before."},
     {"_serving", py_group_find_serving, METH_O,
      "_serving($self, tensor, /)\n--\n\nThe group that serves the tensor's device: this one, or that beside it."},
-    {"empty", (PyCFunction)(void (*)(void))py_group_empty, METH_VARARGS | METH_KEYWORDS,
+    {"empty", PY_FAST_METHOD(py_group_empty),
      "empty($self, shape, dtype='float32')\n--\n\n"
      "Makes a SharedArray of zeros. The ranks of this host share its memory, so collectives on it copy less."},
-    {"_adopt", py_group_adopt, METH_VARARGS,
-     "_adopt($self, address, fd, nbytes, /)\n--\n\n"
+    {"_adopt", PY_FAST_METHOD(py_group_adopt),
+     "_adopt($self, address, fd, nbytes)\n--\n\n"
      "A SharedArray of the bytes at an address, which is a shared mapping of fd, the caller's alone, and stays where it is."},
-    {"split", (PyCFunction)(void (*)(void))group_split, METH_VARARGS | METH_KEYWORDS,
+    {"split", PY_FAST_METHOD(group_split),
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
      "Makes a group of these ranks, in this order. Only they call it."},
-    {"_describe", group_describe, METH_VARARGS,
-     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the group is called in dumps of the flight recorder."},
-    {"abort", (PyCFunction)(void (*)(void))group_abort, METH_VARARGS | METH_KEYWORDS,
+    {"_describe", PY_FAST_METHOD(group_describe),
+     "_describe($self, name, desc, global_ranks)\n--\n\nWhat the group is called in dumps of the flight recorder."},
+    {"abort", PY_FAST_METHOD(group_abort),
      "abort($self, reason='abort() was called')\n--\n\n"
      "Ends all operations at once, here and on the other ranks, with a DistAbortedError. May be called from any thread."},
-    {"close", (PyCFunction)(void (*)(void))group_close, METH_VARARGS | METH_KEYWORDS,
+    {"close", PY_FAST_METHOD(group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for the operations that are under way (10 s unless a timeout is given) and leaves the group. May be called from any thread."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", group_exit, METH_VARARGS,
+    {"__exit__", PY_FAST_METHOD(group_exit),
      "__exit__($self, *exception)\n--\n\nCloses the group; after an exception it aborts it, and the other ranks hear why."},
     {NULL, NULL, 0, NULL},
 };

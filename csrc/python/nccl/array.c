@@ -67,22 +67,20 @@ make_memory(py_group *group, dd_view *view, int device)
 }
 
 PyObject *
-py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
+py_nccl_group_empty(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"shape", "dtype", "device", NULL};
     py_group *group = (py_group *)object;
     py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
-    PyObject *device_object = Py_None;
+    PyObject *device_object = NULL;
+    const py_params params = PY_PARAMS("empty", 1, 3, {"shape", PY_OBJECT, &shape.value},
+                                       {"dtype", PY_OBJECT, &dtype}, {"device", PY_OBJECT, &device_object});
     dd_view view;
     int device;
-    if (!py_group_require_open(group) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape.value, &dtype,
-                                     &device_object) ||
+    if (!py_group_require_open(group) || !py_params_read(&params, group->state, args, nargs, kwnames) ||
         !py_memory_read_view(&shape, dtype, &view) ||
-        !(device_object == Py_None
-              ? py_nccl_group_choose_device(group, &device)
-              : py_params_int(group->state, device_object, &device, "empty", "device"))) {
+        !(device_object == NULL ? py_nccl_group_choose_device(group, &device)
+                                : py_params_int(group->state, device_object, &device, "empty", "device"))) {
         return NULL;
     }
     py_memory *memory = make_memory(group, &view, device);

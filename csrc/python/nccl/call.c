@@ -297,16 +297,14 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
 }
 
 PyObject *
-py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
+py_nccl_group_end_coalescing(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"timeout", "async_op", NULL};
     py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
-    int is_async = 1;
-    int64_t timeout_ns;
-    if (!py_group_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$Op:end_coalescing", keywords, &timeout, &is_async) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "end_coalescing")) {
+    int64_t timeout_ns = -1;
+    bool is_async = true;
+    const py_params params = PY_PARAMS("end_coalescing", 0, 0, {"timeout", PY_TIMEOUT, &timeout_ns},
+                                       {"async_op", PY_FLAG, &is_async});
+    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     py_nccl_batch *batch = find_batch(self->nccl);
@@ -316,7 +314,7 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     take_out(self->nccl, batch);
-    return run_batch(self, batch, timeout_ns, is_async != 0);
+    return run_batch(self, batch, timeout_ns, is_async);
 }
 
 PyObject *
@@ -399,8 +397,7 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
 static bool
 read_device_ids(py_group *self, PyObject *device_ids, int *device)
 {
-    bool is_given = device_ids != NULL && device_ids != Py_None;
-    Py_ssize_t ngiven = is_given ? PySequence_Size(device_ids) : 0;
+    Py_ssize_t ngiven = device_ids != NULL ? PySequence_Size(device_ids) : 0;
     if (ngiven <= 0) {
         return ngiven == 0 && py_nccl_group_choose_device(self, device);
     }
@@ -434,21 +431,19 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
 }
 
 PyObject *
-py_nccl_group_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+py_nccl_group_barrier(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"timeout", "async_op", "device_ids", NULL};
     py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
     PyObject *device_ids = NULL;
-    int is_async = 0;
-    int64_t timeout_ns;
+    bool is_async = false;
+    int64_t timeout_ns = -1;
+    const py_params params =
+        PY_PARAMS("barrier", 0, 0, {"timeout", PY_TIMEOUT, &timeout_ns}, {"async_op", PY_FLAG, &is_async},
+                  {"device_ids", PY_OBJECT, &device_ids});
     int device;
-    if (!py_group_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$OpO:barrier", keywords, &timeout, &is_async,
-                                     &device_ids) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "barrier") ||
+    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames) ||
         !read_device_ids(self, device_ids, &device)) {
         return NULL;
     }
-    return run_barrier(self, device, timeout_ns, is_async != 0);
+    return run_barrier(self, device, timeout_ns, is_async);
 }

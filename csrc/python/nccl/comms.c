@@ -23,20 +23,18 @@ require_team(const py_nccl_comms *self)
 static int
 comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"devices", "timeout", NULL};
     py_nccl_comms *self = (py_nccl_comms *)object;
     PyObject *list;
-    PyObject *timeout = NULL;
     int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
+    const py_params params =
+        PY_PARAMS("NcclComms", 1, 2, {"devices", PY_OBJECT, &list}, {"timeout", PY_TIMEOUT, &timeout_ns});
     int count;
     py_nccl *nccl;
     if (self->team != NULL || self->is_closed) {
         PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was already called on this object");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:NcclComms", keywords, &list, &timeout) ||
-        (timeout != NULL && timeout != Py_None &&
-         !py_to_timeout_ns(self->state, timeout, &timeout_ns, "NcclComms", "timeout")) ||
+    if (!py_params_read_tuple(&params, self->state, args, kwargs) ||
         (nccl = py_nccl_get(self->state)) == NULL) {
         return -1;
     }
@@ -119,7 +117,8 @@ run_team(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error
 }
 
 static PyObject *
-comms_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
+comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args, Py_ssize_t nargs,
+          PyObject *kwnames)
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
     dd_nccl_team *team = require_team(self);
@@ -135,7 +134,7 @@ comms_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team
                                         .ctx = team,
                                         .run = run_team};
     self->ncalls++;
-    PyObject *result = py_nccl_team_run(&target, coll, args, kwargs);
+    PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
     end_call(self);
     PyMem_Free(devices);
     return result;
@@ -187,12 +186,13 @@ comms_close(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-comms_abort(PyObject *object, PyObject *args)
+comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
     const char *reason = "abort() was called";
     dd_nccl_team *team = self->team;
-    if (!PyArg_ParseTuple(args, "|s:abort", &reason)) {
+    const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     if (team == NULL) {
@@ -243,22 +243,22 @@ comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
     "\n\nThe operation goes into `streams`, one for each device, or into those that the tensors' libraries work on. Nothing waits."
 
 static PyMethodDef comms_methods[] = {
-    {"all_reduce", PY_NCCL_KEYWORDS(comms_all_reduce),
+    {"all_reduce", PY_FAST_METHOD(comms_all_reduce),
      "all_reduce($self, tensors, op='sum', streams=None)\n--\n\nReduces the tensors of all devices, in place." ON_STREAMS},
-    {"broadcast", PY_NCCL_KEYWORDS(comms_broadcast),
+    {"broadcast", PY_FAST_METHOD(comms_broadcast),
      "broadcast($self, tensors, root=0, streams=None)\n--\n\nCopies tensors[root] to every tensor." ON_STREAMS},
-    {"reduce", PY_NCCL_KEYWORDS(comms_reduce),
+    {"reduce", PY_FAST_METHOD(comms_reduce),
      "reduce($self, tensors, root=0, op='sum', streams=None)\n--\n\nReduces the tensors into tensors[root]." ON_STREAMS},
-    {"all_gather", PY_NCCL_KEYWORDS(comms_all_gather),
+    {"all_gather", PY_FAST_METHOD(comms_all_gather),
      "all_gather($self, outputs, inputs, streams=None)\n--\n\n"
      "Copies all inputs to every output, one after another in the order of the devices." ON_STREAMS},
-    {"reduce_scatter", PY_NCCL_KEYWORDS(comms_reduce_scatter),
+    {"reduce_scatter", PY_FAST_METHOD(comms_reduce_scatter),
      "reduce_scatter($self, outputs, inputs, op='sum', streams=None)\n--\n\n"
      "Reduces the inputs, and gives the k-th part of the result to output k." ON_STREAMS},
     {"split", comms_split, METH_NOARGS,
      "split($self, /)\n--\n\nReturns the communicators: an NcclRankComm for each device, each for one thread. This object has none afterwards."},
-    {"abort", comms_abort, METH_VARARGS,
-     "abort($self, reason='abort() was called', /)\n--\n\nEnds unfinished operations with errors. May be called from any thread."},
+    {"abort", PY_FAST_METHOD(comms_abort),
+     "abort($self, reason='abort() was called')\n--\n\nEnds unfinished operations with errors. May be called from any thread."},
     {"close", comms_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicators."},
     {"__enter__", comms_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", comms_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses the communicators."},

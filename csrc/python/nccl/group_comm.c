@@ -33,11 +33,11 @@ py_nccl_comm_connect(py_group *self, int device)
 
 PY_NCCL_METHOD(connect)
 {
-    static char *keywords[] = {"device", NULL};
     PyObject *device_object = NULL;
+    const py_params params = PY_PARAMS("connect", 0, 1, {"device", PY_OBJECT, &device_object});
     int device;
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:connect", keywords, &device_object) ||
+    if (!py_params_read(&params, group->state, args, nargs, kwnames) ||
         !py_nccl_comm_read_device(group, device_object, &device, "connect")) {
         return NULL;
     }
@@ -177,16 +177,17 @@ read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, voi
 
 PY_NCCL_METHOD(register)
 {
-    static char *keywords[] = {"memory", "nbytes", "is_window", NULL};
     PyObject *memory;
     PyObject *nbytes_object = NULL;
-    int is_window = 0;
+    bool is_window = false;
+    const py_params params =
+        PY_PARAMS("register", 1, 2, {"memory", PY_OBJECT, &memory}, {"nbytes", PY_OBJECT, &nbytes_object},
+                  {"is_window", PY_FLAG, &is_window});
     void *data;
     size_t nbytes;
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$p:register", keywords, &memory, &nbytes_object,
-                                     &is_window) ||
-        !read_memory(group, memory, nbytes_object == Py_None ? NULL : nbytes_object, &data, &nbytes)) {
+    if (!py_params_read(&params, group->state, args, nargs, kwnames) ||
+        !read_memory(group, memory, nbytes_object, &data, &nbytes)) {
         return NULL;
     }
     dd_nccl_comm *comm = find(group, "register");
@@ -197,11 +198,11 @@ PY_NCCL_METHOD(register)
     py_wait wait;
     dd_error err;
     py_wait_init(&wait, group->state, dd_nccl_group_get_timeout_ns(group->nccl->group), true);
-    dd_status status = PY_WITHOUT_GIL(
-        dd_nccl_comm_register(comm, data, nbytes, is_window != 0, &registration, &wait.wait, &err));
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_comm_register(comm, data, nbytes, is_window, &registration, &wait.wait, &err));
     bool is_ok = py_group_finish_wait(&wait, status, &err);
     if (!is_ok && status == DD_OK) { /* it was registered, but a signal handler raised */
-        (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL));
+        (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);
     return is_ok ? PyLong_FromVoidPtr(registration) : NULL;
@@ -209,21 +210,21 @@ PY_NCCL_METHOD(register)
 
 PY_NCCL_METHOD(deregister)
 {
-    static char *keywords[] = {"registration", "is_window", NULL};
-    PyObject *number;
-    int is_window = 0;
+    int64_t number;
+    bool is_window = false;
+    const py_params params = PY_PARAMS("deregister", 1, 1, {"registration", PY_INT64, &number},
+                                       {"is_window", PY_FLAG, &is_window});
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$p:deregister", keywords, &PyLong_Type, &number,
-                                     &is_window)) {
+    if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
-    void *registration = PyLong_AsVoidPtr(number);
+    void *registration = (void *)(intptr_t)number;
     dd_nccl_comm *comm = registration != NULL ? find(group, "deregister") : NULL;
     if (comm == NULL) {
         return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
     }
     dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window != 0, &err));
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, &err));
     py_nccl_comm_release(comm);
     return py_error_check_of_group(group->state, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
@@ -232,14 +233,14 @@ PY_NCCL_METHOD(deregister)
 
 PY_NCCL_METHOD(comm_pointer)
 {
-    static char *keywords[] = {"device", NULL};
     PyObject *device_object = NULL;
+    const py_params params = PY_PARAMS("comm_pointer", 0, 1, {"device", PY_OBJECT, &device_object});
     int device;
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:comm_pointer", keywords, &device_object)) {
+    if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
-    if (group->nccl->device == PY_NO_DEVICE && (device_object == NULL || device_object == Py_None)) {
+    if (group->nccl->device == PY_NO_DEVICE && device_object == NULL) {
         return PyLong_FromLong(0);
     }
     if (!py_nccl_comm_read_device(group, device_object, &device, "comm_pointer")) {

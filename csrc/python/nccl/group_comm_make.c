@@ -13,7 +13,7 @@ typedef struct offspring {
     int *ranks; /* owned; from PyMem */
     int nranks;
     dd_nccl_group_options options;
-    PyObject *name; /* owned: options.name borrows from it */
+    PyObject *name; /* owned, or NULL: options.name borrows from it */
     int device;
     PyObject *store; /* borrowed: the store that the new group meets in; NULL: the parent's */
 } offspring;
@@ -54,21 +54,28 @@ place_of(int rank, const int *ranks, int count)
     return -1;
 }
 
+/* What a caller may say of any new group; time-out -1, others zero: not given. */
+typedef struct said {
+    dd_bytes name;
+    int64_t timeout_ns;
+    PyObject *config;
+} said;
+
 /* Takes the options of the parent, changed as the caller asks. False with an exception. */
 static bool
-read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout, PyObject *config)
+read_options(py_group *self, offspring *child, const said *what)
 {
-    int64_t timeout_ns;
     child->options = self->nccl->options;
-    if (!py_group_read_timeout(self, timeout, &timeout_ns, child->function) ||
-        (config != NULL && config != Py_None &&
-         !py_nccl_read_config(self->state, config, &child->options.config, child->function))) {
+    child->options.timeout_ns = py_group_timeout_or_own(self, what->timeout_ns);
+    if (what->config != NULL &&
+        !py_nccl_read_config(self->state, what->config, &child->options.config, child->function)) {
         return false;
     }
-    child->options.timeout_ns = py_group_timeout_or_own(self, timeout_ns);
-    child->name = name != NULL && name != Py_None
-                      ? Py_NewRef(name)
-                      : py_group_name_part(self, child->ranks, child->nranks, INT_MAX);
+    if (what->name.data != NULL) {
+        child->options.name = what->name;
+        return true;
+    }
+    child->name = py_group_name_part(self, child->ranks, child->nranks, INT_MAX);
     Py_ssize_t len;
     const char *text = child->name != NULL ? PyUnicode_AsUTF8AndSize(child->name, &len) : NULL;
     if (text == NULL) {
@@ -184,8 +191,7 @@ split(py_group *self, offspring *child, PyObject *color_object)
                      self->rank);
         return NULL;
     }
-    if (color_object != NULL && color_object != Py_None &&
-        !py_params_int(self->state, color_object, &color, "split", "color")) {
+    if (color_object != NULL && !py_params_int(self->state, color_object, &color, "split", "color")) {
         return NULL;
     }
     dd_nccl_comm *comm = NULL;
@@ -194,19 +200,19 @@ split(py_group *self, offspring *child, PyObject *color_object)
 
 PY_NCCL_METHOD(split)
 {
-    static char *keywords[] = {"ranks", "name", "timeout", "color", "config", "device", NULL};
     PyObject *ranks;
-    PyObject *name = NULL;
-    PyObject *timeout = NULL;
     PyObject *color = NULL;
-    PyObject *config = NULL;
     PyObject *device = NULL;
+    said what = {.timeout_ns = -1};
+    const py_params params =
+        PY_PARAMS("split", 1, 3, {"ranks", PY_OBJECT, &ranks}, {"name", PY_STRING, &what.name},
+                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"color", PY_OBJECT, &color},
+                  {"config", PY_OBJECT, &what.config}, {"device", PY_OBJECT, &device});
     offspring child = {.function = "split"};
     PY_NCCL_BEGIN(group, self)
-    bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$OOO:split", keywords, &ranks, &name,
-                                               &timeout, &color, &config, &device) &&
+    bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
                    (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
-                   read_options(group, &child, name, timeout, config) &&
+                   read_options(group, &child, &what) &&
                    py_nccl_comm_read_device(group, device, &child.device, "split");
     PyObject *part = is_read ? split(group, &child, color) : NULL;
     fini_offspring(&child);
@@ -215,14 +221,14 @@ PY_NCCL_METHOD(split)
 
 PY_NCCL_METHOD(skip_split)
 {
-    static char *keywords[] = {"device", NULL};
     PyObject *device = NULL;
+    const py_params params = PY_PARAMS("skip_split", 0, 1, {"device", PY_OBJECT, &device});
     offspring child = {.function = "skip_split"};
     PY_NCCL_BEGIN(group, self)
     dd_nccl_comm *none = NULL;
-    bool is_ok = PyArg_ParseTupleAndKeywords(args, kwargs, "|O:skip_split", keywords, &device) &&
+    bool is_ok = py_params_read(&params, group->state, args, nargs, kwnames) &&
                  py_nccl_comm_read_device(group, device, &child.device, "skip_split") &&
-                 read_options(group, &child, NULL, NULL, NULL) &&
+                 read_options(group, &child, &(said){.timeout_ns = -1}) &&
                  split_comm(group, &child, DD_NCCL_NO_COLOR, 0, &none);
     fini_offspring(&child);
     return is_ok ? Py_NewRef(Py_None) : NULL;
@@ -281,24 +287,23 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
 
 PY_NCCL_METHOD(shrink)
 {
-    static char *keywords[] = {"excluded", "name", "timeout", "is_abort", "config", NULL};
     PyObject *excluded_object;
-    PyObject *name = NULL;
-    PyObject *timeout = NULL;
-    PyObject *config = NULL;
-    int is_abort = 0;
+    bool is_abort = false;
+    said what = {.timeout_ns = -1};
+    const py_params params =
+        PY_PARAMS("shrink", 1, 3, {"excluded", PY_OBJECT, &excluded_object}, {"name", PY_STRING, &what.name},
+                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"is_abort", PY_FLAG, &is_abort},
+                  {"config", PY_OBJECT, &what.config});
     offspring child = {.function = "shrink"};
     PY_NCCL_BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pO:shrink", keywords, &excluded_object, &name,
-                                     &timeout, &is_abort, &config)) {
+    if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
     int nexcluded = 0;
     int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
-    dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort != 0};
+    dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort};
     bool is_read = ranks != NULL && keep_others(group, &excluded, &child) &&
-                   read_options(group, &child, name, timeout, config) &&
-                   py_nccl_group_choose_device(group, &child.device);
+                   read_options(group, &child, &what) && py_nccl_group_choose_device(group, &child.device);
     PyObject *part = is_read ? shrink(group, &child, &excluded) : NULL;
     PyMem_Free(ranks);
     fini_offspring(&child);
@@ -338,8 +343,8 @@ typedef struct growth {
 static bool
 read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
 {
-    how->has_id = id != NULL && id != Py_None;
-    how->is_member = rank == NULL || rank == Py_None;
+    how->has_id = id != NULL;
+    how->is_member = rank == NULL;
     how->rank = self->rank;
     if (how->has_id && (!PyBytes_Check(id) || PyBytes_Size(id) != (Py_ssize_t)sizeof how->id)) {
         py_raise_wrong_type("grow", "id", "the bytes of grow_id()", id);
@@ -382,19 +387,18 @@ grow(py_group *self, const offspring *child, const growth *how)
 
 PY_NCCL_METHOD(grow)
 {
-    static char *keywords[] = {"store", "size", "id", "rank", "name", "timeout", "config", NULL};
-    PyObject *store;
     PyObject *id = NULL;
     PyObject *rank = NULL;
-    PyObject *name = NULL;
-    PyObject *timeout = NULL;
-    PyObject *config = NULL;
+    said what = {.timeout_ns = -1};
     growth how;
     offspring child = {.function = "grow"};
+    const py_params params =
+        PY_PARAMS("grow", 2, 4, {"store", PY_OBJECT, &child.store}, {"size", PY_INT, &child.nranks},
+                  {"id", PY_OBJECT, &id}, {"rank", PY_OBJECT, &rank}, {"name", PY_STRING, &what.name},
+                  {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"config", PY_OBJECT, &what.config});
     PY_NCCL_BEGIN(group, self)
-    bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|OO$OOO:grow", keywords, &store,
-                                               &child.nranks, &id, &rank, &name, &timeout, &config) &&
-                   read_growth(group, id, rank, &how) && read_options(group, &child, name, timeout, config) &&
+    bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
+                   read_growth(group, id, rank, &how) && read_options(group, &child, &what) &&
                    py_nccl_group_choose_device(group, &child.device);
     if (is_read &&
         (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {
@@ -403,7 +407,6 @@ PY_NCCL_METHOD(grow)
                      child.nranks);
         is_read = false;
     }
-    child.store = store;
     PyObject *whole = is_read ? grow(group, &child, &how) : NULL;
     fini_offspring(&child);
     return whole;

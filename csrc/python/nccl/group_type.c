@@ -11,58 +11,34 @@
 
 typedef struct nccl_open_arguments {
     PyObject *store_object;
-    PyObject *rank_object;
-    PyObject *size_object;
-    PyObject *timeout;
-    PyObject *init_timeout;
+    int rank;
+    int size;
     PyObject *config;
     PyObject *device;
-    const char *name;
-    Py_ssize_t name_len;
-    int is_high_priority;
-    int has_timing;
-    int is_nan_check;
-    int is_blocking_wait;
-    int has_event_cache;
-    int ranks_per_root;
+    bool is_blocking_wait;
+    dd_nccl_group_options options;
 } nccl_open_arguments;
 
 static bool
-parse(PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
+parse(py_state *state, PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
 {
-    static char *keywords[] = {"store",       "rank",           "size",
-                               "timeout",     "name",           "init_timeout",
-                               "config",      "device",         "is_high_priority",
-                               "has_timing",  "is_nan_check",   "is_blocking_wait",
-                               "event_cache", "ranks_per_root", NULL};
-    *arguments = (nccl_open_arguments){.name = "default", .name_len = 7, .has_event_cache = 1};
-    return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "OOO|$Os#OOOpppppi:NcclGroup", keywords, &arguments->store_object,
-        &arguments->rank_object, &arguments->size_object, &arguments->timeout, &arguments->name,
-        &arguments->name_len, &arguments->init_timeout, &arguments->config, &arguments->device,
-        &arguments->is_high_priority, &arguments->has_timing, &arguments->is_nan_check,
-        &arguments->is_blocking_wait, &arguments->has_event_cache, &arguments->ranks_per_root);
-}
-
-static bool
-read_options(py_state *state, const nccl_open_arguments *arguments, dd_nccl_group_options *options)
-{
-    *options = (dd_nccl_group_options){
-        .name = dd_bytes_of(arguments->name, (size_t)arguments->name_len),
-        .timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS,
-        .is_high_priority = arguments->is_high_priority != 0,
-        .has_event_cache = arguments->has_event_cache != 0,
-        .has_timing = arguments->has_timing != 0,
-        .is_nan_check = arguments->is_nan_check != 0,
-        .ranks_per_root = arguments->ranks_per_root,
+    dd_nccl_group_options *options = &arguments->options;
+    const py_params params = PY_PARAMS(
+        "NcclGroup", 3, 3, {"store", PY_OBJECT, &arguments->store_object}, {"rank", PY_INT, &arguments->rank},
+        {"size", PY_INT, &arguments->size}, {"timeout", PY_TIMEOUT, &options->timeout_ns},
+        {"name", PY_STRING, &options->name}, {"init_timeout", PY_TIMEOUT, &options->init_timeout_ns},
+        {"config", PY_OBJECT, &arguments->config}, {"device", PY_OBJECT, &arguments->device},
+        {"is_high_priority", PY_FLAG, &options->is_high_priority},
+        {"has_timing", PY_FLAG, &options->has_timing}, {"is_nan_check", PY_FLAG, &options->is_nan_check},
+        {"is_blocking_wait", PY_FLAG, &arguments->is_blocking_wait},
+        {"event_cache", PY_FLAG, &options->has_event_cache},
+        {"ranks_per_root", PY_INT, &options->ranks_per_root});
+    *arguments = (nccl_open_arguments){
+        .options = {.name = dd_bytes_of_string("default"),
+                    .timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS,
+                    .has_event_cache = true},
     };
-    PyObject *timeout = arguments->timeout;
-    PyObject *init_timeout = arguments->init_timeout;
-    return (timeout == NULL || timeout == Py_None ||
-            py_to_timeout_ns(state, timeout, &options->timeout_ns, "NcclGroup", "timeout")) &&
-           (init_timeout == NULL || init_timeout == Py_None ||
-            py_to_timeout_ns(state, init_timeout, &options->init_timeout_ns, "NcclGroup", "init_timeout")) &&
-           py_nccl_read_config(state, arguments->config, &options->config, "NcclGroup");
+    return py_params_read_tuple(&params, state, args, kwargs);
 }
 
 static bool
@@ -81,29 +57,28 @@ read_device(const py_group *self, PyObject *object, int *device)
 }
 
 static bool
-open_group(py_group *self, const nccl_open_arguments *arguments, dd_store *store)
+open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
 {
-    int rank;
-    int size;
+    int rank = arguments->rank;
+    int size = arguments->size;
     int device;
-    dd_nccl_group_options options;
+    dd_nccl_group_options *options = &arguments->options;
     py_nccl *nccl = py_nccl_get(self->state);
-    if (nccl == NULL || !py_params_int(self->state, arguments->rank_object, &rank, "NcclGroup", "rank") ||
-        !py_params_int(self->state, arguments->size_object, &size, "NcclGroup", "size") ||
-        !read_options(self->state, arguments, &options) || !read_device(self, arguments->device, &device)) {
+    if (nccl == NULL || !py_nccl_read_config(self->state, arguments->config, &options->config, "NcclGroup") ||
+        !read_device(self, arguments->device, &device)) {
         return false;
     }
     dd_recorder_group *recorded =
-        py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name, options.name, rank, size);
+        py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name, options->name, rank, size);
     dd_nccl_group *group;
     dd_error err;
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
-                                          size, &options, recorded, &group, &err));
+                                          size, options, recorded, &group, &err));
     if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
-    if (self->nccl != NULL || !py_nccl_group_take(self, group, &options, recorded)) {
+    if (self->nccl != NULL || !py_nccl_group_take(self, group, options, recorded)) {
         py_nccl_group_drop(group);
         if (PyErr_Occurred() == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
@@ -112,7 +87,7 @@ open_group(py_group *self, const nccl_open_arguments *arguments, dd_store *store
     }
     self->nccl->device = device;
     self->nccl->is_bound = device != PY_NO_DEVICE;
-    self->nccl->is_blocking_wait = arguments->is_blocking_wait != 0;
+    self->nccl->is_blocking_wait = arguments->is_blocking_wait;
     return true;
 }
 
@@ -125,7 +100,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
         return -1;
     }
-    if (!parse(args, kwargs, &arguments)) {
+    if (!parse(self->state, args, kwargs, &arguments)) {
         return -1;
     }
     dd_store *store = NULL;
@@ -145,29 +120,27 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
+group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"reason", "timeout", NULL};
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
-    PyObject *timeout = NULL;
-    int64_t timeout_ns;
-    if (!py_group_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|sO:abort", keywords, &reason, &timeout) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "abort")) {
+    int64_t timeout_ns = PY_GROUP_ABORT_NS;
+    const py_params params =
+        PY_PARAMS("abort", 0, 2, {"reason", PY_TEXT, &reason}, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    return py_group_abort(self, reason, timeout_ns >= 0 ? timeout_ns : PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None)
-                                                                                          : NULL;
+    return py_group_abort(self, reason, timeout_ns) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Fails the group as the watchdog does, for an error that another rank has reported. Does not wait. */
 static PyObject *
-group_fail(PyObject *object, PyObject *args)
+group_fail(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_group *self = (py_group *)object;
     const char *text;
-    if (!py_group_require_open(self) || !PyArg_ParseTuple(args, "s:_fail", &text)) {
+    const py_params params = PY_PARAMS("_fail", 1, 1, {"text", PY_TEXT, &text});
+    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     dd_error cause;
@@ -222,53 +195,50 @@ group_add_ephemeral_timeout(PyObject *object, PyObject *value)
 }
 
 static PyObject *
-group_wait_for_works(PyObject *object, PyObject *args)
+group_wait_for_works(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     const py_group *self = (py_group *)object;
-    PyObject *timeout = NULL;
-    int64_t timeout_ns;
-    if (!py_group_require_open(self) || !PyArg_ParseTuple(args, "|O:_wait_for_works", &timeout) ||
-        !py_group_read_timeout(self, timeout, &timeout_ns, "_wait_for_works")) {
+    int64_t timeout_ns = DD_NEVER_NS;
+    const py_params params = PY_PARAMS("_wait_for_works", 0, 1, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     py_wait wait;
     dd_error err;
-    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
+    py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- the type */
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_VARARGS | METH_KEYWORDS
-
 static PyMethodDef group_methods[] = {
-    {"barrier", KEYWORDS(py_nccl_group_barrier),
+    {"barrier", PY_FAST_METHOD(py_nccl_group_barrier),
      "barrier($self, *, timeout=None, async_op=False, device_ids=None)\n--\n\n"
      "Makes the host wait until all ranks have called it. Uses the first of device_ids, or the group's device."},
     {"start_coalescing", py_nccl_group_start_coalescing, METH_NOARGS,
      "start_coalescing($self, /)\n--\n\nHolds back the calls of this thread until end_coalescing(). They return None."},
-    {"end_coalescing", KEYWORDS(py_nccl_group_end_coalescing),
+    {"end_coalescing", PY_FAST_METHOD(py_nccl_group_end_coalescing),
      "end_coalescing($self, *, timeout=None, async_op=True)\n--\n\n"
      "Makes one operation of the calls since start_coalescing(), and returns its Work, or None if there were no calls."},
     {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
      "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() and drops the calls."},
-    {"connect", KEYWORDS(py_nccl_group_connect),
+    {"connect", PY_FAST_METHOD(py_nccl_group_connect),
      "connect($self, device=None)\n--\n\n"
      "Makes the communicator for a device now instead of at the first operation. All ranks call it."},
-    {"split", KEYWORDS(py_nccl_group_split),
+    {"split", PY_FAST_METHOD(py_nccl_group_split),
      "split($self, ranks, name=None, timeout=None, *, color=None, config=None, device=None)\n--\n\n"
      "Makes a group of these ranks, in this order. All ranks of this group take part; those that are in no part call\n"
      "skip_split(). The ranks of one part give the same ranks and the same color, which is made from the ranks unless\n"
      "it is given."},
-    {"skip_split", KEYWORDS(py_nccl_group_skip_split),
+    {"skip_split", PY_FAST_METHOD(py_nccl_group_skip_split),
      "skip_split($self, device=None)\n--\n\nTakes part in split() on the other ranks, without being in a new group."},
-    {"shrink", KEYWORDS(py_nccl_group_shrink),
+    {"shrink", PY_FAST_METHOD(py_nccl_group_shrink),
      "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
      "Makes a group without the excluded ranks, which do not call it. With is_abort, this group has failed and is ended first."},
     {"grow_id", py_nccl_group_grow_id, METH_NOARGS,
      "grow_id($self, /)\n--\n\nMakes the bytes that ranks need to join this group. One rank calls it, and passes the bytes to grow(id=)."},
-    {"grow", KEYWORDS(py_nccl_group_grow),
+    {"grow", PY_FAST_METHOD(py_nccl_group_grow),
      "grow($self, store, size, id=None, rank=None, *, name=None, timeout=None, config=None)\n--\n\n"
      "Makes a larger group, whose first ranks are this group's. They all call it; the one that made the id passes it.\n\n"
      "Ranks of other groups join with the id and their new rank. The caller ends this group."},
@@ -279,16 +249,16 @@ static PyMethodDef group_methods[] = {
     {"resume", py_nccl_group_resume, METH_NOARGS, "resume($self, /)\n--\n\nEnds suspend()."},
     {"memory_stats", py_nccl_group_memory_stats, METH_NOARGS,
      "memory_stats($self, /)\n--\n\nHow many bytes NCCL uses, by name."},
-    {"register", KEYWORDS(py_nccl_group_register),
+    {"register", PY_FAST_METHOD(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
-    {"deregister", KEYWORDS(py_nccl_group_deregister),
+    {"deregister", PY_FAST_METHOD(py_nccl_group_deregister),
      "deregister($self, registration, *, is_window=False)\n--\n\nEnds register()."},
-    {"comm_pointer", KEYWORDS(py_nccl_group_comm_pointer),
+    {"comm_pointer", PY_FAST_METHOD(py_nccl_group_comm_pointer),
      "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for other libraries; 0 if there is none."},
     {"split_count", py_nccl_group_split_count, METH_NOARGS,
      "split_count($self, /)\n--\n\nThe number of groups that have been split off."},
-    {"empty", KEYWORDS(py_nccl_group_empty),
+    {"empty", PY_FAST_METHOD(py_nccl_group_empty),
      "empty($self, shape, dtype='float32', device=None)\n--\n\n"
      "Makes an NcclArray: memory from ncclMemAlloc. Once it is registered, collectives can use it without copies."},
     {"_host_view", group_host_view, METH_NOARGS,
@@ -298,16 +268,16 @@ static PyMethodDef group_methods[] = {
     {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
      "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
      "Gives the operations called from now on this much more time, until one of them has ended."},
-    {"_wait_for_works", group_wait_for_works, METH_VARARGS,
-     "_wait_for_works($self, timeout=None, /)\n--\n\n"
+    {"_wait_for_works", PY_FAST_METHOD(group_wait_for_works),
+     "_wait_for_works($self, timeout=None)\n--\n\n"
      "Makes the host wait until no operation of this rank is unfinished. Raises if the group has failed."},
-    {"abort", KEYWORDS(group_abort),
+    {"abort", PY_FAST_METHOD(group_abort),
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations of this rank at once with DistAbortedError, and waits 10 s for the communicators to end, unless a\n"
      "timeout is given. May be called from any thread."},
-    {"_fail", group_fail, METH_VARARGS,
-     "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, without waiting."},
-    {"close", KEYWORDS(py_group_close),
+    {"_fail", PY_FAST_METHOD(group_fail),
+     "_fail($self, text)\n--\n\nFails the group with DistBackendError, without waiting."},
+    {"close", PY_FAST_METHOD(py_group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for unfinished operations and ends the communicators. May be called from any thread.\n\n"
      "Without a timeout, operations have the time that they were given, and communicators 10 s after that. Raises if\n"

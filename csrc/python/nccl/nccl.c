@@ -85,12 +85,13 @@ load_and_keep(py_state *state, const load_arguments *arguments)
 }
 
 PyObject *
-py_nccl_find_obstacle(PyObject *Py_UNUSED(module), PyObject *args)
+py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     dd_nccl_search search = {.explicit_path = NULL};
     PyObject *candidates;
-    if (!PyArg_ParseTuple(args, "zO!:_find_nccl_obstacle", &search.explicit_path, &PyList_Type,
-                          &candidates)) {
+    const py_params params = PY_PARAMS("_find_nccl_obstacle", 1, 2, {"candidates", PY_OBJECT, &candidates},
+                                       {"nccl", PY_TEXT, &search.explicit_path});
+    if (!py_params_read(&params, PyModule_GetState(module), args, nargs, kwnames)) {
         return NULL;
     }
     const char **paths = read_paths(candidates, &search.ncandidates);
@@ -110,19 +111,16 @@ py_nccl_find_obstacle(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyObject *
-py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs)
+py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"nccl",          "candidates",   "cuda", "interval",
-                               "abort_timeout", "is_abort_off", NULL};
     py_state *state = PyModule_GetState(module);
     load_arguments arguments = {.cuda_path = NULL};
     PyObject *candidates;
-    double interval_s = 0;
-    double abort_timeout_s = 0;
-    int is_abort_off = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "zO!z|ddp:_load_nccl", keywords,
-                                     &arguments.search.explicit_path, &PyList_Type, &candidates,
-                                     &arguments.cuda_path, &interval_s, &abort_timeout_s, &is_abort_off)) {
+    const py_params params =
+        PY_PARAMS("_load_nccl", 1, 4, {"candidates", PY_OBJECT, &candidates},
+                  {"nccl", PY_TEXT, &arguments.search.explicit_path}, {"cuda", PY_TEXT, &arguments.cuda_path},
+                  {"is_abort_off", PY_FLAG, &arguments.watchdog.is_abort_off});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
     if (state->nccl != NULL) {
@@ -133,11 +131,6 @@ py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     arguments.search.candidates = paths;
-    arguments.watchdog = (dd_nccl_watchdog_options){
-        .interval_ns = (int64_t)(interval_s * (double)DD_NS_PER_S),
-        .abort_timeout_ns = (int64_t)(abort_timeout_s * (double)DD_NS_PER_S),
-        .is_abort_off = is_abort_off != 0,
-    };
     PyObject *result = load_and_keep(state, &arguments);
     PyMem_Free(paths);
     return result;

@@ -16,9 +16,9 @@ typedef struct py_nccl {
 /* The state of NCCL (borrowed). Loads the libraries if needed. NULL with an exception that says what was tried. */
 py_nccl *py_nccl_get(py_state *state);
 /* Functions of the module. */
-PyObject *py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 /* Why NCCL itself cannot be loaded, regardless of the driver; None if it can. */
-PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *args);
+PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
@@ -75,10 +75,11 @@ bool py_nccl_group_choose_device(py_group *self, int *device);
 extern PyType_Spec py_nccl_group_spec;
 extern PyType_Spec py_nccl_array_spec;
 /* NcclGroup.empty: memory from ncclMemAlloc on the group's device. */
-PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *py_nccl_group_empty(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 /* Methods in nccl/group_comm.c and nccl/group_comm_make.c. */
-#define PY_NCCL_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *args, PyObject *kwargs)
+#define PY_NCCL_METHOD(name) \
+    PyObject *py_nccl_group_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 /* Without arguments. */
 #define PY_NCCL_PLAIN_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *Py_UNUSED(unused))
 PY_NCCL_METHOD(connect);
@@ -116,9 +117,9 @@ PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
-PyObject *py_nccl_group_end_coalescing(PyObject *self, PyObject *args, PyObject *kwargs);
+PY_NCCL_METHOD(end_coalescing);
 PyObject *py_nccl_group_drop_coalesced(PyObject *self, PyObject *unused);
-PyObject *py_nccl_group_barrier(PyObject *self, PyObject *args, PyObject *kwargs);
+PY_NCCL_METHOD(barrier);
 /* Destroys the batches that threads have not ended. */
 void py_nccl_batches_destroy(py_nccl_core *core);
 

@@ -63,22 +63,25 @@ choose_device(py_state *state, PyObject *object, int rank, int *device)
 }
 
 static PyObject *
-rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
+rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"rank", "world_size", "uid", "device", "timeout", NULL};
     PyObject *module;
     py_state *state = py_state_of_type((PyTypeObject *)type, &module);
     PyObject *uid;
     PyObject *device_object = Py_None;
-    PyObject *timeout = Py_None;
     int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
     dd_nccl_config config;
     dd_nccl_comm_spec spec = {.config = &config};
-    if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "iiO!|OO:init_rank", keywords, &spec.rank, &spec.size,
-                                     state->nccl_unique_id_type, &uid, &device_object, &timeout) ||
-        !check_rank(state, spec.rank, spec.size) ||
-        (timeout != Py_None && !py_to_timeout_ns(state, timeout, &timeout_ns, "init_rank", "timeout"))) {
+    const py_params params =
+        PY_PARAMS("init_rank", 3, 5, {"rank", PY_INT, &spec.rank}, {"world_size", PY_INT, &spec.size},
+                  {"uid", PY_OBJECT, &uid}, {"device", PY_OBJECT, &device_object},
+                  {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (state == NULL || !py_params_read(&params, state, args, nargs, kwnames) ||
+        !check_rank(state, spec.rank, spec.size)) {
+        return NULL;
+    }
+    if (!PyObject_TypeCheck(uid, state->nccl_unique_id_type)) {
+        py_raise_wrong_type("init_rank", "uid", "an NcclUniqueId", uid);
         return NULL;
     }
     const py_nccl *nccl = py_nccl_get(state);
@@ -108,7 +111,8 @@ run_comm(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error
 }
 
 static PyObject *
-rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_team_coll *coll)
+rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
     dd_nccl_comm *comm = require_comm(self);
@@ -122,7 +126,7 @@ rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const py_nccl_
                                         .ctx = comm,
                                         .run = run_comm};
     dd_nccl_comm_acquire(comm);
-    PyObject *result = py_nccl_team_run(&target, coll, args, kwargs);
+    PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
     py_nccl_comm_release(comm);
     return result;
 }
@@ -193,19 +197,19 @@ rank_comm_exit(PyObject *object, PyObject *Py_UNUSED(args))
 }
 
 static PyMethodDef rank_comm_methods[] = {
-    {"init_rank", (PyCFunction)(void (*)(void))rank_comm_init_rank, METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+    {"init_rank", PY_FAST_METHOD(rank_comm_init_rank) | METH_CLASS,
      "init_rank($type, rank, world_size, uid, device=None, timeout=None)\n--\n\n"
      "Makes one rank of `world_size`. All ranks call it with the same NcclUniqueId. It uses the current device unless one is given."},
-    {"all_reduce", PY_NCCL_KEYWORDS(rank_comm_all_reduce),
+    {"all_reduce", PY_FAST_METHOD(rank_comm_all_reduce),
      "all_reduce($self, tensors, op='sum', stream=None)\n--\n\n"
      "Reduces each of the tensors with those of the other ranks, in place and in one operation, which goes into `stream`. Nothing waits."},
-    {"broadcast", PY_NCCL_KEYWORDS(rank_comm_broadcast),
+    {"broadcast", PY_FAST_METHOD(rank_comm_broadcast),
      "broadcast($self, tensors, root=0, stream=None)\n--\n\nCopies the root's tensors to those of all ranks."},
-    {"reduce", PY_NCCL_KEYWORDS(rank_comm_reduce),
+    {"reduce", PY_FAST_METHOD(rank_comm_reduce),
      "reduce($self, tensors, root=0, op='sum', stream=None)\n--\n\nReduces the tensors into those of the root."},
-    {"all_gather", PY_NCCL_KEYWORDS(rank_comm_all_gather),
+    {"all_gather", PY_FAST_METHOD(rank_comm_all_gather),
      "all_gather($self, outputs, inputs, stream=None)\n--\n\nCopies the inputs of all ranks to each output."},
-    {"reduce_scatter", PY_NCCL_KEYWORDS(rank_comm_reduce_scatter),
+    {"reduce_scatter", PY_FAST_METHOD(rank_comm_reduce_scatter),
      "reduce_scatter($self, outputs, inputs, op='sum', stream=None)\n--\n\n"
      "Reduces the inputs, and gives this rank's part of the result to each output."},
     {"abort_handle", rank_comm_abort_handle, METH_NOARGS,

@@ -70,15 +70,14 @@ typedef struct py_nccl_team_target {
 } py_nccl_team_target;
 
 /* Reads the arguments of a collective and runs it. Returns None; NULL with an exception. */
-PyObject *py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *args,
-                           PyObject *kwargs);
+PyObject *py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll,
+                           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-#define PY_NCCL_RUN_METHOD(type, name, kind)                                         \
-    static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *kwargs) \
-    {                                                                                \
-        return type##_run(self, args, kwargs, &py_nccl_team_colls[kind]);            \
+#define PY_NCCL_RUN_METHOD(type, name, kind)                                                \
+    static PyObject *type##_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, \
+                                   PyObject *kwnames)                                       \
+    {                                                                                       \
+        return type##_run(self, &py_nccl_team_colls[kind], args, nargs, kwnames);           \
     }
-
-#define PY_NCCL_KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_VARARGS | METH_KEYWORDS
 
 #endif

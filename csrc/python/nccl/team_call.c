@@ -273,40 +273,30 @@ typedef struct team_arguments {
 } team_arguments;
 
 static bool
-parse(const py_nccl_team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
-      team_arguments *given)
+parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *const *args,
+      Py_ssize_t nargs, PyObject *kwnames, team_arguments *given)
 {
-    char *names[6];
-    char format[32] = "";
-    PyObject **places[5];
-    size_t count = 0;
+    py_param list[5];
+    int count = 0;
     *given = (team_arguments){NULL};
     if (coll->has_outputs) {
-        names[count] = "outputs";
-        places[count++] = &given->outputs;
+        list[count++] = (py_param){"outputs", PY_OBJECT, &given->outputs};
     }
-    names[count] = coll->has_outputs ? "inputs" : "tensors";
-    places[count++] = &given->inputs;
-    size_t nrequired = count;
+    list[count++] = (py_param){coll->has_outputs ? "inputs" : "tensors", PY_OBJECT, &given->inputs};
+    int nrequired = count;
     if (coll->has_root) {
-        names[count] = "root";
-        places[count++] = &given->root;
+        list[count++] = (py_param){"root", PY_OBJECT, &given->root};
     }
     if (coll->has_op) {
-        names[count] = "op";
-        places[count++] = &given->op;
+        list[count++] = (py_param){"op", PY_OBJECT, &given->op};
     }
-    names[count] = (char *)(uintptr_t)streams_name;
-    places[count++] = &given->streams;
-    names[count] = NULL;
-    PyObject *ignored = NULL;
-    snprintf(format, sizeof format, "%.*s|%.*s:%s", (int)nrequired, "OO", (int)(count - nrequired), "OOO",
-             coll->function);
-    for (size_t i = count; i < 5; i++) {
-        places[i] = &ignored;
-    }
-    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, places[0], places[1], places[2],
-                                       places[3], places[4]) != 0;
+    list[count++] = (py_param){target->ntensors < 0 ? "stream" : "streams", PY_OBJECT, &given->streams};
+    const py_params params = {.function = coll->function,
+                              .nrequired = nrequired,
+                              .npositional = count,
+                              .count = count,
+                              .list = list};
+    return py_params_read(&params, target->state, args, nargs, kwnames);
 }
 
 /* Reads the arguments and makes the items. False with an exception. */
@@ -329,11 +319,11 @@ prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_argum
 }
 
 PyObject *
-py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *args,
-                 PyObject *kwargs)
+py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *const *args,
+                 Py_ssize_t nargs, PyObject *kwnames)
 {
     team_arguments given;
-    if (!parse(coll, args, kwargs, target->ntensors < 0 ? "stream" : "streams", &given)) {
+    if (!parse(target, coll, args, nargs, kwnames, &given)) {
         return NULL;
     }
     py_nccl_team_call call = {.state = target->state, .function = coll->function, .redop = DD_NCCL_SUM};

@@ -10,11 +10,12 @@
 /* ---- NcclAbortHandle */
 
 static PyObject *
-abort_handle_abort(PyObject *object, PyObject *args)
+abort_handle_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_nccl_abort_handle *self = (py_nccl_abort_handle *)object;
     const char *reason = "abort() was called";
-    if (!PyArg_ParseTuple(args, "|s:abort", &reason)) {
+    const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
     dd_error err;
@@ -40,8 +41,8 @@ abort_handle_dealloc(PyObject *object)
 }
 
 static PyMethodDef abort_handle_methods[] = {
-    {"abort", abort_handle_abort, METH_VARARGS,
-     "abort($self, reason='abort() was called', /)\n--\n\n"
+    {"abort", PY_FAST_METHOD(abort_handle_abort),
+     "abort($self, reason='abort() was called')\n--\n\n"
      "Ends the communicator and its unfinished operations. May be called from any thread, any number of times."},
     {NULL, NULL, 0, NULL},
 };
@@ -72,20 +73,19 @@ PyType_Spec py_nccl_abort_handle_spec = {
 static int
 unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"data", NULL};
     py_nccl_unique_id *self = (py_nccl_unique_id *)object;
-    const char *bytes = NULL;
-    Py_ssize_t len = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|y#:NcclUniqueId", keywords, &bytes, &len)) {
+    dd_bytes bytes = {.data = NULL};
+    const py_params params = PY_PARAMS("NcclUniqueId", 0, 1, {"data", PY_BYTES, &bytes});
+    if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
         return -1;
     }
-    if (bytes != NULL && len != UNIQUE_ID_NBYTES) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "NcclUniqueId(): %zd bytes are needed, not %zd",
-                     UNIQUE_ID_NBYTES, len);
+    if (bytes.data != NULL && bytes.len != (size_t)UNIQUE_ID_NBYTES) {
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "NcclUniqueId(): %zd bytes are needed, not %zu",
+                     UNIQUE_ID_NBYTES, bytes.len);
         return -1;
     }
-    if (bytes != NULL) {
-        memcpy(&self->id, bytes, sizeof self->id);
+    if (bytes.data != NULL) {
+        memcpy(&self->id, bytes.data, sizeof self->id);
         return 0;
     }
     const py_nccl *nccl = py_nccl_get(self->state);

@@ -2,7 +2,6 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
-#include "python/base/convert.h"
 #include "python/base/error.h"
 #include "python/base/params.h"
 #include "python/base/wait.h"
@@ -42,14 +41,22 @@ destroy(py_recorder *self)
     dd_mem_free(self);
 }
 
+static bool
+read_settings(py_state *state, PyObject *values, int64_t *capacity, int *max_frames)
+{
+    const py_params params =
+        PY_PARAMS("recorder", 2, 2, {"capacity", PY_INT64, capacity}, {"max_frames", PY_INT, max_frames});
+    return py_params_read_tuple(&params, state, values, NULL);
+}
+
 static py_recorder *
 create(py_state *state)
 {
     PyObject *settings = PyImport_ImportModule("dldist.base.settings");
     PyObject *values = settings != NULL ? PyObject_CallMethod(settings, "recorder", NULL) : NULL;
     py_recorder *self = values != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
-    Py_ssize_t capacity = 0;
-    if (self != NULL && PyArg_ParseTuple(values, "ni", &capacity, &self->max_frames)) {
+    int64_t capacity = 0;
+    if (self != NULL && read_settings(state, values, &capacity, &self->max_frames)) {
         dd_error err;
         dd_status status = dd_recorder_create((size_t)capacity, &self->recorder, &err);
         self->generation = dd_fork_generation();
@@ -112,14 +119,14 @@ py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank
 /* ---- names */
 
 PyObject *
-py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_group_info *info, PyObject *args)
+py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_group_info *info,
+                     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    const char *name;
-    const char *desc;
-    Py_ssize_t name_len;
-    Py_ssize_t desc_len;
     PyObject *ranks_object;
-    if (!PyArg_ParseTuple(args, "s#s#O:_describe", &name, &name_len, &desc, &desc_len, &ranks_object)) {
+    const py_params params =
+        PY_PARAMS("_describe", 3, 3, {"name", PY_STRING, &info->name}, {"desc", PY_STRING, &info->desc},
+                  {"global_ranks", PY_OBJECT, &ranks_object});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
     int count;
@@ -134,8 +141,6 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
         PyMem_Free(ranks);
         return NULL;
     }
-    info->name = dd_bytes_of(name, (size_t)name_len);
-    info->desc = dd_bytes_of(desc, (size_t)desc_len);
     info->global_ranks = ranks;
     dd_error err;
     dd_status status = group != NULL ? dd_recorder_group_rename(group, info, &err) : DD_OK;
@@ -149,60 +154,46 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
 
 /* ---- functions of the module */
 
-static dd_dump_options
-make_options(const int flags[4])
+/* Writes to a path (bytes) and returns None, or returns bytes if the path is NULL. NULL with an exception. */
+static PyObject *
+dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
 {
-    return (dd_dump_options){.format = flags[0] != 0 ? DD_DUMP_JSON : DD_DUMP_PICKLE,
-                             .has_entries = flags[1] != 0,
-                             .has_stacks = flags[2] != 0,
-                             .is_active_only = flags[3] != 0};
-}
-
-PyObject *
-py_recorder_dump(PyObject *module, PyObject *args)
-{
-    py_state *state = PyModule_GetState(module);
-    dd_recorder *recorder = py_recorder_get(state);
-    int flags[4];
-    if (recorder == NULL ||
-        !PyArg_ParseTuple(args, "pppp:_dump_recorder", &flags[0], &flags[1], &flags[2], &flags[3])) {
-        return NULL;
-    }
-    dd_dump_options options = make_options(flags);
-    dd_blob dump = {0};
+    const char *file = path != NULL ? PyBytes_AsString(path) : NULL;
+    dd_blob contents = {0};
     dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_recorder_dump(recorder, &options, &dump, &err));
-    PyObject *bytes = NULL;
-    if (status == DD_OK) {
-        bytes = PyBytes_FromStringAndSize((const char *)dump.data, (Py_ssize_t)dump.len);
-    } else {
-        py_error_raise(state, status, &err);
-    }
-    dd_blob_fini(&dump);
-    return bytes;
-}
-
-PyObject *
-py_recorder_dump_to_file(PyObject *module, PyObject *args)
-{
-    py_state *state = PyModule_GetState(module);
-    dd_recorder *recorder = py_recorder_get(state);
-    PyObject *path = NULL;
-    int flags[4];
-    if (recorder == NULL || !PyArg_ParseTuple(args, "O&pppp:_dump_recorder_to_file", PyUnicode_FSConverter,
-                                              &path, &flags[0], &flags[1], &flags[2], &flags[3])) {
-        return NULL;
-    }
-    dd_dump_options options = make_options(flags);
-    const char *text = PyBytes_AsString(path);
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_recorder_dump_to_file(recorder, &options, text, &err));
-    Py_DECREF(path);
+    dd_status status = PY_WITHOUT_GIL(file != NULL ? dd_recorder_dump_to_file(recorder, options, file, &err)
+                                                   : dd_recorder_dump(recorder, options, &contents, &err));
+    PyObject *result = NULL;
     if (status != DD_OK) {
         py_error_raise(state, status, &err);
+    } else {
+        result = file != NULL ? Py_NewRef(Py_None) : py_from_value(dd_blob_view(&contents));
+    }
+    dd_blob_fini(&contents);
+    return result;
+}
+
+PyObject *
+py_recorder_dump(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_state *state = PyModule_GetState(module);
+    dd_recorder *recorder = py_recorder_get(state);
+    dd_dump_options options;
+    bool is_json;
+    PyObject *path = NULL;
+    PyObject *encoded = NULL;
+    const py_params params = PY_PARAMS(
+        "_dump_recorder", 4, 5, {"is_json", PY_FLAG, &is_json},
+        {"has_entries", PY_FLAG, &options.has_entries}, {"has_stacks", PY_FLAG, &options.has_stacks},
+        {"is_active_only", PY_FLAG, &options.is_active_only}, {"path", PY_OBJECT, &path});
+    if (recorder == NULL || !py_params_read(&params, state, args, nargs, kwnames) ||
+        (path != NULL && !PyUnicode_FSConverter(path, &encoded))) {
         return NULL;
     }
-    Py_RETURN_NONE;
+    options.format = is_json ? DD_DUMP_JSON : DD_DUMP_PICKLE;
+    PyObject *result = dump(state, recorder, &options, encoded);
+    Py_XDECREF(encoded);
+    return result;
 }
 
 PyObject *

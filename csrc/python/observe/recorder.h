@@ -42,13 +42,11 @@ dd_record_call *py_record_message(py_record *record, py_state *state, const py_o
 /* Group._describe(name, desc, global_ranks), for any object that has a recorder's group, which may be NULL. Returns
  * None, or NULL with an exception. */
 PyObject *py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_group_info *info,
-                               PyObject *args);
+                               PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* Functions of the module: _dump_recorder(is_json, has_entries, has_stacks, is_active_only) returns bytes,
- * _dump_recorder_to_file(path, is_json, has_entries, has_stacks, is_active_only) writes them to a file,
- * _reset_recorder() forgets all entries, _recorder_capacity() returns 0 if nothing is recorded. */
-PyObject *py_recorder_dump(PyObject *module, PyObject *args);
-PyObject *py_recorder_dump_to_file(PyObject *module, PyObject *args);
+/* Functions of the module: _dump_recorder(is_json, has_entries, has_stacks, is_active_only, path=None) returns bytes, or
+ * writes them to a file; _reset_recorder() forgets all entries, _recorder_capacity() returns 0 if nothing is recorded. */
+PyObject *py_recorder_dump(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_recorder_reset(PyObject *module, PyObject *unused);
 PyObject *py_recorder_capacity(PyObject *module, PyObject *unused);
 

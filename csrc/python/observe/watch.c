@@ -2,9 +2,9 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
-#include "python/base/convert.h"
 #include "python/base/error.h"
 #include "python/base/gate.h"
+#include "python/base/params.h"
 #include "python/base/signals.h"
 #include "python/group/group.h"
 #include "python/observe/recorder.h"
@@ -92,41 +92,39 @@ require_watch(py_state *state, int rank)
 }
 
 static bool
-read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
+read_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+             dd_monitor_options *options, py_watch *watch)
 {
-    long long check_ms;
-    long long dump_ms;
-    long long beat_s;
+    int64_t check_ms;
+    int64_t dump_ms;
+    int64_t beat_s;
     int dumping;
-    struct {
-        int propagate, desync, aborted, json, stacks, active, beat_fatal, failure_fatal;
-    } is;
-    if (!PyArg_ParseTuple(args, "LLLippppppsspp:_monitor_open", &check_ms, &dump_ms, &beat_s, &dumping,
-                          &is.propagate, &is.desync, &is.aborted, &is.json, &is.stacks, &is.active,
-                          &options->dump_path, &options->pipe_path, &is.beat_fatal, &is.failure_fatal)) {
+    bool is_json;
+    const py_params params = PY_PARAMS(
+        "_monitor_open", 14, 14, {"check_ms", PY_INT64, &check_ms}, {"dump_ms", PY_INT64, &dump_ms},
+        {"beat_s", PY_INT64, &beat_s}, {"dumping", PY_INT, &dumping},
+        {"is_propagating", PY_FLAG, &options->is_propagating}, {"is_desync", PY_FLAG, &options->is_desync},
+        {"is_dumping_aborted", PY_FLAG, &options->is_dumping_aborted}, {"is_json", PY_FLAG, &is_json},
+        {"has_stacks", PY_FLAG, &options->dump.has_stacks},
+        {"is_active_only", PY_FLAG, &options->dump.is_active_only},
+        {"dump_path", PY_TEXT, &options->dump_path}, {"pipe_path", PY_TEXT, &options->pipe_path},
+        {"is_beat_fatal", PY_FLAG, &watch->is_beat_fatal},
+        {"is_failure_fatal", PY_FLAG, &watch->is_failure_fatal});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return false;
     }
     options->check_interval_ns = check_ms * DD_NS_PER_MS;
     options->dump_timeout_ns = dump_ms * DD_NS_PER_MS;
     options->dumping = (dd_dumping)dumping;
-    options->is_propagating = is.propagate != 0;
-    options->is_desync = is.desync != 0;
-    options->is_dumping_aborted = is.aborted != 0;
-    options->dump = (dd_dump_options){
-        .format = is.json != 0 ? DD_DUMP_JSON : DD_DUMP_PICKLE,
-        .has_entries = true,
-        .has_stacks = is.stacks != 0,
-        .is_active_only = is.active != 0,
-    };
+    options->dump.format = is_json ? DD_DUMP_JSON : DD_DUMP_PICKLE;
+    options->dump.has_entries = true;
     watch->beat_timeout_ns = beat_s * DD_NS_PER_S;
-    watch->is_beat_fatal = is.beat_fatal != 0;
-    watch->is_failure_fatal = is.failure_fatal != 0;
     return true;
 }
 
 /* Makes the monitor, which runs once a thread calls _monitor_run. */
 PyObject *
-py_watch_open(PyObject *module, PyObject *args)
+py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_state *state = PyModule_GetState(module);
     py_watch *watch = dd_mem_zalloc(sizeof *watch);
@@ -137,7 +135,7 @@ py_watch_open(PyObject *module, PyObject *args)
     dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
     dd_error err;
     dd_status status = DD_INTERNAL;
-    if (options.recorder != NULL && read_options(args, &options, watch)) {
+    if (options.recorder != NULL && read_options(state, args, nargs, kwnames, &options, watch)) {
         status = dd_monitor_create(&options, &watch->monitor, &err);
         if (status != DD_OK) {
             py_error_raise(state, status, &err);
@@ -366,21 +364,24 @@ py_watch_request_dump(PyObject *module, PyObject *Py_UNUSED(unused))
 /* The handler is in C, so that it runs even if Python hangs. Returns False and leaves the signal alone if it has
  * another use and has_to_be_unused is set. */
 PyObject *
-py_watch_on_signal(PyObject *module, PyObject *args)
+py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    py_state *state = PyModule_GetState(module);
     int number;
-    int has_to_be_unused;
-    if (!PyArg_ParseTuple(args, "ip:_monitor_on_signal", &number, &has_to_be_unused)) {
+    bool has_to_be_unused;
+    const py_params params = PY_PARAMS("_monitor_on_signal", 2, 2, {"signum", PY_INT, &number},
+                                       {"has_to_be_unused", PY_FLAG, &has_to_be_unused});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_watch *watch = find_watch(PyModule_GetState(module));
+    py_watch *watch = find_watch(state);
     if (watch == NULL) {
         PyErr_SetString(PyExc_RuntimeError,
                         "no group of several ranks has been made yet, so nothing is monitored");
         return NULL;
     }
     struct sigaction now;
-    if (has_to_be_unused != 0 && sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_DFL) {
+    if (has_to_be_unused && sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_DFL) {
         Py_RETURN_FALSE;
     }
     atomic_store(&signalled_pid, (int)getpid());

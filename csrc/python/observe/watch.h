@@ -27,13 +27,13 @@ void py_watch_remove_nccl(py_group *group);
 
 /* ---- functions of the module */
 
-PyObject *py_watch_open(PyObject *module, PyObject *args);
+PyObject *py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_watch_run(PyObject *module, PyObject *unused);
 PyObject *py_watch_stop(PyObject *module, PyObject *grace);
 PyObject *py_watch_add_group(PyObject *module, PyObject *group);
 PyObject *py_watch_remove_group(PyObject *module, PyObject *id);
 PyObject *py_watch_request_dump(PyObject *module, PyObject *unused);
-PyObject *py_watch_on_signal(PyObject *module, PyObject *args);
+PyObject *py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_watch_report(PyObject *module, PyObject *unused);
 
 #endif

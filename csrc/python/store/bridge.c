@@ -4,8 +4,6 @@
 #include "python/base/gate.h"
 #include "python/store/store.h"
 
-#include <string.h>
-
 typedef struct py_bridge {
     dd_store head;
     py_state *state;  /* the object keeps it alive */
@@ -236,13 +234,14 @@ make_argument(const bridge_call *call, char kind, const dd_store_request *reques
 static PyObject *
 make_arguments(const bridge_call *call, const dd_store_request *request, bool has_timeout)
 {
-    const char *takes = py_store_ops[request->op].takes;
-    size_t nargs = has_timeout ? strlen(takes) : strcspn(takes, "t");
+    const py_params *params = &py_store_ops[request->op].params;
+    bool takes_timeout = params->count > 0 && params->list[params->count - 1].kind == 't';
+    int nargs = params->count - (takes_timeout && !has_timeout ? 1 : 0);
     size_t nvalues = 0;
-    PyObject *args = PyTuple_New((Py_ssize_t)nargs);
-    for (size_t i = 0; args != NULL && i < nargs; i++) {
-        PyObject *arg = make_argument(call, takes[i], request, &nvalues);
-        if (arg == NULL || PyTuple_SetItem(args, (Py_ssize_t)i, arg) != 0) {
+    PyObject *args = PyTuple_New(nargs);
+    for (int i = 0; args != NULL && i < nargs; i++) {
+        PyObject *arg = make_argument(call, (char)params->list[i].kind, request, &nvalues);
+        if (arg == NULL || PyTuple_SetItem(args, i, arg) != 0) {
             Py_CLEAR(args);
         }
     }

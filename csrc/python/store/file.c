@@ -2,63 +2,51 @@
 
 #include "python/store/store.h"
 
-typedef struct file_store_arguments {
-    PyObject *path; /* bytes, owned */
-    dd_file_store_options options;
-} file_store_arguments;
-
-static bool
-parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, file_store_arguments *arguments)
+/* A path as bytes; a new reference, NULL with an exception. */
+static PyObject *
+encode_path(PyObject *path)
 {
-    static char *keywords[] = {"file_name", "world_size", "timeout", NULL};
-    PyObject *path;
-    PyObject *world_size = NULL;
-    PyObject *timeout = NULL;
-    *arguments = (file_store_arguments){.options = {NULL, -1, DD_STORE_DEFAULT_TIMEOUT_NS}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$O:FileStore", keywords, &path, &world_size,
-                                     &timeout)) {
-        return false;
+    PyObject *encoded = NULL;
+    if (!PyUnicode_FSConverter(path, &encoded) && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        py_raise_wrong_type("FileStore", "file_name", "str, bytes or os.PathLike", path);
     }
-    dd_file_store_options *options = &arguments->options;
-    if (world_size != NULL && world_size != Py_None &&
-        !py_to_int64(world_size, &options->world_size, "FileStore", "world_size")) {
-        return false;
-    }
-    if (timeout != NULL && !py_to_timeout_ns(state, timeout, &options->timeout_ns, "FileStore", "timeout")) {
-        return false;
-    }
-    if (!PyUnicode_FSConverter(path, &arguments->path)) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear();
-            py_raise_wrong_type("FileStore", "file_name", "str, bytes or os.PathLike", path);
-        }
-        return false;
-    }
-    options->path = PyBytes_AsString(arguments->path);
-    return true;
+    return encoded;
+}
+
+static int
+open_file(py_store *self, const dd_file_store_options *options)
+{
+    py_wait wait;
+    py_wait_init(&wait, self->state, options->timeout_ns, true);
+    dd_store *store = NULL;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_file_store_open(&store, options, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_store_finish_init(self, store, &wait, status, &err);
 }
 
 static int
 file_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_store *self = (py_store *)object;
-    file_store_arguments arguments;
-    if (!parse_arguments(self->state, args, kwargs, &arguments)) {
+    PyObject *path;
+    dd_file_store_options options = {.world_size = -1, .timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS};
+    const py_params params = PY_PARAMS("FileStore", 1, 2, {"file_name", PY_OBJECT, &path},
+                                       {"world_size", PY_INT64, &options.world_size},
+                                       {"timeout", PY_TIMEOUT, &options.timeout_ns});
+    if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
         return -1;
     }
+    PyObject *encoded = encode_path(path);
     int rc = -1;
-    if (py_store_begin_init(self)) {
-        py_wait wait;
-        py_wait_init(&wait, self->state, arguments.options.timeout_ns, true);
-        dd_store *store = NULL;
-        dd_error err;
-        dd_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = dd_file_store_open(&store, &arguments.options, &wait.wait, &err);
-        Py_END_ALLOW_THREADS
-        rc = py_store_finish_init(self, store, &wait, status, &err);
+    if (encoded != NULL && py_store_begin_init(self)) {
+        options.path = PyBytes_AsString(encoded);
+        rc = open_file(self, &options);
     }
-    Py_DECREF(arguments.path);
+    Py_XDECREF(encoded);
     return rc;
 }
 

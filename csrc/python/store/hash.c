@@ -3,13 +3,10 @@
 static int
 hash_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"timeout", NULL};
     py_store *self = (py_store *)object;
-    PyObject *timeout = NULL;
     int64_t timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:HashStore", keywords, &timeout) ||
-        (timeout != NULL && !py_to_timeout_ns(self->state, timeout, &timeout_ns, "HashStore", "timeout")) ||
-        !py_store_begin_init(self)) {
+    const py_params params = PY_PARAMS("HashStore", 0, 0, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_params_read_tuple(&params, self->state, args, kwargs) || !py_store_begin_init(self)) {
         return -1;
     }
     py_wait wait;

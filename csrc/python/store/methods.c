@@ -4,43 +4,46 @@
 
 #include "python/store/store.h"
 
+/* The methods have at most so many parameters. */
+#define MAX_ARGS 3
+
+/* clang-format off */
+#define KEY {"key", 'k', NULL}
+#define KEYS {"keys", 'K', NULL}
+#define VALUE(name) {#name, 'v', NULL}
+#define VALUES {"values", 'V', NULL}
+#define NUMBER(name, kind) {#name, kind, NULL}
+#define TIME_LIMIT {"timeout", 't', NULL}
+
 const py_store_op py_store_ops[] = {
-    [DD_STORE_SET] = {{"set", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_IMPLEMENTED},
-    [DD_STORE_GET] = {{"get", {"key", "timeout"}, 1, 2}, "kt", 'v', PY_UNBOUND_NOT_IMPLEMENTED},
-    [DD_STORE_TRY_GET] = {{"try_get", {"key"}, 1, 1}, "k", 'o', PY_UNBOUND_GENERIC},
-    [DD_STORE_ADD] = {{"add", {"key", "amount"}, 2, 2}, "kn", 'n', PY_UNBOUND_PURE_VIRTUAL},
-    [DD_STORE_COMPARE_SET] = {{"compare_set", {"key", "expected_value", "desired_value"}, 3, 3},
-                              "kvv",
-                              'v',
-                              PY_UNBOUND_NOT_IMPLEMENTED},
-    [DD_STORE_WAIT] = {{"wait", {"keys", "timeout"}, 1, 2}, "Kt", '-', PY_UNBOUND_PURE_VIRTUAL},
-    [DD_STORE_CHECK] = {{"check", {"keys"}, 1, 1}, "K", 'b', PY_UNBOUND_PURE_VIRTUAL},
-    [DD_STORE_DELETE_KEY] = {{"delete_key", {"key"}, 1, 1}, "k", 'b', PY_UNBOUND_PURE_VIRTUAL},
-    [DD_STORE_NUM_KEYS] = {{"num_keys", {0}, 0, 0}, "", 'n', PY_UNBOUND_PURE_VIRTUAL},
-    [DD_STORE_APPEND] = {{"append", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_GENERIC},
-    [DD_STORE_MULTI_GET] = {{"multi_get", {"keys"}, 1, 1}, "K", 'V', PY_UNBOUND_GENERIC},
-    [DD_STORE_MULTI_SET] = {{"multi_set", {"keys", "values"}, 2, 2}, "KV", '-', PY_UNBOUND_GENERIC},
-    [DD_STORE_QUEUE_PUSH] = {{"queue_push", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_SUPPORTED},
-    [DD_STORE_QUEUE_POP] = {{"queue_pop", {"key", "block", "timeout"}, 1, 3},
-                            "kbt",
-                            'v',
-                            PY_UNBOUND_NOT_SUPPORTED},
-    [DD_STORE_QUEUE_LEN] = {{"queue_len", {"key"}, 1, 1}, "k", 'n', PY_UNBOUND_NOT_SUPPORTED},
-    [DD_STORE_LIST_KEYS] = {{"list_keys", {0}, 0, 0}, "", 'K', PY_UNBOUND_NOT_SUPPORTED},
-    [DD_STORE_BARRIER] = {{"barrier", {"key", "world_size", "timeout"}, 2, 3},
-                          "kst",
-                          '-',
-                          PY_UNBOUND_GENERIC},
+    [DD_STORE_SET] = {PY_PARAMS("set", 2, 2, KEY, VALUE(value)), '-', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_GET] = {PY_PARAMS("get", 1, 2, KEY, TIME_LIMIT), 'v', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_TRY_GET] = {PY_PARAMS("try_get", 1, 1, KEY), 'o', PY_UNBOUND_GENERIC},
+    [DD_STORE_ADD] = {PY_PARAMS("add", 2, 2, KEY, NUMBER(amount, 'n')), 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_COMPARE_SET] = {PY_PARAMS("compare_set", 3, 3, KEY, VALUE(expected_value), VALUE(desired_value)), 'v', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_WAIT] = {PY_PARAMS("wait", 1, 2, KEYS, TIME_LIMIT), '-', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_CHECK] = {PY_PARAMS("check", 1, 1, KEYS), 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_DELETE_KEY] = {PY_PARAMS("delete_key", 1, 1, KEY), 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_NUM_KEYS] = {{.function = "num_keys"}, 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_APPEND] = {PY_PARAMS("append", 2, 2, KEY, VALUE(value)), '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_GET] = {PY_PARAMS("multi_get", 1, 1, KEYS), 'V', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_SET] = {PY_PARAMS("multi_set", 2, 2, KEYS, VALUES), '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_QUEUE_PUSH] = {PY_PARAMS("queue_push", 2, 2, KEY, VALUE(value)), '-', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_POP] = {PY_PARAMS("queue_pop", 1, 3, KEY, NUMBER(block, 'b'), TIME_LIMIT), 'v', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_LEN] = {PY_PARAMS("queue_len", 1, 1, KEY), 'n', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_LIST_KEYS] = {{.function = "list_keys"}, 'K', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_BARRIER] = {PY_PARAMS("barrier", 2, 3, KEY, NUMBER(world_size, 's'), TIME_LIMIT), '-', PY_UNBOUND_GENERIC},
 };
+/* clang-format on */
 
 /* The request of a call, and what it borrows. Start zeroed: fini may then be called at any time. */
 typedef struct arguments {
     dd_store_request request;
-    py_bytes bytes[PY_MAX_ARGS];
+    py_bytes bytes[MAX_ARGS];
     size_t nbytes;
     py_bytes_list keys;
     py_bytes_list values;
-    dd_bytes value_views[PY_MAX_ARGS];
+    dd_bytes value_views[MAX_ARGS];
     size_t nvalues;
     PyObject *timeout; /* borrowed, or NULL */
 } arguments;
@@ -139,12 +142,12 @@ take_argument(arguments *taken, char kind, PyObject *object, const char *functio
 }
 
 static bool
-take_arguments(arguments *taken, const py_store_op *op, PyObject *const *objects)
+take_arguments(arguments *taken, const py_params *params, PyObject *const *objects)
 {
     bool is_ok = true;
-    for (int i = 0; is_ok && i < op->signature.nnames; i++) {
-        is_ok =
-            take_argument(taken, op->takes[i], objects[i], op->signature.function, op->signature.names[i]);
+    for (int i = 0; is_ok && i < params->count; i++) {
+        const py_param *param = &params->list[i];
+        is_ok = take_argument(taken, (char)param->kind, objects[i], params->function, param->name);
     }
     return is_ok;
 }
@@ -174,12 +177,13 @@ static PyObject *
 call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     const py_store_op *op = &py_store_ops[which];
-    PyObject *objects[PY_MAX_ARGS];
+    PyObject *objects[PY_PARAMS_MAX];
     arguments taken = {.request = {.op = which}};
     PyObject *given = NULL;
     py_call call;
-    if (py_args_parse(&op->signature, args, nargs, kwnames, objects) && take_arguments(&taken, op, objects) &&
-        py_call_begin(&call, (py_store *)self, op->signature.function, op->unbound, taken.timeout)) {
+    if (py_params_parse(&op->params, args, nargs, kwnames, objects) &&
+        take_arguments(&taken, &op->params, objects) &&
+        py_call_begin(&call, (py_store *)self, op->params.function, op->unbound, taken.timeout)) {
         dd_store_result result = {0};
         Py_BEGIN_ALLOW_THREADS
         call.status = dd_store_run(call.store, &taken.request, &result, &call.wait.wait, &call.err);
@@ -222,12 +226,10 @@ py_store_clone(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const py_signature signature = {"set_timeout", {"timeout"}, 1, 1};
     py_store *self = (py_store *)object;
-    PyObject *values[PY_MAX_ARGS];
     int64_t timeout_ns;
-    if (!py_args_parse(&signature, args, nargs, kwnames, values) ||
-        !py_to_timeout_ns(self->state, values[0], &timeout_ns, "set_timeout", "timeout") ||
+    const py_params params = PY_PARAMS("set_timeout", 1, 1, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames) ||
         (self->kind != NULL && py_store_opened(self) == NULL)) {
         return NULL;
     }

@@ -33,12 +33,12 @@ open_view(py_store *self, PyObject *prefix, PyObject *underlying)
 static int
 prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"prefix", "store", NULL};
     py_prefix_store *self = (py_prefix_store *)object;
     PyObject *prefix;
     PyObject *underlying;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:PrefixStore", keywords, &prefix, &underlying) ||
-        !py_store_begin_init(&self->base)) {
+    const py_params params =
+        PY_PARAMS("PrefixStore", 2, 2, {"prefix", PY_OBJECT, &prefix}, {"store", PY_OBJECT, &underlying});
+    if (!py_params_read_tuple(&params, self->base.state, args, kwargs) || !py_store_begin_init(&self->base)) {
         return -1;
     }
     if (underlying == Py_None) {
@@ -133,10 +133,10 @@ call_underlying(PyObject *object, const char *name, PyObject *argument)
 static PyObject *
 prefix_store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const py_signature signature = {"set_timeout", {"timeout"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    return py_args_parse(&signature, args, nargs, kwnames, values)
-               ? call_underlying(object, "set_timeout", values[0])
+    PyObject *timeout;
+    const py_params params = PY_PARAMS("set_timeout", 1, 1, {"timeout", PY_OBJECT, &timeout});
+    return py_params_read(&params, ((py_store *)object)->state, args, nargs, kwnames)
+               ? call_underlying(object, "set_timeout", timeout)
                : NULL;
 }
 

@@ -38,10 +38,10 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static int
-store_init(PyObject *Py_UNUSED(self), PyObject *args, PyObject *kwargs)
+store_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {NULL};
-    return PyArg_ParseTupleAndKeywords(args, kwargs, ":Store", keywords) ? 0 : -1;
+    const py_params params = {.function = "Store"};
+    return py_params_read_tuple(&params, ((py_store *)self)->state, args, kwargs) ? 0 : -1;
 }
 
 void

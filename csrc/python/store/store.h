@@ -2,8 +2,8 @@
 #ifndef DD_PYTHON_STORE_STORE_H
 #define DD_PYTHON_STORE_STORE_H
 
-#include "python/base/convert.h"
 #include "python/base/object.h"
+#include "python/base/params.h"
 #include "python/base/wait.h"
 #include "store/store.h"
 
@@ -57,11 +57,10 @@ typedef enum py_unbound {
 /* An operation of stores as a method of a Python object. The binding turns arguments into a request; the bridge
  * turns a request into arguments. */
 typedef struct py_store_op {
-    py_signature signature;
     /* The kind of each parameter: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values, 'n' the number,
      * 's' the number as a size (1 or more), 'b' the number as a bool (True if not given), 't' a time-out (comes
      * last) */
-    char takes[PY_MAX_ARGS + 1];
+    py_params params;
     /* The kind of the result: '-' None, 'v' the value, 'o' the value or None, 'V' a list of values, 'K' a list of
      * keys, 'n' the number, 'b' a bool */
     char gives;

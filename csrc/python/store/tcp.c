@@ -3,54 +3,35 @@
 #include "python/store/store.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define HANDSHAKE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define MAX_LIMIT (INT64_C(1) << 40)
+#define NOT_GIVEN INT64_MIN /* of a number */
 
 typedef struct py_tcp_store {
     py_store base;
     bool is_libuv; /* const after init: the value of use_libuv, which has no effect */
 } py_tcp_store;
 
-/* The arguments of __init__ as the core's options, whose texts belong to `host` and `secret`. */
+/* The arguments of __init__ as the core's options. */
 typedef struct tcp_store_arguments {
-    PyObject *host;   /* str, borrowed from the call */
-    PyObject *secret; /* bytes, owned */
+    PyObject *secret; /* as it was given, or NULL; then bytes, owned, that the options borrow */
     bool is_master;
     bool is_multi_tenant;
     bool is_libuv;
-    int listen_fd;
+    int64_t port;
+    int64_t world_size;
+    int64_t listen_fd;
+    int64_t max_key_bytes;
+    int64_t max_value_bytes;
     dd_tcp_limits limits;
     dd_tcp_store_options options;
 } tcp_store_arguments;
 
 static bool
-take_host(tcp_store_arguments *arguments)
+check_port(tcp_store_arguments *arguments)
 {
-    if (!PyUnicode_Check(arguments->host)) {
-        py_raise_wrong_type("TCPStore", "host_name", "str", arguments->host);
-        return false;
-    }
-    Py_ssize_t len;
-    arguments->options.host = PyUnicode_AsUTF8AndSize(arguments->host, &len);
-    if (arguments->options.host == NULL) {
-        return false;
-    }
-    if (strlen(arguments->options.host) != (size_t)len) {
-        PyErr_SetString(PyExc_ValueError, "TCPStore(): argument 'host_name' contains a null character");
-        return false;
-    }
-    return true;
-}
-
-static bool
-take_port(PyObject *value, tcp_store_arguments *arguments)
-{
-    int64_t port;
-    if (!py_to_int64(value, &port, "TCPStore", "port")) {
-        return false;
-    }
+    int64_t port = arguments->port;
     if (port < 0 || port > UINT16_MAX) {
         PyErr_Format(PyExc_TypeError, "TCPStore(): argument 'port' must be in 0..65535, not %lld",
                      (long long)port);
@@ -65,48 +46,33 @@ take_port(PyObject *value, tcp_store_arguments *arguments)
 }
 
 static bool
-take_world_size(PyObject *value, tcp_store_arguments *arguments)
+check_world_size(tcp_store_arguments *arguments)
 {
-    int64_t world_size = -1;
-    if (value != NULL && value != Py_None && !py_to_int64(value, &world_size, "TCPStore", "world_size")) {
-        return false;
-    }
-    if (world_size == 0) {
+    if (arguments->world_size == 0) {
         PyErr_SetString(PyExc_ValueError, "TCPStore world size cannot be 0 (argument 'world_size')");
         return false;
     }
-    arguments->options.world_size = world_size;
+    arguments->options.world_size = arguments->world_size;
     return true;
 }
 
 static bool
-take_listen_fd(PyObject *value, tcp_store_arguments *arguments)
+check_listen_fd(const tcp_store_arguments *arguments)
 {
-    int64_t fd = -1;
-    if (value != NULL && value != Py_None) {
-        if (!py_to_int64(value, &fd, "TCPStore", "master_listen_fd")) {
-            return false;
-        }
-        if (fd < 0 || fd > INT_MAX) {
-            PyErr_Format(PyExc_ValueError,
-                         "TCPStore(): argument 'master_listen_fd' is not a file descriptor: %lld",
-                         (long long)fd);
-            return false;
-        }
-    }
-    arguments->listen_fd = (int)fd;
-    return true;
-}
-
-static bool
-take_limit(PyObject *value, const char *name, uint64_t *limit)
-{
-    int64_t number;
-    if (value == NULL || value == Py_None) {
-        return true;
-    }
-    if (!py_to_int64(value, &number, "TCPStore", name)) {
+    int64_t fd = arguments->listen_fd;
+    if (fd != NOT_GIVEN && (fd < 0 || fd > INT_MAX)) {
+        PyErr_Format(PyExc_ValueError,
+                     "TCPStore(): argument 'master_listen_fd' is not a file descriptor: %lld", (long long)fd);
         return false;
+    }
+    return true;
+}
+
+static bool
+take_limit(int64_t number, const char *name, uint64_t *limit)
+{
+    if (number == NOT_GIVEN) {
+        return true;
     }
     if (number < 1 || number > MAX_LIMIT) {
         PyErr_Format(PyExc_ValueError, "TCPStore(): argument '%s' must be in 1..%lld, not %lld", name,
@@ -118,12 +84,12 @@ take_limit(PyObject *value, const char *name, uint64_t *limit)
 }
 
 static bool
-take_limits(PyObject *max_key_bytes, PyObject *max_value_bytes, tcp_store_arguments *arguments)
+take_limits(tcp_store_arguments *arguments)
 {
     dd_tcp_limits *limits = &arguments->limits;
     *limits = DD_TCP_LIMITS_DEFAULT;
-    if (!take_limit(max_key_bytes, "max_key_bytes", &limits->max_key_bytes) ||
-        !take_limit(max_value_bytes, "max_value_bytes", &limits->max_value_bytes)) {
+    if (!take_limit(arguments->max_key_bytes, "max_key_bytes", &limits->max_key_bytes) ||
+        !take_limit(arguments->max_value_bytes, "max_value_bytes", &limits->max_value_bytes)) {
         return false;
     }
     /* A request must hold the largest key and, for compare_set, two of the largest values. */
@@ -137,11 +103,11 @@ take_limits(PyObject *max_key_bytes, PyObject *max_value_bytes, tcp_store_argume
 /* Takes the given secret, or the one from the environment. It is copied, because neither may be read once the GIL is
  * released. */
 static bool
-take_secret(PyObject *value, tcp_store_arguments *arguments)
+take_secret(tcp_store_arguments *arguments)
 {
     py_bytes secret = {0};
-    if (value != NULL && value != Py_None) {
-        if (!py_bytes_init(&secret, value, "TCPStore", "secret")) {
+    if (arguments->secret != NULL) {
+        if (!py_bytes_init(&secret, arguments->secret, "TCPStore", "secret")) {
             return false;
         }
     } else {
@@ -161,45 +127,27 @@ take_secret(PyObject *value, tcp_store_arguments *arguments)
 static bool
 parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arguments *arguments)
 {
-    static char *keywords[] = {"host_name",
-                               "port",
-                               "world_size",
-                               "is_master",
-                               "timeout",
-                               "wait_for_workers",
-                               "multi_tenant",
-                               "master_listen_fd",
-                               "use_libuv",
-                               "secret",
-                               "max_key_bytes",
-                               "max_value_bytes",
-                               NULL};
-    PyObject *port;
-    PyObject *world_size = NULL;
-    PyObject *timeout = NULL;
-    PyObject *listen_fd = NULL;
-    PyObject *secret = NULL;
-    PyObject *max_key_bytes = NULL;
-    PyObject *max_value_bytes = NULL;
-    int is_master = 0;
-    int is_waiting = 1;
-    int is_multi_tenant = 0;
-    int is_libuv = 1;
-    *arguments = (tcp_store_arguments){.options = {.timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OpOppOp$OOO:TCPStore", keywords, &arguments->host,
-                                     &port, &world_size, &is_master, &timeout, &is_waiting, &is_multi_tenant,
-                                     &listen_fd, &is_libuv, &secret, &max_key_bytes, &max_value_bytes)) {
-        return false;
-    }
-    arguments->is_master = is_master != 0;
-    arguments->is_multi_tenant = is_multi_tenant != 0;
-    arguments->is_libuv = is_libuv != 0;
-    arguments->options.is_wait_for_workers = is_waiting != 0;
-    return take_host(arguments) && take_port(port, arguments) && take_world_size(world_size, arguments) &&
-           (timeout == NULL ||
-            py_to_timeout_ns(state, timeout, &arguments->options.timeout_ns, "TCPStore", "timeout")) &&
-           take_listen_fd(listen_fd, arguments) && take_limits(max_key_bytes, max_value_bytes, arguments) &&
-           take_secret(secret, arguments);
+    const py_params params = PY_PARAMS(
+        "TCPStore", 2, 9, {"host_name", PY_TEXT, &arguments->options.host},
+        {"port", PY_INT64, &arguments->port}, {"world_size", PY_INT64, &arguments->world_size},
+        {"is_master", PY_FLAG, &arguments->is_master},
+        {"timeout", PY_TIMEOUT, &arguments->options.timeout_ns},
+        {"wait_for_workers", PY_FLAG, &arguments->options.is_wait_for_workers},
+        {"multi_tenant", PY_FLAG, &arguments->is_multi_tenant},
+        {"master_listen_fd", PY_INT64, &arguments->listen_fd}, {"use_libuv", PY_FLAG, &arguments->is_libuv},
+        {"secret", PY_OBJECT, &arguments->secret}, {"max_key_bytes", PY_INT64, &arguments->max_key_bytes},
+        {"max_value_bytes", PY_INT64, &arguments->max_value_bytes});
+    *arguments = (tcp_store_arguments){
+        .is_libuv = true,
+        .world_size = -1,
+        .listen_fd = NOT_GIVEN,
+        .max_key_bytes = NOT_GIVEN,
+        .max_value_bytes = NOT_GIVEN,
+        .options = {.timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS, .is_wait_for_workers = true},
+    };
+    return py_params_read_tuple(&params, state, args, kwargs) && check_port(arguments) &&
+           check_world_size(arguments) && check_listen_fd(arguments) && take_limits(arguments) &&
+           take_secret(arguments);
 }
 
 /* Opens the server, if this is the master, and the client. Runs without the GIL. */
@@ -212,7 +160,7 @@ open_store(const py_state *state, const tcp_store_arguments *arguments, dd_store
         dd_tcp_server_options server_options = {
             .host = options.host,
             .port = options.port,
-            .listen_fd = arguments->listen_fd,
+            .listen_fd = arguments->listen_fd == NOT_GIVEN ? -1 : (int)arguments->listen_fd,
             .secret = options.secret,
             .limits = arguments->limits,
             .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,

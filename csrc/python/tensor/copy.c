@@ -2,6 +2,7 @@
 #include "core/mem.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
+#include "python/base/params.h"
 #include "python/tensor/tensor.h"
 
 /* Anything smaller takes less time than releasing and retaking the GIL. */
@@ -13,6 +14,8 @@ typedef bool transfer_fn(const dd_view *dst, const void *src, dd_dtype src_dtype
 /* One of the functions of the module. */
 typedef struct tensor_transfer {
     const char *function;
+    const char *dst; /* the names of its parameters */
+    const char *src;
     transfer_fn *run;
     bool (*is_supported)(dd_dtype dst, dd_dtype src);
 } tensor_transfer;
@@ -148,8 +151,8 @@ transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 static bool
 check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
 {
-    if (!py_tensor_require_cpu(dst, state, t->function, "dst") ||
-        !py_tensor_require_cpu(src, state, t->function, "src")) {
+    if (!py_tensor_require_cpu(dst, state, t->function, t->dst) ||
+        !py_tensor_require_cpu(src, state, t->function, t->src)) {
         return false;
     }
     if (dst->view.count != src->view.count || !t->is_supported(dst->view.dtype, src->view.dtype)) {
@@ -187,66 +190,69 @@ transfer_tensors(const tensor_transfer *t, const py_state *state, const py_tenso
 
 /* ---- the functions of the module */
 
+/* Puts the two arguments into dst and src. False with an exception. */
+static bool
+take_pair(const tensor_transfer *t, py_state *state, PyObject *const *args, Py_ssize_t nargs,
+          PyObject *kwnames, PyObject **dst, PyObject **src)
+{
+    const py_params params = PY_PARAMS(t->function, 2, 2, {t->dst, PY_OBJECT, dst}, {t->src, PY_OBJECT, src});
+    return py_params_read(&params, state, args, nargs, kwnames);
+}
+
 static PyObject *
-call(const tensor_transfer *t, PyObject *module, PyObject *args)
+call(const tensor_transfer *t, PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *dst_object;
     PyObject *src_object;
     py_state *state = PyModule_GetState(module);
     py_tensor dst = {0};
     py_tensor src = {0};
-    bool is_done = PyArg_UnpackTuple(args, t->function, 2, 2, &dst_object, &src_object) &&
-                   py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, "dst") &&
-                   py_tensor_init(&src, state, src_object, PY_TENSOR_IN, t->function, "src") &&
+    bool is_done = take_pair(t, state, args, nargs, kwnames, &dst_object, &src_object) &&
+                   py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, t->dst) &&
+                   py_tensor_init(&src, state, src_object, PY_TENSOR_IN, t->function, t->src) &&
                    transfer_tensors(t, state, &dst, &src);
     py_tensor_fini(&src);
     py_tensor_fini(&dst);
-    if (!is_done) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
 PyObject *
-py_tensor_copy(PyObject *module, PyObject *args)
+py_tensor_copy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer copy = {"_copy_tensor", run_copy, is_same_dtype};
-    return call(&copy, module, args);
+    static const tensor_transfer copy = {"_copy_tensor", "dst", "src", run_copy, is_same_dtype};
+    return call(&copy, module, args, nargs, kwnames);
 }
 
 PyObject *
-py_tensor_convert(PyObject *module, PyObject *args)
+py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer convert = {"_convert_tensor", run_convert, is_convertible};
-    return call(&convert, module, args);
+    static const tensor_transfer convert = {"_convert_tensor", "dst", "src", run_convert, is_convertible};
+    return call(&convert, module, args, nargs, kwnames);
 }
 
 PyObject *
-py_tensor_add(PyObject *module, PyObject *args)
+py_tensor_add(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer addition = {"_add_tensor", run_add, is_addable};
-    return call(&addition, module, args);
+    static const tensor_transfer addition = {"_add_tensor", "dst", "src", run_add, is_addable};
+    return call(&addition, module, args, nargs, kwnames);
 }
 
 PyObject *
-py_tensor_copy_list(PyObject *module, PyObject *args)
+py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer copy = {"_copy_tensors", run_copy, is_same_dtype};
+    static const tensor_transfer copy = {"_copy_tensors", "dsts", "srcs", run_copy, is_same_dtype};
     PyObject *dst_objects;
     PyObject *src_objects;
     py_state *state = PyModule_GetState(module);
     py_tensor_list dsts = {0};
     py_tensor_list srcs = {0};
-    bool is_done = PyArg_UnpackTuple(args, copy.function, 2, 2, &dst_objects, &src_objects) &&
-                   py_tensor_list_init(&dsts, state, dst_objects, PY_TENSOR_OUT, copy.function, "dsts") &&
-                   py_tensor_list_init(&srcs, state, src_objects, PY_TENSOR_IN, copy.function, "srcs");
+    bool is_done = take_pair(&copy, state, args, nargs, kwnames, &dst_objects, &src_objects) &&
+                   py_tensor_list_init(&dsts, state, dst_objects, PY_TENSOR_OUT, copy.function, copy.dst) &&
+                   py_tensor_list_init(&srcs, state, src_objects, PY_TENSOR_IN, copy.function, copy.src);
     for (Py_ssize_t i = 0; is_done && i < dsts.count && i < srcs.count; i++) {
         is_done = transfer_tensors(&copy, state, &dsts.items[i], &srcs.items[i]);
     }
     py_tensor_list_fini(&srcs);
     py_tensor_list_fini(&dsts);
-    if (!is_done) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return is_done ? Py_NewRef(Py_None) : NULL;
 }

@@ -1,11 +1,15 @@
 #include "python/tensor/memory.h"
 
 #include "core/mem.h"
-#include "python/base/convert.h"
 #include "python/base/object.h"
+#include "python/base/params.h"
 #include "python/tensor/dtype.h"
 
 #include <string.h>
+
+/* The names of DLPack's capsules. */
+#define LEGACY "dltensor"
+#define VERSIONED "dltensor_versioned"
 
 /* The dtypes in the terms of others: the format of a buffer (NULL: none) and the DLDataTypeCode. */
 static const struct {
@@ -192,103 +196,105 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* The destructors free the memory only if no consumer has taken the capsule. */
+/* Frees the memory only if no consumer has taken the capsule, which is renamed then. */
 static void
-destroy_legacy_capsule(PyObject *capsule)
+destroy_capsule(PyObject *capsule)
 {
-    if (PyCapsule_IsValid(capsule, "dltensor")) {
-        delete_legacy(PyCapsule_GetPointer(capsule, "dltensor"));
+    if (PyCapsule_IsValid(capsule, LEGACY)) {
+        delete_legacy(PyCapsule_GetPointer(capsule, LEGACY));
+    } else if (PyCapsule_IsValid(capsule, VERSIONED)) {
+        delete_versioned(PyCapsule_GetPointer(capsule, VERSIONED));
     }
 }
 
-static void
-destroy_versioned_capsule(PyObject *capsule)
+/* Takes over `managed`, which may be NULL: there is no memory for it. */
+static PyObject *
+make_capsule(py_memory *memory, void *managed, const char *name)
 {
-    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        delete_versioned(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    PyObject *capsule = managed != NULL ? PyCapsule_New(managed, name, destroy_capsule) : PyErr_NoMemory();
+    if (capsule != NULL) {
+        py_memory_acquire(memory);
+    } else {
+        dd_mem_free(managed);
     }
+    return capsule;
 }
 
 static PyObject *
 export_legacy(py_memory *memory)
 {
     dl_managed *managed = dd_mem_zalloc(sizeof *managed);
-    if (managed == NULL) {
-        return PyErr_NoMemory();
+    if (managed != NULL) {
+        fill_dl_tensor(&managed->tensor, memory);
+        managed->context = memory;
+        managed->deleter = delete_legacy;
     }
-    fill_dl_tensor(&managed->tensor, memory);
-    managed->context = memory;
-    managed->deleter = delete_legacy;
-    PyObject *capsule = PyCapsule_New(managed, "dltensor", destroy_legacy_capsule);
-    if (capsule == NULL) {
-        dd_mem_free(managed);
-        return NULL;
-    }
-    py_memory_acquire(memory);
-    return capsule;
+    return make_capsule(memory, managed, LEGACY);
 }
 
 static PyObject *
 export_versioned(py_memory *memory)
 {
     dl_managed_versioned *managed = dd_mem_zalloc(sizeof *managed);
-    if (managed == NULL) {
-        return PyErr_NoMemory();
+    if (managed != NULL) {
+        fill_dl_tensor(&managed->tensor, memory);
+        managed->version = (dl_version){.major = 1, .minor = 0};
+        managed->context = memory;
+        managed->deleter = delete_versioned;
     }
-    fill_dl_tensor(&managed->tensor, memory);
-    managed->version = (dl_version){.major = 1, .minor = 0};
-    managed->context = memory;
-    managed->deleter = delete_versioned;
-    PyObject *capsule = PyCapsule_New(managed, "dltensor_versioned", destroy_versioned_capsule);
-    if (capsule == NULL) {
-        dd_mem_free(managed);
-        return NULL;
-    }
-    py_memory_acquire(memory);
-    return capsule;
+    return make_capsule(memory, managed, VERSIONED);
 }
 
-static PyObject *export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy)
+/* Reads a pair of ints, such as a version or a device. False with an exception. */
+static bool
+read_pair(py_state *state, PyObject *pair, const char *name, int *first, int *second)
 {
-    int major = 0;
-    int minor = 0;
-    int device_type = memory->device_type;
-    int device_id = memory->device_id;
-    if ((version != Py_None && !PyArg_Parse(version, "(ii)", &major, &minor)) ||
-        (device != Py_None && !PyArg_Parse(device, "(ii)", &device_type, &device_id))) {
-        return NULL;
+    int count = 0;
+    const py_argument argument = {.state = state, .function = "__dlpack__", .name = name, .value = pair};
+    int *numbers = py_params_ints(&argument, NULL, &count);
+    if (numbers != NULL && count == 2) {
+        *first = numbers[0];
+        *second = numbers[1];
+    } else if (numbers != NULL) {
+        py_raise_wrong_type("__dlpack__", name, "a pair of int", pair);
     }
-    int is_copy = copy != Py_None ? PyObject_IsTrue(copy) : 0;
-    if (is_copy != 0 || device_type != memory->device_type || device_id != memory->device_id) {
-        if (is_copy >= 0) {
-            PyErr_Format(PyExc_BufferError, "%s is not copied on export, and not moved to another device",
-                         memory->device_type == PY_DEVICE_CPU ? "a SharedArray" : "an NcclArray");
-        }
-        return NULL;
-    }
-    return major >= 1 ? export_versioned(memory) : export_legacy(memory);
+    PyMem_Free(numbers);
+    return PyErr_Occurred() == NULL;
 }
 
 /* Of memory on a device, the stream is ignored: the writer orders its own streams, so there is no producer to wait
  * for. */
 PyObject *
-py_memory_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
+py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    py_memory *memory = ((py_memory_array *)object)->memory;
-    PyObject *stream = Py_None;
-    PyObject *version = Py_None;
-    PyObject *device = Py_None;
-    PyObject *copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", keywords, &stream, &version, &device,
-                                     &copy)) {
+    const py_memory_array *self = (const py_memory_array *)object;
+    py_memory *memory = self->memory;
+    PyObject *stream = NULL;
+    PyObject *version = NULL;
+    PyObject *device = NULL;
+    bool is_copy = false;
+    const py_params params =
+        PY_PARAMS("__dlpack__", 0, 0, {"stream", PY_OBJECT, &stream}, {"max_version", PY_OBJECT, &version},
+                  {"dl_device", PY_OBJECT, &device}, {"copy", PY_FLAG, &is_copy});
+    int major = 0;
+    int minor = 0;
+    int device_type = memory->device_type;
+    int device_id = memory->device_id;
+    if (!py_params_read(&params, self->state, args, nargs, kwnames) ||
+        (version != NULL && !read_pair(self->state, version, "max_version", &major, &minor)) ||
+        (device != NULL && !read_pair(self->state, device, "dl_device", &device_type, &device_id))) {
         return NULL;
     }
-    if (stream != Py_None && memory->device_type == PY_DEVICE_CPU) {
+    if (stream != NULL && memory->device_type == PY_DEVICE_CPU) {
         PyErr_SetString(PyExc_BufferError, "CPU memory has no streams: stream must be None");
         return NULL;
     }
-    return export(memory, version, device, copy);
+    if (is_copy || device_type != memory->device_type || device_id != memory->device_id) {
+        PyErr_Format(PyExc_BufferError, "%s is not copied on export, and not moved to another device",
+                     memory->device_type == PY_DEVICE_CPU ? "a SharedArray" : "an NcclArray");
+        return NULL;
+    }
+    return major >= 1 ? export_versioned(memory) : export_legacy(memory);
 }
 
 PyObject *

@@ -45,13 +45,14 @@ void py_memory_array_dealloc(PyObject *object);
 PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
 PyObject *py_memory_array_get_dtype(PyObject *object, void *closure);
 PyObject *py_memory_array_get_nbytes(PyObject *object, void *closure);
-PyObject *py_memory_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames);
 PyObject *py_memory_array_dlpack_device(PyObject *object, PyObject *unused);
 
 /* What both types have, for their tables. */
 /* clang-format off */
 #define PY_MEMORY_ARRAY_METHODS \
-    {"__dlpack__", (PyCFunction)(void (*)(void))py_memory_array_dlpack, METH_VARARGS | METH_KEYWORDS, \
+    {"__dlpack__", PY_FAST_METHOD(py_memory_array_dlpack), \
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n" \
      "A DLPack capsule, which keeps the memory alive."}, \
     {"__dlpack_device__", py_memory_array_dlpack_device, METH_NOARGS, \

@@ -1,5 +1,6 @@
 #include "python/tensor/tensor.h"
 
+#include "python/base/params.h"
 #include "python/tensor/device.h"
 #include "python/tensor/dtype.h"
 #include "python/tensor/memory.h"
@@ -512,14 +513,17 @@ describe(const py_tensor *tensor)
 }
 
 PyObject *
-py_tensor_describe(PyObject *module, PyObject *args)
+py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    py_state *state = PyModule_GetState(module);
     PyObject *object;
-    int is_written;
+    bool is_written;
+    const py_params params = PY_PARAMS("_describe_tensor", 2, 2, {"object", PY_OBJECT, &object},
+                                       {"writable", PY_FLAG, &is_written});
     py_tensor tensor = {0};
-    if (!PyArg_ParseTuple(args, "Op:_describe_tensor", &object, &is_written) ||
-        !py_tensor_init(&tensor, PyModule_GetState(module), object, is_written ? PY_TENSOR_OUT : PY_TENSOR_IN,
-                        "_describe_tensor", "object")) {
+    if (!py_params_read(&params, state, args, nargs, kwnames) ||
+        !py_tensor_init(&tensor, state, object, is_written ? PY_TENSOR_OUT : PY_TENSOR_IN, "_describe_tensor",
+                        "object")) {
         return NULL;
     }
     PyObject *description = describe(&tensor);

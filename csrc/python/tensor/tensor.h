@@ -93,15 +93,15 @@ bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object
 void py_tensor_list_fini(py_tensor_list *list);
 
 /* _core._describe_tensor(object, writable): a dict of what dldist sees, for tests. */
-PyObject *py_tensor_describe(PyObject *module, PyObject *args);
+PyObject *py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 /* Functions of the module that move elements (tensor/copy.c). dst and src must have the same number of elements
  * and may share memory. Large tensors are moved without the GIL. _copy_tensor(dst, src) needs equal dtypes.
  * _copy_tensors(dsts, srcs) does the same pair by pair. _convert_tensor(dst, src) takes equal dtypes or any two
  * floating-point dtypes. _add_tensor(dst, src) adds src to dst, like a reduction with SUM. */
-PyObject *py_tensor_copy(PyObject *module, PyObject *args);
-PyObject *py_tensor_copy_list(PyObject *module, PyObject *args);
-PyObject *py_tensor_convert(PyObject *module, PyObject *args);
-PyObject *py_tensor_add(PyObject *module, PyObject *args);
+PyObject *py_tensor_copy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_tensor_add(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 #endif

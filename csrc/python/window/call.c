@@ -7,15 +7,12 @@
 #define QUICK_NBYTES ((size_t)16384)
 
 static bool
-read_channel(const py_window *self, PyObject *value, int *channel, const char *function)
+check_channel(const py_window *self, int channel, const char *function)
 {
-    if (!py_params_int(self->state, value, channel, function, "channel")) {
-        return false;
-    }
     int nchannels = dd_window_nchannels(self->window);
-    if (*channel < 0 || *channel >= nchannels) {
+    if (channel < 0 || channel >= nchannels) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'channel': there is no channel %d, only 0 to %d", function, *channel,
+                     "%s(): argument 'channel': there is no channel %d, only 0 to %d", function, channel,
                      nchannels - 1);
         return false;
     }
@@ -118,8 +115,8 @@ run_transfer(transfer_call *transfer, py_group_call *call)
     dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
     py_use use = transfer->is_put ? PY_USE_IN : PY_USE_OUT;
     py_side *side = transfer->is_put ? &call->operands->inputs : &call->operands->outputs;
-    if (!py_window_read_rank(transfer->window, call->values[1], &transfer->place.rank, call->params->function,
-                             "rank") ||
+    if (!py_params_rank(transfer->window->state, call->values[1], transfer->window->group->size,
+                        &transfer->place.rank, call->params->function, "rank") ||
         !py_operands_add(call->operands, call->values[0], use, "tensor") ||
         !read_offset(transfer, call, call->values[2])) {
         return py_group_call_fail(call);
@@ -135,13 +132,9 @@ run_transfer(transfer_call *transfer, py_group_call *call)
 
 PY_WINDOW_METHOD(put)
 {
-    static const py_params params = {.function = "put",
-                                     .op_type = PY_OP_TYPE_UNKNOWN,
-                                     .nrequired = 2,
-                                     .npositional = 4,
-                                     .count = 6,
-                                     .names = {PY_NAME_TENSOR, PY_NAME_RANK, PY_NAME_OFFSET, PY_NAME_CHANNEL,
-                                               PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
+    py_params params = PY_PARAMS("put", 2, 4, PY_TENSORS(tensor), PY_OTHER(rank), PY_OTHER(offset),
+                                 PY_OTHER(channel), PY_TIME_LIMIT, PY_ASYNC);
+    params.op_type = PY_OP_TYPE_UNKNOWN;
     transfer_call transfer = {.window = (py_window *)self, .is_put = true, .channel = DD_NO_CHANNEL};
     py_group_call call;
     if (!py_window_require_open(transfer.window) ||
@@ -149,7 +142,9 @@ PY_WINDOW_METHOD(put)
         !py_group_call_begin(&call)) {
         return NULL;
     }
-    if (call.values[3] != NULL && !read_channel(transfer.window, call.values[3], &transfer.channel, "put")) {
+    if (call.values[3] != NULL &&
+        (!py_params_int(transfer.window->state, call.values[3], &transfer.channel, "put", "channel") ||
+         !check_channel(transfer.window, transfer.channel, "put"))) {
         return py_group_call_fail(&call);
     }
     return run_transfer(&transfer, &call);
@@ -157,13 +152,9 @@ PY_WINDOW_METHOD(put)
 
 PY_WINDOW_METHOD(get)
 {
-    static const py_params params = {
-        .function = "get",
-        .op_type = PY_OP_TYPE_UNKNOWN,
-        .nrequired = 2,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_TENSOR, PY_NAME_RANK, PY_NAME_OFFSET, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
+    py_params params =
+        PY_PARAMS("get", 2, 3, PY_TENSORS(tensor), PY_OTHER(rank), PY_OTHER(offset), PY_TIME_LIMIT, PY_ASYNC);
+    params.op_type = PY_OP_TYPE_UNKNOWN;
     transfer_call transfer = {.window = (py_window *)self};
     py_group_call call;
     if (!py_window_require_open(transfer.window) ||
@@ -176,13 +167,10 @@ PY_WINDOW_METHOD(get)
 
 PY_WINDOW_METHOD(flush)
 {
-    static const py_params params = {.function = "flush", .count = 1, .names = {PY_NAME_TIMEOUT}};
     py_window *window = (py_window *)self;
-    PyObject *values[PY_PARAMS_MAX];
-    int64_t timeout_ns;
-    if (!py_window_require_open(window) ||
-        !py_params_parse(&params, window->state, args, nargs, kwnames, values) ||
-        !py_group_read_timeout(window->group, values[0], &timeout_ns, params.function)) {
+    int64_t timeout_ns = -1;
+    const py_params params = PY_PARAMS("flush", 0, 0, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_window_require_open(window) || !py_params_read(&params, window->state, args, nargs, kwnames)) {
         return NULL;
     }
     py_wait wait;
@@ -207,120 +195,70 @@ typedef struct signal_call {
 
 /* Reads a time-out in milliseconds, as in c10d: 0 means the group's. False with an exception. */
 static bool
-read_timeout_ms(const py_window *self, PyObject *value, int64_t *timeout_ns, const char *function)
+take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {
-    int64_t timeout_ms;
-    if (!py_to_int64(value, &timeout_ms, function, "timeout_ms")) {
-        return false;
-    }
     if (timeout_ms < 0) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'timeout_ms' is %lld", function,
-                     (long long)timeout_ms);
+        PyErr_Format(call->window->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'timeout_ms' is %lld",
+                     function, (long long)timeout_ms);
         return false;
     }
-    *timeout_ns = timeout_ms == 0                           ? -1
-                  : timeout_ms > DD_NEVER_NS / DD_NS_PER_MS ? DD_NEVER_NS
-                                                            : timeout_ms * DD_NS_PER_MS;
-    return true;
-}
-
-static bool
-read_signal(signal_call *call, PyObject *self, const py_params *params, PyObject *const *args,
-            Py_ssize_t nargs, PyObject *kwnames)
-{
-    py_window *window = (py_window *)self;
-    PyObject *values[PY_PARAMS_MAX];
-    *call = (signal_call){.window = window, .timeout_ns = -1};
-    if (!py_window_require_open(window) ||
-        !py_params_parse(params, window->state, args, nargs, kwnames, values)) {
-        return false;
-    }
-    for (int i = 0; i < params->count; i++) {
-        PyObject *value = values[i];
-        py_name name = params->names[i];
-        bool is_read =
-            value == NULL             ? true
-            : name == PY_NAME_CHANNEL ? read_channel(window, value, &call->channel, params->function)
-            : name == PY_NAME_TIMEOUT_MS
-                ? read_timeout_ms(window, value, &call->timeout_ns, params->function)
-                : py_window_read_rank(window, value, &call->rank, params->function, py_name_text(name));
-        if (!is_read) {
-            return false;
-        }
-    }
+    call->timeout_ns = timeout_ms == 0                           ? -1
+                       : timeout_ms > DD_NEVER_NS / DD_NS_PER_MS ? DD_NEVER_NS
+                                                                 : timeout_ms * DD_NS_PER_MS;
     return true;
 }
 
 typedef dd_status (*signal_function)(dd_window *window, int rank, int channel, const dd_wait *wait,
                                      dd_error *err);
 
-static PyObject *
-run_signal(const signal_call *call, signal_function run)
+/* What a method on signals is called and does. */
+typedef struct signal_method {
+    const char *function;
+    const char *rank; /* the name of its first parameter; NULL: it has none */
+    bool has_timeout;
+    signal_function run;
+} signal_method;
+
+static bool
+read_signal(signal_call *call, const signal_method *method, PyObject *self, PyObject *const *args,
+            Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_window *window = call->window;
+    int64_t timeout_ms = 0;
+    *call = (signal_call){.window = (py_window *)self};
+    const py_param list[] = {{method->rank, PY_INT, &call->rank},
+                             {"channel", PY_INT, &call->channel},
+                             {"timeout_ms", PY_INT64, &timeout_ms}};
+    int first = method->rank != NULL ? 0 : 1;
+    int count = (method->has_timeout ? 3 : 2) - first;
+    const py_params params = {.function = method->function,
+                              .nrequired = 1 - first,
+                              .npositional = count,
+                              .count = count,
+                              .list = &list[first]};
+    return py_window_require_open(call->window) &&
+           py_params_read(&params, call->window->state, args, nargs, kwnames) &&
+           (method->rank == NULL ||
+            py_window_check_rank(call->window, call->rank, method->function, method->rank)) &&
+           check_channel(call->window, call->channel, method->function) &&
+           take_timeout_ms(call, timeout_ms, method->function);
+}
+
+static PyObject *
+call_signal(const signal_method *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+            PyObject *kwnames)
+{
+    signal_call call;
+    if (!read_signal(&call, method, self, args, nargs, kwnames)) {
+        return NULL;
+    }
     py_wait wait;
     dd_error err;
     dd_status status;
-    init_wait(window, &wait, call->timeout_ns);
+    init_wait(call.window, &wait, call.timeout_ns);
     Py_BEGIN_ALLOW_THREADS
-    status = run(window->window, call->rank, call->channel, &wait.wait, &err);
+    status = method->run(call.window->window, call.rank, call.channel, &wait.wait, &err);
     Py_END_ALLOW_THREADS
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
-}
-
-#define SIGNAL_PARAMS(text, rank)                                       \
-    {                                                                   \
-        .function = text, .nrequired = 1, .npositional = 3, .count = 3, \
-        .names = {rank, PY_NAME_CHANNEL, PY_NAME_TIMEOUT_MS},           \
-    }
-
-PY_WINDOW_METHOD(signal)
-{
-    static const py_params params = SIGNAL_PARAMS("signal", PY_NAME_DST_RANK);
-    signal_call call;
-    return read_signal(&call, self, &params, args, nargs, kwnames) ? run_signal(&call, dd_window_signal)
-                                                                   : NULL;
-}
-
-PY_WINDOW_METHOD(put_signal)
-{
-    static const py_params params = SIGNAL_PARAMS("put_signal", PY_NAME_DST_RANK);
-    signal_call call;
-    return read_signal(&call, self, &params, args, nargs, kwnames) ? run_signal(&call, dd_window_signal_alone)
-                                                                   : NULL;
-}
-
-PY_WINDOW_METHOD(wait_signal)
-{
-    static const py_params params = SIGNAL_PARAMS("wait_signal", PY_NAME_SRC_RANK);
-    signal_call call;
-    return read_signal(&call, self, &params, args, nargs, kwnames) ? run_signal(&call, dd_window_wait_signal)
-                                                                   : NULL;
-}
-
-PY_WINDOW_METHOD(take_signal)
-{
-    static const py_params params = {.function = "take_signal",
-                                     .nrequired = 1,
-                                     .npositional = 2,
-                                     .count = 2,
-                                     .names = {PY_NAME_SRC_RANK, PY_NAME_CHANNEL}};
-    signal_call call;
-    if (!read_signal(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    py_window *window = call.window;
-    dd_error err;
-    dd_status status;
-    dd_wait wait = dd_wait_after(0);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_window_wait_signal(window->window, call.rank, call.channel, &wait, &err);
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK && status != DD_OP_TIMED_OUT) {
-        py_error_raise_of_group(window->state, status, &err);
-        return NULL;
-    }
-    return PyBool_FromLong(status == DD_OK);
 }
 
 static dd_status
@@ -329,10 +267,34 @@ run_barrier(dd_window *window, int Py_UNUSED(rank), int channel, const dd_wait *
     return dd_window_barrier(window, channel, wait, err);
 }
 
-PY_WINDOW_METHOD(barrier)
+#define SIGNAL_METHOD(name, rank, run)                                \
+    PY_WINDOW_METHOD(name)                                            \
+    {                                                                 \
+        static const signal_method method = {#name, rank, true, run}; \
+        return call_signal(&method, self, args, nargs, kwnames);      \
+    }
+
+SIGNAL_METHOD(signal, "dst_rank", dd_window_signal)
+SIGNAL_METHOD(put_signal, "dst_rank", dd_window_signal_alone)
+SIGNAL_METHOD(wait_signal, "src_rank", dd_window_wait_signal)
+SIGNAL_METHOD(barrier, NULL, run_barrier)
+
+PY_WINDOW_METHOD(take_signal)
 {
-    static const py_params params = {
-        .function = "barrier", .npositional = 2, .count = 2, .names = {PY_NAME_CHANNEL, PY_NAME_TIMEOUT_MS}};
+    static const signal_method method = {"take_signal", "src_rank", false, NULL};
     signal_call call;
-    return read_signal(&call, self, &params, args, nargs, kwnames) ? run_signal(&call, run_barrier) : NULL;
+    if (!read_signal(&call, &method, self, args, nargs, kwnames)) {
+        return NULL;
+    }
+    dd_error err;
+    dd_status status;
+    dd_wait wait = dd_wait_after(0);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_window_wait_signal(call.window->window, call.rank, call.channel, &wait, &err);
+    Py_END_ALLOW_THREADS
+    if (status != DD_OK && status != DD_OP_TIMED_OUT) {
+        py_error_raise_of_group(call.window->state, status, &err);
+        return NULL;
+    }
+    return PyBool_FromLong(status == DD_OK);
 }

@@ -20,9 +20,9 @@ py_window_require_open(const py_window *self)
 }
 
 bool
-py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function, const char *name)
+py_window_check_rank(const py_window *self, int rank, const char *function, const char *name)
 {
-    return py_params_rank(self->state, value, self->group->size, rank, function, name);
+    return py_params_check_rank(self->state, rank, self->group->size, function, name);
 }
 
 /* ---- making */
@@ -30,6 +30,10 @@ py_window_read_rank(const py_window *self, PyObject *value, int *rank, const cha
 static bool
 take_group(py_window *self, PyObject *object)
 {
+    if (!PyObject_TypeCheck(object, self->state->group_type)) {
+        py_raise_wrong_type("Window", "group", "a Group", object);
+        return false;
+    }
     py_group *group = (py_group *)object;
     if (!py_group_require_open(group)) {
         return false;
@@ -113,6 +117,15 @@ tell_obstacle(py_window *self, int64_t timeout_ns)
     PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 
+/* The arguments of Window(), as they are until the window is opened. */
+typedef struct window_arguments {
+    PyObject *group;
+    PyObject *memory; /* NULL: not given */
+    bool is_whole;
+    PyObject *pad_size; /* NULL: not given */
+    PyObject *timeout;  /* NULL: not given */
+} window_arguments;
+
 static bool
 read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
 {
@@ -126,28 +139,20 @@ read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
     return *pad_nbytes >= 0;
 }
 
-/* The arguments of Window() without the group; NULL: not given. */
-typedef struct window_arguments {
-    PyObject *memory;
-    PyObject *pad_size;
-    PyObject *timeout;
-    int is_whole;
-} window_arguments;
-
 static bool
 take_and_open(py_window *self, const window_arguments *arguments)
 {
     int64_t timeout_ns = -1;
     int64_t pad_nbytes = 0;
-    if (!py_group_read_timeout(self->group, arguments->timeout, &timeout_ns, "Window") ||
+    if ((arguments->timeout != NULL &&
+         !py_to_timeout_ns(self->state, arguments->timeout, &timeout_ns, "Window", "timeout")) ||
         (arguments->pad_size != NULL && !read_pad_size(self, arguments->pad_size, &pad_nbytes)) ||
-        (arguments->memory != Py_None && !take_memory(self, arguments->memory))) {
+        (arguments->memory != NULL && !take_memory(self, arguments->memory))) {
         tell_obstacle(self, timeout_ns);
         return false;
     }
-    bool is_whole = arguments->is_whole != 0;
-    dd_region *region =
-        self->data != NULL ? find_region(self, is_whole) : NULL; /* may change what the others see */
+    dd_region *region = self->data != NULL ? find_region(self, arguments->is_whole)
+                                           : NULL; /* may change what the others see */
     dd_window_options options = {
         .region = region,
         .data = self->data,
@@ -160,17 +165,17 @@ take_and_open(py_window *self, const window_arguments *arguments)
 static PyObject *
 window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"group", "memory", "is_whole", "pad_size", "timeout", NULL};
+    window_arguments arguments = {.memory = NULL};
+    const py_params params =
+        PY_PARAMS("Window", 1, 2, {"group", PY_OBJECT, &arguments.group},
+                  {"memory", PY_OBJECT, &arguments.memory}, {"is_whole", PY_FLAG, &arguments.is_whole},
+                  {"pad_size", PY_OBJECT, &arguments.pad_size}, {"timeout", PY_OBJECT, &arguments.timeout});
     py_window *self = (py_window *)py_object_new(type, NULL, NULL);
     if (self == NULL) {
         return NULL;
     }
-    PyObject *group;
-    window_arguments arguments = {.memory = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O$pOO:Window", keywords, self->state->group_type,
-                                     &group, &arguments.memory, &arguments.is_whole, &arguments.pad_size,
-                                     &arguments.timeout) ||
-        !take_group(self, group) || !take_and_open(self, &arguments)) {
+    if (!py_params_read_tuple(&params, self->state, args, kwargs) || !take_group(self, arguments.group) ||
+        !take_and_open(self, &arguments)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -304,12 +309,8 @@ raise_unseen(py_window *self, const window_sight *sight)
 /* Sets the data of `view`, which begins at an element of its dtype. False with an exception if it is not within
  * what is shown. */
 static bool
-place_view(py_window *self, const window_sight *sight, PyObject *offset_object, dd_view *view)
+place_view(py_window *self, const window_sight *sight, int64_t offset, dd_view *view)
 {
-    int64_t offset = 0;
-    if (offset_object != Py_None && !py_to_int64(offset_object, &offset, sight->function, "storage_offset")) {
-        return false;
-    }
     size_t nbytes = dd_view_nbytes(view);
     size_t start;
     if (offset < 0 || __builtin_mul_overflow((size_t)offset, dd_dtype_size(view->dtype), &start) ||
@@ -331,7 +332,7 @@ place_view(py_window *self, const window_sight *sight, PyObject *offset_object, 
 
 /* A view of the memory of a rank, from `skipped` bytes on. */
 static PyObject *
-view_memory(py_window *self, window_sight *sight, size_t skipped, PyObject *offset, dd_view *view)
+view_memory(py_window *self, window_sight *sight, size_t skipped, int64_t offset, dd_view *view)
 {
     sight->is_own = sight->rank == self->group->rank && self->data != NULL;
     sight->data = sight->is_own ? self->data : dd_window_data(self->window, sight->rank);
@@ -343,55 +344,48 @@ view_memory(py_window *self, window_sight *sight, size_t skipped, PyObject *offs
 }
 
 static PyObject *
-window_get_buffer(PyObject *object, PyObject *args, PyObject *kwargs)
+window_get_buffer(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"rank", "sizes", "dtype", "storage_offset", NULL};
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_buffer", .name = "sizes"};
     window_sight sight = {.function = "get_buffer", .what = "memory"};
-    PyObject *rank;
     PyObject *dtype;
-    PyObject *offset = Py_None;
+    int64_t offset = 0;
+    const py_params params =
+        PY_PARAMS("get_buffer", 3, 4, {"rank", PY_INT, &sight.rank}, {"sizes", PY_OBJECT, &sizes.value},
+                  {"dtype", PY_OBJECT, &dtype}, {"storage_offset", PY_INT64, &offset});
     dd_view view;
-    return py_window_require_open(self) &&
-                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O:get_buffer", keywords, &rank,
-                                               &sizes.value, &dtype, &offset) &&
-                   py_window_read_rank(self, rank, &sight.rank, "get_buffer", "rank") &&
+    return py_window_require_open(self) && py_params_read(&params, self->state, args, nargs, kwnames) &&
+                   py_window_check_rank(self, sight.rank, "get_buffer", "rank") &&
                    py_memory_read_view(&sizes, dtype, &view)
                ? view_memory(self, &sight, 0, offset, &view)
                : NULL;
 }
 
 static PyObject *
-window_get_remote_tensor(PyObject *object, PyObject *args, PyObject *kwargs)
+window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"peer", "sizes", "dtype", NULL};
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_remote_tensor", .name = "sizes"};
     window_sight sight = {.function = "get_remote_tensor", .what = "memory"};
-    PyObject *rank;
     PyObject *dtype;
+    const py_params params = PY_PARAMS("get_remote_tensor", 3, 3, {"peer", PY_INT, &sight.rank},
+                                       {"sizes", PY_OBJECT, &sizes.value}, {"dtype", PY_OBJECT, &dtype});
     dd_view view;
-    return py_window_require_open(self) &&
-                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:get_remote_tensor", keywords, &rank,
-                                               &sizes.value, &dtype) &&
-                   py_window_read_rank(self, rank, &sight.rank, "get_remote_tensor", "peer") &&
+    return py_window_require_open(self) && py_params_read(&params, self->state, args, nargs, kwnames) &&
+                   py_window_check_rank(self, sight.rank, "get_remote_tensor", "peer") &&
                    py_memory_read_view(&sizes, dtype, &view)
-               ? view_memory(self, &sight, self->offset, Py_None, &view)
+               ? view_memory(self, &sight, self->offset, 0, &view)
                : NULL;
 }
 
 /* Makes the view all of the pad from the offset on: the meaning of no sizes, or of an empty list. False with an
  * exception. */
 static bool
-read_rest_of_pad(const py_window *self, PyObject *offset_object, dd_view *view)
+read_rest_of_pad(const py_window *self, int64_t offset, dd_view *view)
 {
     py_argument count = {.state = self->state, .function = "get_signal_pad", .name = "storage_offset"};
     int64_t most = (int64_t)(dd_window_pad_nbytes(self->window) / dd_dtype_size(view->dtype));
-    int64_t offset = 0;
-    if (offset_object != Py_None && !py_to_int64(offset_object, &offset, count.function, count.name)) {
-        return false;
-    }
     count.value = PyLong_FromLongLong(offset >= 0 && offset < most ? most - offset : 0);
     bool is_read = count.value != NULL && py_memory_read_shape(&count, view);
     Py_XDECREF(count.value);
@@ -406,22 +400,20 @@ is_nothing(PyObject *sizes)
 }
 
 static PyObject *
-window_get_signal_pad(PyObject *object, PyObject *args, PyObject *kwargs)
+window_get_signal_pad(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *keywords[] = {"rank", "sizes", "dtype", "storage_offset", NULL};
     py_window *self = (py_window *)object;
     py_argument sizes = {.state = self->state, .function = "get_signal_pad", .name = "sizes"};
-    py_argument dtype = {
-        .state = self->state, .function = "get_signal_pad", .name = "dtype", .value = Py_None};
+    py_argument dtype = {.state = self->state, .function = "get_signal_pad", .name = "dtype"};
     window_sight sight = {.function = "get_signal_pad", .what = "pad"};
     dd_view view = {.dtype = DD_DTYPE_UINT32};
-    PyObject *rank;
-    PyObject *offset = Py_None;
-    if (!py_window_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:get_signal_pad", keywords, &rank, &sizes.value,
-                                     &dtype.value, &offset) ||
-        !py_window_read_rank(self, rank, &sight.rank, "get_signal_pad", "rank") ||
-        (dtype.value != Py_None && !py_memory_read_dtype(&dtype, &view.dtype)) ||
+    int64_t offset = 0;
+    const py_params params =
+        PY_PARAMS("get_signal_pad", 1, 4, {"rank", PY_INT, &sight.rank}, {"sizes", PY_OBJECT, &sizes.value},
+                  {"dtype", PY_OBJECT, &dtype.value}, {"storage_offset", PY_INT64, &offset});
+    if (!py_window_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames) ||
+        !py_window_check_rank(self, sight.rank, "get_signal_pad", "rank") ||
+        (dtype.value != NULL && !py_memory_read_dtype(&dtype, &view.dtype)) ||
         !(is_nothing(sizes.value) ? read_rest_of_pad(self, offset, &view)
                                   : py_memory_read_shape(&sizes, &view))) {
         return NULL;
@@ -582,29 +574,31 @@ words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, i
 }
 
 PyObject *
-py_window_write32(PyObject *module, PyObject *args)
+py_window_write32(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_argument argument = {.state = PyModule_GetState(module), .name = "input"};
-    long long offset;
-    long long value;
-    long long count;
+    py_state *state = PyModule_GetState(module);
+    py_argument argument = {.state = state, .name = "input"};
+    int64_t offset;
+    int64_t value;
+    int64_t count;
+    const py_params params = PY_PARAMS("_write32", 5, 5, {"function", PY_TEXT, &argument.function},
+                                       {"tensor", PY_OBJECT, &argument.value}, {"offset", PY_INT64, &offset},
+                                       {"value", PY_INT64, &value}, {"count", PY_INT64, &count});
     py_tensor tensor = {0};
-    if (!PyArg_ParseTuple(args, "sOLLL:_write32", &argument.function, &argument.value, &offset, &value,
-                          &count)) {
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
     if (value < 0 || value > UINT32_MAX) {
         PyErr_Format(argument.state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument 'val' is %lld, which does not fit into 32 bits", argument.function,
-                     value);
+                     (long long)value);
         return NULL;
     }
-    if (!py_tensor_init(&tensor, PyModule_GetState(module), argument.value, PY_TENSOR_OUT, argument.function,
-                        argument.name)) {
+    if (!py_tensor_init(&tensor, state, argument.value, PY_TENSOR_OUT, argument.function, argument.name)) {
         return NULL;
     }
     _Atomic uint32_t *words = words_of(&tensor, &argument, offset, count);
-    for (long long i = 0; words != NULL && i < count; i++) {
+    for (int64_t i = 0; words != NULL && i < count; i++) {
         atomic_store_explicit(&words[i], (uint32_t)value, memory_order_release);
     }
     py_tensor_fini(&tensor);
@@ -638,13 +632,13 @@ static PyMethodDef window_methods[] = {
            "Takes a signal from a rank if there is one, and returns whether there was."),
     METHOD(barrier, "($self, channel=0, timeout_ms=0)",
            "Waits until all ranks have called it. What they had put before has arrived then."),
-    {"get_buffer", (PyCFunction)(void (*)(void))window_get_buffer, METH_VARARGS | METH_KEYWORDS,
+    {"get_buffer", PY_FAST_METHOD(window_get_buffer),
      "get_buffer($self, rank, sizes, dtype, storage_offset=0)\n--\n\n"
      "The memory of a rank of this host as a SharedArray, from element `storage_offset` on."},
-    {"get_remote_tensor", (PyCFunction)(void (*)(void))window_get_remote_tensor, METH_VARARGS | METH_KEYWORDS,
+    {"get_remote_tensor", PY_FAST_METHOD(window_get_remote_tensor),
      "get_remote_tensor($self, peer, sizes, dtype)\n--\n\n"
      "The same from where this rank's own memory begins in what the others see of it."},
-    {"get_signal_pad", (PyCFunction)(void (*)(void))window_get_signal_pad, METH_VARARGS | METH_KEYWORDS,
+    {"get_signal_pad", PY_FAST_METHOD(window_get_signal_pad),
      "get_signal_pad($self, rank, sizes=[], dtype=None, storage_offset=0)\n--\n\n"
      "The signals of a rank of this host as a SharedArray, uint32 and all of them unless told otherwise."},
     {"close", window_close, METH_NOARGS,

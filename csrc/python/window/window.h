@@ -19,15 +19,14 @@ typedef struct py_window {
 /* False with an exception if the collector has cleared the window. */
 bool py_window_require_open(const py_window *self);
 
-/* Reads a rank of the window. False with an exception that names the argument. */
-bool py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function,
-                         const char *name);
+/* False with an exception that names the argument if the window has no such rank. */
+bool py_window_check_rank(const py_window *self, int rank, const char *function, const char *name);
 
 /* Functions of the module. _is_shared(tensor): whether it lies in a region of a group that still exists.
  * _write32(function, tensor, offset, value, count): writes elements of 32 bits; whoever sees one also sees
  * everything written before it. */
 PyObject *py_window_is_shared(PyObject *module, PyObject *tensor);
-PyObject *py_window_write32(PyObject *module, PyObject *args);
+PyObject *py_window_write32(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 extern PyType_Spec py_window_spec;
 

@@ -354,11 +354,13 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
 }
 
 PyObject *
-py_completions_call_aloud(PyObject *Py_UNUSED(module), PyObject *args)
+py_completions_call_aloud(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *callback;
     PyObject *argument;
-    if (!PyArg_ParseTuple(args, "OO:_call_aloud", &callback, &argument)) {
+    const py_params params = PY_PARAMS("_call_aloud", 2, 2, {"callback", PY_OBJECT, &callback},
+                                       {"argument", PY_OBJECT, &argument});
+    if (!py_params_read(&params, PyModule_GetState(module), args, nargs, kwnames)) {
         return NULL;
     }
     if (!end_callback(callback, PyObject_CallFunctionObjArgs(callback, argument, NULL))) {

@@ -11,10 +11,10 @@
 #include <string.h>
 
 static int
-work_init(PyObject *Py_UNUSED(object), PyObject *args, PyObject *kwargs)
+work_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {NULL};
-    return PyArg_ParseTupleAndKeywords(args, kwargs, ":Work", keywords) ? 0 : -1;
+    const py_params params = {.function = "Work"};
+    return py_params_read_tuple(&params, ((py_work *)object)->state, args, kwargs) ? 0 : -1;
 }
 
 PyObject *
@@ -280,12 +280,9 @@ bool
 py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                      int64_t *timeout_ns)
 {
-    static const py_params params = {
-        .function = "wait", .npositional = 1, .count = 1, .names = {PY_NAME_TIMEOUT}};
-    PyObject *values[PY_PARAMS_MAX];
+    const py_params params = PY_PARAMS("wait", 0, 1, {"timeout", PY_TIMEOUT, timeout_ns});
     *timeout_ns = 0;
-    return py_params_parse(&params, self->state, args, nargs, kwnames, values) &&
-           (values[0] == NULL || py_to_timeout_ns(self->state, values[0], timeout_ns, "wait", "timeout"));
+    return py_params_read(&params, self->state, args, nargs, kwnames);
 }
 
 static PyObject *

@@ -79,6 +79,7 @@ PyObject *py_completions_take(PyObject *module, PyObject *unused);
 PyObject *py_completions_stop(PyObject *module, PyObject *unused);
 /* _core._call_aloud(callback, argument): calls a callback whose result nobody waits for. An Exception that it
  * raises goes to sys.unraisablehook. */
-PyObject *py_completions_call_aloud(PyObject *module, PyObject *args);
+PyObject *py_completions_call_aloud(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames);
 
 #endif

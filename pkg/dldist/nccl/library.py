@@ -46,7 +46,7 @@ def _load() -> None:
         return
     nccl, cuda = paths()
     try:
-        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.value("async_error_handling") in (0, 3))
+        _core._load_nccl(candidates(), nccl, cuda, is_abort_off=settings.value("async_error_handling") in (0, 3))
     except NotImplementedError as error:
         _reason = error
         raise
@@ -70,7 +70,7 @@ def why_not() -> str | None:
     if is_available():
         return None
     reason = str(_reason)
-    obstacle = _core._find_nccl_obstacle(paths()[0], candidates())
+    obstacle = _core._find_nccl_obstacle(candidates(), paths()[0])
     return reason if obstacle is None or obstacle in reason else f"{reason}; and {obstacle}"
 
 
