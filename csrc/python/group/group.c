@@ -33,7 +33,7 @@ py_group_require_open(const py_group *self)
     if (self->kind == NULL) {
         bool is_nccl = PyObject_TypeCheck((PyObject *)(uintptr_t)self, self->state->nccl_group_type);
         PyErr_Format(PyExc_RuntimeError, "%s.__init__() has not been called on this object",
-                     is_nccl ? py_group_kind_nccl.type_name : py_group_kind_cpu.type_name);
+                     is_nccl ? "NcclGroup" : "Group");
         return false;
     }
     return !self->kind->is_lost_in_child || check_fork(self);

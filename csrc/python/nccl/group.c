@@ -1,92 +1,10 @@
 /* dldist.NcclGroup: a Group whose data NCCL moves. Its methods are a Group's own (group/operations.c,
  * group/p2p.c). */
-#include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/nccl/nccl.h"
-#include "python/observe/recorder.h"
 #include "python/observe/watch.h"
-#include "python/store/store.h"
-
-/* ---- what the core has of it */
-
-static dd_status
-check_fork(const py_group *self, dd_error *err)
-{
-    return self->state->nccl->generation == dd_fork_generation()
-               ? DD_OK
-               : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
-}
-
-static void
-set_timeout_ns(const py_group *self, int64_t timeout_ns)
-{
-    dd_nccl_group_set_timeout_ns(self->nccl->group, timeout_ns);
-}
-
-/* Errors are ignored: they are about communicators that do not end in time, but later or never. */
-static void
-abort_group(const py_group *self, const char *reason, const dd_wait *wait)
-{
-    (void)!dd_nccl_group_abort(self->nccl->group, reason, wait, NULL);
-}
-
-/* Whether another object stands for the same group, as those of _host_view() do. */
-static bool
-is_shared(const py_group *self)
-{
-    dd_list *groups = &self->state->groups;
-    for (dd_list *node = groups->next; node != groups; node = node->next) {
-        const py_group *other = DD_CONTAINER_OF(node, py_group, link);
-        if (other->nccl != NULL && other->nccl->group == self->nccl->group) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void
-drop(py_group *self)
-{
-    py_nccl_batches_destroy(self->nccl);
-    py_watch_remove_nccl(self);
-    if (self->state->nccl != NULL && check_fork(self, NULL) == DD_OK) {
-        if (!self->is_closed && !is_shared(self)) {
-            dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
-            py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed", &wait);
-        }
-        py_nccl_group_drop(self->nccl->group);
-    }
-    dd_mem_free(self->nccl);
-}
-
-#define FUNCTION PY_GROUP_KIND_FUNCTION
-FUNCTION(dd_bytes, get_name, (const py_group *self), dd_nccl_group_name(self->nccl->group))
-FUNCTION(int64_t, get_timeout_ns, (const py_group *self), dd_nccl_group_get_timeout_ns(self->nccl->group))
-FUNCTION(dd_recorder_group *, find_recorder_group, (const py_group *self), self->nccl->recorded)
-FUNCTION(uint64_t, get_sequence, (const py_group *self), dd_nccl_group_sequence(self->nccl->group))
-FUNCTION(dd_status, check, (const py_group *self, dd_error *err), dd_nccl_group_check(self->nccl->group, err))
-FUNCTION(dd_status, close_group, (const py_group *self, const dd_wait *wait, dd_error *err),
-         dd_nccl_group_close(self->nccl->group, wait, err))
-
-const py_group_kind py_group_kind_nccl = {
-    .type_name = "NcclGroup",
-    .timeout_name = "NcclGroup.timeout",
-    .recorded_name = "nccl",
-    .close_timeout_ns = DD_NEVER_NS, /* operations end in the time that they were given */
-    .is_lost_in_child = true,
-    .check_fork = check_fork,
-    .get_name = get_name,
-    .get_timeout_ns = get_timeout_ns,
-    .set_timeout_ns = set_timeout_ns,
-    .find_recorder_group = find_recorder_group,
-    .get_sequence = get_sequence,
-    .check = check,
-    .close = close_group,
-    .abort = abort_group,
-    .drop = drop,
-};
 
 /* ---- its device */
 
@@ -113,8 +31,8 @@ py_nccl_group_choose_device(py_group *self, int *device)
 /* ---- making */
 
 bool
-py_nccl_group_take(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options,
-                   dd_recorder_group *recorded)
+py_nccl_group_take(py_group *self, const py_group_kind *kind, dd_nccl_group *group,
+                   const dd_nccl_group_options *options, dd_recorder_group *recorded)
 {
     py_nccl_core *core = dd_mem_zalloc(sizeof *core);
     if (core == NULL) {
@@ -127,7 +45,7 @@ py_nccl_group_take(py_group *self, dd_nccl_group *group, const dd_nccl_group_opt
     core->device = PY_NO_DEVICE;
     core->recorded = recorded;
     self->nccl = core;
-    py_group_become(self, &py_group_kind_nccl, dd_nccl_group_rank(group), dd_nccl_group_size(group));
+    py_group_become(self, kind, dd_nccl_group_rank(group), dd_nccl_group_size(group));
     return true;
 }
 
@@ -145,7 +63,7 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
 {
     PyTypeObject *type = parent->state->nccl_group_type;
     py_group *self = (py_group *)py_object_new(type, NULL, NULL);
-    if (self == NULL || !py_nccl_group_take(self, group, options, recorded)) {
+    if (self == NULL || !py_nccl_group_take(self, parent->kind, group, options, recorded)) {
         Py_XDECREF((PyObject *)self);
         py_nccl_group_drop(group);
         return NULL;

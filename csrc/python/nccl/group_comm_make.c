@@ -117,7 +117,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
             return NULL;
         }
     }
-    dd_recorder_group *recorded = py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name,
+    dd_recorder_group *recorded = py_recorder_add_group(self->state, self->kind->recorded_name,
                                                         child->options.name, rank, child->nranks);
     dd_nccl_group *group = NULL;
     dd_error err;

@@ -3,11 +3,120 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
-#include "python/base/object.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 #include "python/observe/watch.h"
 #include "python/store/store.h"
+
+#include <stdio.h>
+
+/* How long the end of a group waits for the watchdog to notice which operations have ended. */
+#define END_OF_WORKS_NS DD_NS_PER_S
+/* How long the end of the interpreter waits for the aborts of all groups together. */
+#define EXIT_ABORT_NS DD_NS_PER_S
+
+/* ---- what the core has of it */
+
+static dd_status
+check_fork(const py_group *self, dd_error *err)
+{
+    return self->state->nccl->generation == dd_fork_generation()
+               ? DD_OK
+               : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
+}
+
+static void
+set_timeout_ns(const py_group *self, int64_t timeout_ns)
+{
+    dd_nccl_group_set_timeout_ns(self->nccl->group, timeout_ns);
+}
+
+/* Errors are ignored: they are about communicators that do not end in time, but later or never. */
+static void
+abort_group(const py_group *self, const char *reason, const dd_wait *wait)
+{
+    (void)!dd_nccl_group_abort(self->nccl->group, reason, wait, NULL);
+}
+
+/* Whether another object stands for the same group, as those of _host_view() do. */
+static bool
+is_shared(const py_group *self)
+{
+    dd_list *groups = &self->state->groups;
+    for (dd_list *node = groups->next; node != groups; node = node->next) {
+        const py_group *other = DD_CONTAINER_OF(node, py_group, link);
+        if (other->nccl != NULL && other->nccl->group == self->nccl->group) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* For a group that ends without having been closed: warns if operations are still unfinished at the deadline. An
+ * exception that is set stays set. */
+static void
+warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    bool is_idle = PY_WITHOUT_GIL(dd_nccl_group_is_idle(group, wait));
+    dd_bytes name = dd_nccl_group_name(group);
+    char text[64];
+    (void)snprintf(text, sizeof text, "%.*s", (int)name.len, (const char *)name.data);
+    if (!is_idle &&
+        PyErr_WarnFormat(
+            PyExc_RuntimeWarning, 1,
+            "%s: operations of the NCCL group \"%s\" (rank %d of %d) have not ended, or have failed, and what "
+            "they were to fill is undefined; close() or destroy_process_group() waits for them",
+            what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+static void
+drop(py_group *self)
+{
+    py_nccl_batches_destroy(self->nccl);
+    py_watch_remove_nccl(self);
+    if (self->state->nccl != NULL && check_fork(self, NULL) == DD_OK) {
+        if (!self->is_closed && !is_shared(self)) {
+            dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
+            warn_if_busy(self->nccl->group, "a group is let go without being closed", &wait);
+        }
+        py_nccl_group_drop(self->nccl->group);
+    }
+    dd_mem_free(self->nccl);
+}
+
+#define FUNCTION PY_GROUP_KIND_FUNCTION
+FUNCTION(dd_bytes, get_name, (const py_group *self), dd_nccl_group_name(self->nccl->group))
+FUNCTION(int64_t, get_timeout_ns, (const py_group *self), dd_nccl_group_get_timeout_ns(self->nccl->group))
+FUNCTION(dd_recorder_group *, find_recorder_group, (const py_group *self), self->nccl->recorded)
+FUNCTION(uint64_t, get_sequence, (const py_group *self), dd_nccl_group_sequence(self->nccl->group))
+FUNCTION(dd_status, check, (const py_group *self, dd_error *err), dd_nccl_group_check(self->nccl->group, err))
+FUNCTION(dd_status, close_group, (const py_group *self, const dd_wait *wait, dd_error *err),
+         dd_nccl_group_close(self->nccl->group, wait, err))
+
+const py_group_kind py_group_kind_nccl = {
+    .type_name = "NcclGroup",
+    .timeout_name = "NcclGroup.timeout",
+    .recorded_name = "nccl",
+    .close_timeout_ns = DD_NEVER_NS, /* operations end in the time that they were given */
+    .is_lost_in_child = true,
+    .check_fork = check_fork,
+    .get_name = get_name,
+    .get_timeout_ns = get_timeout_ns,
+    .set_timeout_ns = set_timeout_ns,
+    .find_recorder_group = find_recorder_group,
+    .get_sequence = get_sequence,
+    .check = check,
+    .close = close_group,
+    .abort = abort_group,
+    .drop = drop,
+};
+
+/* ---- making */
 
 typedef struct nccl_open_arguments {
     PyObject *store_object;
@@ -78,7 +187,7 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
     if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
-    if (self->nccl != NULL || !py_nccl_group_take(self, group, options, recorded)) {
+    if (self->nccl != NULL || !py_nccl_group_take(self, &py_group_kind_nccl, group, options, recorded)) {
         py_nccl_group_drop(group);
         if (PyErr_Occurred() == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
@@ -148,6 +257,52 @@ group_fail(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_BEGIN_ALLOW_THREADS
     dd_nccl_group_fail(self->nccl->group, &cause);
     Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- at the end of the process */
+
+/* Removes the groups that are closed, or belong to the parent of this forked child. -1 with an exception. */
+static int
+keep_open(PyObject *groups)
+{
+    for (Py_ssize_t i = PyList_Size(groups); i-- > 0;) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        if ((group->is_closed || group->kind->check_fork(group, NULL) != DD_OK) &&
+            PySequence_DelItem(groups, i) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
+ * waited for. A warning says which groups had unfinished operations. */
+PyObject *
+py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
+    for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
+        /* The other ranks are not told about groups that end with the process. */
+        py_watch_remove_nccl((py_group *)PyList_GetItem(groups, i));
+    }
+    if (groups == NULL || keep_open(groups) < 0) {
+        Py_XDECREF(groups);
+        return NULL;
+    }
+    dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
+    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        warn_if_busy(group->nccl->group, "the process ends", &wait);
+    }
+    wait = dd_wait_after(EXIT_ABORT_NS);
+    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
+        const py_group *group = (py_group *)PyList_GetItem(groups, i);
+        Py_BEGIN_ALLOW_THREADS
+        group->kind->abort(group, "the process ends", &wait);
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(groups);
     Py_RETURN_NONE;
 }
 

@@ -5,12 +5,6 @@
 #include "python/base/error.h"
 #include "python/observe/watch.h"
 
-#include <stdio.h>
-#include <string.h>
-
-/* How long the end of the interpreter waits for the aborts of all groups together. */
-#define EXIT_NS DD_NS_PER_S
-
 /* ---- loading */
 
 static void
@@ -225,68 +219,4 @@ py_nccl_comm_release(dd_nccl_comm *comm)
     Py_BEGIN_ALLOW_THREADS
     dd_nccl_comm_release(comm);
     Py_END_ALLOW_THREADS
-}
-
-void
-py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
-{
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    bool is_idle = PY_WITHOUT_GIL(dd_nccl_group_is_idle(group, wait));
-    dd_bytes name = dd_nccl_group_name(group);
-    char text[64];
-    (void)snprintf(text, sizeof text, "%.*s", (int)name.len, (const char *)name.data);
-    if (!is_idle &&
-        PyErr_WarnFormat(
-            PyExc_RuntimeWarning, 1,
-            "%s: operations of the NCCL group \"%s\" (rank %d of %d) have not ended, or have failed, and what "
-            "they were to fill is undefined; close() or destroy_process_group() waits for them",
-            what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
-        PyErr_WriteUnraisable(NULL);
-    }
-    PyErr_Restore(exception[0], exception[1], exception[2]);
-}
-
-/* Removes the groups that are closed, or belong to the parent of this forked child. -1 with an exception. */
-static int
-keep_open(PyObject *groups)
-{
-    for (Py_ssize_t i = PyList_Size(groups); i-- > 0;) {
-        const py_group *group = (py_group *)PyList_GetItem(groups, i);
-        if ((group->is_closed || group->kind->check_fork(group, NULL) != DD_OK) &&
-            PySequence_DelItem(groups, i) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
- * waited for. A warning says which groups had unfinished operations. */
-PyObject *
-py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
-{
-    PyObject *groups = py_group_list(PyModule_GetState(module), &py_group_kind_nccl);
-    for (Py_ssize_t i = 0; groups != NULL && i < PyList_Size(groups); i++) {
-        /* The other ranks are not told about groups that end with the process. */
-        py_watch_remove_nccl((py_group *)PyList_GetItem(groups, i));
-    }
-    if (groups == NULL || keep_open(groups) < 0) {
-        Py_XDECREF(groups);
-        return NULL;
-    }
-    dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
-    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
-        const py_group *group = (py_group *)PyList_GetItem(groups, i);
-        py_nccl_group_warn_if_busy(group->nccl->group, "the process ends", &wait);
-    }
-    wait = dd_wait_after(EXIT_NS);
-    for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
-        const py_group *group = (py_group *)PyList_GetItem(groups, i);
-        Py_BEGIN_ALLOW_THREADS
-        group->kind->abort(group, "the process ends", &wait);
-        Py_END_ALLOW_THREADS
-    }
-    Py_DECREF(groups);
-    Py_RETURN_NONE;
 }

@@ -22,10 +22,6 @@ PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssiz
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
-/* Called before the end of a group that was not closed: warns if operations are still unfinished at the deadline. An
- * exception that is set stays set. */
-#define PY_NCCL_END_OF_WORKS_NS DD_NS_PER_S /* enough for the watchdog to notice what has ended */
-void py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait);
 void py_nccl_destroy(py_state *state);
 /* Releases a communicator, which may be NULL, without the GIL. Called with the GIL held. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
@@ -99,8 +95,8 @@ PY_NCCL_PLAIN_METHOD(split_count);
 
 /* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
  * not. */
-bool py_nccl_group_take(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options,
-                        dd_recorder_group *recorded);
+bool py_nccl_group_take(py_group *self, const py_group_kind *kind, dd_nccl_group *group,
+                        const dd_nccl_group_options *options, dd_recorder_group *recorded);
 /* Releases a group of the core, without the GIL. Called with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
 /* A new group, made from `parent`, around the core's group, which it takes over. NULL with an exception; the
