@@ -36,6 +36,12 @@ void py_object_dealloc(PyObject *object);
 /* The tp_members of types whose objects can have weak references. */
 extern PyMemberDef py_object_members[];
 
+/* The flags of types that nobody derives from, of those that programs may derive from, and of those whose objects only
+ * we make. */
+#define PY_TYPE_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE)
+#define PY_BASE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_BASETYPE)
+#define PY_MADE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_DISALLOW_INSTANTIATION)
+
 /* ---- objects without that head */
 
 /* A zeroed object; NULL with an exception. */

@@ -307,12 +307,8 @@ static PyType_Slot reduce_op_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_reduce_op_spec = {
-    .name = "dldist.ReduceOp",
-    .basicsize = sizeof(py_reduce_op),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = reduce_op_slots,
-};
+PyType_Spec py_reduce_op_spec = {"dldist.ReduceOp", sizeof(py_reduce_op), 0, Py_TPFLAGS_DEFAULT,
+                                 reduce_op_slots};
 
 int
 py_reduce_op_add_attributes(PyTypeObject *type)

@@ -266,10 +266,5 @@ static PyType_Slot shared_array_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_shared_array_spec = {
-    .name = "dldist.SharedArray",
-    .basicsize = sizeof(py_memory_array),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = shared_array_slots,
-};
+PyType_Spec py_shared_array_spec = {"dldist.SharedArray", sizeof(py_memory_array), 0,
+                                    PY_MADE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, shared_array_slots};

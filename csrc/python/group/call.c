@@ -7,23 +7,19 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* Makes a flight, which keeps what the operation needs after the method has returned. False with an exception. */
-static bool
-take_flight(py_group_call *call)
-{
-    py_completions_drain(call->group->state);
-    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function,
-                                    call->params->op_type);
-    return call->flight != NULL;
-}
-
+/* Makes a flight if the operation needs something after the method has returned. False with an exception. */
 static bool
 begin_flight(py_group_call *call)
 {
-    if (call->group->nccl != NULL) {
-        return py_nccl_call_begin(call);
+    bool is_nccl = call->group->nccl != NULL;
+    if (!is_nccl && !call->is_async && !call->params->is_plan) {
+        return true;
     }
-    return !(call->is_async || call->params->is_plan) || take_flight(call);
+    call->flight = py_flight_create(call->group, call->params->function, call->params->op_type);
+    if (call->flight != NULL && is_nccl) {
+        py_nccl_call_begin(call);
+    }
+    return call->flight != NULL;
 }
 
 static bool
@@ -118,10 +114,11 @@ choose_group(py_group_call *call)
     PyObject *tensor = first_tensor(call);
     py_group *chosen =
         tensor != NULL ? py_group_serving(call->group, tensor, call->params->function) : call->group;
-    if (chosen != NULL) {
-        call->group = chosen;
+    if (chosen == NULL || !py_group_require_open(chosen)) {
+        return false;
     }
-    return chosen != NULL;
+    call->group = chosen;
+    return true;
 }
 
 bool
@@ -208,7 +205,7 @@ PyObject *
 py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_call_options *options)
 {
     py_flight *flight = call->flight;
-    PyObject *work = py_work_create(call->group->state);
+    PyObject *work = py_object_new(call->group->state->work_type, NULL, NULL);
     if (work == NULL) {
         return py_group_call_fail(call);
     }

@@ -505,10 +505,5 @@ static PyType_Slot plan_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_plan_spec = {
-    .name = "dldist.Plan",
-    .basicsize = sizeof(py_plan),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = plan_slots,
-};
+PyType_Spec py_plan_spec = {"dldist.Plan", sizeof(py_plan), 0, PY_MADE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC,
+                            plan_slots};

@@ -479,9 +479,5 @@ static PyType_Slot group_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_group_spec = {
-    .name = "dldist.Group",
-    .basicsize = sizeof(py_group),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = group_slots,
-};
+PyType_Spec py_group_spec = {"dldist.Group", sizeof(py_group), 0, PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC,
+                             group_slots};

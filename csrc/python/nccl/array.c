@@ -2,7 +2,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/base/error.h"
-#include "python/nccl/nccl.h"
+#include "python/nccl/group_comm.h"
 #include "python/tensor/memory.h"
 
 typedef struct nccl_memory {
@@ -79,8 +79,7 @@ py_nccl_group_empty(PyObject *object, PyObject *const *args, Py_ssize_t nargs, P
     int device;
     if (!py_group_require_open(group) || !py_params_read(&params, group->state, args, nargs, kwnames) ||
         !py_memory_read_view(&shape, dtype, &view) ||
-        !(device_object == NULL ? py_nccl_group_choose_device(group, &device)
-                                : py_params_int(group->state, device_object, &device, "empty", "device"))) {
+        !py_nccl_comm_read_device(group, device_object, &device, "empty")) {
         return NULL;
     }
     py_memory *memory = make_memory(group, &view, device);
@@ -137,9 +136,5 @@ static PyType_Slot array_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_array_spec = {
-    .name = "dldist.NcclArray",
-    .basicsize = sizeof(py_memory_array),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = array_slots,
-};
+PyType_Spec py_nccl_array_spec = {"dldist.NcclArray", sizeof(py_memory_array), 0, PY_MADE_TYPE_FLAGS,
+                                  array_slots};

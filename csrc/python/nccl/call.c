@@ -32,26 +32,15 @@ find_stream(void *ctx, int device, void **stream)
     return status == DD_OK;
 }
 
-bool
-py_nccl_call_begin(py_group_call *call)
+void
+py_nccl_call_begin(const py_group_call *call)
 {
     py_group *group = call->group;
-    if (!py_group_require_open(group)) {
-        return false;
-    }
-    py_completions_drain(group->state);
-    call->flight =
-        py_flight_create(group->state, (PyObject *)group, call->params->function, call->params->op_type);
-    if (call->flight == NULL) {
-        return false;
-    }
-    call->flight->is_nccl = true;
     py_device_scope *scope = &call->flight->operands.device;
     py_device_scope_init(scope, group->state);
     scope->find_stream = find_stream;
     scope->ctx = group;
     scope->is_host_taken = group->nccl->is_host_taken;
-    return true;
 }
 
 /* ---- one operation */
@@ -135,7 +124,7 @@ run(py_launch *launch)
     py_flight *flight = launch->item->flight;
     launch->flight = flight;
     py_state *state = launch->group->state;
-    PyObject *work = launch->is_async ? py_nccl_work_create(state) : NULL;
+    PyObject *work = launch->is_async ? py_object_new(state->nccl_work_type, NULL, NULL) : NULL;
     if (launch->is_async && work == NULL) {
         py_nccl_plan_fini(plan);
         py_flight_destroy(flight);
@@ -410,12 +399,10 @@ read_device_ids(py_group *self, PyObject *device_ids, int *device)
 static PyObject *
 run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
 {
-    py_completions_drain(self->state);
-    py_flight *flight = py_flight_create(self->state, (PyObject *)self, "barrier", PY_OP_TYPE_BARRIER);
+    py_flight *flight = py_flight_create(self, "barrier", PY_OP_TYPE_BARRIER);
     if (flight == NULL) {
         return NULL;
     }
-    flight->is_nccl = true;
     py_nccl_plan plan = {.call = {.device = device, .nops = 1, .is_barrier = true}, .is_blocking = true};
     plan.ops = &plan.first_op;
     plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};

@@ -284,9 +284,5 @@ static PyType_Slot comms_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_comms_spec = {
-    .name = "dldist.nccl.NcclComms",
-    .basicsize = sizeof(py_nccl_comms),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = comms_slots,
-};
+PyType_Spec py_nccl_comms_spec = {"dldist.nccl.NcclComms", sizeof(py_nccl_comms), 0, PY_TYPE_FLAGS,
+                                  comms_slots};

@@ -471,10 +471,4 @@ static PyType_Slot group_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_group_spec = {
-    .name = "dldist.NcclGroup",
-    .basicsize = sizeof(py_group),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
-             Py_TPFLAGS_IMMUTABLETYPE, /* the other flags come from the base */
-    .slots = group_slots,
-};
+PyType_Spec py_nccl_group_spec = {"dldist.NcclGroup", sizeof(py_group), 0, PY_BASE_TYPE_FLAGS, group_slots};

@@ -108,7 +108,8 @@ bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *
 
 /* ---- calls, like those of a Group in group/call.c */
 
-bool py_nccl_call_begin(py_group_call *call);
+/* Prepares the operands of the flight for tensors on devices. */
+void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
 

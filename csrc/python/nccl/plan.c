@@ -42,40 +42,24 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-/* False with an exception. */
+/* Makes room for the streams of all items. False with an exception. */
 static bool
-reserve_stream(py_nccl_plan *plan)
+reserve_streams(py_nccl_plan *plan, size_t nitems)
 {
-    if (plan->call.nstreams < plan->max_streams) {
-        return true;
-    }
-    size_t count = 2 * plan->max_streams;
-    bool is_first = plan->streams == plan->first_streams;
-    dd_cuda_stream *streams = dd_mem_realloc(is_first ? NULL : plan->streams, count * sizeof(dd_cuda_stream));
-    if (streams == NULL) {
+    plan->streams =
+        nitems <= 1 ? plan->first_streams : dd_mem_alloc_array(nitems, sizeof plan->first_streams);
+    if (plan->streams == NULL) {
         PyErr_NoMemory();
-        return false;
     }
-    if (is_first) {
-        memcpy(streams, plan->first_streams, sizeof plan->first_streams);
-    }
-    plan->streams = streams;
-    plan->max_streams = count;
-    return true;
+    return plan->streams != NULL;
 }
 
-/* False with an exception. */
-static bool
+static void
 add_stream(py_nccl_plan *plan, void *handle)
 {
-    if (has_stream(plan, handle)) {
-        return true;
+    if (!has_stream(plan, handle)) {
+        plan->streams[plan->call.nstreams++] = handle;
     }
-    if (!reserve_stream(plan)) {
-        return false;
-    }
-    plan->streams[plan->call.nstreams++] = handle;
-    return true;
 }
 
 static bool
@@ -85,18 +69,17 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
         return false;
     }
     for (size_t i = 0; i < scope->nstreams; i++) {
-        if (!add_stream(plan, scope->streams[i].handle)) {
-            return false;
-        }
+        add_stream(plan, scope->streams[i].handle);
     }
     plan->is_blocking = plan->is_blocking || scope->is_blocking || scope->has_host;
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
         /* The stream that producers without a known stream have ordered their work before. */
-        if (!scope->find_stream(scope->ctx, scope->device, &own) || !add_stream(plan, own)) {
+        if (!scope->find_stream(scope->ctx, scope->device, &own)) {
             return false;
         }
+        add_stream(plan, own);
     }
     return true;
 }
@@ -268,9 +251,7 @@ py_nccl_plan_make(py_nccl_plan *plan, py_group *group, const py_nccl_item *items
     plan->call.device = PY_NO_DEVICE;
     plan->is_blocking = group->nccl->is_blocking_wait;
     plan->is_stream_ordered = true;
-    plan->streams = plan->first_streams;
-    plan->max_streams = sizeof plan->first_streams / sizeof plan->first_streams[0];
-    bool is_ok = true;
+    bool is_ok = reserve_streams(plan, nitems);
     for (size_t i = 0; is_ok && i < nitems; i++) {
         is_ok = take_scope(plan, group, &items[i].flight->operands.device);
     }

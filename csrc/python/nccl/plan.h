@@ -14,7 +14,6 @@ typedef struct py_nccl_plan {
     bool is_blocking;        /* the host must wait for the end */
     bool is_stream_ordered;  /* see tensor/device.h */
     dd_cuda_stream *streams; /* `first_streams`, or owned; all different */
-    size_t max_streams;
     dd_nccl_op first_op;
     dd_cuda_stream first_streams[PY_MAX_STREAMS + 1]; /* enough for one item */
 } py_nccl_plan;

@@ -236,9 +236,5 @@ static PyType_Slot rank_comm_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_rank_comm_spec = {
-    .name = "dldist.nccl.NcclRankComm",
-    .basicsize = sizeof(py_nccl_rank_comm),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = rank_comm_slots,
-};
+PyType_Spec py_nccl_rank_comm_spec = {"dldist.nccl.NcclRankComm", sizeof(py_nccl_rank_comm), 0,
+                                      PY_MADE_TYPE_FLAGS, rank_comm_slots};

@@ -61,12 +61,8 @@ static PyType_Slot abort_handle_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_abort_handle_spec = {
-    .name = "dldist.nccl.NcclAbortHandle",
-    .basicsize = sizeof(py_nccl_abort_handle),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = abort_handle_slots,
-};
+PyType_Spec py_nccl_abort_handle_spec = {"dldist.nccl.NcclAbortHandle", sizeof(py_nccl_abort_handle), 0,
+                                         PY_MADE_TYPE_FLAGS, abort_handle_slots};
 
 /* ---- NcclUniqueId */
 
@@ -128,9 +124,5 @@ static PyType_Slot unique_id_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_unique_id_spec = {
-    .name = "dldist.nccl.NcclUniqueId",
-    .basicsize = sizeof(py_nccl_unique_id),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = unique_id_slots,
-};
+PyType_Spec py_nccl_unique_id_spec = {"dldist.nccl.NcclUniqueId", sizeof(py_nccl_unique_id), 0, PY_TYPE_FLAGS,
+                                      unique_id_slots};

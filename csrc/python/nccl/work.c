@@ -169,9 +169,4 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_nccl_work_spec = {
-    .name = "dldist.NcclWork",
-    .basicsize = sizeof(py_work),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = work_slots,
-};
+PyType_Spec py_nccl_work_spec = {"dldist.NcclWork", sizeof(py_work), 0, PY_MADE_TYPE_FLAGS, work_slots};

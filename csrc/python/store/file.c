@@ -88,9 +88,5 @@ static PyType_Slot file_store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_file_store_spec = {
-    .name = "dldist.FileStore",
-    .basicsize = sizeof(py_store),
-    .flags = PY_STORE_TYPE_FLAGS,
-    .slots = file_store_slots,
-};
+PyType_Spec py_file_store_spec = {"dldist.FileStore", sizeof(py_store), 0,
+                                  PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, file_store_slots};

@@ -33,9 +33,5 @@ static PyType_Slot hash_store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_hash_store_spec = {
-    .name = "dldist.HashStore",
-    .basicsize = sizeof(py_store),
-    .flags = PY_STORE_TYPE_FLAGS,
-    .slots = hash_store_slots,
-};
+PyType_Spec py_hash_store_spec = {"dldist.HashStore", sizeof(py_store), 0,
+                                  PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, hash_store_slots};

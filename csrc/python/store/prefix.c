@@ -200,9 +200,5 @@ static PyType_Slot prefix_store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_prefix_store_spec = {
-    .name = "dldist.PrefixStore",
-    .basicsize = sizeof(py_prefix_store),
-    .flags = PY_STORE_TYPE_FLAGS,
-    .slots = prefix_store_slots,
-};
+PyType_Spec py_prefix_store_spec = {"dldist.PrefixStore", sizeof(py_prefix_store), 0,
+                                    PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, prefix_store_slots};

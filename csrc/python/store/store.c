@@ -235,9 +235,5 @@ static PyType_Slot store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_store_spec = {
-    .name = "dldist.Store",
-    .basicsize = sizeof(py_store),
-    .flags = PY_STORE_TYPE_FLAGS,
-    .slots = store_slots,
-};
+PyType_Spec py_store_spec = {"dldist.Store", sizeof(py_store), 0, PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC,
+                             store_slots};

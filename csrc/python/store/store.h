@@ -90,7 +90,4 @@ extern PyType_Spec py_file_store_spec;
 extern PyType_Spec py_hash_store_spec;
 extern PyType_Spec py_prefix_store_spec;
 
-#define PY_STORE_TYPE_FLAGS \
-    (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
-
 #endif

@@ -318,9 +318,5 @@ static PyType_Slot tcp_store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_tcp_store_spec = {
-    .name = "dldist.TCPStore",
-    .basicsize = sizeof(py_tcp_store),
-    .flags = PY_STORE_TYPE_FLAGS,
-    .slots = tcp_store_slots,
-};
+PyType_Spec py_tcp_store_spec = {"dldist.TCPStore", sizeof(py_tcp_store), 0,
+                                 PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, tcp_store_slots};

@@ -681,9 +681,5 @@ static PyType_Slot window_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_window_spec = {
-    .name = "dldist._core.Window",
-    .basicsize = sizeof(py_window),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = window_slots,
-};
+PyType_Spec py_window_spec = {"dldist._core.Window", sizeof(py_window), 0,
+                              PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, window_slots};

@@ -63,8 +63,10 @@ give_spare(py_flight *flight)
 }
 
 py_flight *
-py_flight_create(py_state *state, PyObject *group, const char *function, int op_type)
+py_flight_create(py_group *group, const char *function, int op_type)
 {
+    py_state *state = group->state;
+    py_completions_drain(state);
     py_completions *queue = py_completions_get(state);
     py_flight *flight = queue != NULL ? take_spare(queue) : NULL;
     if (flight == NULL) {
@@ -84,7 +86,8 @@ py_flight_create(py_state *state, PyObject *group, const char *function, int op_
     flight->op_type = op_type;
     flight->queue = queue;
     flight->generation = queue->generation;
-    flight->group = Py_NewRef(group);
+    flight->group = Py_NewRef((PyObject *)group);
+    flight->is_nccl = group->nccl != NULL;
     flight->nowners = 1;
     dd_list_init(&flight->link);
     return flight;

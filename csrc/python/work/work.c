@@ -17,18 +17,6 @@ work_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return py_params_read_tuple(&params, ((py_work *)object)->state, args, kwargs) ? 0 : -1;
 }
 
-PyObject *
-py_work_create(py_state *state)
-{
-    return py_object_new(state->work_type, NULL, NULL);
-}
-
-PyObject *
-py_nccl_work_create(py_state *state)
-{
-    return py_object_new(state->nccl_work_type, NULL, NULL);
-}
-
 void
 py_work_adopt(PyObject *work, py_flight *flight)
 {
@@ -449,9 +437,5 @@ static PyType_Slot work_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec py_work_spec = {
-    .name = "dldist.Work",
-    .basicsize = sizeof(py_work),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = work_slots,
-};
+PyType_Spec py_work_spec = {"dldist.Work", sizeof(py_work), 0, PY_BASE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC,
+                            work_slots};

@@ -20,6 +20,7 @@
 #include <pthread.h>
 
 typedef struct py_completions py_completions;
+struct py_group;
 
 typedef struct py_flight {
     py_operands operands; /* guarded by the GIL; unpacking by unpacking_mu */
@@ -51,8 +52,9 @@ typedef struct py_flight {
     bool is_orphan;
 } py_flight;
 
-/* A new flight with its operands initialised; NULL with an exception. */
-py_flight *py_flight_create(py_state *state, PyObject *group, const char *function, int op_type);
+/* A new flight of a group, with its operands initialised. First releases what dropped Works have left. NULL with an
+ * exception. */
+py_flight *py_flight_create(struct py_group *group, const char *function, int op_type);
 /* Destroys a flight that has not started or has ended. */
 void py_flight_destroy(py_flight *flight);
 /* The on_done of dd_call_options. May be called on any thread, with the engine's lock held. */
@@ -61,11 +63,7 @@ void py_flight_on_done(dd_work *work, void *ctx);
 extern PyType_Spec py_work_spec;
 extern PyType_Spec py_nccl_work_spec;
 
-/* A new Work, for a flight that it takes over when the operation has started (py_work_adopt). NULL with an
- * exception. */
-PyObject *py_work_create(py_state *state);
-/* A new NcclWork, likewise, for a group on devices. */
-PyObject *py_nccl_work_create(py_state *state);
+/* Gives a new Work or NcclWork its flight, whose operation has started. The Work takes it over. */
 void py_work_adopt(PyObject *work, py_flight *flight);
 
 /* The queue of this process, never that of its parent. NULL with an exception. */
