@@ -110,15 +110,22 @@ py_group_read_ranks(const py_group *self, PyObject *object, int *count, const ch
 }
 
 PyObject *
-py_group_name_part(const py_group *self, const int *ranks, int count, int max_named)
+py_group_name_part(const py_group *self, const int *ranks, int count, int max_named, dd_bytes *name)
 {
-    dd_bytes name = self->kind->get_name(self);
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
+    dd_bytes whole = self->kind->get_name(self);
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)whole.data, (Py_ssize_t)whole.len, "replace");
     for (int i = 0; text != NULL && i < count && i <= max_named; i++) {
         PyObject *longer = i < max_named ? PyUnicode_FromFormat(i == 0 ? "%U/%d" : "%U,%d", text, ranks[i])
                                          : PyUnicode_FromFormat("%U,...", text);
         Py_DECREF(text);
         text = longer;
     }
+    Py_ssize_t len;
+    const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, &len) : NULL;
+    if (utf8 == NULL) {
+        Py_XDECREF(text);
+        return NULL;
+    }
+    *name = dd_bytes_of(utf8, (size_t)len);
     return text;
 }

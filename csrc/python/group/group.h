@@ -85,8 +85,10 @@ PyObject *py_group_list(const py_state *state, const py_group_kind *kind);
 /* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                          const char *name);
-/* The name of a part of a group, "dp/0,2,5", with `max_named` ranks at most: a new str; NULL with an exception. */
-PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named);
+/* The name of a part of a group, "dp/0,2,5", with `max_named` ranks at most: a new str, which `name` borrows from. NULL
+ * with an exception. */
+PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named,
+                             dd_bytes *name);
 
 #define PY_GROUP_ABORT_NS (10 * DD_NS_PER_S)
 /* Aborts the group, waiting for `timeout_ns` at most. False with what a signal handler raised. */

@@ -401,13 +401,10 @@ start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
 {
     dd_status status;
     dd_error err;
-    Py_ssize_t nstarted;
     if (!take_all(plans, calls)) {
         return false;
     }
-    Py_BEGIN_ALLOW_THREADS
-    nstarted = start_taken(plans, calls, &status, &err);
-    Py_END_ALLOW_THREADS
+    Py_ssize_t nstarted = PY_WITHOUT_GIL(start_taken(plans, calls, &status, &err));
     release_all(plans, PyTuple_Size(plans));
     for (Py_ssize_t i = 0; i < nstarted; i++) {
         note_started(plan_at(plans, i));

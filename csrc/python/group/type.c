@@ -162,12 +162,9 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
         return -1;
     }
-    dd_store *store = NULL;
-    if (store_object != Py_None) {
-        store = py_store_acquire(self->state, store_object, "Group", "store");
-        if (store == NULL) {
-            return -1;
-        }
+    dd_store *store;
+    if (!py_store_acquire_if_any(self->state, store_object, "Group", "store", &store)) {
+        return -1;
     }
     if (arguments.connect_timeout_ns < 0) {
         arguments.connect_timeout_ns = default_connect_timeout_ns(&arguments, store);
@@ -269,10 +266,7 @@ group_split(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
     }
     PyObject *made = NULL;
     if (options.name.data == NULL) {
-        Py_ssize_t len = 0;
-        made = py_group_name_part(self, ranks, count, MAX_NAMED_RANKS);
-        const char *text = made != NULL ? PyUnicode_AsUTF8AndSize(made, &len) : NULL;
-        options.name = dd_bytes_of(text, (size_t)len);
+        made = py_group_name_part(self, ranks, count, MAX_NAMED_RANKS, &options.name);
     }
     PyObject *part = options.name.data != NULL ? split(self, ranks, count, &options) : NULL;
     Py_XDECREF(made);

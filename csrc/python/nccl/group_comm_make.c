@@ -75,14 +75,8 @@ read_options(py_group *self, offspring *child, const said *what)
         child->options.name = what->name;
         return true;
     }
-    child->name = py_group_name_part(self, child->ranks, child->nranks, INT_MAX);
-    Py_ssize_t len;
-    const char *text = child->name != NULL ? PyUnicode_AsUTF8AndSize(child->name, &len) : NULL;
-    if (text == NULL) {
-        return false;
-    }
-    child->options.name = dd_bytes_of(text, (size_t)len);
-    return true;
+    child->name = py_group_name_part(self, child->ranks, child->nranks, INT_MAX, &child->options.name);
+    return child->name != NULL;
 }
 
 /* Opens a group around a communicator, which is taken over. Runs without the GIL. */
@@ -108,14 +102,11 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
 static PyObject *
 wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 {
-    dd_store *store = NULL;
+    dd_store *store;
     PyObject *store_object = child->store != NULL ? child->store : self->store;
-    if (store_object != NULL && store_object != Py_None) {
-        store = py_store_acquire(self->state, store_object, child->function, "store");
-        if (store == NULL) {
-            py_nccl_comm_release(comm);
-            return NULL;
-        }
+    if (!py_store_acquire_if_any(self->state, store_object, child->function, "store", &store)) {
+        py_nccl_comm_release(comm);
+        return NULL;
     }
     dd_recorder_group *recorded = py_recorder_add_group(self->state, self->kind->recorded_name,
                                                         child->options.name, rank, child->nranks);

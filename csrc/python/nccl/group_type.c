@@ -212,12 +212,9 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!parse(self->state, args, kwargs, &arguments)) {
         return -1;
     }
-    dd_store *store = NULL;
-    if (arguments.store_object != Py_None) {
-        store = py_store_acquire(self->state, arguments.store_object, "NcclGroup", "store");
-        if (store == NULL) {
-            return -1;
-        }
+    dd_store *store;
+    if (!py_store_acquire_if_any(self->state, arguments.store_object, "NcclGroup", "store", &store)) {
+        return -1;
     }
     bool is_ok = open_group(self, &arguments, store);
     py_store_drop(store);

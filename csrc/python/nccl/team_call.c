@@ -63,23 +63,6 @@ read_redop(py_nccl_team_call *call, PyObject *op)
 }
 
 static bool
-read_root(py_nccl_team_call *call, PyObject *root, int size)
-{
-    if (root == NULL) {
-        return true;
-    }
-    if (!py_params_int(call->state, root, &call->root, call->function, "root")) {
-        return false;
-    }
-    if (call->root < 0 || call->root >= size) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'root': %d is not in 0 to %d",
-                     call->function, call->root, size - 1);
-        return false;
-    }
-    return true;
-}
-
-static bool
 reserve_streams(py_nccl_team_call *call, size_t count)
 {
     if (call->streams == NULL) {
@@ -306,7 +289,8 @@ prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_argum
 {
     py_use use = coll->has_outputs ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_streams(call, given->streams, target) || (given->op != NULL && !read_redop(call, given->op)) ||
-        !read_root(call, given->root, target->size)) {
+        (given->root != NULL &&
+         !py_params_rank(call->state, given->root, target->size, &call->root, call->function, "root"))) {
         return false;
     }
     if (coll->has_outputs &&

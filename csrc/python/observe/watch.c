@@ -280,12 +280,10 @@ py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id
     member.rank = group->rank;
     member.size = group->size;
     member.record = group->kind->find_recorder_group(group);
-    if (group->store != NULL && group->store != Py_None) {
-        member.store = py_store_acquire(group->state, group->store, group->kind->type_name, "store");
-        if (member.store == NULL) {
-            let_go(&member);
-            return -1;
-        }
+    if (!py_store_acquire_if_any(group->state, group->store, group->kind->type_name, "store",
+                                 &member.store)) {
+        let_go(&member);
+        return -1;
     }
     int rc = add(group->state, &member, id);
     py_store_drop(member.store);

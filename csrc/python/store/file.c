@@ -21,10 +21,7 @@ open_file(py_store *self, const dd_file_store_options *options)
     py_wait_init(&wait, self->state, options->timeout_ns, true);
     dd_store *store = NULL;
     dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_file_store_open(&store, options, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_file_store_open(&store, options, &wait.wait, &err));
     return py_store_finish_init(self, store, &wait, status, &err);
 }
 

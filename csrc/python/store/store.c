@@ -44,6 +44,15 @@ store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     return py_params_read_tuple(&params, ((py_store *)self)->state, args, kwargs) ? 0 : -1;
 }
 
+bool
+py_store_acquire_if_any(py_state *state, PyObject *object, const char *function, const char *name,
+                        dd_store **store)
+{
+    bool is_any = object != NULL && object != Py_None;
+    *store = is_any ? py_store_acquire(state, object, function, name) : NULL;
+    return !is_any || *store != NULL;
+}
+
 void
 py_store_drop(dd_store *store)
 {

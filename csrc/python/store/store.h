@@ -20,6 +20,10 @@ typedef struct py_store {
  * with an exception if the object is not a store; `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
+/* The same for an object that may be NULL or None: then *store is NULL. False with an exception. */
+bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *function, const char *name,
+                             dd_store **store);
+
 /* The type of ours that a class is or derives from (borrowed), and the name of its kind. For a class that derives
  * from Store alone, the type is Store and the kind NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);

@@ -192,10 +192,7 @@ tcp_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
         py_wait_init(&wait, self->base.state, arguments.options.timeout_ns, true);
         dd_store *store = NULL;
         dd_error err;
-        dd_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = open_store(self->base.state, &arguments, &store, &wait.wait, &err);
-        Py_END_ALLOW_THREADS
+        dd_status status = PY_WITHOUT_GIL(open_store(self->base.state, &arguments, &store, &wait.wait, &err));
         rc = py_store_finish_init(&self->base, store, &wait, status, &err);
         self->is_libuv = arguments.is_libuv;
     }

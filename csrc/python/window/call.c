@@ -175,11 +175,8 @@ PY_WINDOW_METHOD(flush)
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     init_wait(window, &wait, timeout_ns);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_window_flush(window->window, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_window_flush(window->window, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -253,11 +250,9 @@ call_signal(const signal_method *method, PyObject *self, PyObject *const *args, 
     }
     py_wait wait;
     dd_error err;
-    dd_status status;
     init_wait(call.window, &wait, call.timeout_ns);
-    Py_BEGIN_ALLOW_THREADS
-    status = method->run(call.window->window, call.rank, call.channel, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(method->run(call.window->window, call.rank, call.channel, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -287,11 +282,9 @@ PY_WINDOW_METHOD(take_signal)
         return NULL;
     }
     dd_error err;
-    dd_status status;
     dd_wait wait = dd_wait_after(0);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_window_wait_signal(call.window->window, call.rank, call.channel, &wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status =
+        PY_WITHOUT_GIL(dd_window_wait_signal(call.window->window, call.rank, call.channel, &wait, &err));
     if (status != DD_OK && status != DD_OP_TIMED_OUT) {
         py_error_raise_of_group(call.window->state, status, &err);
         return NULL;

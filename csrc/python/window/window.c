@@ -35,12 +35,7 @@ take_group(py_window *self, PyObject *object)
         return false;
     }
     py_group *group = (py_group *)object;
-    if (!py_group_require_open(group)) {
-        return false;
-    }
-    if (group->nccl != NULL) {
-        PyErr_SetString(PyExc_NotImplementedError,
-                        "Window(): an NcclGroup has no windows, only a Group of the CPU");
+    if (!py_group_require_cpu(group, "Window")) {
         return false;
     }
     Py_INCREF(object);
@@ -75,10 +70,7 @@ static dd_region *
 find_region(py_window *self, bool is_whole)
 {
     dd_group *group = self->group->group;
-    dd_region *region;
-    Py_BEGIN_ALLOW_THREADS
-    region = dd_group_find_region(group, self->data, self->nbytes);
-    Py_END_ALLOW_THREADS
+    dd_region *region = PY_WITHOUT_GIL(dd_group_find_region(group, self->data, self->nbytes));
     if (region != NULL && is_whole) {
         uint8_t *start = dd_region_data(region);
         self->offset = (size_t)(self->data - start);
@@ -95,11 +87,8 @@ open_window(py_window *self, const dd_window_options *options, int64_t timeout_n
     py_wait wait;
     dd_error err;
     dd_window *window = NULL;
-    dd_status status;
     py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group), true);
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_window_open(group, options, &window, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
+    dd_status status = PY_WITHOUT_GIL(dd_window_open(group, options, &window, &wait.wait, &err));
     self->window = window;
     return py_group_finish_wait(&wait, status, &err);
 }
@@ -512,10 +501,7 @@ window_repr(PyObject *object)
 static bool
 is_in_region_of(dd_group *group, const dd_view *view)
 {
-    bool is_found;
-    Py_BEGIN_ALLOW_THREADS
-    is_found = dd_group_find_region(group, view->data, dd_view_nbytes(view)) != NULL;
-    Py_END_ALLOW_THREADS
+    bool is_found = PY_WITHOUT_GIL(dd_group_find_region(group, view->data, dd_view_nbytes(view)) != NULL);
     return is_found;
 }
 
