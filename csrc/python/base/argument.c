@@ -1,5 +1,7 @@
 #include "python/base/argument.h"
 
+#include "python/base/error.h"
+
 #include <stdarg.h>
 #include <string.h>
 
@@ -65,22 +67,12 @@ py_argument_raise_from_current(const py_argument *argument, const char *what)
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
         return;
     }
-    PyObject *cause[3];
-    PyErr_Fetch(&cause[0], &cause[1], &cause[2]);
-    PyErr_NormalizeException(&cause[0], &cause[1], &cause[2]);
-    if (cause[2] != NULL) {
-        (void)PyException_SetTraceback(cause[1], cause[2]);
-    }
-    raise_with_line(argument, what, cause[1]);
-    PyObject *raised[3];
-    PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
-    PyErr_NormalizeException(&raised[0], &raised[1], &raised[2]);
-    PyException_SetCause(raised[1], Py_NewRef(cause[1]));
-    PyException_SetContext(raised[1], Py_NewRef(cause[1]));
-    PyErr_Restore(raised[0], raised[1], raised[2]);
-    for (int i = 0; i < 3; i++) {
-        Py_XDECREF(cause[i]);
-    }
+    PyObject *cause = py_error_take();
+    raise_with_line(argument, what, cause);
+    PyObject *raised = py_error_take();
+    PyException_SetCause(raised, Py_NewRef(cause));
+    PyException_SetContext(raised, cause);
+    py_error_put(raised);
 }
 
 bool

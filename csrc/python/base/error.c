@@ -287,6 +287,35 @@ py_error_of_group(py_state *state, dd_status status, const dd_error *err)
     return make_error(state, exception_of_group(state, status), status, err);
 }
 
+PyObject *
+py_error_take(void)
+{
+    PyObject *type;
+    PyObject *error;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (type == NULL) {
+        return NULL;
+    }
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) {
+        (void)PyException_SetTraceback(error, traceback);
+    }
+    Py_DECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+}
+
+void
+py_error_put(PyObject *error)
+{
+    if (error == NULL) {
+        PyErr_Clear();
+    } else {
+        PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+    }
+}
+
 dd_status
 py_error_status_of_current(py_state *state)
 {

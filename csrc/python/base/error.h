@@ -21,6 +21,11 @@ bool py_error_check_of_group(py_state *state, dd_status status, const dd_error *
 /* The exception that py_error_raise_of_group would raise; a new reference, NULL with an exception. */
 PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *err);
 
+/* Clears the exception that is set and returns it: a new reference, NULL if there is none. */
+PyObject *py_error_take(void);
+/* Sets an exception again, which it takes over; NULL: none. */
+void py_error_put(PyObject *error);
+
 /* The status that tells the core what kind of failure the exception that is set is: DD_STORE for an Exception of
  * unknown kind, DD_INTERRUPTED for anything not derived from Exception. */
 dd_status py_error_status_of_current(py_state *state);

@@ -8,14 +8,16 @@
 static int
 find_param(const py_params *params, PyObject *name)
 {
-    Py_ssize_t len;
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &len) : NULL;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     for (int i = 0; text != NULL && i < params->count; i++) {
-        if (strcmp(params->list[i].name, text) == 0) {
+        const char *one = params->list[i].name;
+        if (one[0] == text[0] && strcmp(one, text) == 0) {
             return i;
         }
     }
-    PyErr_Clear(); /* a name that is not UTF-8 is none of ours */
+    if (text == NULL) {
+        PyErr_Clear(); /* a name that is not UTF-8 is none of ours */
+    }
     return -1;
 }
 
@@ -57,15 +59,18 @@ check_required(const py_params *params, PyObject *const *values)
     return true;
 }
 
-/* py_params_parse, except that None stays None. */
-static bool
-sort(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+bool
+py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                PyObject *values[PY_PARAMS_MAX])
 {
     if (!check_positional(params, nargs)) {
         return false;
     }
     for (int i = 0; i < params->count; i++) {
         values[i] = i < nargs ? args[i] : NULL;
+    }
+    if (kwnames == NULL && nargs >= params->nrequired) {
+        return true; /* the usual case */
     }
     Py_ssize_t nnames = kwnames != NULL ? PyTuple_Size(kwnames) : 0;
     for (Py_ssize_t k = 0; k < nnames; k++) {
@@ -74,19 +79,6 @@ sort(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject 
         }
     }
     return check_required(params, values);
-}
-
-bool
-py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                PyObject *values[PY_PARAMS_MAX])
-{
-    if (!sort(params, args, nargs, kwnames, values)) {
-        return false;
-    }
-    for (int i = params->nrequired; i < params->count; i++) {
-        values[i] = values[i] == Py_None ? NULL : values[i];
-    }
-    return true;
 }
 
 /* ---- what an argument becomes */
@@ -254,7 +246,7 @@ py_params_read(const py_params *params, py_state *state, PyObject *const *args, 
                PyObject *kwnames)
 {
     PyObject *values[PY_PARAMS_MAX];
-    return sort(params, args, nargs, kwnames, values) && read_values(params, state, values);
+    return py_params_parse(params, args, nargs, kwnames, values) && read_values(params, state, values);
 }
 
 bool

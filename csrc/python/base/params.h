@@ -74,7 +74,7 @@ bool py_params_read(const py_params *params, py_state *state, PyObject *const *a
 bool py_params_read_tuple(const py_params *params, py_state *state, PyObject *args, PyObject *kwargs);
 
 /* Puts the arguments of a PY_FAST_METHOD into `values` (borrowed) in the order of `params`, without an allocation:
- * NULL for those not given, and for None if the parameter is optional. False with an exception. */
+ * NULL for those not given. False with an exception. */
 bool py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                      PyObject *values[PY_PARAMS_MAX]);
 

@@ -75,26 +75,20 @@ py_wait_of(const dd_wait *wait)
 void
 py_wait_keep_exception(py_wait *wait)
 {
-    PyObject *latest[3];
-    PyErr_Fetch(&latest[0], &latest[1], &latest[2]);
-    for (int i = 0; i < 3; i++) {
-        PyObject *earlier = wait->exception[i];
-        wait->exception[i] = latest[i];
-        Py_XDECREF(earlier);
-    }
+    PyObject *earlier = wait->exception;
+    wait->exception = py_error_take();
+    Py_XDECREF(earlier);
 }
 
 bool
 py_wait_finish(py_wait *wait, dd_status status, const dd_error *err)
 {
     /* What a signal handler raised must be raised even if the operation finished anyway. */
-    if (wait->exception[0] != NULL && (status != DD_OK || wait->is_signal)) {
-        PyErr_Restore(wait->exception[0], wait->exception[1], wait->exception[2]);
+    if (wait->exception != NULL && (status != DD_OK || wait->is_signal)) {
+        py_error_put(wait->exception);
         return false;
     }
-    for (int i = 0; wait->exception[0] != NULL && i < 3; i++) {
-        Py_XDECREF(wait->exception[i]);
-    }
+    Py_XDECREF(wait->exception);
     if (status == DD_OK) {
         return true;
     }

@@ -21,11 +21,11 @@
 typedef struct py_wait {
     dd_wait wait;
     py_state *state;
-    bool has_timeout;       /* the caller gave the time-out; otherwise it is the store's */
-    bool is_handed_on;      /* Python code called by the core was given the time-out */
-    bool is_signal;         /* the exception below came from a signal handler */
-    PyObject *exception[3]; /* type, value, traceback; kept while the core unwinds */
-    PyThreadState *thread;  /* set while the GIL is released by py_wait_let_go */
+    bool has_timeout;      /* the caller gave the time-out; otherwise it is the store's */
+    bool is_handed_on;     /* Python code called by the core was given the time-out */
+    bool is_signal;        /* the exception below came from a signal handler */
+    PyObject *exception;   /* kept while the core unwinds */
+    PyThreadState *thread; /* set while the GIL is released by py_wait_let_go */
 } py_wait;
 
 void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeout);

@@ -169,7 +169,7 @@ static int
 shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
 {
     dd_view *view = &((py_memory_array *)object)->memory->view;
-    const char *format = py_memory_format(view->dtype);
+    const char *format = py_dtype_format(view->dtype);
     if (format == NULL && (flags & PyBUF_FORMAT) == PyBUF_FORMAT) {
         PyErr_Format(PyExc_BufferError, "the buffer protocol has no format for %s: use DLPack",
                      dd_dtype_name(view->dtype));

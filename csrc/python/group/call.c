@@ -85,7 +85,14 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
-    return py_group_require_open(call->group) && py_params_parse(params, args, nargs, kwnames, call->values);
+    if (!py_group_require_open(call->group) || !py_params_parse(params, args, nargs, kwnames, call->values)) {
+        return false;
+    }
+    bool has_optional = kwnames != NULL || nargs > params->nrequired;
+    for (int i = params->nrequired; has_optional && i < params->count; i++) {
+        call->values[i] = call->values[i] == Py_None ? NULL : call->values[i];
+    }
+    return true;
 }
 
 /* The first tensor among the arguments; borrowed, or NULL. */
@@ -149,14 +156,13 @@ py_group_call_begin(py_group_call *call)
 PyObject *
 py_group_call_fail(py_group_call *call)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     if (call->flight != NULL) {
         py_flight_destroy(call->flight);
     } else {
         py_operands_fini(call->operands);
     }
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
     return NULL;
 }
 

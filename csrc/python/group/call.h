@@ -27,7 +27,7 @@ typedef enum py_call_kind {
 typedef struct py_group_call {
     py_group *group;
     const py_params *params;
-    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in the order of the parameters; NULL: not given */
+    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in the order of the parameters; NULL: not given, or None */
     py_operands *operands;           /* own, or the flight's */
     bool is_async;
     /* of calls that do not wait for the end, of plans, and of all calls of an NcclGroup; otherwise NULL */

@@ -13,7 +13,7 @@ py_group_core(PyObject *group)
 bool
 py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err)
 {
-    if (status == DD_OK || wait->exception[0] != NULL) {
+    if (status == DD_OK || wait->exception != NULL) {
         return py_wait_finish(wait, status, err);
     }
     py_error_raise_of_group(wait->state, status, err);

@@ -91,11 +91,10 @@ static void
 plan_dealloc(PyObject *object)
 {
     py_plan *self = (py_plan *)object;
-    PyObject *exception[3];
     py_object_begin_dealloc(object);
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     end(self);
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
     py_object_end_dealloc(object);
 }
 

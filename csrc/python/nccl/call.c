@@ -105,15 +105,14 @@ start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 static void
 let_go(const py_launch *launch, dd_status status)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     if (launch->plan->call.on_done == NULL) {
         launch->flight->is_stream_ordered = status == DD_OK;
         py_flight_destroy(launch->flight);
     } else {
         py_flight_abandon(launch->flight);
     }
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 /* Takes over the flight and ends the plan. Returns a Work or None; NULL with an exception. */

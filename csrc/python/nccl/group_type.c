@@ -57,8 +57,7 @@ is_shared(const py_group *self)
 static void
 warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     bool is_idle = PY_WITHOUT_GIL(dd_nccl_group_is_idle(group, wait));
     dd_bytes name = dd_nccl_group_name(group);
     char text[64];
@@ -71,7 +70,7 @@ warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait
             what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
         PyErr_WriteUnraisable(NULL);
     }
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 static void

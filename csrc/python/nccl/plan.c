@@ -232,15 +232,14 @@ fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals 
 static void
 give_up(py_nccl_plan *plan, py_group *group)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < plan->call.nscratch; i++) {
         dd_nccl_group_free_scratch(group->nccl->group, plan->call.device, plan->scratch[i]);
     }
     Py_END_ALLOW_THREADS
     py_nccl_plan_fini(plan);
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 bool

@@ -32,11 +32,9 @@ static dd_status
 describe_exception(const bridge_call *call, dd_error *err)
 {
     dd_status status = py_error_status_of_current(call->bridge->state);
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    PyErr_NormalizeException(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     PyObject *text =
-        PyUnicode_FromFormat("%s() of a store written in Python raised %R", call->method, exception[1]);
+        PyUnicode_FromFormat("%s() of a store written in Python raised %R", call->method, exception);
     PyObject *bytes = text != NULL ? PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace") : NULL;
     if (bytes != NULL) {
         dd_error_set(err, status, "%s", PyBytes_AsString(bytes));
@@ -46,7 +44,7 @@ describe_exception(const bridge_call *call, dd_error *err)
     }
     Py_XDECREF(text);
     Py_XDECREF(bytes);
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
     return status;
 }
 

@@ -1,6 +1,6 @@
 #include "python/tensor/dlpack.h"
 
-#include "python/base/params.h"
+#include "python/base/error.h"
 #include "python/tensor/device.h"
 #include "python/tensor/dtype.h"
 #include "python/tensor/type.h"
@@ -216,11 +216,12 @@ is_refused_call(void)
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
         return false;
     }
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
-    bool is_refused = exception[2] == NULL || says(exception[1], "keyword argument") ||
-                      says(exception[1], py_name_text(PY_NAME_MAX_VERSION));
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    PyObject *exception = py_error_take();
+    PyObject *traceback = PyException_GetTraceback(exception);
+    bool is_refused = traceback == NULL || says(exception, "keyword argument") ||
+                      says(exception, py_name_text(PY_NAME_MAX_VERSION));
+    Py_XDECREF(traceback);
+    py_error_put(exception);
     return is_refused;
 }
 

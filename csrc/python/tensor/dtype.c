@@ -2,20 +2,21 @@
 
 #include <string.h>
 
+/* What others call the dtypes. */
 static const struct {
-    const char *code;
-    size_t itemsize;
-    dd_dtype dtype;
-} formats[] = {
-    {"?", 1, DD_DTYPE_BOOL},         {"b", 1, DD_DTYPE_INT8},        {"B", 1, DD_DTYPE_UINT8},
-    {"c", 1, DD_DTYPE_UINT8},        {"h", 2, DD_DTYPE_INT16},       {"H", 2, DD_DTYPE_UINT16},
-    {"i", 4, DD_DTYPE_INT32},        {"I", 4, DD_DTYPE_UINT32},      {"l", 8, DD_DTYPE_INT64},
-    {"l", 4, DD_DTYPE_INT32},        {"L", 8, DD_DTYPE_UINT64},      {"L", 4, DD_DTYPE_UINT32},
-    {"q", 8, DD_DTYPE_INT64},        {"Q", 8, DD_DTYPE_UINT64},      {"n", 8, DD_DTYPE_INT64},
-    {"n", 4, DD_DTYPE_INT32},        {"N", 8, DD_DTYPE_UINT64},      {"N", 4, DD_DTYPE_UINT32},
-    {"e", 2, DD_DTYPE_FLOAT16},      {"f", 4, DD_DTYPE_FLOAT32},     {"d", 8, DD_DTYPE_FLOAT64},
-    {"F", 8, DD_DTYPE_COMPLEX64},    {"D", 16, DD_DTYPE_COMPLEX128}, {"Zf", 8, DD_DTYPE_COMPLEX64},
-    {"Zd", 16, DD_DTYPE_COMPLEX128},
+    const char *format;  /* of a buffer that we export; NULL: none */
+    const char *letters; /* other formats, of a letter each, that stand for it if the size is right */
+    uint8_t code;        /* DLDataTypeCode */
+} dtypes[DD_DTYPE_COUNT] = {
+    [DD_DTYPE_BOOL] = {"?", "", 6},          [DD_DTYPE_INT8] = {"b", "", 0},
+    [DD_DTYPE_UINT8] = {"B", "c", 1},        [DD_DTYPE_INT16] = {"h", "", 0},
+    [DD_DTYPE_UINT16] = {"H", "", 1},        [DD_DTYPE_INT32] = {"i", "ln", 0},
+    [DD_DTYPE_UINT32] = {"I", "LN", 1},      [DD_DTYPE_INT64] = {"q", "ln", 0},
+    [DD_DTYPE_UINT64] = {"Q", "LN", 1},      [DD_DTYPE_FLOAT16] = {"e", "", 2},
+    [DD_DTYPE_BFLOAT16] = {NULL, "", 4},     [DD_DTYPE_FLOAT8_E4M3FN] = {NULL, "", 10},
+    [DD_DTYPE_FLOAT8_E5M2] = {NULL, "", 12}, [DD_DTYPE_FLOAT32] = {"f", "", 2},
+    [DD_DTYPE_FLOAT64] = {"d", "", 2},       [DD_DTYPE_COMPLEX64] = {"Zf", "F", 5},
+    [DD_DTYPE_COMPLEX128] = {"Zd", "D", 5},
 };
 
 static bool
@@ -33,87 +34,61 @@ py_dtype_is_foreign(const char *format)
     return is_little_endian() ? format[0] == '>' || format[0] == '!' : format[0] == '<';
 }
 
-static py_format_kind
-find_letter(char letter, size_t itemsize, dd_dtype *dtype)
+static bool
+has_format(dd_dtype dtype, const char *format)
 {
-    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
-        const char *code = formats[i].code;
-        if (itemsize == formats[i].itemsize && letter == code[0] && code[1] == '\0') {
-            *dtype = formats[i].dtype;
-            return PY_FORMAT_NUMBER;
-        }
-    }
-    return PY_FORMAT_UNKNOWN;
+    bool is_letter = format[0] != '\0' && format[1] == '\0';
+    return (is_letter && strchr(dtypes[dtype].letters, format[0]) != NULL) ||
+           (dtypes[dtype].format != NULL && strcmp(dtypes[dtype].format, format) == 0);
 }
 
 py_format_kind
 py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
 {
-    if (format == NULL) {
-        format = "B";
-    }
-    if (format[0] != '\0' && format[1] == '\0') { /* the usual case */
-        return find_letter(format[0], itemsize, dtype);
-    }
-    bool is_foreign = py_dtype_is_foreign(format);
+    bool is_foreign = py_dtype_is_foreign(format) && itemsize > 1;
     if (format[0] != '\0' && strchr("@=<>!", format[0]) != NULL) {
         format++;
     }
-    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+    for (int i = 0; i < DD_DTYPE_COUNT; i++) {
         /* The item size decides between native and standard sizes, because prefixes are not reliable. */
-        if (itemsize == formats[i].itemsize && format[0] == formats[i].code[0] &&
-            strcmp(format, formats[i].code) == 0) {
-            if (is_foreign && itemsize > 1) {
-                return PY_FORMAT_FOREIGN;
-            }
-            *dtype = formats[i].dtype;
-            return PY_FORMAT_NUMBER;
+        if (dd_dtype_size((dd_dtype)i) == itemsize && has_format((dd_dtype)i, format)) {
+            *dtype = (dd_dtype)i;
+            return is_foreign ? PY_FORMAT_FOREIGN : PY_FORMAT_NUMBER;
         }
     }
     return PY_FORMAT_UNKNOWN;
 }
 
-/* DLDataTypeCode */
-enum {
-    DL_INT = 0,
-    DL_UINT = 1,
-    DL_FLOAT = 2,
-    DL_BFLOAT = 4,
-    DL_COMPLEX = 5,
-    DL_BOOL = 6,
-    DL_FLOAT8_E4M3FN = 10,
-    DL_FLOAT8_E5M2 = 12,
-};
+const char *
+py_dtype_format(dd_dtype dtype)
+{
+    return dtypes[dtype].format;
+}
 
 bool
 py_dtype_of_dlpack(unsigned code, unsigned nbits, dd_dtype *dtype)
 {
-    static const struct {
-        unsigned code;
-        unsigned nbits;
-        dd_dtype dtype;
-    } types[] = {
-        {DL_FLOAT, 32, DD_DTYPE_FLOAT32},
-        {DL_FLOAT, 64, DD_DTYPE_FLOAT64},
-        {DL_FLOAT, 16, DD_DTYPE_FLOAT16},
-        {DL_BFLOAT, 16, DD_DTYPE_BFLOAT16},
-        {DL_FLOAT8_E4M3FN, 8, DD_DTYPE_FLOAT8_E4M3FN},
-        {DL_FLOAT8_E5M2, 8, DD_DTYPE_FLOAT8_E5M2},
-        {DL_INT, 64, DD_DTYPE_INT64},
-        {DL_INT, 32, DD_DTYPE_INT32},
-        {DL_INT, 16, DD_DTYPE_INT16},
-        {DL_INT, 8, DD_DTYPE_INT8},
-        {DL_UINT, 8, DD_DTYPE_UINT8},
-        {DL_UINT, 16, DD_DTYPE_UINT16},
-        {DL_UINT, 32, DD_DTYPE_UINT32},
-        {DL_UINT, 64, DD_DTYPE_UINT64},
-        {DL_BOOL, 8, DD_DTYPE_BOOL},
-        {DL_COMPLEX, 64, DD_DTYPE_COMPLEX64},
-        {DL_COMPLEX, 128, DD_DTYPE_COMPLEX128},
-    };
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (types[i].code == code && types[i].nbits == nbits) {
-            *dtype = types[i].dtype;
+    for (int i = 0; i < DD_DTYPE_COUNT; i++) {
+        if (dtypes[i].code == code && 8 * dd_dtype_size((dd_dtype)i) == nbits) {
+            *dtype = (dd_dtype)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+uint8_t
+py_dtype_dlpack_code(dd_dtype dtype)
+{
+    return dtypes[dtype].code;
+}
+
+bool
+py_dtype_of_name(const char *name, dd_dtype *dtype)
+{
+    for (int i = 0; i < DD_DTYPE_COUNT; i++) {
+        if (strcmp(name, dd_dtype_name((dd_dtype)i)) == 0) {
+            *dtype = (dd_dtype)i;
             return true;
         }
     }
@@ -123,14 +98,7 @@ py_dtype_of_dlpack(unsigned code, unsigned nbits, dd_dtype *dtype)
 bool
 py_dtype_of_extension(const char *name, dd_dtype *dtype)
 {
-    static const dd_dtype extensions[] = {DD_DTYPE_BFLOAT16, DD_DTYPE_FLOAT8_E4M3FN, DD_DTYPE_FLOAT8_E5M2};
-    for (size_t i = 0; i < sizeof extensions / sizeof extensions[0]; i++) {
-        if (strcmp(name, dd_dtype_name(extensions[i])) == 0) {
-            *dtype = extensions[i];
-            return true;
-        }
-    }
-    return false;
+    return py_dtype_of_name(name, dtype) && dtypes[*dtype].format == NULL;
 }
 
 const char *

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* The values of DLDeviceType that matter here. */
 #define PY_DEVICE_CPU 1
@@ -21,11 +22,19 @@ typedef enum py_format_kind {
 /* Whether the prefix of a format or a typestr stands for a byte order that is not this machine's. */
 bool py_dtype_is_foreign(const char *format);
 
-/* Reads the format of a Py_buffer; NULL means bytes. Sets *dtype for PY_FORMAT_NUMBER only. */
+/* Reads the format of a Py_buffer. Sets *dtype unless it is unknown. */
 py_format_kind py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype);
+
+/* The format of a buffer with this dtype; NULL if there is none. */
+const char *py_dtype_format(dd_dtype dtype);
 
 /* The dtype of a DLDataType with one lane; false if there is none. */
 bool py_dtype_of_dlpack(unsigned code, unsigned nbits, dd_dtype *dtype);
+/* The DLDataTypeCode of a dtype. */
+uint8_t py_dtype_dlpack_code(dd_dtype dtype);
+
+/* The dtype of this name; false if there is none. */
+bool py_dtype_of_name(const char *name, dd_dtype *dtype);
 
 /* One of the dtypes that ml_dtypes adds to NumPy, by name; false for any other name. */
 bool py_dtype_of_extension(const char *name, dd_dtype *dtype);

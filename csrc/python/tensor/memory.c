@@ -11,22 +11,6 @@
 #define LEGACY "dltensor"
 #define VERSIONED "dltensor_versioned"
 
-/* The dtypes in the terms of others: the format of a buffer (NULL: none) and the DLDataTypeCode. */
-static const struct {
-    const char *format;
-    uint8_t code;
-} foreign_dtypes[DD_DTYPE_COUNT] = {
-    [DD_DTYPE_BOOL] = {"?", 6},          [DD_DTYPE_INT8] = {"b", 0},
-    [DD_DTYPE_UINT8] = {"B", 1},         [DD_DTYPE_INT16] = {"h", 0},
-    [DD_DTYPE_UINT16] = {"H", 1},        [DD_DTYPE_INT32] = {"i", 0},
-    [DD_DTYPE_UINT32] = {"I", 1},        [DD_DTYPE_INT64] = {"q", 0},
-    [DD_DTYPE_UINT64] = {"Q", 1},        [DD_DTYPE_FLOAT16] = {"e", 2},
-    [DD_DTYPE_BFLOAT16] = {NULL, 4},     [DD_DTYPE_FLOAT8_E4M3FN] = {NULL, 10},
-    [DD_DTYPE_FLOAT8_E5M2] = {NULL, 12}, [DD_DTYPE_FLOAT32] = {"f", 2},
-    [DD_DTYPE_FLOAT64] = {"d", 2},       [DD_DTYPE_COMPLEX64] = {"Zf", 5},
-    [DD_DTYPE_COMPLEX128] = {"Zd", 5},
-};
-
 void
 py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory))
 {
@@ -52,12 +36,6 @@ py_memory_release(py_memory *memory)
     if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1) {
         memory->destroy(memory);
     }
-}
-
-const char *
-py_memory_format(dd_dtype dtype)
-{
-    return foreign_dtypes[dtype].format;
 }
 
 /* ---- arguments */
@@ -128,11 +106,7 @@ py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
     PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : find_dtype_name(value);
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     const char *dot = utf8 != NULL ? strrchr(utf8, '.') : NULL;
-    bool is_found = false;
-    for (int i = 0; utf8 != NULL && i < DD_DTYPE_COUNT && !is_found; i++) {
-        is_found = strcmp(dot != NULL ? dot + 1 : utf8, dd_dtype_name((dd_dtype)i)) == 0;
-        *dtype = (dd_dtype)i;
-    }
+    bool is_found = utf8 != NULL && py_dtype_of_name(dot != NULL ? dot + 1 : utf8, dtype);
     if (utf8 != NULL && !is_found) {
         py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: no dtype has that name", value);
     }
@@ -174,7 +148,7 @@ fill_dl_tensor(dl_tensor *tensor, py_memory *memory)
         .device_type = memory->device_type,
         .device_id = memory->device_id,
         .ndim = memory->view.ndim,
-        .code = foreign_dtypes[memory->view.dtype].code,
+        .code = py_dtype_dlpack_code(memory->view.dtype),
         .nbits = (uint8_t)(8 * dd_dtype_size(memory->view.dtype)),
         .nlanes = 1,
         .shape = memory->view.shape,
@@ -335,14 +309,7 @@ PyObject *
 py_memory_array_get_shape(PyObject *object, void *Py_UNUSED(closure))
 {
     const dd_view *view = &((py_memory_array *)object)->memory->view;
-    PyObject *shape = PyTuple_New(view->ndim);
-    for (int i = 0; shape != NULL && i < view->ndim; i++) {
-        PyObject *length = PyLong_FromLongLong(view->shape[i]);
-        if (length == NULL || PyTuple_SetItem(shape, i, length) < 0) {
-            Py_CLEAR(shape);
-        }
-    }
-    return shape;
+    return py_tensor_tuple(view->shape, view->ndim);
 }
 
 PyObject *

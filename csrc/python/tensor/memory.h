@@ -30,9 +30,6 @@ bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *vie
 bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
 bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
-/* The format of a buffer with this dtype; NULL if there is none. */
-const char *py_memory_format(dd_dtype dtype);
-
 /* The common head of a SharedArray (group/array.c) and an NcclArray (nccl/array.c). */
 typedef struct py_memory_array {
     PY_OBJECT_HEAD;

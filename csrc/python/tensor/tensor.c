@@ -1,5 +1,6 @@
 #include "python/tensor/tensor.h"
 
+#include "python/base/error.h"
 #include "python/base/params.h"
 #include "python/tensor/device.h"
 #include "python/tensor/dtype.h"
@@ -76,10 +77,9 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
 static bool
 has_attribute(PyObject *object, const char *name)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     bool has = PyObject_HasAttrString(object, name) != 0;
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
     return has;
 }
 
@@ -374,14 +374,13 @@ py_tensor_fini(py_tensor *tensor)
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {
-        PyObject *exception[3];
-        PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+        PyObject *exception = py_error_take();
         Py_CLEAR(tensor->pin);
         PyBuffer_Release(&tensor->buffer); /* does nothing if none is held */
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
-        PyErr_Restore(exception[0], exception[1], exception[2]);
+        py_error_put(exception);
     }
 }
 
@@ -471,8 +470,8 @@ py_tensor_list_fini(py_tensor_list *list)
     *list = (py_tensor_list){0};
 }
 
-static PyObject *
-make_tuple(const int64_t *numbers, int count)
+PyObject *
+py_tensor_tuple(const int64_t *numbers, int count)
 {
     PyObject *tuple = PyTuple_New(count);
     for (int i = 0; tuple != NULL && i < count; i++) {
@@ -496,8 +495,8 @@ describe(const py_tensor *tensor)
     const dd_view *view = &tensor->view;
     char device[DEVICE_TEXT];
     write_device(tensor, device);
-    PyObject *shape = make_tuple(view->shape, view->ndim);
-    PyObject *strides = make_tuple(view->strides, view->ndim);
+    PyObject *shape = py_tensor_tuple(view->shape, view->ndim);
+    PyObject *strides = py_tensor_tuple(view->strides, view->ndim);
     if (shape == NULL || strides == NULL) {
         Py_XDECREF(shape);
         Py_XDECREF(strides);

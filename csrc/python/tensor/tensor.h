@@ -92,6 +92,9 @@ bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object
                          const char *function, const char *name);
 void py_tensor_list_fini(py_tensor_list *list);
 
+/* A new tuple of ints; NULL with an exception. */
+PyObject *py_tensor_tuple(const int64_t *numbers, int count);
+
 /* _core._describe_tensor(object, writable): a dict of what dldist sees, for tests. */
 PyObject *py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 

@@ -100,10 +100,9 @@ tell_obstacle(py_window *self, int64_t timeout_ns)
 {
     bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
     dd_window_options options = {.obstacle = is_memory ? DD_OUT_OF_MEMORY : DD_INVALID_ARGUMENT};
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     (void)open_window(self, &options, timeout_ns);
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 /* The arguments of Window(), as they are until the window is opened. */

@@ -255,12 +255,11 @@ py_flight_settle(py_flight *flight)
 static void
 settle_unasked(py_flight *flight)
 {
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     if (!py_flight_settle(flight)) {
         PyErr_WriteUnraisable(NULL);
     }
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 void
@@ -458,8 +457,7 @@ static void
 drain(py_completions *queue)
 {
     py_flight *flight;
-    PyObject *exception[3];
-    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    PyObject *exception = py_error_take();
     while ((flight = take_orphan(queue)) != NULL) {
         if (flight->operands.is_staged) {
             settle_unasked(flight);
@@ -467,7 +465,7 @@ drain(py_completions *queue)
         release_owner(flight);
     }
     look_at_held(queue);
-    PyErr_Restore(exception[0], exception[1], exception[2]);
+    py_error_put(exception);
 }
 
 void
