@@ -1,5 +1,6 @@
 /* Coalescing and batches, which are mostly written in Python (dldist.base.group). */
 #include "python/base/object.h"
+#include "python/base/thread_values.h"
 #include "python/group/call.h"
 
 static PyObject *
@@ -27,44 +28,13 @@ PyObject *
 py_group_set_recorder(PyObject *object, PyObject *recorder)
 {
     py_group *self = (py_group *)object;
-    if (self->recorders == NULL) {
-        self->recorders = PyDict_New();
-    }
-    PyObject *thread = self->recorders != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
-    if (thread == NULL) {
-        return NULL;
-    }
-    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(self->recorders, thread));
-    int rc = PyErr_Occurred() != NULL ? -1 : 0;
-    if (rc == 0 && recorder != Py_None) {
-        rc = PyDict_SetItem(self->recorders, thread, recorder);
-    } else if (rc == 0 && before != NULL) {
-        rc = PyDict_DelItem(self->recorders, thread);
-    }
-    if (rc == 0 && PyDict_Size(self->recorders) == 0) {
-        Py_CLEAR(self->recorders);
-    }
-    Py_DECREF(thread);
-    if (rc < 0) {
-        Py_XDECREF(before);
-        return NULL;
-    }
-    return before != NULL ? before : Py_NewRef(Py_None);
-}
-
-static PyObject *
-find_recorder(const py_group *group)
-{
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *recorder = thread != NULL ? PyDict_GetItemWithError(group->recorders, thread) : NULL;
-    Py_XDECREF(thread);
-    return Py_XNewRef(recorder);
+    return py_thread_value_swap(&self->recorders, recorder != Py_None ? recorder : NULL);
 }
 
 int
 py_group_call_record(py_group_call *call, PyObject **result)
 {
-    PyObject *recorder = find_recorder(call->group);
+    PyObject *recorder = Py_XNewRef(py_thread_value_get(call->group->recorders));
     if (recorder == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }

@@ -14,15 +14,10 @@ encode_path(PyObject *path)
     return encoded;
 }
 
-static int
-open_file(py_store *self, const dd_file_store_options *options)
+static dd_status
+open_file(const void *options, dd_store **store, const dd_wait *wait, dd_error *err)
 {
-    py_wait wait;
-    py_wait_init(&wait, self->state, options->timeout_ns, true);
-    dd_store *store = NULL;
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_file_store_open(&store, options, &wait.wait, &err));
-    return py_store_finish_init(self, store, &wait, status, &err);
+    return dd_file_store_open(store, options, wait, err);
 }
 
 static int
@@ -38,12 +33,12 @@ file_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     }
     PyObject *encoded = encode_path(path);
-    int rc = -1;
-    if (encoded != NULL && py_store_begin_init(self)) {
-        options.path = PyBytes_AsString(encoded);
-        rc = open_file(self, &options);
+    if (encoded == NULL) {
+        return -1;
     }
-    Py_XDECREF(encoded);
+    options.path = PyBytes_AsString(encoded);
+    int rc = py_store_open(self, options.timeout_ns, open_file, &options);
+    Py_DECREF(encoded);
     return rc;
 }
 

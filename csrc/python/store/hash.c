@@ -1,20 +1,21 @@
 #include "python/store/store.h"
 
+static dd_status
+open_hash(const void *timeout_ns, dd_store **store, const dd_wait *wait, dd_error *err)
+{
+    (void)wait;
+    return dd_hash_store_open(store, *(const int64_t *)timeout_ns, err);
+}
+
 static int
 hash_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_store *self = (py_store *)object;
     int64_t timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
     const py_params params = PY_PARAMS("HashStore", 0, 0, {"timeout", PY_TIMEOUT, &timeout_ns});
-    if (!py_params_read_tuple(&params, self->state, args, kwargs) || !py_store_begin_init(self)) {
-        return -1;
-    }
-    py_wait wait;
-    py_wait_init(&wait, self->state, timeout_ns, true);
-    dd_store *store = NULL;
-    dd_error err;
-    dd_status status = dd_hash_store_open(&store, timeout_ns, &err);
-    return py_store_finish_init(self, store, &wait, status, &err);
+    return py_params_read_tuple(&params, self->state, args, kwargs)
+               ? py_store_open(self, timeout_ns, open_hash, &timeout_ns)
+               : -1;
 }
 
 static PyObject *

@@ -7,6 +7,19 @@ typedef struct py_prefix_store {
     PyObject *underlying; /* const after init: the object itself, for underlying_store */
 } py_prefix_store;
 
+typedef struct view_options {
+    dd_bytes prefix;
+    dd_store *below;
+} view_options;
+
+static dd_status
+open_prefix(const void *given, dd_store **store, const dd_wait *wait, dd_error *err)
+{
+    (void)wait;
+    const view_options *options = given;
+    return dd_prefix_store_open(store, options->prefix, options->below, err);
+}
+
 /* Opens the view; -1 with an exception. The caller sets the object's own fields. */
 static int
 open_view(py_store *self, PyObject *prefix, PyObject *underlying)
@@ -15,17 +28,10 @@ open_view(py_store *self, PyObject *prefix, PyObject *underlying)
     if (!py_bytes_init(&bytes, prefix, "PrefixStore", "prefix")) {
         return -1;
     }
-    int rc = -1;
     dd_store *below = py_store_acquire(self->state, underlying, "PrefixStore", "store");
-    if (below != NULL) {
-        py_wait wait;
-        py_wait_init(&wait, self->state, 0, true);
-        dd_store *store = NULL;
-        dd_error err;
-        dd_status status = dd_prefix_store_open(&store, bytes.view, below, &err);
-        rc = py_store_finish_init(self, store, &wait, status, &err);
-        py_store_drop(below);
-    }
+    const view_options options = {.prefix = bytes.view, .below = below};
+    int rc = below != NULL ? py_store_open(self, 0, open_prefix, &options) : -1;
+    py_store_drop(below);
     py_bytes_fini(&bytes);
     return rc;
 }
@@ -38,7 +44,7 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *underlying;
     const py_params params =
         PY_PARAMS("PrefixStore", 2, 2, {"prefix", PY_OBJECT, &prefix}, {"store", PY_OBJECT, &underlying});
-    if (!py_params_read_tuple(&params, self->base.state, args, kwargs) || !py_store_begin_init(&self->base)) {
+    if (!py_params_read_tuple(&params, self->base.state, args, kwargs)) {
         return -1;
     }
     if (underlying == Py_None) {

@@ -74,32 +74,36 @@ py_store_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-bool
-py_store_begin_init(py_store *self)
+static bool
+require_new(const py_store *self)
 {
     if (self->store != NULL) {
         PyErr_Format(PyExc_RuntimeError, "%s.__init__() was already called on this object", self->kind);
-        return false;
     }
-    return true;
+    return self->store == NULL;
 }
 
 int
-py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status status, const dd_error *err)
+py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options)
 {
-    if (!py_wait_finish(wait, status, err)) {
-        if (status == DD_OK) {
-            py_store_drop(store);
-        }
+    if (!require_new(self)) {
         return -1;
     }
+    py_wait wait;
+    dd_error err;
+    dd_store *store = NULL;
+    py_wait_init(&wait, self->state, timeout_ns, true);
+    dd_status status = PY_WITHOUT_GIL(open(options, &store, &wait.wait, &err));
+    bool is_done = py_wait_finish(&wait, status, &err);
     /* Another thread may have run __init__ in the meantime. */
-    if (!py_store_begin_init(self)) {
-        py_store_drop(store);
-        return -1;
+    if (is_done && require_new(self)) {
+        self->store = store;
+        return 0;
     }
-    self->store = store;
-    return 0;
+    if (status == DD_OK) {
+        py_store_drop(store);
+    }
+    return -1;
 }
 
 PyObject *

@@ -28,11 +28,9 @@ bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *func
  * from Store alone, the type is Store and the kind NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
-/* The two ends of a kind's __init__. begin returns false with an exception if the object is already open. finish
- * takes the store if status is DD_OK, and returns what __init__ returns. */
-bool py_store_begin_init(py_store *self);
-int py_store_finish_init(py_store *self, dd_store *store, py_wait *wait, dd_status status,
-                         const dd_error *err);
+/* The end of a kind's __init__: opens its store, without the GIL. -1 with an exception, also if the object is open. */
+typedef dd_status py_store_opener(const void *options, dd_store **store, const dd_wait *wait, dd_error *err);
+int py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options);
 
 /* A new object of exactly this type around the store, which is taken even on failure: NULL with an exception. */
 PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);

@@ -18,6 +18,7 @@ typedef struct tcp_store_arguments {
     PyObject *secret; /* as it was given, or NULL; then bytes, owned, that the options borrow */
     bool is_master;
     bool is_multi_tenant;
+    dd_tcp_registry *registry; /* NULL unless it is multi-tenant */
     bool is_libuv;
     int64_t port;
     int64_t world_size;
@@ -145,16 +146,19 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
         .max_value_bytes = NOT_GIVEN,
         .options = {.timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS, .is_wait_for_workers = true},
     };
-    return py_params_read_tuple(&params, state, args, kwargs) && check_port(arguments) &&
-           check_world_size(arguments) && check_listen_fd(arguments) && take_limits(arguments) &&
-           take_secret(arguments);
+    if (!py_params_read_tuple(&params, state, args, kwargs)) {
+        return false;
+    }
+    arguments->registry = arguments->is_multi_tenant ? state->tcp_registry : NULL;
+    return check_port(arguments) && check_world_size(arguments) && check_listen_fd(arguments) &&
+           take_limits(arguments) && take_secret(arguments);
 }
 
 /* Opens the server, if this is the master, and the client. Runs without the GIL. */
 static dd_status
-open_store(const py_state *state, const tcp_store_arguments *arguments, dd_store **store, const dd_wait *wait,
-           dd_error *err)
+open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *err)
 {
+    const tcp_store_arguments *arguments = given;
     dd_tcp_store_options options = arguments->options;
     if (arguments->is_master) {
         dd_tcp_server_options server_options = {
@@ -164,7 +168,7 @@ open_store(const py_state *state, const tcp_store_arguments *arguments, dd_store
             .secret = options.secret,
             .limits = arguments->limits,
             .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,
-            .registry = arguments->is_multi_tenant ? state->tcp_registry : NULL,
+            .registry = arguments->registry,
         };
         dd_status status = dd_tcp_server_open(&options.server, &server_options, wait, err);
         if (status != DD_OK) {
@@ -186,14 +190,8 @@ tcp_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!parse_arguments(self->base.state, args, kwargs, &arguments)) {
         return -1;
     }
-    int rc = -1;
-    if (py_store_begin_init(&self->base)) {
-        py_wait wait;
-        py_wait_init(&wait, self->base.state, arguments.options.timeout_ns, true);
-        dd_store *store = NULL;
-        dd_error err;
-        dd_status status = PY_WITHOUT_GIL(open_store(self->base.state, &arguments, &store, &wait.wait, &err));
-        rc = py_store_finish_init(&self->base, store, &wait, status, &err);
+    int rc = py_store_open(&self->base, arguments.options.timeout_ns, open_store, &arguments);
+    if (rc == 0) {
         self->is_libuv = arguments.is_libuv;
     }
     Py_DECREF(arguments.secret);

@@ -1,6 +1,7 @@
 #include "python/tensor/device.h"
 
 #include "core/mem.h"
+#include "python/base/thread_values.h"
 #include "python/tensor/dtype.h"
 
 #include <string.h>
@@ -79,12 +80,7 @@ static int
 ask_explicit(const py_state *state, void **handle)
 {
     PyObject *streams = state->devices != NULL ? state->devices->explicit_streams : NULL;
-    if (streams == NULL) {
-        return 0;
-    }
-    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *stream = thread != NULL ? PyDict_GetItemWithError(streams, thread) : NULL;
-    Py_XDECREF(thread);
+    PyObject *stream = py_thread_value_get(streams);
     if (stream == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }
@@ -477,30 +473,11 @@ py_device_swap_stream(PyObject *module, PyObject *stream)
     if (stream != Py_None && !py_device_read_stream(&argument, &handle)) {
         return NULL;
     }
-    if (devices->explicit_streams == NULL) {
-        devices->explicit_streams = PyDict_New();
-    }
-    PyObject *thread =
-        devices->explicit_streams != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
-    if (thread == NULL) {
-        return NULL;
-    }
-    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(devices->explicit_streams, thread));
     PyObject *number = stream != Py_None ? PyLong_FromVoidPtr(handle) : NULL;
-    int rc = PyErr_Occurred() != NULL ? -1 : 0;
-    if (rc == 0 && number != NULL) {
-        rc = PyDict_SetItem(devices->explicit_streams, thread, number);
-    } else if (rc == 0 && before != NULL) {
-        rc = PyDict_DelItem(devices->explicit_streams, thread);
-    }
-    if (rc == 0 && PyDict_Size(devices->explicit_streams) == 0) {
-        Py_CLEAR(devices->explicit_streams);
-    }
-    Py_XDECREF(number);
-    Py_DECREF(thread);
-    if (rc < 0) {
-        Py_XDECREF(before);
+    if (stream != Py_None && number == NULL) {
         return NULL;
     }
-    return before != NULL ? before : Py_NewRef(Py_None);
+    PyObject *before = py_thread_value_swap(&devices->explicit_streams, number);
+    Py_XDECREF(number);
+    return before;
 }

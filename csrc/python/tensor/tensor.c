@@ -233,15 +233,10 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
         rc = py_dlpack_try_capsule(tensor, state, use, argument);
     }
     if (rc == 0) {
-        PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
-        if (type_name != NULL) {
-            py_argument_raise(
-                argument, PY_FAULT_TYPE,
-                "must be a tensor (an object with __dlpack__ or the buffer protocol: an array of "
-                "NumPy, PyTorch, JAX or CuPy, a bytearray, a memoryview), not %U",
-                type_name);
-            Py_DECREF(type_name);
-        }
+        py_raise_wrong_type(argument->function, argument->name,
+                            "a tensor (an object with __dlpack__ or the buffer protocol: an array of NumPy, "
+                            "PyTorch, JAX or CuPy, a bytearray, a memoryview)",
+                            argument->value);
     }
     return rc > 0;
 }
@@ -425,14 +420,8 @@ bool
 py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name)
 {
-    py_argument argument = {.state = state, .function = function, .name = name, .value = object};
     if (!PyList_Check(object) && !PyTuple_Check(object)) {
-        PyObject *type_name = PyType_GetName(Py_TYPE(object));
-        if (type_name != NULL) {
-            py_argument_raise(&argument, PY_FAULT_TYPE, "must be a list or tuple of tensors, not %U",
-                              type_name);
-            Py_DECREF(type_name);
-        }
+        py_raise_wrong_type(function, name, "a list or tuple of tensors", object);
         return false;
     }
     /* Our own tuple, because producers run Python code, which may change a list. */
