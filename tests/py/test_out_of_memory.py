@@ -42,5 +42,5 @@ def test_each_allocation_once_of_two_ranks(procs, name):
 
 @pytest.mark.skipif(not leak_check.is_possible(), reason="not under LeakSanitizer: make test-py-asan")
 def test_what_is_lost_is_found(procs):
-    with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_export"):
+    with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_array_dlpack"):
         procs.start(cases.lose_memory).result(60)
