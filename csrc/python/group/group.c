@@ -4,6 +4,8 @@
 #include "python/observe/recorder.h"
 #include "python/tensor/device.h"
 
+#include <string.h>
+
 dd_group *
 py_group_core(PyObject *group)
 {
@@ -27,13 +29,31 @@ check_fork(const py_group *self)
     return py_error_check_of_group(self->state, self->kind->check_fork(self, &err), &err);
 }
 
+const char *
+py_group_type_name(const py_group *self)
+{
+    bool is_nccl = PyObject_TypeCheck((PyObject *)(uintptr_t)self, self->state->nccl_group_type);
+    return is_nccl ? "NcclGroup" : "Group";
+}
+
+bool
+py_group_require_new(const py_group *self, const py_group_kind *kind)
+{
+    if (self->kind != NULL || strcmp(py_group_type_name(self), kind->type_name) != 0) {
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() %s", kind->type_name,
+                     self->kind != NULL ? "was already called on this object"
+                                        : "is not that of this object's type");
+        return false;
+    }
+    return true;
+}
+
 bool
 py_group_require_open(const py_group *self)
 {
     if (self->kind == NULL) {
-        bool is_nccl = PyObject_TypeCheck((PyObject *)(uintptr_t)self, self->state->nccl_group_type);
         PyErr_Format(PyExc_RuntimeError, "%s.__init__() has not been called on this object",
-                     is_nccl ? "NcclGroup" : "Group");
+                     py_group_type_name(self));
         return false;
     }
     return !self->kind->is_lost_in_child || check_fork(self);

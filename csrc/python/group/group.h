@@ -64,6 +64,10 @@ dd_group *py_group_core(PyObject *group);
 /* py_wait_finish with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
+/* "Group" or "NcclGroup", also of a group that was never opened. */
+const char *py_group_type_name(const py_group *self);
+/* False with an exception if the group has been opened, or is of another type than the kind's. */
+bool py_group_require_new(const py_group *self, const py_group_kind *kind);
 /* False with an exception if the group was never opened. */
 bool py_group_require_open(const py_group *self);
 /* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */

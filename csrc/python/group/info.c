@@ -138,9 +138,7 @@ py_group_repr(PyObject *object)
 {
     const py_group *self = (py_group *)object;
     if (self->kind == NULL) {
-        return PyUnicode_FromFormat(
-            "<%s: never opened>",
-            PyObject_TypeCheck(object, self->state->nccl_group_type) ? "dldist.NcclGroup" : "dldist.Group");
+        return PyUnicode_FromFormat("<dldist.%s: never opened>", py_group_type_name(self));
     }
     PyObject *name = get_name(object, NULL);
     PyObject *text =

@@ -132,9 +132,8 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
         }
         return -1;
     }
-    if (self->group != NULL) {
+    if (!py_group_require_new(self, &py_group_kind_cpu)) { /* another thread may have opened it */
         release(group);
-        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
         return -1;
     }
     take(self, group);
@@ -155,8 +154,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
                   {"size", PY_INT, &arguments.size}, {"timeout", PY_TIMEOUT, &arguments.options.timeout_ns},
                   {"name", PY_STRING, &arguments.options.name},
                   {"connect_timeout", PY_TIMEOUT, &arguments.connect_timeout_ns});
-    if (self->group != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was already called on this object");
+    if (!py_group_require_new(self, &py_group_kind_cpu)) {
         return -1;
     }
     if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
@@ -384,8 +382,8 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     self->is_closed = true;
-    if (self->nccl ==
-        NULL) { /* an NcclGroup's communicators have ended, and the monitor has yet to tell why */
+    /* An NcclGroup's communicators have ended, and the monitor has yet to tell why. */
+    if (self->nccl == NULL) {
         Py_XDECREF(close_now(self, 0));
         PyErr_Clear(); /* the caller must see the first exception */
     }

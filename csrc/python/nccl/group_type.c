@@ -186,11 +186,9 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
     if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
-    if (self->nccl != NULL || !py_nccl_group_take(self, &py_group_kind_nccl, group, options, recorded)) {
+    if (!py_group_require_new(self, &py_group_kind_nccl) ||
+        !py_nccl_group_take(self, &py_group_kind_nccl, group, options, recorded)) {
         py_nccl_group_drop(group);
-        if (PyErr_Occurred() == NULL) {
-            PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
-        }
         return false;
     }
     self->nccl->device = device;
@@ -204,8 +202,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_group *self = (py_group *)object;
     nccl_open_arguments arguments;
-    if (self->nccl != NULL || self->group != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
+    if (!py_group_require_new(self, &py_group_kind_nccl)) {
         return -1;
     }
     if (!parse(self->state, args, kwargs, &arguments)) {
