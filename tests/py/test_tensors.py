@@ -545,7 +545,7 @@ def test_copies_want_the_same_dtype_and_count():
         _core._copy_tensor(array.array("d", [0]), array.array("f", [0, 0]))
 
 
-ROUNDS = 600
+ROUNDS = 2000
 
 
 def test_nothing_is_kept():
