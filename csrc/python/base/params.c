@@ -5,20 +5,20 @@
 
 /* ---- which argument belongs to which parameter */
 
+/* Looks from the end, where the parameters are that callers like to name. */
 static int
 find_param(const py_params *params, PyObject *name)
 {
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    for (int i = 0; text != NULL && i < params->count; i++) {
-        const char *one = params->list[i].name;
-        if (one[0] == text[0] && strcmp(one, text) == 0) {
-            return i;
-        }
-    }
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
     if (text == NULL) {
-        PyErr_Clear(); /* a name that is not UTF-8 is none of ours */
+        PyErr_Clear(); /* a name that is no str, or not UTF-8, is none of ours */
+        return -1;
     }
-    return -1;
+    int i = params->count - 1;
+    while (i >= 0 && (params->list[i].name[0] != text[0] || strcmp(params->list[i].name, text) != 0)) {
+        i--;
+    }
+    return i;
 }
 
 static bool

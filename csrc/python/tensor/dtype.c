@@ -4,19 +4,20 @@
 
 /* What others call the dtypes. */
 static const struct {
-    const char *format;  /* of a buffer that we export; NULL: none */
-    const char *letters; /* other formats, of a letter each, that stand for it if the size is right */
-    uint8_t code;        /* DLDataTypeCode */
+    const char *format; /* of a buffer that we export; NULL: none */
+    char letters[3];    /* other formats, of a letter each, that stand for it if the size is right */
+    uint8_t code;       /* DLDataTypeCode */
+    uint8_t nbytes;     /* here as well, because every call with a tensor looks for it */
 } dtypes[DD_DTYPE_COUNT] = {
-    [DD_DTYPE_BOOL] = {"?", "", 6},          [DD_DTYPE_INT8] = {"b", "", 0},
-    [DD_DTYPE_UINT8] = {"B", "c", 1},        [DD_DTYPE_INT16] = {"h", "", 0},
-    [DD_DTYPE_UINT16] = {"H", "", 1},        [DD_DTYPE_INT32] = {"i", "ln", 0},
-    [DD_DTYPE_UINT32] = {"I", "LN", 1},      [DD_DTYPE_INT64] = {"q", "ln", 0},
-    [DD_DTYPE_UINT64] = {"Q", "LN", 1},      [DD_DTYPE_FLOAT16] = {"e", "", 2},
-    [DD_DTYPE_BFLOAT16] = {NULL, "", 4},     [DD_DTYPE_FLOAT8_E4M3FN] = {NULL, "", 10},
-    [DD_DTYPE_FLOAT8_E5M2] = {NULL, "", 12}, [DD_DTYPE_FLOAT32] = {"f", "", 2},
-    [DD_DTYPE_FLOAT64] = {"d", "", 2},       [DD_DTYPE_COMPLEX64] = {"Zf", "F", 5},
-    [DD_DTYPE_COMPLEX128] = {"Zd", "D", 5},
+    [DD_DTYPE_BOOL] = {"?", "", 6, 1},          [DD_DTYPE_INT8] = {"b", "", 0, 1},
+    [DD_DTYPE_UINT8] = {"B", "c", 1, 1},        [DD_DTYPE_INT16] = {"h", "", 0, 2},
+    [DD_DTYPE_UINT16] = {"H", "", 1, 2},        [DD_DTYPE_INT32] = {"i", "ln", 0, 4},
+    [DD_DTYPE_UINT32] = {"I", "LN", 1, 4},      [DD_DTYPE_INT64] = {"q", "ln", 0, 8},
+    [DD_DTYPE_UINT64] = {"Q", "LN", 1, 8},      [DD_DTYPE_FLOAT16] = {"e", "", 2, 2},
+    [DD_DTYPE_BFLOAT16] = {NULL, "", 4, 2},     [DD_DTYPE_FLOAT8_E4M3FN] = {NULL, "", 10, 1},
+    [DD_DTYPE_FLOAT8_E5M2] = {NULL, "", 12, 1}, [DD_DTYPE_FLOAT32] = {"f", "", 2, 4},
+    [DD_DTYPE_FLOAT64] = {"d", "", 2, 8},       [DD_DTYPE_COMPLEX64] = {"Zf", "F", 5, 8},
+    [DD_DTYPE_COMPLEX128] = {"Zd", "D", 5, 16},
 };
 
 static bool
@@ -35,23 +36,25 @@ py_dtype_is_foreign(const char *format)
 }
 
 static bool
-has_format(dd_dtype dtype, const char *format)
+has_format(int dtype, const char *format)
 {
-    bool is_letter = format[0] != '\0' && format[1] == '\0';
-    return (is_letter && strchr(dtypes[dtype].letters, format[0]) != NULL) ||
-           (dtypes[dtype].format != NULL && strcmp(dtypes[dtype].format, format) == 0);
+    const char *ours = dtypes[dtype].format;
+    if (ours != NULL && ours[0] == format[0] && strcmp(ours, format) == 0) {
+        return true;
+    }
+    const char *letters = dtypes[dtype].letters;
+    return format[0] != '\0' && format[1] == '\0' && (letters[0] == format[0] || letters[1] == format[0]);
 }
 
 py_format_kind
 py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
 {
-    bool is_foreign = py_dtype_is_foreign(format) && itemsize > 1;
-    if (format[0] != '\0' && strchr("@=<>!", format[0]) != NULL) {
-        format++;
-    }
+    bool has_prefix = format[0] != '\0' && format[1] != '\0' && strchr("@=<>!", format[0]) != NULL;
+    bool is_foreign = has_prefix && py_dtype_is_foreign(format) && itemsize > 1;
+    format += has_prefix ? 1 : 0;
     for (int i = 0; i < DD_DTYPE_COUNT; i++) {
         /* The item size decides between native and standard sizes, because prefixes are not reliable. */
-        if (dd_dtype_size((dd_dtype)i) == itemsize && has_format((dd_dtype)i, format)) {
+        if (dtypes[i].nbytes == itemsize && has_format(i, format)) {
             *dtype = (dd_dtype)i;
             return is_foreign ? PY_FORMAT_FOREIGN : PY_FORMAT_NUMBER;
         }
@@ -69,7 +72,7 @@ bool
 py_dtype_of_dlpack(unsigned code, unsigned nbits, dd_dtype *dtype)
 {
     for (int i = 0; i < DD_DTYPE_COUNT; i++) {
-        if (dtypes[i].code == code && 8 * dd_dtype_size((dd_dtype)i) == nbits) {
+        if (dtypes[i].code == code && 8U * dtypes[i].nbytes == nbits) {
             *dtype = (dd_dtype)i;
             return true;
         }

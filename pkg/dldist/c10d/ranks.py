@@ -47,7 +47,9 @@ _no_calls = _NoCalls()
 
 def calls_of(group: AnyGroup | None) -> Any:
     """What runs the operations of this group."""
-    return _no_calls if is_non_member(group) else registry.operations(group)
+    if group is not None and is_non_member(group):
+        return _no_calls
+    return registry.operations(group)
 
 
 def _ranks_of(group: Any) -> dict[int, int]:
