@@ -295,6 +295,13 @@ def test_a_creator_may_give_nothing(register):
     dldist.destroy_process_group()
 
 
+def test_a_creator_has_to_give_a_backend(register):
+    register("strange", lambda store, rank, size, timeout: object())
+    error = error_of(dldist.init_process_group, "strange")
+    assert isinstance(error, TypeError) and "strange: its creator returned an object of type object, which is neither" in str(error)
+    assert not dldist.is_initialized()
+
+
 def test_a_creator_may_fail(register):
     def create(store, rank, size, timeout):
         raise LookupError("no such card")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.base import settings
 from dldist.c10d import registry
+from dldist.c10d.backend_base import Member
 from dldist.c10d.names import Backend, BackendConfig, is_nccl_available
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
@@ -178,6 +179,15 @@ class Maker:
         return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
+        made = self._call_creator(backend, store, pg, ranks)
+        if made is not None and not isinstance(made, Member):
+            raise TypeError(
+                f"backend {backend}: its creator returned an object of type {type(made).__name__}, "
+                "which is neither a subclass of dldist._Backend nor a ProcessGroup"
+            )
+        return made
+
+    def _call_creator(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
         plugin = Backend._plugins[backend.upper()]
         if not plugin.extended_api:
             return plugin.creator_fn(store, pg.rank(), pg.size(), self.timeout)
