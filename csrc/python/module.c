@@ -228,8 +228,8 @@ static PyMethodDef core_methods[] = {
      "Waits for a watched work to end and calls its watchers. Returns False to stop."},
     {"_stop_completions", py_completions_stop, METH_NOARGS,
      "_stop_completions($module, /)\n--\n\nMakes _take_completions return, and makes the calls that are left."},
-    {"_call_aloud", PY_FAST_METHOD(py_completions_call_aloud),
-     "_call_aloud($module, callback, argument)\n--\n\n"
+    {"_call_and_report", PY_FAST_METHOD(py_completions_call_and_report),
+     "_call_and_report($module, callback, argument)\n--\n\n"
      "Calls callback(argument). An Exception that it raises goes to sys.unraisablehook."},
     {"_operations", py_group_list_operations, METH_NOARGS,
      "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},

@@ -356,11 +356,11 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
 }
 
 PyObject *
-py_completions_call_aloud(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+py_completions_call_and_report(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *callback;
     PyObject *argument;
-    const py_params params = PY_PARAMS("_call_aloud", 2, 2, {"callback", PY_OBJECT, &callback},
+    const py_params params = PY_PARAMS("_call_and_report", 2, 2, {"callback", PY_OBJECT, &callback},
                                        {"argument", PY_OBJECT, &argument});
     if (!py_params_read(&params, PyModule_GetState(module), args, nargs, kwnames)) {
         return NULL;

@@ -75,9 +75,9 @@ void py_completions_drain(py_state *state);
  * False to stop. _stop_completions() makes it stop, and makes the calls that are left. */
 PyObject *py_completions_take(PyObject *module, PyObject *unused);
 PyObject *py_completions_stop(PyObject *module, PyObject *unused);
-/* _core._call_aloud(callback, argument): calls a callback whose result nobody waits for. An Exception that it
+/* _core._call_and_report(callback, argument): calls a callback whose result nobody waits for. An Exception that it
  * raises goes to sys.unraisablehook. */
-PyObject *py_completions_call_aloud(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-                                    PyObject *kwnames);
+PyObject *py_completions_call_and_report(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                                         PyObject *kwnames);
 
 #endif

@@ -110,7 +110,7 @@ class Future:
             if self._gate is not None:
                 self._gate.release()
         for callback in callbacks:
-            _core._call_aloud(callback, self)
+            _core._call_and_report(callback, self)
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
@@ -127,7 +127,7 @@ class Future:
                 self._callbacks.append(callback)
                 is_first = len(self._callbacks) == 1
         if is_done:
-            _core._call_aloud(callback, self)
+            _core._call_and_report(callback, self)
         elif self._work is not None and is_first:
             self._work._watch(self._take_from_work)
 

@@ -169,7 +169,7 @@ class Backend(Member):
         """Run the abort hooks, for subclasses that override abort(). An error of a hook goes to sys.unraisablehook, because an
         abort should not fail."""
         for fn in list(self._abort_hooks.values()):
-            _core._call_aloud(call, fn)
+            _core._call_and_report(call, fn)
 
     def get_error(self) -> Any:
         """How it is, as an ErrorType."""

@@ -162,8 +162,8 @@ class Dispatcher(BackendCalls):
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
         start = self._calls_for_message(tensor).irecv
-        how = {"timeout": timeout, "match_dtype": match_dtype}
-        return self._with_hooks("recv", True, None, tensor, -1 if src is None else src, lambda _: start(tensor, src, tag, **how))
+        options = {"timeout": timeout, "match_dtype": match_dtype}
+        return self._with_hooks("recv", True, None, tensor, -1 if src is None else src, lambda _: start(tensor, src, tag, **options))
 
     def _backend_for(self, tensor: Any) -> Any:
         return self._target._backend_serving(tensor)

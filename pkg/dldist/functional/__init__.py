@@ -1,4 +1,4 @@
-"""Collectives that return new arrays: for JAX, whose arrays never change, and for whoever likes it.
+"""Collectives that return new arrays: for JAX, whose arrays never change, and for programs that prefer values to changes in place.
 
     import dldist.functional as F
 
@@ -101,8 +101,8 @@ def all_reduce(
     """
     form = Form("all_reduce", x, group, timeout, async_op)
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
-        return calls.all_reduce(output, op, **how)
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
+        return calls.all_reduce(output, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         return [all_reduce(gradient, op, group, timeout=timeout)]
@@ -143,11 +143,11 @@ def all_reduce_tree(
     form = Form("all_reduce_tree", leaves[0], group, timeout, async_op)
     count = len(leaves)
 
-    def start(calls: Any, *sources_and_outputs: Any, **how: Any) -> Any:
+    def start(calls: Any, *sources_and_outputs: Any, **options: Any) -> Any:
         by_dtype: dict[str, list[Any]] = {}
         for output in sources_and_outputs[count:]:
             by_dtype.setdefault(_core._describe_tensor(output, False)["dtype"], []).append(output)
-        return [calls.all_reduce_coalesced(same, op, **how) for same in by_dtype.values()]
+        return [calls.all_reduce_coalesced(same, op, **options) for same in by_dtype.values()]
 
     def transpose(*gradients: Any) -> list[Any]:
         reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
@@ -187,8 +187,8 @@ def reduce(
     form = Form("reduce", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
-        return calls.reduce(output, root, op, **how)
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
+        return calls.reduce(output, root, op, **options)
 
     return form.run([x], start, [form.shape], fill=True, pack=lambda result: result if form.rank == root else None)
 
@@ -224,9 +224,9 @@ def reduce_scatter(
     axis = form.axis(axis)
     share = form.share(axis)
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "reduce_scatter", axis, source, [share] * form.size)
-        return call(output, parts, op, **how)
+        return call(output, parts, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         if _name_of(op) == "avg":
@@ -270,9 +270,9 @@ def all_gather(
     form = Form("all_gather", x, group, timeout, async_op)
     axis, shape, extent = _gathered(form, axis, tiled)
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "all_gather", axis, output, [extent] * form.size)
-        return call(parts, source, **how)
+        return call(parts, source, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         part: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
@@ -324,9 +324,9 @@ def gather(
     root = form.as_rank(root, "root")
     axis, shape, extent = _gathered(form, axis, tiled)
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "gather", axis, output, [extent] * form.size)
-        return call(source, parts, root, **how)
+        return call(source, parts, root, **options)
 
     return form.run([x], start, [shape] if form.rank == root else None)
 
@@ -361,8 +361,8 @@ def all_gather_any(
 
     parts = [family.empty_like(x, shape) for shape in shapes]
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
-        return calls.all_gather(parts, source, **how)
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
+        return calls.all_gather(parts, source, **options)
 
     return form.run([x], start, None, pack=lambda: [family.finish(part, x) for part in parts])
 
@@ -404,8 +404,8 @@ def broadcast(
     form = Form("broadcast", x, group, timeout, async_op)
     root = form.as_rank(root, "root")
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
-        return calls.broadcast(output, root, **how)
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
+        return calls.broadcast(output, root, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         total = reduce(gradient, root, "sum", group, timeout=timeout)
@@ -448,9 +448,9 @@ def scatter(
     is_root = form.rank == root
     share = form.share(axis) if is_root else form.shape[axis]
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "scatter", axis, source if is_root else None, [share] * form.size)
-        return call(output, parts, root, **how)
+        return call(output, parts, root, **options)
 
     return form.run([x], start, [form.with_extent(axis, share)])
 
@@ -501,11 +501,11 @@ def all_to_all(
         extents[concat] *= form.size
         shape = tuple(extents)
 
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         if split == concat == 0:
-            return calls.all_to_all_single(output, source, received, sent, **how)
+            return calls.all_to_all_single(output, source, received, sent, **options)
         parts = arrays.pieces(source, split, sent)
-        return calls.all_to_all(arrays.pieces(output, concat, received), parts, **how)
+        return calls.all_to_all(arrays.pieces(output, concat, received), parts, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         if split == concat:
@@ -562,7 +562,7 @@ def permute(
     goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
 
     # Not by messages: their tags are the caller's.
-    def start(calls: Any, source: Any, output: Any, **how: Any) -> Any:
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         family = arrays.family_of(source, form.name)
         sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
         received = [family.empty_like(source, (0,)) for _ in range(form.size)]
@@ -572,7 +572,7 @@ def permute(
             received[comes_from] = output
         else:
             family.clear(output)
-        return calls.all_to_all(received, sent, **how)
+        return calls.all_to_all(received, sent, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         return [permute(gradient, source_of.items(), group, timeout=timeout)]

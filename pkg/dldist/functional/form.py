@@ -227,8 +227,8 @@ class Pending:
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, **how: Any) -> Any:
-        return self.wait().__dlpack__(**how)
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.wait().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         device: tuple[int, int] = self.wait().__dlpack_device__()
