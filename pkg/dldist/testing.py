@@ -73,12 +73,12 @@ class _Rank(calls.Call):
         """Take its message, or find out why there is none."""
         try:
             if not self.hear():
-                self.failure = f"ended without a result: {self._how()}\n{self.stderr()}"
+                self.failure = f"ended without a result: {self._end()}\n{self.stderr()}"
         except Exception as error:
             self.failure = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
             self.error = error
 
-    def _how(self) -> str:
+    def _end(self) -> str:
         has_ended = self.child.wait(_DUMP_S)
         return processes.how_it_ended(self.child.code or 0) if has_ended else "it has closed its pipe"
 

@@ -110,7 +110,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     for kind in ("irecv", "isend"):
         for index, op in enumerate(p2p_op_list):
             if op.kind == kind:
-                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag, **op._how())
+                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag, **op._call_options())
     return works
 
 
@@ -119,7 +119,7 @@ def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: A
     start()
     try:
         for op in p2p_op_list:
-            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag, **op._how())
+            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag, **op._call_options())
     except BaseException:
         drop()
         raise

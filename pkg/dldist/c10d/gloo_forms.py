@@ -68,7 +68,7 @@ def _all_reduce(backend: Any, tensors: Any, opts: Any) -> Any:
     first, *others = tensors
     for each in others:
         _core._add_tensor(first, each)
-    return _then_copied(backend.group.all_reduce(first, op, **backend._how(opts)), [first], [[each] for each in others])
+    return _then_copied(backend.group.all_reduce(first, op, **backend._call_options(opts)), [first], [[each] for each in others])
 
 
 def _broadcast(backend: Any, tensors: Any, opts: Any) -> Any:
@@ -78,7 +78,7 @@ def _broadcast(backend: Any, tensors: Any, opts: Any) -> Any:
     _check_alike("broadcast", tensors, [])
     others = list(tensors)
     source = others.pop(opts.rootTensor)
-    return _then_copied(backend.group.broadcast(source, opts.rootRank, **backend._how(opts)), [source], [[each] for each in others])
+    return _then_copied(backend.group.broadcast(source, opts.rootRank, **backend._call_options(opts)), [source], [[each] for each in others])
 
 
 def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Any:
@@ -91,7 +91,7 @@ def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Any:
         if len(output) != count * size:
             raise RuntimeError(f"ProcessGroupGloo::allgather: outputs[{index}] has {len(output)} tensors, and there are {count * size}")
     rows = [list(outputs[0][start : start + count]) for start in range(0, count * size, count)]
-    work = backend.group.all_gather_coalesced(rows, list(inputs), **backend._how(opts))
+    work = backend.group.all_gather_coalesced(rows, list(inputs), **backend._call_options(opts))
     return _then_copied(work, list(outputs[0]), [list(output) for output in outputs[1:]])
 
 

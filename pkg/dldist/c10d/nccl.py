@@ -338,7 +338,7 @@ class ProcessGroupNCCL(OverGroup):
 
     def _run_barrier(self, opts: Any) -> Any:
         ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
-        return self.group.barrier(device_ids=ids, **self._how(opts))
+        return self.group.barrier(device_ids=ids, **self._call_options(opts))
 
     # ---- memory
 

@@ -81,7 +81,7 @@ class OverGroup(Backend):
         """The reduction that options ask for, in the form that the group takes."""
         return getattr(opts, "reduceOp", None)
 
-    def _how(self, opts: Any) -> dict[str, Any]:
+    def _call_options(self, opts: Any) -> dict[str, Any]:
         """The group's keyword arguments for a call: its time-out, and whether it is asynchronous."""
         return {"timeout": timeout_of(opts), "async_op": True}
 
@@ -95,7 +95,7 @@ class OverGroup(Backend):
         if run is None:
             raise self._unsupported(method)
         try:
-            return run(*call.raised(self, arguments, self._op(opts)), **self._how(opts))
+            return run(*call.raised(self, arguments, self._op(opts)), **self._call_options(opts))
         except (NotOneTensor, _core.DistArgumentError, TypeError) as refusal:
             return self._run_otherwise(method, arguments, refusal)
 

@@ -231,7 +231,7 @@ class P2POp:
         """"isend" or "irecv"."""
         return self.op if isinstance(self.op, str) else self.op.__name__
 
-    def _how(self) -> dict[str, Any]:
+    def _call_options(self) -> dict[str, Any]:
         return {"match_dtype": self.match_dtype} if self.kind == "irecv" else {}
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class FromTorch:
         op = getattr(opts, "reduceOp", None)
         return None if op is None else reduction_of(op)
 
-    def _how(self, opts: Any) -> dict[str, Any]:
+    def _call_options(self, opts: Any) -> dict[str, Any]:
         timeout = opts.timeout
         # Not all options of older releases have asyncOp.
         return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
