@@ -41,39 +41,44 @@ destroy(py_recorder *self)
     dd_mem_free(self);
 }
 
+/* Makes the core's recorder, by the settings. */
 static bool
-read_settings(py_state *state, PyObject *values, int64_t *capacity, int *max_frames)
+create_core(py_recorder *self, py_state *state, PyObject *settings)
 {
-    const py_params params =
-        PY_PARAMS("recorder", 2, 2, {"capacity", PY_INT64, capacity}, {"max_frames", PY_INT, max_frames});
-    return py_params_read_tuple(&params, state, values, NULL);
+    int64_t capacity;
+    const py_params params = PY_PARAMS("recorder", 2, 2, {"capacity", PY_INT64, &capacity},
+                                       {"max_frames", PY_INT, &self->max_frames});
+    if (!py_params_read_tuple(&params, state, settings, NULL)) {
+        return false;
+    }
+    dd_error err;
+    dd_status status = dd_recorder_create((size_t)capacity, &self->recorder, &err);
+    if (status != DD_OK) {
+        py_error_raise(state, status, &err);
+    }
+    return status == DD_OK;
 }
 
 static py_recorder *
 create(py_state *state)
 {
-    PyObject *settings = PyImport_ImportModule("dldist.base.settings");
-    PyObject *values = settings != NULL ? PyObject_CallMethod(settings, "recorder", NULL) : NULL;
-    py_recorder *self = values != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
-    int64_t capacity = 0;
-    if (self != NULL && read_settings(state, values, &capacity, &self->max_frames)) {
-        dd_error err;
-        dd_status status = dd_recorder_create((size_t)capacity, &self->recorder, &err);
+    PyObject *module = PyImport_ImportModule("dldist.base.settings");
+    PyObject *settings = module != NULL ? PyObject_CallMethod(module, "recorder", NULL) : NULL;
+    py_recorder *self = settings != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
+    bool is_made = false;
+    if (self != NULL) {
         self->generation = dd_fork_generation();
-        if (status != DD_OK) {
-            py_error_raise(state, status, &err);
-        } else if ((!read_folder(self) || !py_recorder_init_stacks(self)) && PyErr_Occurred() == NULL) {
-            PyErr_NoMemory();
-        }
-    } else if (values != NULL && PyErr_Occurred() == NULL) {
+        is_made = create_core(self, state, settings) && read_folder(self) && py_recorder_init_stacks(self);
+    }
+    if (!is_made && settings != NULL && PyErr_Occurred() == NULL) {
         PyErr_NoMemory();
     }
-    if (self != NULL && PyErr_Occurred() != NULL) {
+    if (!is_made && self != NULL) {
         destroy(self);
         self = NULL;
     }
-    Py_XDECREF(values);
     Py_XDECREF(settings);
+    Py_XDECREF(module);
     return self;
 }
 
