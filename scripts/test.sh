@@ -20,7 +20,7 @@ if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
     patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright
 fi
 
-echo "== testing: thousands of tests, most of them with processes of their own; tens of minutes on two cores"
+echo "== testing: thousands of tests, most of them with processes of their own; about ten minutes on two cores"
 if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
     echo "   those that need PyTorch, JAX or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
