@@ -50,7 +50,7 @@ class _Pair:
     case: Case
     group: Group
     source: int | None
-    """None: any rank, of whom the target has called a receive."""
+    """The sender. None: the target receives from any rank."""
     target: int
 
     def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
