@@ -26,8 +26,15 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and "DLDIST" not in dist.Backend._plugins:
-        dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=_devices())
         _register_for_independent_groups()
+
+
+def _devices() -> list[str]:
+    """Those that "dldist" alone stands for. Some programs, such as ShardedTensor, expect every device that a group serves."""
+    import torch
+
+    return ["cpu"] if torch.version.cuda is None and torch.version.hip is None else ["cpu", "cuda"]
 
 
 def _register_for_independent_groups() -> None:
@@ -40,7 +47,7 @@ def _register_for_independent_groups() -> None:
 
 
 def _create_group(opts: Any, backend_options: Any) -> Any:
-    from dldist.torch._group import create_group
+    from dldist.torch._groups import create_group
 
     return create_group(opts)
 
@@ -48,6 +55,6 @@ def _create_group(opts: Any, backend_options: Any) -> Any:
 def _create_independent_group(store: Any, rank: int, world_size: int, timeout: Any, device: Any, **options: object) -> Any:
     if options:
         raise TypeError(f'the backend "dldist" has no options {", ".join(options)}')
-    from dldist.torch._group import create_independent_group
+    from dldist.torch._groups import create_independent_group
 
     return create_independent_group(store, rank, world_size, timeout, device)

@@ -1,4 +1,5 @@
-"""The backend "dldist" of torch.distributed: every call, on every kind of tensor, among two, three and four ranks."""
+"""The backend "dldist" of torch.distributed: every call, on every kind of tensor, among two and three ranks, with the backend in C++ and
+with the groups in Python."""
 
 import c10d_team
 import pytest
@@ -18,16 +19,21 @@ def names_of_cases():
 
 @pytest.fixture(scope="module")
 def two():
-    yield from teams_of(2)
+    yield from teams_of(2, "c++")
 
 
 @pytest.fixture(scope="module")
 def three():
-    yield from teams_of(3)
+    yield from teams_of(3, "c++")
 
 
-def teams_of(size):
-    teams = c10d_team.Teams(torch_backend_workers.cases, "torch_backend_cases", size)
+@pytest.fixture(scope="module")
+def two_in_python():
+    yield from teams_of(2, "python")
+
+
+def teams_of(size, way):
+    teams = c10d_team.Teams(torch_backend_workers.cases, ("torch_backend_cases", way), size)
     yield teams
     teams.close(is_silent=False)  # torch warns of what it does not do on the CPU
 
@@ -42,3 +48,9 @@ def test_among_two(two, name):
 @pytest.mark.parametrize("name", names_of_cases())
 def test_among_three(three, name):
     three.run(name)
+
+
+@pytest.mark.deadline(START_S)
+@pytest.mark.parametrize("name", names_of_cases())
+def test_among_two_in_python(two_in_python, name):
+    two_in_python.run(name)

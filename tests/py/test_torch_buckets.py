@@ -16,9 +16,9 @@ def names_of_cases():
     return c10d_team.names_of_cases(torch_bucket_cases)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(2, "c++"), (3, "python")])
 def team(request):
-    teams = c10d_team.Teams(torch_backend_workers.cases, "torch_bucket_cases", request.param)
+    teams = c10d_team.Teams(torch_backend_workers.cases, ("torch_bucket_cases", request.param[1]), request.param[0])
     yield teams
     teams.close(is_silent=False)
 

@@ -14,9 +14,9 @@ def names_of_cases():
     return c10d_team.names_of_cases(torch_dispatch_cases)
 
 
-@pytest.fixture(scope="module")
-def team():
-    teams = c10d_team.Teams(torch_backend_workers.cases, "torch_dispatch_cases", 2)
+@pytest.fixture(scope="module", params=["c++", "python"])
+def team(request):
+    teams = c10d_team.Teams(torch_backend_workers.cases, ("torch_dispatch_cases", request.param), 2)
     yield teams
     teams.close(is_silent=False)
 

@@ -4,12 +4,14 @@ import datetime
 import signal
 
 
-def cases(channel, module_name, port, rank, size):
-    """Runs functions of a module, which get the rank and the size, until the parent names none."""
+def cases(channel, what, port, rank, size):
+    """Runs functions of a module, which get the rank and the size, until the parent names none. The groups are made in C++ or in Python."""
     import importlib
     import os
     import warnings
 
+    module_name, way = what
+    os.environ["DLDIST_TORCH_BACKEND"] = way
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # its servers complain about names that the loopback has not
     warnings.simplefilter("ignore", FutureWarning)  # of torch, about the older names of calls
     import torch

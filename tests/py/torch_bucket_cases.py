@@ -13,6 +13,7 @@ import dldist.torch
 import torch
 import torch.distributed as dist
 from dldist.torch import _buckets
+from dldist.torch._groups import runner_of
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 256
@@ -20,7 +21,7 @@ BUCKET_MB = 0.5
 
 
 def buckets(group=None):
-    return (group or dist.group.WORLD)._buckets
+    return runner_of(group or dist.group.WORLD).buckets
 
 
 def sharing(module, **options):

@@ -40,7 +40,7 @@ NAMES_OF_BACKENDS = re.compile(r"(\w+:)?\w+(,\w+:\w+)*")
 
 def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
     """What ProcessGroupGloo(...) becomes."""
-    from dldist.torch._group import create_group
+    from dldist.torch._plain import create_group
     from torch._C._distributed_c10d import _DistributedBackendOptions
 
     ours = _DistributedBackendOptions()

@@ -158,7 +158,7 @@ PROGRAM = (
     Setting("frames", ("DLDIST_FR_STACK_DEPTH",), _number(0, wanted="a number, 0 or more"), 4,
             f"How many frames of Python the flight recorder keeps of who called, {_MAX_FRAMES} at most; 0: none."),
     Setting("cache_home", ("XDG_CACHE_HOME",), _text("a folder"), "",
-            "That of dumps that have no other place; `~/.cache` without it."),
+            "That of dumps that have no other place, and of what is compiled for PyTorch; `~/.cache` without it."),
 )
 
 TORCH = (
@@ -174,6 +174,16 @@ TORCH = (
             "Taken, and changes nothing but what `store.libuvBackend` says: there is one server."),
 )
 """Those of torch.distributed alone; c10d/ reads the first three when it is asked."""
+
+BACKEND_FOR_TORCH = (
+    Setting("torch_backend", ("DLDIST_TORCH_BACKEND",), _one_of("auto", "c++", "python"), "auto",
+            "How groups of PyTorch's backend \"dldist\" are made. `auto`: by a backend in C++, which is compiled for the PyTorch that "
+            "is installed when a program first needs it; in Python where that cannot be done. `c++`: an error says why it cannot. "
+            "`python`: without a compiler."),
+    Setting("torch_as_gloo", ("DLDIST_TORCH_AS_GLOO",), _FLAG, False,
+            "`1`: PyTorch programs that ask for the backend \"gloo\" get dldist's."),
+)
+"""Of dldist.torch."""
 
 LIBRARIES = (
     Setting("nccl_library", ("DLDIST_NCCL_LIBRARY", "VLLM_NCCL_SO_PATH"), _PATH, "",
@@ -242,7 +252,7 @@ FAILURES = (
 
 # ---- reading
 
-_SETTINGS = {setting.attribute: setting for setting in (*PROGRAM, *TORCH, *LIBRARIES, *FAILURES)}
+_SETTINGS = {setting.attribute: setting for setting in (*PROGRAM, *TORCH, *BACKEND_FOR_TORCH, *LIBRARIES, *FAILURES)}
 _PREFIXES = ("DLDIST_", "TORCH_", "NCCL_")
 _warned: set[str] = set()
 

@@ -65,6 +65,9 @@ class FutureWork(_core.Work):
     def get_future(self) -> Future:
         return self._future
 
+    def _watch(self, callback: Callable[[], object]) -> None:
+        self._future.add_done_callback(lambda _: callback())
+
 
 def done_work(value: Any) -> FutureWork:
     """The work of something that is done."""
@@ -121,14 +124,14 @@ class FollowedWork(FutureWork):
     def is_completed(self) -> bool:
         return self._before.done() and super().is_completed()
 
-    def _watch(self, callback: Callable[[], object]) -> None:
-        self._future.add_done_callback(lambda _: callback())
-
     def _get_duration(self) -> float:
         return self._work._get_duration()
 
     def _get_sequence_number(self) -> int:
         return self._work._get_sequence_number()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
 
 
 def _create_work_from_future(future: Future) -> FutureWork:

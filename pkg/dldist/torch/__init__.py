@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from _dldist_torch import register
 
-from dldist.torch._buckets import averaged_in_shared_memory
-from dldist.torch._group import ProcessGroup
+from dldist.torch._groups import runner_of
+from dldist.torch._hook import averaged_in_shared_memory
+from dldist.torch._plain import ProcessGroup
 from dldist.torch._work import Work
 from dldist.world import World
 
@@ -25,9 +26,7 @@ register()
 def world_of(group: Any = None) -> World:
     """The dldist.World behind a group of torch.distributed, or behind the default group. Its ranks are those of the group."""
     group = dist.group.WORLD if group is None else group
-    if not isinstance(group, ProcessGroup):
-        raise TypeError(f'world_of(): argument \'group\' must be a group of the backend "dldist", not {group!r}')
-    return group._cpu.group
+    return _runner_of(group, "world_of(): argument 'group' must be a group").group
 
 
 def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
@@ -46,6 +45,12 @@ def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
     """
     group = model.process_group
-    if not isinstance(group, ProcessGroup):
-        raise TypeError(f'share_buckets(): argument \'model\' must have a process_group of the backend "dldist", not {group!r}')
+    _runner_of(group, "share_buckets(): argument 'model' must have a process_group")
     model.register_comm_hook(group, averaged_in_shared_memory)
+
+
+def _runner_of(group: Any, what: str) -> Any:
+    runner = runner_of(group)
+    if runner is None:
+        raise TypeError(f'{what} of the backend "dldist", not {group!r}')
+    return runner

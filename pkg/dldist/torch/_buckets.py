@@ -12,7 +12,6 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     import dldist
@@ -29,22 +28,6 @@ class _Bucket(NamedTuple):
     storage: Any
     array: dldist.SharedArray  # the same memory
     tensor: Any  # the array's
-
-
-def averaged_in_shared_memory(group, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
-    """A communication hook of DDP: the mean over the ranks of `group`, in the bucket."""
-    tensor = bucket.buffer()
-    opts = dist.AllreduceOptions()
-    if tensor.layout is torch.strided:
-        opts.reduceOp = dist.ReduceOp.AVG
-    else:
-        tensor.div_(group.size())  # sparse tensors can only be summed
-
-    def result(done: Any) -> Any:
-        done.value()  # raises if the call has failed
-        return tensor
-
-    return group.allreduce([group._buckets.in_shared_memory(tensor)], opts).get_future().then(result)
 
 
 def _has_views(storage: Any) -> bool:

@@ -34,7 +34,7 @@ c10d: Any = _distributed_c10d
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dldist.torch._group import ProcessGroup
+    from dldist.torch._plain import ProcessGroup
     from dldist.torch._work import Work
 
 

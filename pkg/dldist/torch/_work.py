@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -133,43 +132,6 @@ class Typed(Work):
             else:
                 self._future = _in_cpp().after(_future_of(self._work, bool), outputs)
         return self._future
-
-
-@not_compiled
-class CopiedBack(Work):
-    """A call on copies of some of its outputs. The outputs get their values when a caller first sees that the call has ended."""
-
-    __slots__ = ("_copies", "_lock")
-
-    def __init__(self, work: dldist.Work | None, outputs: Any, copies: Any, op_type: int) -> None:
-        super().__init__(work, outputs, op_type)
-        self._copies: list[Any] | None = flat(copies)
-        self._lock = threading.Lock()
-        if work is None:
-            self._copy_back()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        super().wait(timeout)
-        self._copy_back()
-        return True
-
-    def is_completed(self) -> bool:
-        is_completed = super().is_completed()
-        if is_completed and self.is_success():
-            self._copy_back()
-        return is_completed
-
-    def get_future(self) -> Any:
-        if self._future is None:
-            self._future = _future_of(self._work, self.result)
-        return self._future
-
-    def _copy_back(self) -> None:
-        with self._lock, torch.no_grad():
-            copies, self._copies = self._copies, None
-            for output, copy in zip(flat(self._outputs), copies or ()):
-                if output is not copy:
-                    output.copy_(copy)
 
 
 @not_compiled

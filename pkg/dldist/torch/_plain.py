@@ -1,32 +1,28 @@
-"""The process group that the backend "dldist" gives to torch.distributed."""
+"""The group of the backend "dldist" where nothing of it is compiled for the PyTorch that is installed: one in Python.
+
+PyTorch requires a backend in Python to be a whole group, with all of its calls. _dispatcher.py says how they become operations of
+PyTorch all the same."""
 
 from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-import dldist
-from dldist import _core
 from dldist.c10d.backend_base import Backend
-from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
 from dldist.c10d.low_level import CALLS
-from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.c10d.options import OpType
 from dldist.c10d.over_group import OverGroup
 from dldist.torch import _dispatcher, _profile
-from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
-from dldist.torch._errors import torchs_errors
-from dldist.torch._options import OPTIONS, FromTorch, in_order
-from dldist.torch._store import TorchStore
-from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
-from dldist.torch._work import CopiedBack, Together, Typed, Work
+from dldist.torch._options import OPTIONS, in_order
+from dldist.torch._runner import Runner
+from dldist.torch._tensors import device_type_of
+from dldist.torch._work import Together, Typed, Work
 from dldist.world import call_all
 
 if TYPE_CHECKING:
@@ -34,33 +30,6 @@ if TYPE_CHECKING:
 
 
 _KEPT_NUMBERS = 64  # more than programs start between a forward pass and its backward pass
-
-
-class CpuBackend(FromTorch, ProcessGroupGloo):
-    """The backend for tensors in CPU memory. `group` is the World behind it."""
-
-
-class CudaBackend(FromTorch, ProcessGroupNCCL):
-    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
-
-
-def _run_another_way(run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-    """Run a call again on bytes if dldist has refused a tensor's type and the call reduces nothing."""
-    if "reduce" in name or not isinstance(refusal, _core.DistTypeError):
-        raise refusal
-    return run(*map(as_bytes, arguments))
-
-
-def _run(run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Start a call. Returns its work and, if lazy tensors made it run on copies, the copy of its first argument, else None."""
-    try:
-        return run(*arguments), None
-    except _core.DistArgumentError as refusal:
-        if not is_lazy(arguments):
-            return _run_another_way(run, name, arguments, refusal), None
-    copies = resolved(arguments)
-    return run(*copies), copies[0]
-
 
 _MESSAGES = ("send", "recv", "recv_anysource")
 
@@ -85,7 +54,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
         backend = self._serving(kind)
         if not isinstance(backend, OverGroup):  # one of torch's groups
             return getattr(backend, name)(*args, **named)
-        return run_here(self, backend, arguments)
+        return run_here(self, arguments)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -97,16 +66,12 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     is_reduced = name == "allreduce"
     name_of_entry = _profile.name_of_entry(name)
 
-    def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...]) -> Work:
+    def run_here(self: ProcessGroup, arguments: tuple[Any, ...]) -> Work:
         with _profile.entry(name_of_entry) as entry:
-            with torchs_errors:
-                started, copies = _run(partial(backend._perform, method), name, arguments)
+            started = self._runner.perform(method, *arguments)
             outputs: Any = arguments[0] if has_outputs else ()
-            if has_outputs and copies is not None:
-                work: Work = CopiedBack(started, outputs, copies, number)
-            else:
-                kind = Typed if is_reduced and outputs[0].dtype is torch.float16 else Work
-                work = kind(started, outputs, number)
+            kind = Typed if is_reduced and outputs[0].dtype is torch.float16 else Work
+            work = kind(started, outputs, number)
             entry.lasts_until(work)
         if is_reduced and started is not None and outputs[0].numel() == 1:
             self._numbers.append(work)
@@ -115,32 +80,6 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
         return work
 
     return run_here
-
-
-@not_compiled
-def create_group(opts: Any) -> ProcessGroup:
-    """The group for torch's _DistributedBackendOptions. All of its ranks make it."""
-    rank, size, name = opts.group_rank, opts.group_size, opts.group_id
-    is_default = not opts.global_ranks_in_group
-    ranks = list(range(size)) if is_default else list(opts.global_ranks_in_group)
-    store = dldist.HashStore() if size == 1 else TorchStore(opts.store)
-    with torchs_errors:
-        world = dldist.World(store, rank, size, timeout=opts.timeout, name="default" if is_default else name)
-    return ProcessGroup(opts.store, world, name, ranks)
-
-
-@not_compiled
-def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> ProcessGroup:
-    """The group for torch.distributed._dist2.new_group. `torch.distributed` itself does not know of it."""
-    # All groups of a process get the same store, so the name counts the groups of this rank.
-    name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
-    own_store = dist.PrefixStore(f"dldist/{name}/", store)
-    with torchs_errors:
-        world = dldist.World(TorchStore(own_store), rank, size, timeout=timeout, name=name)
-    group = ProcessGroup(own_store, world, name, list(range(size)))
-    if device.type != "cpu":
-        group._config = f"cpu:dldist,{device.type}:dldist"
-    return _named(group, None)
 
 
 @not_compiled
@@ -153,19 +92,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     Every call takes torch's forms with lists and options as well as the flat ones. All ranks are group ranks.
     """
 
-    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int]) -> None:
-        super().__init__(world.rank, world.size)  # type: ignore[call-arg]
-        self._store = store
-        self._name = name
+    def __init__(self, runner: Runner, config: str = "cpu:dldist") -> None:
+        super().__init__(runner.group.rank, runner.group.size)  # type: ignore[call-arg]
+        self._runner = runner
         self._desc = "undefined"
-        self._config = "cpu:dldist"  # used if torch.distributed does not know this group
-        self._ranks = ranks
-        self._cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
-        self._buckets = Buckets(world)
+        self._config = config  # used if torch.distributed does not know this group
         # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
         # and waits for it in the next backward pass. Without the Python half it would wait for ever.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
-        self._served: dict[str, Any] = {}
+        self._served: dict[str, Any] = {}  # torch's groups for other types of device
         self._coalesced: list[Work] | None = None
         _dispatcher.serve("cpu")
 
@@ -179,7 +114,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def get_group_store(self) -> Any:
         """The store in which its ranks have met."""
-        return self._store
+        return self._runner.store
 
     def __repr__(self) -> str:
         return f'<dldist.torch.ProcessGroup "{self.group_name}", rank {self.rank()} of {self.size()}>'
@@ -187,18 +122,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # C++ asks for name and description by these methods. Its own copies are in the backends, and it knows no backends here.
 
     def getGroupName(self) -> str:
-        return self._name
+        return self._runner.name
 
     def setGroupName(self, name: str) -> None:
-        self._name = name
-        self._cpu.group._describe(name, self._desc, self._ranks)
+        self._runner.describe(name, self._desc)
 
     def getGroupDesc(self) -> str:
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
-        self._cpu.group._describe(self._name, desc, self._ranks)
+        self._runner.describe(self._runner.name, desc)
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
@@ -229,7 +163,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _is_absent(self, kind: str) -> bool:
         """Whether we serve this type of device, but this machine has no such device."""
         is_ours = self._names_of_backends().get(kind) == "dldist"
-        return kind == "cuda" and is_ours and kind not in self._served and not torch.cuda.is_available()
+        return kind == "cuda" and is_ours and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:
         """Whether we serve this type of device, and no other group does."""
@@ -237,28 +171,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _serving(self, kind: str) -> Any:
         """The backend of ours, or the torch group, that serves a type of device. All ranks come here at their first call."""
-        serving = self._served.get(kind)
-        if serving is None:
-            serving = self._served[kind] = self._make_serving(kind)
-        return serving
-
-    def _make_serving(self, kind: str) -> Any:
         name = self._names_of_backends().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")
-        timeout = self._cpu.options._timeout
-        if name == "dldist" and kind == "cpu":
-            return self._cpu
-        if name == "dldist" and kind == "cuda":
-            options = NCCLOptions()._for(timeout, self._ranks, self._name)
-            return CudaBackend(TorchStore(dist.PrefixStore(f"{kind}/", self._store)), self.rank(), self.size(), options)
         if name == "dldist":
-            raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
-        own_name: Any = f"{self._name}/{kind}"
+            return self._runner.serving(kind)
+        group = self._served.get(kind)
+        if group is None:
+            group = self._served[kind] = self._make_torchs(name, f"{self._runner.name}/{kind}")
+        return group
+
+    def _make_torchs(self, name: str, own_name: Any) -> Any:
+        runner, ranks = self._runner, self._runner.ranks
         group, _ = distributed_c10d._new_process_group_helper(
-            self.size(), self.rank(), self._ranks, dist.Backend(name), self._store, own_name, timeout=timeout
+            self.size(), self.rank(), ranks, dist.Backend(name), runner.store, own_name, timeout=runner.group.timeout
         )
-        distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(self._ranks)}
+        distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         return group
 
     # ---- calls
@@ -269,13 +197,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
         """Run a call from dldist's list on tensors that we serve. PyTorch has seen the call already."""
-        backend = self._serving(device_type_of(arguments))
-        return _RUN_HERE[method](self, backend, arguments)
+        return _RUN_HERE[method](self, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
-        with torchs_errors:
-            self._cpu.monitored_barrier(timeout, wait_all_ranks)
+        self._runner.monitored_barrier(timeout, wait_all_ranks)
 
     # ---- many as one
 
@@ -302,18 +228,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later calls."""
-        for backend in self._backends():
-            backend.set_timeout(timeout)
+        self._runner.set_timeout(timeout)
+        for group in self._served.values():
+            group.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to do: all ranks count from the start."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._cpu._get_sequence_number_for_group()
+        return self._runner.sequence()
 
     def get_error(self) -> Any:
         """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
-        return self._cpu.get_error()
+        return self._runner.error_type()
 
     def _has_hooks(self) -> bool:
         return False
@@ -326,16 +253,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- the end
 
-    def _backends(self) -> list[Any]:
-        return list({self._cpu: None, **dict.fromkeys(self._served.values())})
-
     def shutdown(self) -> None:
         """Say goodbye to the other ranks."""
-        call_all([_end_of(backend) for backend in self._backends()])
+        call_all([*(_end_of(group) for group in self._served.values()), self._runner.shutdown])
 
     def abort(self) -> None:
         """End the group and its unfinished calls at once, on all ranks."""
-        call_all([backend.abort for backend in self._backends()])
+        call_all([*(group.abort for group in self._served.values()), self._runner.abort])
 
     # ---- other members
 
@@ -351,11 +275,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The group of these ranks, in this order. Only they need to call this; other ranks get None."""
         if self.rank() not in ranks:
             return None
-        name = group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}"
-        with torchs_errors:
-            part = dldist.Group.split(self._cpu.group, list(ranks), name, timeout)
-        store = dist.PrefixStore(f"{name}/", self._store)
-        return _named(ProcessGroup(store, part, name, [self._ranks[rank] for rank in ranks]), group_desc)
+        name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
+        store = dist.PrefixStore(f"{name}/", self._runner.store)
+        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout)), group_desc)
 
     splitGroup = split_group
 
@@ -371,28 +293,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         All ranks of each group call it. The ranks of one group get consecutive ranks in the new one.
         """
-        name = group_name or f"{self._name}:merged"
-        place = TorchStore(store)
-        first = torch.zeros(1, dtype=torch.int64)
-        with torchs_errors:
-            if self.rank() == 0:
-                first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
-            self._cpu.group.broadcast(first, 0)
-            if int(first) + self.size() > size:  # all ranks of this group find the same
-                raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
-            world = dldist.World(place, int(first) + self.rank(), size, timeout=timeout, name=name)
-        return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)
+        name = group_name or f"{self._runner.name}:merged"
+        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
 
 
-def _end_of(backend: Any) -> Callable[[], object]:
-    """The function that ends a backend of ours, or a group that torch made for this one and keeps track of."""
-    if backend in distributed_c10d._world.pg_map:
-        return lambda: dist.destroy_process_group(backend)
-    return backend.shutdown  # type: ignore[no-any-return]
+def _end_of(group: Any) -> Callable[[], object]:
+    """The function that ends a group that torch made for this one and keeps track of."""
+    return lambda: dist.destroy_process_group(group)
 
 
 def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
-    group._set_group_name(group._name)
+    group._set_group_name(group._runner.name)
     group._set_group_desc(desc or "undefined")
     return group
 

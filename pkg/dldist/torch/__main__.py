@@ -1,0 +1,27 @@
+"""python -m dldist.torch: says how groups of the backend "dldist" are made; with --build, compiles what makes them faster."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from dldist.torch import _native
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dldist.torch", description=__doc__)
+    parser.add_argument("--build", action="store_true", help="compile the backend in C++ now; fails if that cannot be done")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    if options.build:
+        try:
+            _native.build()
+        except _native.CannotBuild as reason:
+            print(f"error: {reason}")
+            return 1
+    print(_native.state())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

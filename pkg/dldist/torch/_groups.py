@@ -1,0 +1,68 @@
+"""Makes the groups of the backend "dldist": with a backend in C++ if it can be had, else in Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dldist.torch import _native
+from dldist.torch._compiler import not_compiled
+from dldist.torch._runner import Runner
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+@not_compiled
+def create_group(opts: Any) -> Any:
+    """The backend, or the whole group, for torch's _DistributedBackendOptions. All ranks of the group make it."""
+    is_default = not opts.global_ranks_in_group
+    ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)
+    label = "default" if is_default else ""
+    return _over(Runner.meeting(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout, label))
+
+
+@not_compiled
+def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
+    """The group for torch.distributed._dist2.new_group. `torch.distributed` itself does not know of it."""
+    # All groups of a process get the same store, so the name counts the groups of this rank.
+    name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
+    own_store = dist.PrefixStore(f"dldist/{name}/", store)
+    made = _over(Runner.meeting(own_store, name, list(range(size)), rank, timeout), device.type)
+    if isinstance(made, dist.ProcessGroup):
+        group = made
+    else:
+        group = dist.ProcessGroup(own_store, rank, size)  # type: ignore[call-arg]
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        group._set_default_backend(kind)
+        for served in {"cpu", device.type}:
+            group._register_backend(torch.device(served), kind, made)
+    group._set_group_name(name)
+    group._set_group_desc("undefined")
+    return group
+
+
+def _over(runner: Runner, device_type: str = "cpu") -> Any:
+    native = _native.load()
+    if native is not None:
+        return native.Backend(runner, "dldist", runner.group.timeout)
+    from dldist.torch._plain import ProcessGroup
+
+    return ProcessGroup(runner, ",".join(f"{served}:dldist" for served in dict.fromkeys(("cpu", device_type))))
+
+
+def runner_of(group: Any) -> Runner | None:
+    """What runs the calls of a torch group; None if that is not ours."""
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    runner = getattr(group, "_runner", None)
+    if isinstance(runner, Runner):
+        return runner
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None  # it has none for the CPU
+    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return getattr(backend, "runner", None)

@@ -1,0 +1,235 @@
+"""The backend in C++ (native/backend.cpp): compiled for the PyTorch that is installed when it is first needed, and kept.
+
+It is compiled against PyTorch's own headers, as PyTorch's C++ extensions are, by the compiler that CXX names, or g++, c++ or clang++.
+That takes about half a minute, once a machine and version. What comes out is kept in a folder of the user's. Where it cannot be
+compiled or loaded, groups are made in Python (_plain.py); the reason is kept, too, so that the next process need not try again.
+
+    python -m dldist.torch            says which of the two is in use
+    python -m dldist.torch --build    compiles it now, for an image or a first run in time
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dldist.base import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SOURCE = pathlib.Path(__file__).parent / "native" / "backend.cpp"
+_MODULE = "_dldist_torch_backend"
+_COMPILERS = ("g++", "c++", "clang++")
+_LIMIT_S = 600  # for compiling, and for waiting until another process has
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
+
+_logger = logging.getLogger("dldist")
+
+
+class CannotBuild(Exception):
+    """Why there is no backend in C++."""
+
+
+@functools.cache
+def load() -> Any:
+    """The module with the class Backend; None if groups are made in Python, which the log gives the reason for."""
+    wish = settings.value("torch_backend")
+    if wish == "python":
+        return None
+    try:
+        return _loaded(_built(tries_again=wish == "c++"))
+    except CannotBuild as reason:
+        if wish == "c++":
+            raise RuntimeError(f"DLDIST_TORCH_BACKEND=c++: {reason}") from reason
+        _logger.warning('groups of the backend "dldist" are made in Python, and their calls take longer: %s', reason)
+        return None
+
+
+def state() -> str:
+    """A sentence that says which way groups are made."""
+    module = load()
+    if module is not None:
+        return f'groups of the backend "dldist" are made in C++: {module.__file__}'
+    wish = settings.value("torch_backend")
+    reason = "DLDIST_TORCH_BACKEND=python" if wish == "python" else _reason_kept(_folder())
+    return f'groups of the backend "dldist" are made in Python: {reason}'
+
+
+def build() -> pathlib.Path:
+    """Compile it unless that is done; raises CannotBuild."""
+    return _built(tries_again=True)
+
+
+# ---- where it is kept
+
+
+def _folder() -> pathlib.Path:
+    """The folder of what is compiled from this source for this PyTorch and this Python."""
+    base = pathlib.Path(settings.value("cache_home") or pathlib.Path.home() / ".cache")
+    versions = f"{torch.__version__}-{torch.version.git_version}-{sysconfig.get_config_var('SOABI')}-{' '.join(_FLAGS)}"
+    mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
+    return base / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{mark}"
+
+
+def _private(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, made if need be. What others could have put there is not loaded."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise CannotBuild(f"{folder} cannot be made ({error}); XDG_CACHE_HOME names another place") from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise CannotBuild(f"{folder} must belong to this user, and nobody else may write to it")
+    return folder
+
+
+def _reason_kept(folder: pathlib.Path) -> str:
+    try:
+        return (folder / "failed").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "it could not be loaded"
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """One process of the user's at a time."""
+    deadline = time.monotonic() + _LIMIT_S
+    with open(folder / "lock", "w", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise CannotBuild(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
+                time.sleep(0.1)
+        yield
+
+
+# ---- compiling it
+
+
+def _built(tries_again: bool) -> pathlib.Path:
+    folder = _private(_folder())
+    library = folder / f"{_MODULE}.so"
+    if library.exists():
+        return library
+    with _alone(folder):
+        if library.exists():
+            return library
+        failed = folder / "failed"
+        if failed.exists() and not tries_again:
+            raise CannotBuild(_reason_kept(folder))
+        try:
+            _compile(library)
+        except CannotBuild as reason:
+            failed.write_text(str(reason), encoding="utf-8")
+            raise
+        failed.unlink(missing_ok=True)
+    return library
+
+
+def _compile(library: pathlib.Path) -> None:
+    compiler = _compiler()
+    _logger.warning(
+        'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
+        torch.__version__,
+    )
+    made = library.with_suffix(f".{os.getpid()}.so")
+    try:
+        done = subprocess.run(
+            [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise CannotBuild(f"{compiler[0]} failed: {_first_error(done.stderr)}")
+        made.rename(library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotBuild(f"it could not be compiled: {error}") from error
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _compiler() -> list[str]:
+    given = shlex.split(os.environ.get("CXX", ""))
+    for command in [given] if given else [[name] for name in _COMPILERS]:
+        if shutil.which(command[0]) is not None:
+            return command
+    raise CannotBuild(f"there is no C++ compiler ({' or '.join(given[:1] or _COMPILERS)}). Debian, Ubuntu: apt-get install g++")
+
+
+def _places() -> list[str]:
+    """Where headers and libraries are, and which of the two standard libraries' ABIs PyTorch was built for."""
+    home = pathlib.Path(torch.__file__).parent
+    headers = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(headers, "Python.h")):
+        raise CannotBuild(f"there is no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev")
+    include = home / "include"
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    folders = (include, include / "torch" / "csrc" / "api" / "include", headers)
+    return [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-I{each}" for each in folders), f"-L{home / 'lib'}"]
+
+
+def _first_error(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["it said nothing"]
+    return lines[0]
+
+
+# ---- loading it
+
+
+def _loaded(library: pathlib.Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
+    spec = importlib.util.spec_from_file_location(_MODULE, str(library), loader=loader)
+    try:
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        loader.exec_module(module)
+    except ImportError as error:
+        raise CannotBuild(f"{library} cannot be loaded: {error}") from error
+    _give_sequence_numbers()
+    return module
+
+
+def _give_sequence_numbers() -> None:
+    """Groups ask their backend for sequence numbers only if it is one of torch's own."""
+    get_of_torchs = dist.ProcessGroup._get_sequence_number_for_group
+    set_of_torchs = dist.ProcessGroup._set_sequence_number_for_group
+
+    def get(group: Any) -> int:
+        runner = _runner_of(group)
+        return get_of_torchs(group) if runner is None else runner.sequence()
+
+    def set_(group: Any) -> None:
+        if _runner_of(group) is None:
+            set_of_torchs(group)
+
+    dist.ProcessGroup._get_sequence_number_for_group = get  # type: ignore[method-assign]
+    dist.ProcessGroup._set_sequence_number_for_group = set_  # type: ignore[method-assign]
+
+
+def _runner_of(group: Any) -> Any:
+    from dldist.torch._groups import runner_of  # which imports this module
+
+    return runner_of(group)

@@ -1,0 +1,158 @@
+"""What runs the calls of a torch group over dldist, whichever way torch comes to them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import dldist
+from dldist import _core
+from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
+from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist.c10d.operations import flat
+from dldist.c10d.work import FollowedWork
+from dldist.torch._buckets import Buckets
+from dldist.torch._compiler import not_compiled
+from dldist.torch._errors import torchs_errors
+from dldist.torch._options import FromTorch
+from dldist.torch._store import TorchStore
+from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
+from dldist.world import call_all
+
+class CpuBackend(FromTorch, ProcessGroupGloo):
+    """The backend for tensors in CPU memory. `group` is the World behind it."""
+
+
+class CudaBackend(FromTorch, ProcessGroupNCCL):
+    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
+
+
+@not_compiled
+class Runner:
+    """Runs the calls of one group. `group` is the World behind it; `ranks` are the global ranks of its members."""
+
+    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int]) -> None:
+        self.store = store
+        """torch's store in which the ranks have met."""
+        self.group = world
+        self.name = name
+        self.ranks = ranks
+        self.cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
+        self.buckets = Buckets(world)
+        self._cuda: CudaBackend | None = None
+
+    @classmethod
+    def meeting(cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "") -> Runner:
+        """The runner of a group that is made now: all of its ranks come to this. `label` is what its World is called."""
+        size = len(ranks)
+        meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
+        with torchs_errors:
+            world = dldist.World(meeting_place, rank, size, timeout=timeout, name=label or name)
+        return cls(store, world, name, ranks)
+
+    # ---- calls
+
+    def perform(self, method: str, *arguments: Any) -> Any:
+        """Start a call of c10d's, with its lists and options. Returns a dldist.Work, or None if the call has ended."""
+        backend = self.serving(device_type_of(arguments))
+        with torchs_errors:
+            return self._perform(backend, method, arguments)
+
+    def _perform(self, backend: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            return backend._perform(method, *arguments)
+        except _core.DistArgumentError as refusal:
+            if is_lazy(arguments):
+                return self._perform_on_copies(backend, method, arguments)
+            # What reduces nothing can move elements of a type that dldist does not know.
+            if "reduce" in method or not isinstance(refusal, _core.DistTypeError):
+                raise
+        return backend._perform(method, *map(as_bytes, arguments))
+
+    def _perform_on_copies(self, backend: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+        copies = resolved(arguments)
+        work = backend._perform(method, *copies)
+        has_outputs = method not in ("barrier", "send")  # the others write to their first argument
+        pairs = [pair for pair in zip(flat(arguments[0]), flat(copies[0])) if pair[0] is not pair[1]] if has_outputs else []
+
+        def copy_back() -> None:
+            with torch.no_grad():
+                for output, copy in pairs:
+                    output.copy_(copy)
+
+        if work is not None and pairs:
+            return FollowedWork(work, copy_back)
+        copy_back()
+        return work
+
+    def serving(self, kind: str) -> Any:
+        """The backend for a type of device. All ranks come here with their first call on it."""
+        if kind == "cpu":
+            return self.cpu
+        if kind != "cuda":
+            raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
+        if self._cuda is None:
+            options = NCCLOptions()._for(self.cpu.options._timeout, self.ranks, self.name)
+            place = TorchStore(dist.PrefixStore(f"{kind}/", self.store))
+            self._cuda = CudaBackend(place, self.group.rank, self.group.size, options)
+        return self._cuda
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the missing ranks. A time-out of None or less than 0 stands for the group's."""
+        with torchs_errors:
+            self.cpu.monitored_barrier(timeout, wait_all_ranks)
+
+    # ---- the group's life
+
+    def _backends(self) -> list[Any]:
+        return [self.cpu] if self._cuda is None else [self.cpu, self._cuda]
+
+    def describe(self, name: str, desc: str) -> None:
+        """Say what torch calls the group, in reports and dumps."""
+        self.name = name
+        self.group._describe(name, desc, self.ranks)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of later calls."""
+        for backend in self._backends():
+            backend.set_timeout(timeout)
+
+    def sequence(self) -> int:
+        """How many collectives have been started."""
+        return self.cpu._get_sequence_number_for_group()  # type: ignore[no-any-return]
+
+    def error_type(self) -> Any:
+        """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
+        return self.cpu.get_error()
+
+    def shutdown(self) -> None:
+        """Say goodbye to the other ranks."""
+        call_all([backend.shutdown for backend in self._backends()])
+
+    def abort(self) -> None:
+        """End the group and its unfinished calls at once, on all ranks."""
+        call_all([backend.abort for backend in self._backends()])
+
+    # ---- other members
+
+    def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
+        """The runner of a group of these ranks, in this order. They alone call this."""
+        with torchs_errors:
+            part = dldist.Group.split(self.group, list(ranks), name, timeout)
+        return Runner(store, part, name, [self.ranks[rank] for rank in ranks])
+
+    def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
+        """The runner of a group of `size` ranks: those of this group, and those of the others that come to the same store. The
+        ranks of one group stay together."""
+        first = torch.zeros(1, dtype=torch.int64)
+        place = TorchStore(store)
+        with torchs_errors:
+            if self.group.rank == 0:
+                first.fill_(place.add("merge_remote_group/ranks", self.group.size) - self.group.size)
+            self.group.broadcast(first, 0)
+        if int(first) + self.group.size > size:  # all ranks of this group find the same
+            raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+        return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout)

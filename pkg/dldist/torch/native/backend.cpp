@@ -1,0 +1,1139 @@
+// The backend "dldist" for PyTorch's dispatcher: a c10d::Backend whose calls are methods of a dldist.Group.
+//
+// PyTorch's own ProcessGroup starts each call as an operation (c10d::allreduce_) and the operation's kernel calls this backend, like
+// Gloo's. So whatever looks at operations sees ours. A call whose tensors are plain goes to the group's method in the extension
+// directly. All other calls go through `runner`, a dldist.torch._runner.Runner, which is the half of this backend in Python.
+//
+// No function here may keep the GIL while it waits: the group's methods release it.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+namespace {
+
+using at::Tensor;
+using c10::intrusive_ptr;
+using c10::ivalue::Future;
+using c10d::OpType;
+using c10d::WorkResult;
+using std::chrono::milliseconds;
+
+using Tensors = std::vector<Tensor>;
+using TensorLists = std::vector<Tensors>;
+
+// ---- Python
+
+// Holds the GIL. Unlike pybind11's, it costs a thread that Python knows next to nothing.
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// A Python object that may be let go of on any thread. Where Python has ended, nothing is released.
+class Held {
+ public:
+  Held() = default;
+  explicit Held(PyObject* stolen) : object_(stolen) {}
+  Held(Held&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Held& operator=(Held&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Held() {
+    if (object_ != nullptr && Py_IsInitialized()) {
+      Gil gil;
+      Py_DECREF(object_);
+    }
+  }
+
+  PyObject* get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// What Python objects this file needs; made with the module, and kept.
+struct Names {
+  PyObject* async;             // ("async_op",)
+  PyObject* asyncAndTimeout;   // ("async_op", "timeout")
+  PyObject* refusals;          // (DistArgumentError, TypeError)
+  PyObject* asTorchs;          // dldist.torch._errors.as_torchs
+  PyObject* isCompletionThread;
+  PyObject* wait;
+  PyObject* isCompleted;
+  PyObject* isSuccess;
+  PyObject* exception;
+  PyObject* sourceRank;
+  PyObject* watch;
+  PyObject* duration;
+  PyObject* sequence;
+  std::array<PyObject*, c10d::ReduceOp::PREMUL_SUM> reductions;
+};
+
+PyObject* text(const char* name) {
+  PyObject* made = PyUnicode_InternFromString(name);
+  if (made == nullptr) {
+    throw py::error_already_set();
+  }
+  return made;
+}
+
+// A new reference.
+PyObject* attribute(const char* module, const char* name) {
+  return py::object(py::module_::import(module).attr(name)).release().ptr();
+}
+
+Names makeNames() {
+  py::module_ core = py::module_::import("dldist._core");
+  py::object reduceOp = core.attr("ReduceOp");
+  Names names{
+      py::make_tuple("async_op").release().ptr(),
+      py::make_tuple("async_op", "timeout").release().ptr(),
+      py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr(),
+      attribute("dldist.torch._errors", "as_torchs"),
+      attribute("dldist.base.completions", "is_completion_thread"),
+      text("wait"),
+      text("is_completed"),
+      text("is_success"),
+      text("exception"),
+      text("source_rank"),
+      text("_watch"),
+      text("_get_duration"),
+      text("_get_sequence_number"),
+      {}};
+  static const char* const reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
+  for (size_t i = 0; i < names.reductions.size(); i++) {
+    names.reductions[i] = py::object(reduceOp.attr(reductions[i])).release().ptr();
+  }
+  return names;
+}
+
+const Names& names() {
+  static const Names made = makeNames();
+  return made;
+}
+
+// Throws the Python exception that is set, as one that PyTorch's programs catch.
+[[noreturn]] void throwAsTorchs() {
+  py::error_already_set raised;
+  // as_torchs() gives the same exception, of another class.
+  py::object error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(names().asTorchs, raised.value().ptr()));
+  if (error) {
+    PyObject* trace = raised.trace() ? raised.trace().ptr() : Py_None;
+    PyException_SetTraceback(error.ptr(), trace);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  }
+  throw py::error_already_set();
+}
+
+py::object checked(PyObject* result) {
+  if (result == nullptr) {
+    throwAsTorchs();
+  }
+  return py::reinterpret_steal<py::object>(result);
+}
+
+py::object callMethod(PyObject* object, PyObject* name) {
+  return checked(PyObject_CallMethodNoArgs(object, name));
+}
+
+py::list listOf(const Tensors& tensors) {
+  py::list list(tensors.size());
+  for (size_t i = 0; i < tensors.size(); i++) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(tensors[i])).release().ptr());
+  }
+  return list;
+}
+
+py::list listOf(const TensorLists& lists) {
+  py::list list(lists.size());
+  for (size_t i = 0; i < lists.size(); i++) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), listOf(lists[i]).release().ptr());
+  }
+  return list;
+}
+
+// ---- works
+
+extern "C" PyObject* runThen(PyObject* capsule, PyObject*) {
+  auto* then = static_cast<std::function<void()>*>(PyCapsule_GetPointer(capsule, nullptr));
+  py::gil_scoped_release released;
+  (*then)();
+  return Py_NewRef(Py_None);
+}
+
+PyMethodDef runThenDef = {"then", runThen, METH_NOARGS, nullptr};
+
+// A Python function that calls `then`, without the GIL.
+py::object callable(std::function<void()> then) {
+  py::capsule capsule(new std::function<void()>(std::move(then)), nullptr, [](PyObject* self) {
+    delete static_cast<std::function<void()>*>(PyCapsule_GetPointer(self, nullptr));
+  });
+  return checked(PyCFunction_New(&runThenDef, capsule.ptr()));
+}
+
+Tensors flat(const TensorLists& lists) {
+  Tensors all;
+  for (const Tensors& list : lists) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+// A call of the backend. Its Python object has the methods of dldist.Work; where there is none, the call has ended well.
+class Work final : public c10d::Work {
+ public:
+  Work(int rank, OpType type, const char* title, const std::optional<Tensors>& inputs)
+      : c10d::Work(rank, type, title, inputs), isProfiled_(title != nullptr) {}
+
+  // The call has started. With the GIL.
+  void begin(py::object work, TensorLists outputs) {
+    outputs_ = std::move(outputs);
+    if (!work.is_none()) {
+      work_ = Held(work.release().ptr());
+      if (isProfiled_) {
+        auto self = intrusive_ptr<Work>::reclaim_copy(this);
+        watch([self] { self->endEntry(); });
+      }
+    } else {
+      endEntry();
+    }
+  }
+
+  bool wait(milliseconds timeout) override {
+    if (work_) {
+      Gil gil;
+      PyObject* limit = Py_None;
+      py::object given;
+      if (timeout > kNoTimeout) {
+        given = py::float_(std::chrono::duration<double>(timeout).count());
+        limit = given.ptr();
+      }
+      PyObject* args[] = {work_.get(), limit};
+      checked(PyObject_VectorcallMethod(names().wait, args, 2, nullptr));
+    }
+    endEntry();
+    return true;
+  }
+
+  bool isCompleted() override {
+    if (work_) {
+      Gil gil;
+      if (!callMethod(work_.get(), names().isCompleted).cast<bool>()) {
+        return false;
+      }
+    }
+    endEntry();
+    return true;
+  }
+
+  bool isSuccess() const override {
+    if (!work_) {
+      return true;
+    }
+    Gil gil;
+    return callMethod(work_.get(), names().isSuccess).cast<bool>();
+  }
+
+  std::exception_ptr exception() const override {
+    if (!work_) {
+      return nullptr;
+    }
+    Gil gil;
+    py::object error = callMethod(work_.get(), names().exception);
+    if (error.is_none()) {
+      return nullptr;
+    }
+    try {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+      throwAsTorchs();
+    } catch (const py::error_already_set&) {
+      return std::current_exception();
+    }
+  }
+
+  int sourceRank() const override {
+    TORCH_CHECK(work_, "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.");
+    Gil gil;
+    return callMethod(work_.get(), names().sourceRank).cast<int>();
+  }
+
+  Tensors result() override {
+    wait(kNoTimeout);
+    return flat(outputs_);
+  }
+
+  void synchronize() override { wait(kNoTimeout); }
+
+  // There is no stream here: later work on the CPU comes after the call only if the CPU waits.
+  void blockCurrentStream() override { wait(kNoTimeout); }
+
+  float getDuration() const override {
+    if (!work_) {
+      return 0;
+    }
+    Gil gil;
+    return callMethod(work_.get(), names().duration).cast<float>();
+  }
+
+  uint64_t getSequencenumber() const override {
+    if (!work_) {
+      return 0;
+    }
+    Gil gil;
+    return callMethod(work_.get(), names().sequence).cast<uint64_t>();
+  }
+
+  intrusive_ptr<Future> getFuture() override {
+    bool isLists = outputs_.size() > 1;
+    auto [future, isNew] =
+        only(future_, isLists ? c10::ListType::create(c10::ListType::ofTensors()) : c10::ListType::ofTensors());
+    if (isNew) {
+      settle(future, [](Work& self) { return self.value(); }, nullptr);
+    }
+    return future;
+  }
+
+  // A future of how the call ends: it never fails.
+  intrusive_ptr<Future> getFutureResult() override {
+    auto [ending, isNew] = only(ending_, c10::IntType::get());
+    if (isNew) {
+      settle(
+          ending,
+          [](Work&) { return c10::IValue(static_cast<int64_t>(WorkResult::SUCCESS)); },
+          [](bool isTimeout) {
+            return c10::IValue(static_cast<int64_t>(isTimeout ? WorkResult::TIMEOUT : WorkResult::COMM_ERROR));
+          });
+    }
+    return ending;
+  }
+
+  // Has `then` called once the call has ended, on a thread of dldist's: now, if it has. With the GIL.
+  void watch(std::function<void()> then) {
+    if (!work_) {
+      then();
+      return;
+    }
+    PyObject* args[] = {work_.get(), nullptr};
+    py::object function = callable(std::move(then));
+    args[1] = function.ptr();
+    checked(PyObject_VectorcallMethod(names().watch, args, 2, nullptr));
+  }
+
+  bool isOver() const { return !work_; }
+
+ private:
+  // Of the future: the outputs, in a list for each input where there are several.
+  c10::IValue value() const {
+    if (outputs_.size() > 1) {
+      return c10::IValue(outputs_);
+    }
+    return c10::IValue(flat(outputs_));
+  }
+
+  // The future in `place`, which is made if there is none, and whether this was it. Its maker settles it, without the lock.
+  std::pair<intrusive_ptr<Future>, bool> only(intrusive_ptr<Future>& place, const c10::TypePtr& type) {
+    std::lock_guard<std::mutex> lock(futures_);
+    bool isNew = !place;
+    if (isNew) {
+      place = c10::make_intrusive<Future>(type);
+    }
+    return {place, isNew};
+  }
+
+  // Gives a future its value when the call ends. `ofFailure` makes a value of a failure; without it, the future fails.
+  void settle(
+      const intrusive_ptr<Future>& future,
+      std::function<c10::IValue(Work&)> value,
+      std::function<c10::IValue(bool)> ofFailure) {
+    if (!work_) {
+      future->markCompleted(value(*this));
+      return;
+    }
+    Gil gil;
+    // A callback that waits for this future would block the thread that has to complete it.
+    if (checked(PyObject_CallNoArgs(names().isCompletionThread)).cast<bool>()) {
+      try {
+        wait(kNoTimeout);
+      } catch (const py::error_already_set&) {
+        // the future gets it
+      }
+    }
+    auto self = intrusive_ptr<Work>::reclaim_copy(this);
+    watch([self, future, value = std::move(value), ofFailure = std::move(ofFailure)] {
+      self->endEntry();
+      std::exception_ptr failure = self->exception();
+      if (!failure) {
+        future->markCompleted(value(*self));
+      } else if (ofFailure) {
+        future->markCompleted(ofFailure(isTimeout(failure)));
+      } else {
+        future->setError(failure);
+      }
+    });
+  }
+
+  static bool isTimeout(const std::exception_ptr& failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const py::error_already_set& error) {
+      Gil gil;
+      return error.matches(PyExc_TimeoutError);
+    }
+  }
+
+  // Ends the profiler's entry. That must happen while the profiler still runs: before anybody sees that the call has ended.
+  void endEntry() {
+    if (isProfiled_ && !hasEnded_.exchange(true)) {
+      finish();
+    }
+  }
+
+  Held work_;
+  TensorLists outputs_;
+  const bool isProfiled_;
+  std::atomic<bool> hasEnded_{false};
+  std::mutex futures_; // guards the next two
+  intrusive_ptr<Future> future_;
+  intrusive_ptr<Future> ending_;
+};
+
+// Several calls, as one.
+class Together final : public c10d::Work {
+ public:
+  Together(int rank, std::vector<intrusive_ptr<c10d::Work>> works)
+      : c10d::Work(rank, OpType::COALESCED), works_(std::move(works)) {}
+
+  bool wait(milliseconds timeout) override {
+    for (const auto& work : works_) {
+      work->wait(timeout);
+    }
+    return true;
+  }
+
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  }
+
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+  }
+
+  std::exception_ptr exception() const override {
+    for (const auto& work : works_) {
+      if (std::exception_ptr failure = work->exception()) {
+        return failure;
+      }
+    }
+    return nullptr;
+  }
+
+  Tensors result() override {
+    Tensors all;
+    for (const auto& work : works_) {
+      Tensors one = work->result();
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+
+  void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { wait(kNoTimeout); }
+
+  intrusive_ptr<Future> getFuture() override {
+    c10::List<intrusive_ptr<Future>> futures(c10::FutureType::create(c10::ListType::ofTensors()));
+    for (const auto& work : works_) {
+      futures.push_back(work->getFuture());
+    }
+    return c10::collectAll(futures)->then(
+        [](Future& done) {
+          Tensors all;
+          for (const c10::IValue& each : done.value().toListRef()) {
+            for (const Tensor& tensor : each.toFuture()->value().toTensorVector()) {
+              all.push_back(tensor);
+            }
+          }
+          return c10::IValue(all);
+        },
+        c10::ListType::ofTensors());
+  }
+
+ private:
+  const std::vector<intrusive_ptr<c10d::Work>> works_;
+};
+
+// ---- calls
+
+struct Operation {
+  const char* method; // of dldist.Group
+  const char* call;   // of c10d's Backend
+  OpType type;
+  const char* title;  // in the profiler
+};
+
+enum Which : size_t {
+  ALL_REDUCE,
+  ALL_REDUCE_COALESCED,
+  BROADCAST,
+  REDUCE,
+  ALL_GATHER,
+  ALL_GATHER_SINGLE,
+  ALL_GATHER_COALESCED,
+  ALL_GATHER_SINGLE_COALESCED,
+  GATHER,
+  SCATTER,
+  REDUCE_SCATTER,
+  REDUCE_SCATTER_SINGLE,
+  REDUCE_SCATTER_COALESCED,
+  ALL_TO_ALL_SINGLE,
+  ALL_TO_ALL,
+  BARRIER,
+  SEND,
+  RECV,
+  RECV_ANY_SOURCE,
+  OPERATION_COUNT,
+};
+
+constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
+    {"all_reduce", "allreduce", OpType::ALLREDUCE, "dldist:all_reduce"},
+    {"all_reduce_coalesced", "allreduce_coalesced", OpType::ALLREDUCE_COALESCED, "dldist:all_reduce"},
+    {"broadcast", "broadcast", OpType::BROADCAST, "dldist:broadcast"},
+    {"reduce", "reduce", OpType::REDUCE, "dldist:reduce"},
+    {"all_gather", "allgather", OpType::ALLGATHER, "dldist:all_gather"},
+    {"all_gather_single", "all_gather_single", OpType::_ALLGATHER_BASE, "dldist:all_gather"},
+    {"all_gather_coalesced", "allgather_coalesced", OpType::ALLGATHER_COALESCED, "dldist:all_gather"},
+    {"all_gather_single_coalesced", "all_gather_single_coalesced", OpType::COALESCED, "dldist:all_gather"},
+    {"gather", "gather", OpType::GATHER, "dldist:gather"},
+    {"scatter", "scatter", OpType::SCATTER, "dldist:scatter"},
+    {"reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER, "dldist:reduce_scatter"},
+    {"reduce_scatter_single", "reduce_scatter_single", OpType::_REDUCE_SCATTER_BASE, "dldist:reduce_scatter"},
+    {"reduce_scatter_coalesced", "reduce_scatter_single_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED, "dldist:reduce_scatter"},
+    {"all_to_all_single", "all_to_all_single", OpType::ALLTOALL_BASE, "dldist:all_to_all"},
+    {"all_to_all", "alltoall", OpType::ALLTOALL, "dldist:all_to_all"},
+    {"barrier", "barrier", OpType::BARRIER, "dldist:barrier"},
+    {"isend", "send", OpType::SEND, "dldist:send"},
+    {"irecv", "recv", OpType::RECV, "dldist:recv"},
+    {"irecv", "recv_anysource", OpType::RECVANYSOURCE, "dldist:recv"},
+}};
+
+// The arguments of a group's method, by position. With the GIL.
+class Arguments {
+ public:
+  Arguments() = default;
+  ~Arguments() {
+    for (size_t i = 1; i <= count_; i++) {
+      Py_DECREF(slots_[i]);
+    }
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  void add(py::object object) { slots_[++count_] = object.release().ptr(); }
+  void add(const Tensor& tensor) { slots_[++count_] = checked(THPVariable_Wrap(tensor)).release().ptr(); }
+  void add(const Tensors& tensors) { add(py::object(listOf(tensors))); }
+  void add(const TensorLists& lists) { add(py::object(listOf(lists))); }
+  void add(int64_t number) { add(py::object(py::int_(number))); }
+  void addNone() { slots_[++count_] = Py_NewRef(Py_None); }
+  void addReduction(const c10d::ReduceOp& op) {
+    if (op.op_ < names().reductions.size()) {
+      slots_[++count_] = Py_NewRef(names().reductions[op.op_]);
+    } else {
+      add(py::module_::import("dldist.torch._options").attr("reduction_of")(py::cast(op)));
+    }
+  }
+
+  // Ends the arguments: how to run the call.
+  PyObject* call(PyObject* method, bool isAsync, milliseconds timeout) {
+    size_t positional = count_;
+    PyObject* named = names().async;
+    slots_[++count_] = Py_NewRef(isAsync ? Py_True : Py_False);
+    if (timeout >= milliseconds(0)) {
+      named = names().asyncAndTimeout;
+      add(py::object(py::float_(std::chrono::duration<double>(timeout).count())));
+    }
+    return PyObject_Vectorcall(method, &slots_[1], positional | PY_VECTORCALL_ARGUMENTS_OFFSET, named);
+  }
+
+  PyObject* call(PyObject* method) {
+    return PyObject_Vectorcall(method, &slots_[1], count_ | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  }
+
+ private:
+  std::array<PyObject*, 8> slots_; // [0] is the callee's to use
+  size_t count_ = 0;
+};
+
+// Whether the group can take the tensor as it is.
+bool isPlain(const Tensor& tensor) {
+  return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
+}
+
+bool isPlain(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return isPlain(tensor); });
+}
+
+bool isPlain(const TensorLists& lists) {
+  return std::all_of(lists.begin(), lists.end(), [](const Tensors& tensors) { return isPlain(tensors); });
+}
+
+struct Options final : c10d::Backend::Options {
+  Options(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
+};
+
+class Backend : public c10d::Backend {
+ public:
+  // `name` is the backend's. With the GIL.
+  Backend(const py::object& runner, std::string name, milliseconds timeout)
+      : c10d::Backend(
+            runner.attr("group").attr("rank").cast<int>(), runner.attr("group").attr("size").cast<int>()),
+        name_(std::move(name)),
+        options_(c10::make_intrusive<Options>(name_, timeout)),
+        group_(py::object(runner.attr("group")).release().ptr()),
+        runner_(py::object(runner).release().ptr()) {
+    options_->global_ranks_in_group = runner.attr("ranks").cast<std::vector<uint64_t>>();
+    options_->group_name = runner.attr("name").cast<std::string>();
+    init();
+    for (const Operation& operation : OPERATIONS) {
+      methods_.emplace_back(PyObject_GetAttrString(group_.get(), operation.method));
+      if (!methods_.back()) {
+        throw py::error_already_set();
+      }
+    }
+  }
+
+  const std::string getBackendName() const override { return name_; }
+
+  // A copy: ProcessGroup::splitGroup() writes the part's name and time-out into it.
+  intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return c10::make_intrusive<Options>(*options_);
+  }
+
+  bool supportsSplitting() const override { return true; }
+
+  // ---- collectives
+
+  intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return run(
+        ALL_REDUCE, opts, tensors.size() == 1 && isPlain(tensors), tensors, {tensors},
+        [&](Arguments& arguments) {
+          arguments.add(tensors[0]);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(listOf(tensors), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return allreduce(tensors, opts);
+  }
+
+  intrusive_ptr<c10d::Work> allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
+    return run(
+        ALL_REDUCE_COALESCED, opts, isPlain(tensors), tensors, {tensors},
+        [&](Arguments& arguments) {
+          arguments.add(tensors);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(listOf(tensors), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
+    return run(
+        BROADCAST, opts, tensors.size() == 1 && opts.rootTensor == 0 && isPlain(tensors), tensors, {tensors},
+        [&](Arguments& arguments) {
+          arguments.add(tensors[0]);
+          arguments.add(opts.rootRank);
+        },
+        [&] { return py::make_tuple(listOf(tensors), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    return run(
+        REDUCE, opts, tensors.size() == 1 && opts.rootTensor == 0 && isPlain(tensors), tensors, {tensors},
+        [&](Arguments& arguments) {
+          arguments.add(tensors[0]);
+          arguments.add(opts.rootRank);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(listOf(tensors), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> allgather(
+      TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    bool isOne = outputs.size() == 1 && inputs.size() == 1;
+    return run(
+        ALL_GATHER, opts, isOne && isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        [&](Arguments& arguments) {
+          arguments.add(outputs[0]);
+          arguments.add(inputs[0]);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> _allgather_base(
+      Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts) override {
+    return run(
+        ALL_GATHER_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        [&](Arguments& arguments) {
+          arguments.add(output);
+          arguments.add(input);
+        },
+        [&] { return py::make_tuple(output, input, opts); });
+  }
+
+  intrusive_ptr<c10d::Work> allgather_coalesced(
+      TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    return run(
+        ALL_GATHER_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        [&](Arguments& arguments) {
+          arguments.add(outputs);
+          arguments.add(inputs);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    return run(
+        ALL_GATHER_SINGLE_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        [&](Arguments& arguments) {
+          arguments.add(outputs);
+          arguments.add(inputs);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
+    bool isRoot = opts.rootRank == getRank();
+    bool isOne = inputs.size() == 1 && outputs.size() == (isRoot ? 1 : 0);
+    return run(
+        GATHER, opts, isOne && isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        [&](Arguments& arguments) {
+          arguments.add(inputs[0]);
+          isRoot ? arguments.add(outputs[0]) : arguments.addNone();
+          arguments.add(opts.rootRank);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> scatter(
+      Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override {
+    bool isRoot = opts.rootRank == getRank();
+    bool isOne = outputs.size() == 1 && inputs.size() == (isRoot ? 1 : 0);
+    return run(
+        SCATTER, opts, isOne && isPlain(outputs) && isPlain(inputs), flat(inputs), {outputs},
+        [&](Arguments& arguments) {
+          arguments.add(outputs[0]);
+          isRoot ? arguments.add(inputs[0]) : arguments.addNone();
+          arguments.add(opts.rootRank);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> reduce_scatter(
+      Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override {
+    bool isOne = outputs.size() == 1 && inputs.size() == 1;
+    return run(
+        REDUCE_SCATTER, opts, isOne && isPlain(outputs) && isPlain(inputs), flat(inputs), {outputs},
+        [&](Arguments& arguments) {
+          arguments.add(outputs[0]);
+          arguments.add(inputs[0]);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+    return run(
+        REDUCE_SCATTER_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        [&](Arguments& arguments) {
+          arguments.add(output);
+          arguments.add(input);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(output, input, opts); });
+  }
+
+  intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
+    return run(
+        REDUCE_SCATTER_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        [&](Arguments& arguments) {
+          arguments.add(outputs);
+          arguments.add(inputs);
+          arguments.addReduction(opts.reduceOp);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> alltoall_base(
+      Tensor& output,
+      Tensor& input,
+      std::vector<int64_t>& outputSplits,
+      std::vector<int64_t>& inputSplits,
+      const c10d::AllToAllOptions& opts) override {
+    return run(
+        ALL_TO_ALL_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        [&](Arguments& arguments) {
+          arguments.add(output);
+          arguments.add(input);
+          for (const std::vector<int64_t>* splits : {&outputSplits, &inputSplits}) {
+            splits->empty() ? arguments.addNone() : arguments.add(py::cast(*splits));
+          }
+        },
+        [&] { return py::make_tuple(output, input, outputSplits, inputSplits, opts); });
+  }
+
+  intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
+    return run(
+        ALL_TO_ALL, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        [&](Arguments& arguments) {
+          arguments.add(outputs);
+          arguments.add(inputs);
+        },
+        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
+    bool isHere = !opts.device || opts.device->is_cpu();
+    return run(BARRIER, opts, isHere, {}, {}, [](Arguments&) {}, [&] { return py::make_tuple(opts); });
+  }
+
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override {
+    Gil gil;
+    callRunner("monitored_barrier", opts.timeout, waitAllRanks);
+  }
+
+  // ---- messages
+
+  intrusive_ptr<c10d::Work> send(Tensors& tensors, int rank, int tag) override {
+    return runMessage(
+        SEND, tensors, {}, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
+  }
+
+  intrusive_ptr<c10d::Work> recv(Tensors& tensors, int rank, int tag) override {
+    return runMessage(
+        RECV, tensors, {tensors}, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
+  }
+
+  intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override {
+    return runMessage(
+        RECV_ANY_SOURCE, tensors, {tensors}, std::nullopt, tag, [&] { return py::make_tuple(listOf(tensors), tag); });
+  }
+
+  // ---- many as one
+
+  void startCoalescing() override {
+    std::lock_guard<std::mutex> lock(coalescing_);
+    TORCH_CHECK(!coalesced_, "startCoalescing(): earlier calls are still being coalesced");
+    coalesced_.emplace();
+  }
+
+  intrusive_ptr<c10d::Work> endCoalescing() override {
+    std::lock_guard<std::mutex> lock(coalescing_);
+    TORCH_CHECK(coalesced_, "endCoalescing() without startCoalescing()");
+    auto together = c10::make_intrusive<Together>(getRank(), std::move(*coalesced_));
+    coalesced_.reset();
+    return together;
+  }
+
+  // ---- time, order, errors, hooks
+
+  void setTimeout(milliseconds timeout) override {
+    options_->timeout = timeout;
+    Gil gil;
+    callRunner("set_timeout", timeout);
+  }
+
+  void setSequenceNumberForGroup() override {} // all ranks count from the start
+
+  uint64_t getSequenceNumberForGroup() override {
+    Gil gil;
+    return callRunner("sequence").cast<uint64_t>();
+  }
+
+  c10d::ErrorType getError() override {
+    Gil gil;
+    return static_cast<c10d::ErrorType>(callRunner("error_type").cast<int>());
+  }
+
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override {
+    TORCH_CHECK(onCompletionHook_ == nullptr, "registerOnCompletionHook(): this group has a hook already");
+    onCompletionHook_ = std::move(hook);
+  }
+
+  void waitForPendingWorks() override {
+    Gil gil;
+    callRunner("wait_for_pending_works");
+  }
+
+  void enableCollectivesTiming() override {} // works always measure their time
+
+  // ---- the end
+
+  void shutdown() override {
+    Gil gil;
+    callRunner("shutdown");
+  }
+
+  void abort() override {
+    Gil gil;
+    callRunner("abort");
+  }
+
+  // ---- other members
+
+  intrusive_ptr<c10d::Backend> split(
+      const intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const intrusive_ptr<c10d::Backend::Options>& opts) override {
+    if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) {
+      return nullptr;
+    }
+    Gil gil;
+    py::object part = callRunner("split", store, ranks, opts->group_name, opts->timeout);
+    return c10::make_intrusive<Backend>(part, name_, opts->timeout);
+  }
+
+  intrusive_ptr<c10d::Backend> merge(
+      const intrusive_ptr<c10d::Store>& store,
+      const intrusive_ptr<c10d::Backend::Options>& opts,
+      const int& rank,
+      const int& size) override {
+    std::vector<int> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    Gil gil;
+    py::object all = callRunner("meeting", store, opts->group_name, ranks, rank, opts->timeout);
+    return c10::make_intrusive<Backend>(all, name_, opts->timeout);
+  }
+
+  // ---- what it is called
+
+  void setGroupUid(const std::string& uid) override {
+    c10d::Backend::setGroupUid(uid);
+    describe();
+  }
+
+  py::object runner() const { return py::reinterpret_borrow<py::object>(runner_.get()); }
+
+ private:
+  template <class... Args>
+  py::object callRunner(const char* method, const Args&... args) {
+    return callRunnerWith(method, py::make_tuple(args...));
+  }
+
+  py::object callRunnerWith(const char* method, const py::tuple& arguments) {
+    py::object bound = checked(PyObject_GetAttrString(runner_.get(), method));
+    return checked(PyObject_CallObject(bound.ptr(), arguments.ptr()));
+  }
+
+  // Runs a collective: by the group's method, whose arguments `fill` gives, if its tensors are plain; else by the runner, whose
+  // arguments, those of c10d's call, `lower` gives.
+  template <class Opts, class Fill, class Lower>
+  intrusive_ptr<c10d::Work> run(
+      Which which,
+      const Opts& opts,
+      bool isPlain,
+      const Tensors& inputs,
+      TensorLists outputs,
+      Fill&& fill,
+      Lower&& lower) {
+    return start(which, inputs, std::move(outputs), isPlain, opts.asyncOp, lower, [&](PyObject* method) {
+      Arguments arguments;
+      fill(arguments);
+      return arguments.call(method, opts.asyncOp, opts.timeout);
+    });
+  }
+
+  template <class Lower>
+  intrusive_ptr<c10d::Work> runMessage(
+      Which which, const Tensors& tensors, TensorLists outputs, std::optional<int> rank, int tag, Lower&& lower) {
+    bool isHere = tensors.size() == 1 && isPlain(tensors);
+    return start(which, tensors, std::move(outputs), isHere, true, lower, [&](PyObject* method) {
+      Arguments arguments;
+      arguments.add(tensors[0]);
+      rank ? arguments.add(static_cast<int64_t>(*rank)) : arguments.addNone();
+      arguments.add(static_cast<int64_t>(tag));
+      return arguments.call(method);
+    });
+  }
+
+  template <class Lower, class Call>
+  intrusive_ptr<c10d::Work> start(
+      Which which, const Tensors& inputs, TensorLists outputs, bool isPlain, bool isAsync, Lower&& lower, Call&& call) {
+    const Operation& operation = OPERATIONS[which];
+    intrusive_ptr<Work> work;
+    if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // a profiler's entry begins now
+      work = c10::make_intrusive<Work>(getRank(), operation.type, operation.title, inputs);
+    }
+    Gil gil;
+    if (!isDescribed_.exchange(true)) {
+      describe(); // the description has come after the name
+    }
+    auto began = std::chrono::steady_clock::now();
+    py::object started = isPlain ? resultOf(call(methods_[which].get())) : py::object();
+    if (!started) {
+      py::tuple arguments = py::make_tuple(operation.call) + lower();
+      started = callRunnerWith("perform", arguments);
+    }
+    if (started.is_none() && !isAsync && !work && !onCompletionHook_ && !isCoalescing()) {
+      return nullptr; // as PyTorch's other backends do: there is nothing to wait for
+    }
+    if (!work) {
+      work = c10::make_intrusive<Work>(getRank(), operation.type, nullptr, std::nullopt);
+    }
+    work->begin(std::move(started), std::move(outputs));
+    if (onCompletionHook_) {
+      tellWhenDone(work, operation.type, began);
+    }
+    std::lock_guard<std::mutex> lock(coalescing_);
+    if (coalesced_) {
+      coalesced_->push_back(work);
+    }
+    return work;
+  }
+
+  bool isCoalescing() {
+    std::lock_guard<std::mutex> lock(coalescing_);
+    return coalesced_.has_value();
+  }
+
+  // What a call of the group's has given; nothing if the group refuses such arguments. The runner may know another way, and if not,
+  // raises the refusal again.
+  static py::object resultOf(PyObject* result) {
+    if (result == nullptr && PyErr_ExceptionMatches(names().refusals)) {
+      PyErr_Clear();
+      return py::object();
+    }
+    return checked(result);
+  }
+
+  void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, std::chrono::steady_clock::time_point began) {
+    auto hook = onCompletionHook_;
+    uint64_t sequence = getSequenceNumberForGroup();
+    work->watch([hook, type, sequence, began] {
+      auto ended = std::chrono::steady_clock::now();
+      hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+    });
+  }
+
+  // Tells reports and dumps what PyTorch calls the group.
+  void describe() {
+    if (!pg_uid_.empty()) {
+      Gil gil;
+      callRunner("describe", pg_uid_, pg_desc_.empty() ? "undefined" : pg_desc_);
+    }
+  }
+
+  const std::string name_;
+  const intrusive_ptr<Options> options_;
+  const Held group_;
+  const Held runner_;
+  std::vector<Held> methods_; // of OPERATIONS
+  std::atomic<bool> isDescribed_{false};
+  std::mutex coalescing_;     // guards the next one; nobody runs Python under it
+  std::optional<std::vector<intrusive_ptr<c10d::Work>>> coalesced_;
+};
+
+// ---- tensors that are conjugated or negated lazily
+
+// Whether the group's backend for the CPU is ours.
+bool isOurs(c10d::ProcessGroup& group) {
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  bool hasCpu = std::any_of(devices.begin(), devices.end(), [](c10::Device device) { return device.is_cpu(); });
+  return hasCpu && dynamic_cast<Backend*>(group.getBackend(c10::DeviceType::CPU).get()) != nullptr;
+}
+
+void resolve(c10::IValue& value) {
+  if (value.isTensor()) {
+    value = value.toTensor().resolve_conj().resolve_neg();
+  } else if (value.isTensorList()) {
+    Tensors tensors = value.toTensorVector();
+    for (Tensor& tensor : tensors) {
+      tensor = tensor.resolve_conj().resolve_neg();
+    }
+    value = std::move(tensors);
+  }
+}
+
+// PyTorch gives operations copies of lazy tensors, so what an operation of a group writes to them is lost. Ours are given the tensors
+// themselves, and see to them (Runner.perform).
+template <c10::DispatchKey KEY>
+void passLazy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto arguments = torch::jit::last(*stack, operation.schema().arguments().size());
+  const auto groupType = c10::getCustomClassType<intrusive_ptr<c10d::ProcessGroup>>();
+  bool isPassed = std::any_of(arguments.begin(), arguments.end(), [&](const c10::IValue& value) {
+    return value.isCustomClass() && *value.type() == *groupType && isOurs(*value.toCustomClass<c10d::ProcessGroup>());
+  });
+  if (!isPassed) {
+    for (size_t i = stack->size() - arguments.size(); i < stack->size(); i++) {
+      resolve((*stack)[i]);
+    }
+  }
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY), stack);
+}
+
+template <c10::DispatchKey KEY>
+void passLazyTensors(torch::Library& library) {
+  for (const char* name :
+       {"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_", "_allgather_base_",
+        "allgather_coalesced_", "allgather_into_tensor_coalesced_", "gather_", "scatter_", "reduce_scatter_",
+        "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "alltoall_", "alltoall_base_", "send", "recv_",
+        "recv_any_source_"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&passLazy<KEY>>());
+  }
+}
+
+TORCH_LIBRARY_IMPL(c10d, Conjugate, library) {
+  passLazyTensors<c10::DispatchKey::Conjugate>(library);
+}
+
+TORCH_LIBRARY_IMPL(c10d, Negative, library) {
+  passLazyTensors<c10::DispatchKey::Negative>(library);
+}
+
+} // namespace
+
+PYBIND11_MODULE(DLDIST_MODULE, module) {
+  py::module_::import("torch");
+  names();
+  py::class_<Backend, c10d::Backend, intrusive_ptr<Backend>>(module, "Backend")
+      .def(
+          py::init<const py::object&, std::string, milliseconds>(),
+          py::arg("runner"),
+          py::arg("name"),
+          py::arg("timeout"))
+      .def("get_error", [](Backend& self) { return static_cast<int>(self.getError()); })
+      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def_property_readonly("runner", &Backend::runner);
+}
