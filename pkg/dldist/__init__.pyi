@@ -108,6 +108,8 @@ from dldist.c10d.private import default_pg_timeout as default_pg_timeout
 from dldist.c10d.window import Window as Window
 from dldist.c10d.window import WindowAttr as WindowAttr
 from dldist.c10d.window import empty as empty
+from dldist.device_mesh import DeviceMesh as DeviceMesh
+from dldist.device_mesh import init_device_mesh as init_device_mesh
 from dldist.launch.spawn import spawn as spawn
 from dldist.reducer import GradBucket as GradBucket
 from dldist.reducer import Logger as Logger

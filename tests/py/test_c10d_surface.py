@@ -145,7 +145,6 @@ _is_fp8 _exception_logger _time_logger
 NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  # without NCCL, or before there is a group
 
 AUTOGRAD = "of autograd, which is a framework's: a Reducer is told of gradients"
-MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
 TENSOR_WORKS = "torch's dispatcher waits for tensors: wait_tensor() of dldist.functional knows its own"
 TORCH_SCRIPT = "for torch's script objects"
@@ -168,8 +167,6 @@ DIFFERENCES = {
     "_set_thread_isolation_mode": "for torch's tests with threads as ranks",
     "WorkInfo": "what a hook on completion gets, which the backends here have none of",
     "_remote_device": "belongs to RPC, which is another library",
-    "DeviceMesh": MESH,
-    "init_device_mesh": MESH,
     "_ControlCollectives": "the abstract base of _StoreCollectives, which is the only one; gone in 2.14",
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",

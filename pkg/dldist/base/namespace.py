@@ -51,6 +51,7 @@ PACKAGE = {
     "dldist.c10d.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist.c10d.private": "default_pg_timeout",
     "dldist.c10d.window": "Window WindowAttr empty",
+    "dldist.device_mesh": "DeviceMesh init_device_mesh",
     "dldist.launch.spawn": "spawn",
     "dldist.reducer": "GradBucket Logger Reducer",
     "dldist.rendezvous": "register_rendezvous_handler",

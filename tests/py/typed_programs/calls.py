@@ -220,6 +220,18 @@ def functional(world: dist.World, is_async: bool) -> None:
     assert_type(F.barrier(), None)
 
 
+def meshes(world: dist.World) -> None:
+    mesh: dist.DeviceMesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": "gloo", 1: "fake"})
+    dist.all_reduce(x, group=mesh.get_group("dp"))
+    rows = dist.DeviceMesh("cpu", [[0, 1], [2, 3]], world=world)
+    assert_type(mesh["dp", "tp"], dist.DeviceMesh)
+    assert_type(rows.shape, tuple[int, ...])
+    assert_type(rows.get_coordinate(), tuple[int, ...] | None)
+    assert_type(rows.get_local_rank(0) + rows.size(1), int)
+    with dist.DeviceMesh.from_group(world, "cpu") as one, dist.DeviceMesh.from_group(dist.new_group([0]), "cpu", [0]) as other:
+        print(one == other, one.mesh)
+
+
 def training(gradients: list[dist.Tensor]) -> None:
     reducer = dist.Reducer(gradients, bucket_bytes_cap=1 << 20)
     reducer.register_comm_hook(None, comm_hooks.bf16_compress_hook)
