@@ -120,6 +120,8 @@ from dldist.world import World as World
 from dldist._core import Work as _Work
 from dldist.c10d.backend_base import Backend as _Backend
 from dldist.c10d.breakpoint import breakpoint as breakpoint
+from dldist.c10d.bindings import _remote_device as _remote_device
+from dldist.c10d.bindings import _test_python_store as _test_python_store
 from dldist.c10d.coalescing import _CoalescingManager as _CoalescingManager
 from dldist.c10d.coalescing import _coalescing_manager as _coalescing_manager
 from dldist.c10d.coalescing import _time_estimator as _time_estimator

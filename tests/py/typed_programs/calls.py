@@ -218,6 +218,7 @@ def functional(world: dist.World, is_async: bool) -> None:
     assert_type(F.send(y, 1), None)
     assert_type(F.recv(y, 1), bytearray)
     assert_type(F.barrier(), None)
+    assert_type(F.wait_tensor(x), array[float] | Any)
 
 
 def meshes(world: dist.World) -> None:
