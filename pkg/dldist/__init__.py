@@ -16,7 +16,7 @@ __all__ += [name for name, _, _ in namespace.names_of(namespace.PACKAGE)]
 namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE)
 
 
-_LATER = {"algorithms", "device_mesh"}
+_LATER = {"algorithms", "c10d_logger", "constants", "device_mesh"}
 """Modules that programs take from torch.distributed without importing them."""
 
 

@@ -251,6 +251,13 @@ def test_names_that_are_not_imported_with_the_package(module):
         _ = module.nonsense
 
 
+def test_modules_that_need_no_import():
+    """As torch.distributed has them."""
+    code = "import dldist as d; print([getattr(d, name).__name__ for name in ('algorithms', 'c10d_logger', 'constants', 'device_mesh')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "['dldist.algorithms', 'dldist.c10d_logger', 'dldist.constants', 'dldist.device_mesh']\n", done.stderr
+
+
 def test_rendezvous_is_a_module_and_a_function():
     assert dldist.rendezvous.rendezvous is c10d.rendezvous
     assert dldist.rendezvous.register_rendezvous_handler is dldist.register_rendezvous_handler
