@@ -239,6 +239,7 @@ from dldist.c10d_logger import _exception_logger as _exception_logger
 from dldist.c10d_logger import _time_logger as _time_logger
 from dldist.c10d_logger import logger as logger
 from dldist.reducer.log import DDPLoggingData as DDPLoggingData
+from dldist.symmetric_memory import _SymmetricMemory as _SymmetricMemory
 
 from dldist.rendezvous import rendezvous as rendezvous
 

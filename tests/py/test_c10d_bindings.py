@@ -3,6 +3,7 @@
 import datetime
 import io
 import logging
+import threading
 import time
 
 import dldist
@@ -104,6 +105,10 @@ def test_a_hook_on_completion():
         dldist.isend(vector(rank), 1 - rank)
         dldist.recv(vector(0), 1 - rank)
         dldist.barrier()
+        dldist.monitored_barrier()  # has no work
+        with dldist.coalescing():
+            for _ in range(2):
+                dldist.all_reduce(vector(1))
         assert isinstance(error_of(dldist.all_reduce, vector(1), op="band"), Exception)
         pg._wait_for_pending_works()
         assert isinstance(error_of(pg._register_on_completion_hook, print), RuntimeError)
@@ -114,18 +119,21 @@ def test_a_hook_on_completion():
             assert info.time_finished - info.time_started == info.active_duration
         return kinds, numbers
 
-    names = sorted(["ALLREDUCE", "ALLREDUCE", "BROADCAST", "SEND", "RECV", "BARRIER"])
+    names = sorted(["ALLREDUCE", "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "SEND", "RECV", "BARRIER"])
     for kinds, numbers in in_worlds(2, case):
         assert kinds == names and numbers[0] < numbers[1]
 
 
 def test_works_that_have_not_ended():
+    both = threading.Barrier(2)
+
     def case(rank):
         pg, told = dldist.group.WORLD, []
         pg._register_on_completion_hook(told.append)
         work = dldist.irecv(vector(0), 1 - rank)
         pg.set_timeout(datetime.timedelta(seconds=0.2))
         error = error_of(pg._wait_for_pending_works)
+        both.wait(20)
         pg.set_timeout(datetime.timedelta(seconds=20))
         dldist.isend(vector(1), 1 - rank).wait()
         work.wait()

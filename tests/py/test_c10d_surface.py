@@ -150,7 +150,6 @@ PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has f
 
 DIFFERENCES = {
     "_export_c_types": "has torch's extension types say that they come from this module",
-    "_SymmetricMemory": "dldist.symmetric_memory has it, under torch's names",
     "_ControlCollectives": "the abstract base of _StoreCollectives, which is the only one; gone in 2.14",
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",

@@ -127,6 +127,7 @@ OF_C10D = {
     """,
     "dldist.c10d_logger": "_exception_logger _time_logger logger",
     "dldist.reducer.log": "DDPLoggingData",
+    "dldist.symmetric_memory": "_SymmetricMemory",
 }
 """What distributed_c10d alone has: c10d's private names, and what few look for."""
 

@@ -42,6 +42,8 @@ class CompletionHook:
         """Start an operation, and tell the hook when it has ended."""
         at, tick = datetime.now(), time.monotonic()
         work = start()
+        if work is None:  # monitored_barrier has ended, and makes none
+            return None
         with self._changed:
             self._under_way += 1
         work.get_future().add_done_callback(lambda future: self._ended(future, work, op_id, at, tick))
