@@ -43,6 +43,15 @@ def test_groups_by_a_store(tmp_path):
     assert run(group_recipes.by_store, 3, "dldist", str(tmp_path)) == [[{"from": 0}, {"from": 2}, {"from": 1}, False]] * 3
 
 
+@pytest.mark.parametrize("name", ["backend_options", "pg_options"])
+def test_both_names_of_the_options(name):
+    options = dldist.FakeProcessGroup.Options()
+    options.error_on_collective = True
+    pg, _ = c10d._new_process_group_helper(1, 0, [], "fake", dldist.HashStore(), "x", timeout=20.0, **{name: options})
+    assert "error_on_collective" in str(error_of(dldist.barrier, pg))
+    dldist.destroy_process_group(pg)
+
+
 def test_one_name_of_the_options():
     make = c10d._new_process_group_helper
     error = error_of(make, 1, 0, [], "gloo", dldist.HashStore(), "x", backend_options=1, pg_options=1, timeout=20.0)
