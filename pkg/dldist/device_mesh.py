@@ -483,7 +483,8 @@ class DeviceMesh:
         if not self._mesh_dim_names:
             raise RuntimeError(f"_unflatten(): the dimensions of {self!r} have no names")
         axis = self._layout[at]
-        parts = split(axis, sizes) if prod(sizes) == size_of(axis) else None
+        fits = prod(sizes) == size_of(axis) and all(size > 0 for size in sizes)
+        parts = split(axis, sizes) if fits else None
         if parts is None:
             raise ValueError(f"_unflatten(): the dimension {dim} has the size {size_of(axis)}, which {sizes} cannot be made of")
         overrides = overrides_by_dim(backend_override, len(sizes), names)

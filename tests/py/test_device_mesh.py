@@ -299,6 +299,7 @@ BAD = [
     (lambda: cube()._unflatten(3, (2,), ("x",)), ValueError, "dimension 3"),
     (lambda: cube()._unflatten(0, (2,), ("x", "y")), RuntimeError, "same length"),
     (lambda: cube()._unflatten(0, (2, 2), ("x", "y")), ValueError, "has the size 2"),
+    (lambda: cube()._unflatten(0, (-1, -2), ("x", "y")), ValueError, "has the size 2"),
     (lambda: init_device_mesh("cpu", (8,))._unflatten(0, (2, 4), ("x", "y")), RuntimeError, "have no names"),
     (lambda: DeviceMesh._concatenate([cube()["dp"], cube()["dp"]]), RuntimeError, "overlapping"),
     (lambda: DeviceMesh._concatenate([cube()["dp"], square()["a"]]), RuntimeError, "derived from different"),
