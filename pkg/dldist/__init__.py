@@ -16,7 +16,13 @@ __all__ += [name for name, _, _ in namespace.names_of(namespace.PACKAGE)]
 namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE)
 
 
+_LATER = {"algorithms", "c10d_logger", "constants", "device_mesh"}
+"""Modules that programs take from torch.distributed without importing them."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(__import__(f"{__name__}.{name}"), name)
     return namespace.find(name, __name__)
 
 

@@ -108,6 +108,8 @@ from dldist.c10d.private import default_pg_timeout as default_pg_timeout
 from dldist.c10d.window import Window as Window
 from dldist.c10d.window import WindowAttr as WindowAttr
 from dldist.c10d.window import empty as empty
+from dldist.device_mesh import DeviceMesh as DeviceMesh
+from dldist.device_mesh import init_device_mesh as init_device_mesh
 from dldist.launch.spawn import spawn as spawn
 from dldist.reducer import GradBucket as GradBucket
 from dldist.reducer import Logger as Logger
@@ -118,6 +120,8 @@ from dldist.world import World as World
 from dldist._core import Work as _Work
 from dldist.c10d.backend_base import Backend as _Backend
 from dldist.c10d.breakpoint import breakpoint as breakpoint
+from dldist.c10d.bindings import _remote_device as _remote_device
+from dldist.c10d.bindings import _test_python_store as _test_python_store
 from dldist.c10d.coalescing import _CoalescingManager as _CoalescingManager
 from dldist.c10d.coalescing import _coalescing_manager as _coalescing_manager
 from dldist.c10d.coalescing import _time_estimator as _time_estimator

@@ -108,6 +108,8 @@ from dldist.c10d.private import default_pg_timeout as default_pg_timeout
 from dldist.c10d.window import Window as Window
 from dldist.c10d.window import WindowAttr as WindowAttr
 from dldist.c10d.window import empty as empty
+from dldist.device_mesh import DeviceMesh as DeviceMesh
+from dldist.device_mesh import init_device_mesh as init_device_mesh
 from dldist.launch.spawn import spawn as spawn
 from dldist.reducer import GradBucket as GradBucket
 from dldist.reducer import Logger as Logger
@@ -118,6 +120,8 @@ from dldist.world import World as World
 from dldist._core import Work as _Work
 from dldist.c10d.backend_base import Backend as _Backend
 from dldist.c10d.breakpoint import breakpoint as breakpoint
+from dldist.c10d.bindings import _remote_device as _remote_device
+from dldist.c10d.bindings import _test_python_store as _test_python_store
 from dldist.c10d.coalescing import _CoalescingManager as _CoalescingManager
 from dldist.c10d.coalescing import _coalescing_manager as _coalescing_manager
 from dldist.c10d.coalescing import _time_estimator as _time_estimator
@@ -152,8 +156,16 @@ from dldist.reducer import _register_builtin_comm_hook as _register_builtin_comm
 from dldist.reducer import _register_comm_hook as _register_comm_hook
 from dldist.reducer import _verify_params_across_processes as _verify_params_across_processes
 from dldist.rendezvous import _create_store_from_options as _create_store_from_options
+from dldist.c10d.bindings import _DMAConnectivity as _DMAConnectivity
+from dldist.c10d.bindings import _detect_dma_connectivity as _detect_dma_connectivity
+from dldist.c10d.bindings import _get_intra_node_comm_usage_counter as _get_intra_node_comm_usage_counter
+from dldist.c10d.bindings import _set_global_rank as _set_global_rank
 from dldist.c10d.coalescing import _CollOp as _CollOp
+from dldist.c10d.coalescing import _TimeEstimator as _TimeEstimator
+from dldist.c10d.coalescing import _get_comm_profiling_name as _get_comm_profiling_name
+from dldist.c10d.coalescing import _set_comm_profiling_name as _set_comm_profiling_name
 from dldist.c10d.collectives import _reduce_op as _reduce_op
+from dldist.c10d.completion import WorkInfo as WorkInfo
 from dldist.c10d.groups import STORE_BASED_BARRIER_PREFIX as STORE_BASED_BARRIER_PREFIX
 from dldist.c10d.groups import _abort_process_group as _abort_process_group
 from dldist.c10d.groups import _find_pg_by_ranks_and_tag as _find_pg_by_ranks_and_tag
@@ -218,10 +230,16 @@ from dldist.c10d.ranks import group_or_default as _group_or_default_group
 from dldist.c10d.ranks import warn_not_in_group as _warn_not_in_group
 from dldist.c10d.registry import Registry as _World
 from dldist.c10d.registry import default_group as _get_default_group
+from dldist.c10d.registry import set_thread_isolation_mode as _set_thread_isolation_mode
+from dldist.c10d.work_registry import _allow_inflight_collective_as_graph_input as _allow_inflight_collective_as_graph_input
+from dldist.c10d.work_registry import _get_work_registry_size as _get_work_registry_size
+from dldist.c10d.work_registry import _register_work as _register_work
+from dldist.c10d.work_registry import _set_allow_inflight_collective_as_graph_input as _set_allow_inflight_collective_as_graph_input
 from dldist.c10d_logger import _exception_logger as _exception_logger
 from dldist.c10d_logger import _time_logger as _time_logger
 from dldist.c10d_logger import logger as logger
 from dldist.reducer.log import DDPLoggingData as DDPLoggingData
+from dldist.symmetric_memory import _SymmetricMemory as _SymmetricMemory
 
 from dldist.rendezvous import rendezvous as rendezvous
 

@@ -63,6 +63,29 @@ def _sum_of_ranks(dist, Tensor, rank, group=None):
     return x.tolist()[0]
 
 
+def meshes(dist, stubs, Tensor, port, rank, size):
+    """The groups of all rows of a mesh are one split of a bound world, also of ranks that are in none of them."""
+    _init(dist, port, rank, size)
+    backend = _backend(dist)
+    made = stubs.nccl.calls("ncclCommInitRankConfig")
+    mesh = dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert backend.comm_split_count() == 2
+    assert _sum_of_ranks(dist, Tensor, rank, mesh.get_group("dp")) == (4 if rank % 2 == 0 else 6)
+    assert _sum_of_ranks(dist, Tensor, rank, mesh.get_group("tp")) == (3 if rank < 2 else 7)
+    assert mesh["tp"].get_local_rank() == rank % 2 and dist.get_process_group_ranks(mesh.get_group("dp")) == [rank % 2, rank % 2 + 2]
+    assert mesh._flatten().get_group() is dist.group.WORLD
+    part = dist.DeviceMesh("cuda", [3, 1])
+    assert part.get_coordinate() == {3: (0,), 1: (1,)}.get(rank)
+    if rank % 2:
+        assert _sum_of_ranks(dist, Tensor, rank, part.get_group()) == 6
+    of_cpu = dist.init_device_mesh("cpu", (2, 2), backend_override={1: "gloo"}).get_group(1)
+    assert dist.get_backend(of_cpu) == "gloo" and _sum_of_ranks(dist, lambda values: array.array("d", values), rank, of_cpu) in (3, 7)
+    assert backend.comm_split_count() == 4
+    assert stubs.nccl.calls("ncclCommInitRankConfig") == made
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
 def splits(dist, stubs, Tensor, port, rank, size):
     """Groups of a bound world are split off; who is not in them takes part."""
     _init(dist, port, rank, size)

@@ -145,41 +145,14 @@ _is_fp8 _exception_logger _time_logger
 NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  # without NCCL, or before there is a group
 
 AUTOGRAD = "of autograd, which is a framework's: a Reducer is told of gradients"
-MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
-TENSOR_WORKS = "torch's dispatcher waits for tensors: wait_tensor() of dldist.functional knows its own"
-TORCH_SCRIPT = "for torch's script objects"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
 
 DIFFERENCES = {
-    "_test_python_store": "a test of torch's own bindings",
     "_export_c_types": "has torch's extension types say that they come from this module",
-    "_TimeEstimator": "no backend estimates times: _time_estimator says so",
-    "_DMAConnectivity": "of links between GPUs, for symmetric memory there",
-    "_detect_dma_connectivity": "of links between GPUs, for symmetric memory there",
-    "_SymmetricMemory": "dldist.symmetric_memory has it, under torch's names",
-    "_allow_inflight_collective_as_graph_input": TENSOR_WORKS,
-    "_set_allow_inflight_collective_as_graph_input": TENSOR_WORKS,
-    "_get_work_registry_size": TENSOR_WORKS,
-    "_register_work": TENSOR_WORKS,
-    "_get_comm_profiling_name": "there is no profiler here whose entries it could name",
-    "_set_comm_profiling_name": "there is no profiler here whose entries it could name",
-    "_set_global_rank": "for the log of torch's C++",
-    "_set_thread_isolation_mode": "for torch's tests with threads as ranks",
-    "WorkInfo": "what a hook on completion gets, which the backends here have none of",
-    "_remote_device": "belongs to RPC, which is another library",
-    "DeviceMesh": MESH,
-    "init_device_mesh": MESH,
     "_ControlCollectives": "the abstract base of _StoreCollectives, which is the only one; gone in 2.14",
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",
-    "ProcessGroup.bound_device_id": "an attribute of the instance",
-    "ProcessGroup.boxed": TORCH_SCRIPT,
-    "ProcessGroup.unbox": TORCH_SCRIPT,
-    "_ProcessGroupWrapper.wrapped_pg": "an attribute of the instance",
-    "*.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
-    "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory of GPUs",
-    "Future._set_unwrap_func": "of futures between devices",
     "Future._is_protocol": "machinery of typing",
     "Reducer._delay_all_reduce": AUTOGRAD,
     "Reducer._install_post_backward_futures": AUTOGRAD,
@@ -275,6 +248,13 @@ def test_names_that_are_not_imported_with_the_package(module):
     assert module._ProcessGroupWrapper.__name__ == "_ProcessGroupWrapper"
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nonsense'"):
         _ = module.nonsense
+
+
+def test_modules_that_need_no_import():
+    """As torch.distributed has them."""
+    code = "import dldist as d; print([getattr(d, name).__name__ for name in ('algorithms', 'c10d_logger', 'constants', 'device_mesh')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "['dldist.algorithms', 'dldist.c10d_logger', 'dldist.constants', 'dldist.device_mesh']\n", done.stderr
 
 
 def test_rendezvous_is_a_module_and_a_function():

@@ -12,7 +12,8 @@ from dldist import functional
 from dldist.testing import run_ranks, threads
 
 MODULES = """c10d.coalescing c10d.collectives c10d.groups c10d.names c10d.objects c10d.p2p world testing launch.spawn
-c10d.ranks c10d.window symmetric_memory functional rendezvous reducer comm_hooks""".split()
+c10d.ranks c10d.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
+algorithms.join""".split()
 # What makes the default world itself.
 MAKERS = {"init_process_group"}
 
@@ -52,7 +53,7 @@ def public_functions():
             value = getattr(module, name)
             if inspect.isfunction(value) and not value.__doc__.startswith("Deprecated name"):
                 yield pytest.param(value, id=f"{module.__name__}.{name}")
-    for kind in (dist.World, dist.Reducer):
+    for kind in (dist.World, dist.Reducer, dist.DeviceMesh):
         for name, value in vars(kind).items():
             if inspect.isfunction(value) and not name.startswith("_"):
                 yield pytest.param(value, id=f"{kind.__name__}.{name}")

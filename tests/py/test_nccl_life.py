@@ -30,6 +30,10 @@ def test_splits_of_a_bound_world(tmp_path):
     assert run("splits", 3, tmp_path)[0] == [NOTHING] * 3
 
 
+def test_meshes_of_a_bound_world(tmp_path):
+    assert run("meshes", 4, tmp_path)[0] == [NOTHING] * 4
+
+
 def test_splits_of_an_unbound_world(tmp_path):
     assert run("splits_of_unbound", 3, tmp_path)[0] == [NOTHING] * 3
 

@@ -21,7 +21,7 @@ class Future:
     on the thread that waits for this future. If the future is already done, they run at once.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_value", "_work")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_unwrap", "_value", "_work")
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
@@ -32,6 +32,7 @@ class Future:
         self._gate: Any = None
         """A lock that opens when the value comes; there is one as soon as somebody waits."""
         self._work: _core.Work | None = None
+        self._unwrap: Callable[[Any], object] | None = None
 
     def done(self) -> bool:
         """Whether it has a value or an exception."""
@@ -80,7 +81,15 @@ class Future:
             raise RuntimeError("the future has no value yet: call wait() first")
         if self._error is not None:
             raise self._error
+        if self._unwrap is not None:
+            self._unwrap(self._value)
         return self._value
+
+    def _set_unwrap_func(self, callback: Callable[[Any], object]) -> None:
+        """Have callback(value) called whenever the value is asked for; it may raise instead. RPC's errors travel so."""
+        if not callable(callback):
+            raise TypeError(f"_set_unwrap_func(): argument 'callback' must be callable, not {type(callback).__name__}")
+        self._unwrap = callback
 
     def exception(self) -> BaseException | None:
         """The exception that it has instead of a value. None if it has a value, or is not done yet."""

@@ -14,6 +14,9 @@ _logger = logging.getLogger("dldist")
 _fallback = logging.StreamHandler()
 _fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
 
+global_rank: int | None = None
+"""What the lines begin with, if somebody has said it."""
+
 _thread: threading.Thread | None = None
 _level_set = logging.NOTSET
 
@@ -47,6 +50,8 @@ def _emit(record: tuple[str, float, int, str] | None) -> bool:
     level, created, lost, message = record
     if lost:
         message = f"[{lost} records lost] {message}"
+    if global_rank is not None:
+        message = f"[rank{global_rank}]: {message}"
     entry = _logger.makeRecord(_logger.name, _LEVELS[level], "dldist", 0, message, (), None)
     entry.created = created
     entry.msecs = int(created % 1 * 1000)

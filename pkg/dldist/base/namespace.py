@@ -51,6 +51,7 @@ PACKAGE = {
     "dldist.c10d.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist.c10d.private": "default_pg_timeout",
     "dldist.c10d.window": "Window WindowAttr empty",
+    "dldist.device_mesh": "DeviceMesh init_device_mesh",
     "dldist.launch.spawn": "spawn",
     "dldist.reducer": "GradBucket Logger Reducer",
     "dldist.rendezvous": "register_rendezvous_handler",
@@ -63,6 +64,7 @@ BESIDE = {
     "dldist._core": "_Work=Work",
     "dldist.c10d.backend_base": "_Backend=Backend",
     "dldist.c10d.breakpoint": "breakpoint",
+    "dldist.c10d.bindings": "_remote_device _test_python_store",
     "dldist.c10d.coalescing": "_CoalescingManager _coalescing_manager _time_estimator",
     "dldist.c10d.collectives": "_all_gather_base _make_nccl_premul_sum _reduce_scatter_base",
     "dldist.c10d.fake": "FakeProcessGroup FakeStore",
@@ -87,8 +89,12 @@ BESIDE = {
 """What both modules have beside their public names, as torch.distributed has it."""
 
 OF_C10D = {
-    "dldist.c10d.coalescing": "_CollOp",
+    "dldist.c10d.bindings": """
+        _DMAConnectivity _detect_dma_connectivity _get_intra_node_comm_usage_counter _set_global_rank
+    """,
+    "dldist.c10d.coalescing": "_CollOp _TimeEstimator _get_comm_profiling_name _set_comm_profiling_name",
     "dldist.c10d.collectives": "_reduce_op",
+    "dldist.c10d.completion": "WorkInfo",
     "dldist.c10d.groups": """
         STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
         _new_group_with_tag _set_pg_timeout=set_timeout _store_based_barrier=store_based_barrier
@@ -112,9 +118,16 @@ OF_C10D = {
     """,
     "dldist.c10d.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
     "dldist.c10d.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",
-    "dldist.c10d.registry": "_World=Registry _get_default_group=default_group",
+    "dldist.c10d.registry": """
+        _World=Registry _get_default_group=default_group _set_thread_isolation_mode=set_thread_isolation_mode
+    """,
+    "dldist.c10d.work_registry": """
+        _allow_inflight_collective_as_graph_input _get_work_registry_size _register_work
+        _set_allow_inflight_collective_as_graph_input
+    """,
     "dldist.c10d_logger": "_exception_logger _time_logger logger",
     "dldist.reducer.log": "DDPLoggingData",
+    "dldist.symmetric_memory": "_SymmetricMemory",
 }
 """What distributed_c10d alone has: c10d's private names, and what few look for."""
 

@@ -101,6 +101,8 @@ class Backend(Member):
     Options: type[Any] = BackendOptions
 
     bound_device_id: Any = None
+    use_pg_for_symm_mem_rendezvous = False
+    """Taken, and of no effect: symmetric memory meets by the group anyway."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -140,6 +142,9 @@ class Backend(Member):
 
             self.__calls = BackendCalls(proxy(self))
         return self.__calls
+
+    def setUsePgForSymmMemRendezvous(self, value: bool) -> None:
+        self.use_pg_for_symm_mem_rendezvous = bool(value)
 
     # Life.
 

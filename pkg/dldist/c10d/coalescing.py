@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _thread import _local
+
 from dldist.c10d import registry
 from dldist.c10d.operations import OPERATIONS
 from dldist.c10d.ranks import group_or_default, is_non_member
@@ -125,19 +127,61 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
 coalescing = _coalescing_manager  # the same under a name that is no secret
 
 
-def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> Any:
-    """Only NCCL can estimate how long operations would take."""
-    raise NotImplementedError("_time_estimator is currently not supported: no backend can estimate times")
+class _TimeEstimator:
+    """How long the calls of a `with` block would take: nothing runs in it, as the backend only estimates.
+
+    `estimated_time` is there after the block: what the backend says, in microseconds.
+    """
+
+    def __init__(self, backend: Any = None) -> None:
+        self._backend = backend
+        self.estimated_time: float | None = None
+
+    def __enter__(self) -> _TimeEstimator:
+        self._backend._start_time_estimate()
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        estimated = self._backend._end_time_estimate()
+        if kind is None:
+            self.estimated_time = estimated
+
+
+def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> _TimeEstimator:
+    """Have the backend of a device estimate how long calls would take, where it can: those of dldist cannot."""
+    pg = group_or_default(group)
+    backend = pg._get_backend(device) if device is not None else pg._backend_serving(None)
+    if not backend.supports_time_estimate:
+        raise NotImplementedError(f"collective time estimator is not supported in the current version of backend {backend.name()}")
+    return _TimeEstimator(backend)
+
+
+_of_thread = _local()
+
+
+def _get_comm_profiling_name() -> str:
+    """The name that this thread has given to its operations; "" where it has given none."""
+    return getattr(_of_thread, "name", "")
+
+
+def _set_comm_profiling_name(name: str) -> None:
+    """Give one, or take it back with ""."""
+    if not isinstance(name, str):
+        raise TypeError(f"_set_comm_profiling_name(): argument 'name' must be str, not {type(name).__name__}")
+    _of_thread.name = name
 
 
 class record_comm:
-    """Name the operations of a `with` block, for profilers. There is none yet that would show it."""
+    """Name the operations of this thread in a `with` block, for profilers. There is none yet that would show it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._before: list[str] = []
 
     def __enter__(self) -> record_comm:
+        self._before.append(_get_comm_profiling_name())
+        _set_comm_profiling_name(self.name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        pass
+        _set_comm_profiling_name(self._before.pop())

@@ -14,6 +14,8 @@ from dldist.c10d.options import HookOpName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dldist.c10d.completion import CompletionHook
+
 # The names of what is not a collective, which has that of its low-level call.
 _NAMES = {"monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
 
@@ -56,9 +58,11 @@ class Hooks:
         self._pre: dict[int, Callable[[PreHookArgs], object]] = {}
         self._post: dict[int, Callable[[PostHookArgs], object]] = {}
         self._op_id = 0
+        self.completion: CompletionHook | None = None
+        """What is told of operations that have ended."""
 
     def __bool__(self) -> bool:
-        return bool(self._pre or self._post)
+        return bool(self._pre or self._post or self.completion)
 
     def register_pre(self, id: int, fn: Callable[[PreHookArgs], object]) -> None:
         self._pre[id] = _callable("register_pre_hook", fn)
@@ -97,7 +101,7 @@ class Hooks:
             told = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
             for pre in list(self._pre.values()):
                 pre(told)
-        work = start()
+        work = start() if self.completion is None else self.completion.start(start, op_id)
         for post in list(self._post.values()):
             post(PostHookArgs(name, is_async, work, op_id))
         return work

@@ -274,18 +274,22 @@ def _new_process_group_helper(
     pg_tag: str | None = None,
     device_id: Any = None,
     group_desc: str | None = None,
+    *,
+    pg_options: Any = None,
 ) -> tuple[Any, _core.Store | None]:
     """Make a group whose members meet in `store`: all of them call it. Returns it and the store with the group's prefix.
 
     Without ranks it is a world of its own, for which there need be no default group. Who is not among the ranks gets
-    NON_GROUP_MEMBER and None.
+    NON_GROUP_MEMBER and None. `pg_options` is the name that `backend_options` has in torch before 2.6.
     """
     world = registry._world
+    if backend_options is not None and pg_options is not None:
+        raise TypeError("_new_process_group_helper(): backend_options and pg_options are names of the same argument: give one")
     if group_name in world.pg_names.values():
         raise ValueError("The specified group name has already been created, please use a different group name")
     device = _check_device_id(device_id)
     limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
-    maker = Maker(backend, limit, backend_options, device, group_desc)
+    maker = Maker(backend, limit, pg_options if backend_options is None else backend_options, device, group_desc)
     ranks = list(global_ranks_in_group)
     if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
         return found, world.pg_map[found][1]

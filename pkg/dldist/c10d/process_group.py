@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
+    from dldist.c10d.completion import WorkInfo
     from dldist.c10d.hooks import Hooks
 
 # DLPack's device types.
@@ -94,6 +95,10 @@ class ProcessGroup(Member):
     BackendType = BackendType
     Options = BackendOptions
 
+    bound_device_id: Any = None
+    use_pg_for_symm_mem_rendezvous = False
+    """Taken, and of no effect: symmetric memory meets by the group anyway."""
+
     supports_splitting = _if_all_backends("supports_splitting")
     supports_coalescing = _if_all_backends("supports_coalescing")
     supports_time_estimate = _if_all_backends("supports_time_estimate")
@@ -117,8 +122,6 @@ class ProcessGroup(Member):
         self._default_type: Any = BackendType.UNDEFINED
         self._hooks: Hooks | None = None
         self._shutdown_calls: list[Callable[[], object]] = []
-        self.bound_device_id: Any = None
-        self.use_pg_for_symm_mem_rendezvous = False
 
     # ---- who it is
 
@@ -158,6 +161,17 @@ class ProcessGroup(Member):
 
     def _id(self) -> int:
         return id(self)
+
+    def boxed(self) -> ProcessGroup:
+        """The group as an argument of compiled functions, which takes no box here."""
+        return self
+
+    @staticmethod
+    def unbox(boxed: ProcessGroup) -> ProcessGroup:
+        """The group of boxed()."""
+        if not isinstance(boxed, ProcessGroup):
+            raise RuntimeError(f"unbox(): {type(boxed).__name__} is not what boxed() of a ProcessGroup gives")
+        return boxed
 
     def __repr__(self) -> str:
         return f'<{type(self).__module__}.{type(self).__qualname__} "{self.group_name}", rank {self.rank()} of {self.size()}>'
@@ -343,9 +357,28 @@ class ProcessGroup(Member):
     def _end_coalescing(self, device_type: Any) -> Any:
         return self._get_backend(device_type)._end_coalescing()
 
-    _wait_for_pending_works = _of_every_backend("_wait_for_pending_works")
+    def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
+        """Have hook(WorkInfo) called whenever a later operation has ended well. There is one hook, which cannot be taken back."""
+        for backend in self._distinct_backends():
+            if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
+                backend._register_on_completion_hook(hook)  # one of another package, which has its own way
+                return
+        from dldist.c10d.completion import CompletionHook
+
+        hooks = self._ensure_hooks()
+        if hooks.completion is not None:
+            raise RuntimeError(f"{self!r} has a completion hook already: there can be one")
+        hooks.completion = CompletionHook(hook)
+        self._choose_operations()
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait until what is under way has ended, and the completion hook knows."""
+        for backend in self._distinct_backends():
+            backend._wait_for_pending_works()
+        if self._hooks is not None and self._hooks.completion is not None:
+            self._hooks.completion.wait(self.get_timeout())
+
     _enable_collectives_timing = _of_every_backend("_enable_collectives_timing")
-    _register_on_completion_hook = _of_one_backend("_register_on_completion_hook")
     get_error = _of_one_backend("get_error")
 
     @property

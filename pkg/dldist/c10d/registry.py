@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _thread import allocate_lock
+from _thread import _local, allocate_lock
 
 from dldist import _core
 
@@ -22,6 +22,15 @@ NON_GROUP_MEMBER = -100
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
 
+_are_threads_isolated = False
+
+
+def set_thread_isolation_mode(enable: bool) -> None:
+    """Have every thread find the groups alone, by their names, that it has made: for tests whose ranks are threads."""
+    global _are_threads_isolated
+    _are_threads_isolated = bool(enable)
+
+
 def hash_of_ranks(ranks: Sequence[int], count: int) -> str:
     """A name for the group of these ranks of which there are `count` already."""
     from hashlib import sha1
@@ -39,7 +48,8 @@ class Registry:
         self._default_pg: ProcessGroup | None = None
         self.operations: Any = None
         """The calls of the default world. Module-level calls go straight to them."""
-        self._by_name: dict[str, ProcessGroup] = {}
+        self._names: dict[str, ProcessGroup] = {}
+        self._of_thread = _local()
         self._counting = allocate_lock()
         self.forget_all()
 
@@ -136,6 +146,11 @@ class Registry:
         return list(reversed(self.pg_names))
 
     # ---- by name
+
+    @property
+    def _by_name(self) -> dict[str, ProcessGroup]:
+        """The groups by name; where threads are isolated, this thread's own."""
+        return vars(self._of_thread).setdefault("names", {}) if _are_threads_isolated else self._names
 
     def name_group(self, name: str, pg: ProcessGroup) -> None:
         """Have resolve() find a group by this name."""

@@ -105,6 +105,9 @@ class _ProcessGroupWrapper(Backend):
     difference raises a DistMismatchError (a RuntimeError) for the first one. Messages between two ranks are not compared.
     """
 
+    wrapped_pg: Any = None
+    """The backend whose collectives are compared."""
+
     def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
         if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
             raise ValueError(
@@ -112,7 +115,7 @@ class _ProcessGroupWrapper(Backend):
                 f"{gloo_backend.rank()} of {gloo_backend.size()}"
             )
         super().__init__(backend.rank(), backend.size())
-        self.wrapped_pg: Any = backend
+        self.wrapped_pg = backend
         self._helper = gloo_backend
         self._sequence = 0
 

@@ -48,6 +48,7 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "wait_tensor",
 ]
 
 _MAX_DIMENSIONS = 32
@@ -690,3 +691,28 @@ def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, as
     let_compiled_calls_finish()
     work = operations_of(group).barrier(timeout=timeout, async_op=async_op)
     return Pending([work], lambda: None) if async_op else None
+
+
+def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
+    """Wait for what is under way in an array, and return it.
+
+    Args:
+        x: A Pending, of whose result it waits; or an array, for which works have been noted by c10d's `_register_work`.
+
+    Returns:
+        The result of the Pending; the array itself.
+
+    Raises:
+        DistTimeoutError, DistPeerLostError: As the operation that is waited for.
+
+    Example:
+        >>> F.wait_tensor(F.all_reduce(array("f", [1]), async_op=True))
+        array('f', [1.0])
+    """
+    if isinstance(x, Pending):
+        return x.wait()
+    from dldist.c10d import work_registry
+
+    for work in work_registry.take(x):
+        work.wait()
+    return x

@@ -1,6 +1,6 @@
 # Made by tools/make_stubs.py from __init__.py.
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from dldist.functional.form import Pending
 from dldist.types import AnyGroup, Op, Tensor, Timeout
@@ -23,6 +23,7 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "wait_tensor",
 ]
 
 @overload
@@ -417,3 +418,4 @@ def barrier(
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: Literal[True]) -> Pending: ...
 @overload
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool) -> Pending | None: ...
+def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any: ...

@@ -218,6 +218,19 @@ def functional(world: dist.World, is_async: bool) -> None:
     assert_type(F.send(y, 1), None)
     assert_type(F.recv(y, 1), bytearray)
     assert_type(F.barrier(), None)
+    assert_type(F.wait_tensor(x), array[float] | Any)
+
+
+def meshes(world: dist.World) -> None:
+    mesh: dist.DeviceMesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": "gloo", 1: "fake"})
+    dist.all_reduce(x, group=mesh.get_group("dp"))
+    rows = dist.DeviceMesh("cpu", [[0, 1], [2, 3]], world=world)
+    assert_type(mesh["dp", "tp"], dist.DeviceMesh)
+    assert_type(rows.shape, tuple[int, ...])
+    assert_type(rows.get_coordinate(), tuple[int, ...] | None)
+    assert_type(rows.get_local_rank(0) + rows.size(1), int)
+    with dist.DeviceMesh.from_group(world, "cpu") as one, dist.DeviceMesh.from_group(dist.new_group([0]), "cpu", [0]) as other:
+        print(one == other, one.mesh)
 
 
 def training(gradients: list[dist.Tensor]) -> None:

@@ -1,0 +1,111 @@
+"""How the dimensions of a mesh lie in the list of its ranks: arithmetic of sizes and strides, which knows no groups.
+
+A dimension is an Axis: pairs of a size and a stride, the outermost first. One pair is enough where the places of the dimension are
+evenly spaced in the list; a dimension that was flattened from several may need more. Equal dimensions have equal pairs: none has
+the size 1, and neighbours that are evenly spaced together are one.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+Axis = tuple[tuple[int, int], ...]
+Layout = tuple[Axis, ...]
+
+
+def joined(axes: Iterable[Axis]) -> Axis:
+    """Several dimensions as one, in row-major order."""
+    pairs: list[tuple[int, int]] = []
+    for axis in axes:
+        for size, stride in axis:
+            if size == 1:
+                continue
+            if pairs and pairs[-1][1] == size * stride:
+                pairs[-1] = (pairs[-1][0] * size, stride)
+            else:
+                pairs.append((size, stride))
+    return tuple(pairs)
+
+
+def row_major(shape: Sequence[int]) -> Layout:
+    """The dimensions of a list of ranks that has this shape."""
+    return tuple(joined([((size, prod(shape[dim + 1 :])),)]) for dim, size in enumerate(shape))
+
+
+def size_of(axis: Axis) -> int:
+    return prod(size for size, _ in axis)
+
+
+def shape_of(layout: Layout) -> tuple[int, ...]:
+    return tuple(map(size_of, layout))
+
+
+def _places_from_zero(axis: Axis) -> list[int]:
+    return [sum(steps) for steps in product(*([step * stride for step in range(size)] for size, stride in axis))]
+
+
+def rows(layout: Layout, count: int) -> list[list[int]]:
+    """The `count` places of a list cut into rows, each of which has all places of these dimensions, from another first one."""
+    steps = _places_from_zero(joined(layout))
+    taken: set[int] = set()
+    found = []
+    for first in range(count):
+        if first not in taken:
+            row = [first + step for step in steps]
+            taken.update(row)
+            found.append(row)
+    return found
+
+
+def is_sorted(layout: Layout) -> bool:
+    """Whether the dimensions stand in the order in which the list has them, the outermost first."""
+    strides = [stride for _, stride in joined(layout)]
+    return strides == sorted(strides, reverse=True)
+
+
+def has_overlap(layout: Layout) -> bool:
+    """Whether two of the dimensions step over the same places."""
+    pairs = sorted(joined(layout), key=lambda pair: pair[1], reverse=True)
+    return any(outer[1] % (inner[0] * inner[1]) != 0 for outer, inner in zip(pairs, pairs[1:], strict=False))
+
+
+def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
+    """A dimension as several of these sizes, whose product is its own. None where its pairs cannot be cut so."""
+    left = list(axis)
+    parts: list[Axis] = []
+    for wanted in reversed(sizes):
+        pairs: list[tuple[int, int]] = []
+        while wanted > 1:
+            size, stride = left.pop()
+            if wanted % size != 0 and size % wanted != 0:
+                return None
+            taken = min(size, wanted)
+            pairs.insert(0, (taken, stride))
+            if taken < size:
+                left.append((size // taken, stride * taken))
+            wanted //= taken
+        parts.insert(0, joined([tuple(pairs)]))
+    return tuple(parts)
+
+
+def unravelled(place: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The coordinates of a place in a row of this shape."""
+    coordinates = []
+    for size in reversed(shape):
+        place, coordinate = divmod(place, size)
+        coordinates.append(coordinate)
+    return tuple(reversed(coordinates))
+
+
+def nested(values: Sequence[int], shape: Sequence[int]) -> list[Any] | int:
+    """A flat list as nested ones of this shape."""
+    if not shape:
+        return values[0]
+    step = len(values) // shape[0]
+    return [nested(values[index * step : (index + 1) * step], shape[1:]) for index in range(shape[0])]

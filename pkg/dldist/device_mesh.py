@@ -1,0 +1,661 @@
+"""DeviceMesh: the ranks of a world as an array of several dimensions, with a group along each.
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    dist.all_reduce(gradient, group=mesh.get_group("dp"))
+
+The names, arguments and groups are those of torch.distributed.device_mesh; docs/device-mesh.md says what differs.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import _local
+from math import prod
+
+from dldist import _core
+from dldist.c10d import mesh_groups
+from dldist.c10d.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_ranks
+from dldist.c10d.mesh_groups import OfDefaultWorld, OfGroups, OfWorld
+from dldist.c10d.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
+from dldist.c10d.names import warn
+from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.ranks import get_process_group_ranks, get_rank
+from dldist.world import World
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Self
+
+    from dldist.c10d.mesh_arguments import AnyOverride
+    from dldist.c10d.mesh_groups import Home, Override
+    from dldist.c10d.mesh_layout import Layout
+
+__all__ = ["DeviceMesh", "init_device_mesh"]
+
+
+class DeviceMesh:
+    """Ranks in an array of several dimensions. Along each dimension, the ranks that differ in it alone have a group.
+
+    All ranks of the world make the same meshes in the same order, whether they are in them or not. Where there is no default world
+    yet, it is made first, by init_process_group().
+
+    Args:
+        device_type: "cpu", "cuda" or the like: what the arrays are on. It chooses nothing.
+        mesh: The ranks of the default world, as nested lists or an array of any library.
+        mesh_dim_names: A name for each dimension.
+        backend_override: For each dimension a backend and its options; each may be None, for those of the world.
+        world: The ranks are those of this World instead of the default one.
+
+    Raises:
+        TypeError: The mesh is missing, or has what is no integer.
+        ValueError: It is ragged, empty, or a rank is there twice or not in the world.
+        RuntimeError: It has more ranks than the world.
+
+    Example:
+        >>> mesh = dist.DeviceMesh("cpu", [[0]], mesh_dim_names=("dp", "tp"))
+        >>> mesh
+        DeviceMesh((dp=1, tp=1), 'cpu', stride=((), ()))
+        >>> mesh["tp"].get_local_rank()
+        0
+    """
+
+    _device_type: str
+    _layout: Layout
+    _rank_map: tuple[int, ...]
+    """The ranks of the mesh that this one is a part of, in row-major order; the layout has places in it."""
+    _mesh_dim_names: tuple[str, ...] | None
+    _root_mesh: DeviceMesh | None
+    _home: Home
+    _rank: int
+    _kept: list[Any] | None
+    """What is kept of the group of each dimension: [] where this rank is not in the mesh, None where no groups have been made."""
+    _library: str | None
+    """Whose array `mesh` is: of the library whose array was given."""
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Sequence[Override] | None = None,
+        world: World | None = None,
+        _init_backend: bool = True,
+        _rank: int | None = None,
+    ) -> None:
+        if mesh is None:
+            raise TypeError("DeviceMesh(): argument 'mesh' is missing: the ranks, as nested lists or an array")
+        ranks, shape = read_ranks(mesh)
+        names = check_names(mesh_dim_names, shape)
+        overrides = check_overrides(backend_override, len(shape))
+        home: OfDefaultWorld | OfWorld = OfDefaultWorld() if world is None else OfWorld(world)
+        if _init_backend:
+            home.enter(len(ranks))
+        self._fill(device_type, row_major(shape), ranks, names, None, home, home.rank() if _rank is None else _rank)
+        self._library = library_of(mesh)
+        if _init_backend:
+            self._keep_groups(overrides)
+
+    def _fill(
+        self,
+        device_type: str,
+        layout: Layout,
+        rank_map: tuple[int, ...],
+        names: tuple[str, ...] | None,
+        root: DeviceMesh | None,
+        home: Home,
+        rank: int,
+    ) -> None:
+        self._device_type, self._layout, self._rank_map, self._mesh_dim_names = device_type, layout, rank_map, names
+        self._root_mesh, self._home, self._rank = root, home, rank
+        self._kept = None
+        self._library = None
+        self._flatten_mapping: dict[str, DeviceMesh] = {}
+        self._coordinate_on_dim = self._find_coordinate()
+
+    def _part(self, layout: Layout, names: tuple[str, ...], kept: list[Any] | None) -> DeviceMesh:
+        """A mesh of some of the root's ranks, with these dimensions."""
+        root = self._get_root_mesh()
+        part = DeviceMesh.__new__(DeviceMesh)
+        part._fill(root._device_type, layout, root._rank_map, names, root, root._home, self._rank)
+        part._kept, part._library = kept, root._library
+        return part
+
+    # ---- groups
+
+    def _keep_groups(self, overrides: Sequence[Override]) -> None:
+        names = self._mesh_dim_names or [f"dim_{dim}" for dim in range(self.ndim)]
+        self._kept = self._make_groups(self._layout, names, overrides)
+
+    def _make_groups(self, layout: Layout, names: Sequence[str], overrides: Sequence[Override]) -> list[Any]:
+        """What is kept of a new group for each of these dimensions; all ranks call it."""
+        made = []
+        for axis, name, override in zip(layout, names, overrides, strict=True):
+            of_ranks = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
+            made.append(self._home.make(of_ranks, f"mesh_{name}", override))
+        return [each for each in made if each is not None]
+
+    @property
+    def _dim_group_names(self) -> list[str]:
+        """The name of the group of each dimension."""
+        if self._kept is None:
+            raise AttributeError("the mesh was made without groups")
+        return [kept if isinstance(kept, str) else kept.name for kept in self._kept]
+
+    def get_group(self, mesh_dim: int | str | None = None) -> Any:
+        """The group of this rank along a dimension.
+
+        Args:
+            mesh_dim: The number or the name of the dimension; a mesh of one needs none. A name of a flattened mesh will do, too.
+
+        Returns:
+            A group of c10d; a World where the mesh is made of one.
+
+        Raises:
+            RuntimeError: There are several dimensions and none is said, or the mesh was made without groups.
+            KeyError, IndexError: There is no such dimension; IndexError also where this rank is not in the mesh.
+
+        Example:
+            >>> dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)).get_group("dp").size()
+            1
+        """
+        if self._kept is None:
+            raise RuntimeError("DeviceMesh process groups not initialized!")
+        if mesh_dim is None:
+            self._check_one_dimension("get_group")
+            mesh_dim = 0
+        flattened = self._get_root_mesh()._flatten_mapping.get(mesh_dim) if isinstance(mesh_dim, str) else None
+        if flattened is not None:
+            return flattened.get_group()
+        dim = self._dim_of("get_group", mesh_dim)
+        if not self._kept:
+            raise IndexError(f"get_group(): rank {self._rank} is not in {self!r}, and has none of its groups")
+        return mesh_groups.find(self._kept[dim])
+
+    def get_all_groups(self) -> list[Any]:
+        """The groups of this rank along all dimensions.
+
+        Returns:
+            A list, by dimension.
+
+        Raises:
+            RuntimeError, IndexError: As of get_group.
+
+        Example:
+            >>> [group.size() for group in dist.init_device_mesh("cpu", (1, 1)).get_all_groups()]
+            [1, 1]
+        """
+        return [self.get_group(dim) for dim in range(self.ndim)]
+
+    def _check_one_dimension(self, call: str) -> None:
+        if self.ndim != 1:
+            raise RuntimeError(f"{call}(): say which dimension: {self!r} has {self.ndim}; get_all_groups() has the groups of all")
+
+    def _dim_of(self, call: str, mesh_dim: int | str) -> int:
+        """The number of a dimension, from 0."""
+        if isinstance(mesh_dim, str):
+            return self._get_mesh_dim_by_name(mesh_dim)
+        if not isinstance(mesh_dim, int):
+            raise AssertionError(f"{call}(): mesh_dim must be a name or an int, got {type(mesh_dim).__name__}")
+        if not -self.ndim <= mesh_dim < self.ndim:
+            raise IndexError(f"{call}(): dimension {mesh_dim} is not one of {self!r}, which has {self.ndim}")
+        return mesh_dim % self.ndim
+
+    def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
+        """The number of the dimension of this name."""
+        if not self._mesh_dim_names:
+            raise KeyError("No `mesh_dim_names` found.")
+        if mesh_dim_name not in self._mesh_dim_names:
+            raise KeyError(f"there is no dimension {mesh_dim_name!r} of the mesh; there are {', '.join(self._mesh_dim_names)}")
+        return self._mesh_dim_names.index(mesh_dim_name)
+
+    # ---- where this rank is
+
+    def get_rank(self) -> int:
+        """The rank of this process in the world.
+
+        Returns:
+            The global rank; of a mesh of a World, the rank in that.
+
+        Example:
+            >>> dist.init_device_mesh("cpu", (1,)).get_rank()
+            0
+        """
+        return self._rank
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """The rank of this process in its group along a dimension.
+
+        Args:
+            mesh_dim: As in get_group, as are the errors.
+
+        Returns:
+            The rank in the group.
+
+        Raises:
+            RuntimeError, KeyError, IndexError: As of get_group.
+
+        Example:
+            >>> dist.init_device_mesh("cpu", (1, 1)).get_local_rank(1)
+            0
+        """
+        if mesh_dim is None:
+            self._check_one_dimension("get_local_rank")
+        return get_rank(self.get_group(mesh_dim))
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Where this rank is in the mesh.
+
+        Returns:
+            Its index along each dimension; None where it is not in the mesh.
+
+        Example:
+            >>> dist.init_device_mesh("cpu", (1, 1)).get_coordinate()
+            (0, 0)
+        """
+        return self._coordinate_on_dim
+
+    def _sym_get_coordinate(self, index: int) -> int:
+        """The coordinate along one dimension."""
+        if self._coordinate_on_dim is None:
+            raise AssertionError(f"rank {self._rank} is not in {self!r}")
+        return self._coordinate_on_dim[index]
+
+    def _is_current_rank_part_of_mesh(self) -> bool:
+        return self._coordinate_on_dim is not None
+
+    def _find_coordinate(self) -> tuple[int, ...] | None:
+        row = self._row_here()
+        if row is None or self._rank not in row:
+            return None
+        return unravelled(row.index(self._rank), self.shape)
+
+    def _row_here(self) -> list[int] | None:
+        """The ranks of the mesh, or of the one of several that this rank is in; None where it is in none of several."""
+        cut = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
+        return cut[0] if len(cut) == 1 else next((row for row in cut if self._rank in row), None)
+
+    # ---- what it is
+
+    @property
+    def device_type(self) -> str:
+        """What the arrays are on."""
+        return self._device_type
+
+    @property
+    def mesh(self) -> Any:
+        """The ranks as an array of int32, of the library whose array was given. Where none was, it is of PyTorch if the program has
+        imported that, else of NumPy, else a SharedArray."""
+        row = self._row_here()
+        if row is None:
+            raise RuntimeError(
+                f"the ranks of {self!r} cannot be told: it was sliced from a mesh of {len(self._rank_map)} ranks, "
+                f"which rank {self._rank} is not in"
+            )
+        return as_array(row, self.shape, self._library)
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """The names of the dimensions."""
+        return self._mesh_dim_names
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self._layout)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many ranks each dimension has."""
+        return shape_of(self._layout)
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """How many ranks there are.
+
+        Args:
+            mesh_dim: Along this dimension alone.
+
+        Returns:
+            The number of ranks of the mesh, or of the dimension.
+
+        Raises:
+            IndexError: There is no such dimension.
+
+        Example:
+            >>> mesh = dist.init_device_mesh("cpu", (1, 1))
+            >>> mesh.size(), mesh.size(0)
+            (1, 1)
+        """
+        return prod(self.shape) if mesh_dim is None else self.shape[self._dim_of("size", mesh_dim)]
+
+    def __repr__(self) -> str:
+        shape = self.shape
+        if self._mesh_dim_names:
+            text = f"({', '.join(f'{name}={size}' for name, size in zip(self._mesh_dim_names, shape, strict=True))})"
+        else:
+            text = repr(shape)
+        strides = [tuple(stride for _, stride in axis) for axis in self._layout]
+        text = f"DeviceMesh({text}, {self.device_type!r}, stride={tuple(each[0] if len(each) == 1 else each for each in strides)}"
+        row = self._row_here() if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL" else None
+        return f"{text})" if row is None else f"{text}, Mesh: {nested(row, shape)})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._rank_map, self._layout, self._device_type, self._mesh_dim_names, self._home
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is a mesh of the same ranks, dimensions and names."""
+        return self is other or (isinstance(other, DeviceMesh) and self._key() == other._key())
+
+    def __enter__(self) -> Self:
+        """Make it the current mesh of this thread, for libraries that ask for one."""
+        _mesh_resources.mesh_stack.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _mesh_resources.mesh_stack.pop()
+
+    # ---- meshes made from it
+
+    def _get_root_mesh(self) -> DeviceMesh:
+        """The mesh that it was made from; itself where it was made from none."""
+        return self._root_mesh or self
+
+    def _get_root_mesh_dim(self) -> int | None:
+        """Which dimension of the root a mesh of one dimension is; None without names."""
+        if not self._mesh_dim_names:
+            return None
+        if len(self._mesh_dim_names) != 1:
+            raise AssertionError(f"{self!r} has several dimensions")
+        return self._get_root_mesh()._get_mesh_dim_by_name(self._mesh_dim_names[0])
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """The mesh of some of the dimensions, with the same groups: of the ranks that differ from this one in them alone.
+
+        Args:
+            mesh_dim_names: A name, or a tuple of them in the order of the dimensions. Of the root mesh names of flattened meshes
+                will do, too.
+
+        Returns:
+            A mesh; this one where all of its names are given.
+
+        Raises:
+            RuntimeError: The mesh has no names, or the dimensions overlap.
+            KeyError: There is no such name, or they stand in another order.
+        """
+        if not self._mesh_dim_names:
+            raise RuntimeError(f"Cannot slice a DeviceMesh without mesh_dim_names: {self!r}")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._mesh_dim_names:
+            return self
+        sources = [self._source_of(name, names) for name in names]
+        layout = tuple(mesh._layout[dim] for mesh, dim in sources)
+        if not is_sorted(layout):
+            raise KeyError(f"Invalid mesh_dim_names {names} specified: they stand in the order of the dimensions, {self._names_here()}")
+        if has_overlap(layout):
+            raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed: they have ranks in common")
+        return self._part(layout, names, None if self._kept is None else [mesh._kept[dim] for mesh, dim in sources if mesh._kept])
+
+    def _source_of(self, name: str, names: tuple[str, ...]) -> tuple[DeviceMesh, int]:
+        """The mesh that has a dimension of this name, and which: this one, or a flattened one of the root."""
+        if name in self._mesh_dim_names:  # type: ignore[operator]
+            return self, self._get_mesh_dim_by_name(name)
+        if self._root_mesh is None and name in self._flatten_mapping:
+            return self._flatten_mapping[name], 0
+        raise KeyError(f"Invalid mesh_dim_names {names} specified: {name!r} is none of {self._names_here()}")
+
+    def _names_here(self) -> list[str]:
+        return [*(self._mesh_dim_names or ()), *(self._flatten_mapping if self._root_mesh is None else ())]
+
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
+        """A mesh of one dimension for each row of ranks along it."""
+        dim = self._get_mesh_dim_by_name(mesh_dim_name)
+        submeshes = []
+        for row in rows((self._layout[dim],), len(self._rank_map)):
+            ranks = tuple(self._rank_map[place] for place in row)
+            submesh = DeviceMesh.__new__(DeviceMesh)
+            submesh._fill(self._device_type, row_major((len(ranks),)), ranks, (mesh_dim_name,), None, self._home, self._rank)
+            submesh._kept = [self._kept[dim]] if self._kept and self._rank in ranks else []
+            submesh._library = self._library
+            submeshes.append(submesh)
+        return submeshes
+
+    def _flatten(self, mesh_dim_name: str | None = None, backend_override: AnyOverride | None = None) -> DeviceMesh:
+        """The mesh of the same ranks in one dimension, with a group of all of them. All ranks of the world call it.
+
+        It is made once, and then found by its name: `root[name]`, `root.get_group(name)`.
+
+        Args:
+            mesh_dim_name: Its name: the names of the dimensions, with "_" in between, unless given.
+            backend_override: A backend, options, or both, for its group.
+
+        Raises:
+            RuntimeError: The mesh has no names.
+            ValueError: The name is taken.
+        """
+        if not self._mesh_dim_names:
+            raise RuntimeError(f"Cannot flatten a DeviceMesh without mesh_dim_names: {self!r}")
+        name = mesh_dim_name or "_".join(self._mesh_dim_names)
+        if self.ndim == 1 and name == self._mesh_dim_names[0]:
+            return self
+        root = self._get_root_mesh()
+        layout = (joined(self._layout),)
+        if name in (root._mesh_dim_names or ()):
+            raise ValueError(f"_flatten(): {name!r} is a dimension of {root!r}: give another mesh_dim_name")
+        made = root._flatten_mapping.get(name)
+        if made is None:
+            made = self._part(layout, (name,), None)
+            made._keep_groups([as_override(backend_override)])
+            root._flatten_mapping[name] = made
+        elif made._layout != layout:
+            raise ValueError(f"_flatten(): there is another flattened mesh {name!r}, {made!r}: give another mesh_dim_name")
+        return made
+
+    def _unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: Mapping[str, AnyOverride] | None = None,
+    ) -> DeviceMesh:
+        """The mesh with one dimension cut into several, each with groups of its own. All ranks of the world call it.
+
+        Args:
+            dim: The dimension, by number or name.
+            mesh_sizes: The sizes of the new ones, whose product is its size.
+            mesh_dim_names: Their names.
+            backend_override: Backends, options or both for the groups of some, by name.
+
+        Raises:
+            ValueError: There is no such dimension, or the sizes do not fit.
+            RuntimeError: There are not as many names as sizes, or the mesh has no names.
+        """
+        try:
+            at = self._dim_of("_unflatten", dim)
+        except LookupError as error:
+            raise ValueError(f"_unflatten(): {error.args[0]}") from None
+        sizes, names = tuple(mesh_sizes), tuple(mesh_dim_names)
+        if len(sizes) != len(names):
+            raise RuntimeError(f"_unflatten(): mesh_dim_names must have same length as mesh_sizes: {names} for {sizes}")
+        if not self._mesh_dim_names:
+            raise RuntimeError(f"_unflatten(): the dimensions of {self!r} have no names")
+        axis = self._layout[at]
+        fits = prod(sizes) == size_of(axis) and all(size > 0 for size in sizes)
+        parts = split(axis, sizes) if fits else None
+        if parts is None:
+            raise ValueError(f"_unflatten(): the dimension {dim} has the size {size_of(axis)}, which {sizes} cannot be made of")
+        overrides = overrides_by_dim(backend_override, len(sizes), names)
+        kept = None
+        if self._kept is not None:
+            made = self._make_groups(parts, names, overrides)
+            kept = [*self._kept[:at], *made, *self._kept[at + 1 :]]
+        layout = (*self._layout[:at], *parts, *self._layout[at + 1 :])
+        return self._part(layout, (*self._mesh_dim_names[:at], *names, *self._mesh_dim_names[at + 1 :]), kept)
+
+    @staticmethod
+    def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
+        """The mesh of the dimensions of several meshes that were made from the same one.
+
+        Args:
+            device_mesh_list: The meshes.
+
+        Raises:
+            RuntimeError: They were made from others, or have ranks in common.
+        """
+        first = device_mesh_list[0]
+        for mesh in device_mesh_list:
+            if (mesh._rank_map, mesh._home) != (first._rank_map, first._home):
+                raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device meshes: {first!r} and {mesh!r}")
+            if not mesh._mesh_dim_names:
+                raise RuntimeError(f"Cannot concatenate a DeviceMesh without mesh_dim_names: {mesh!r}")
+        layout = tuple(axis for mesh in device_mesh_list for axis in mesh._layout)
+        if has_overlap(layout):
+            raise RuntimeError(f"Cannot concatenate overlapping meshes: {list(device_mesh_list)}")
+        names = tuple(name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ())
+        return first._part(layout, names, [kept for mesh in device_mesh_list for kept in mesh._kept or ()])
+
+    @staticmethod
+    def from_group(
+        group: ProcessGroup | World | Sequence[ProcessGroup] | Sequence[World],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """A mesh of groups that there are.
+
+        Args:
+            group: A group, or a list of one for each dimension: groups of c10d, or Worlds.
+            device_type: As of DeviceMesh.
+            mesh: The ranks, as of DeviceMesh. Several groups need it.
+            mesh_dim_names: A name for each dimension. Several groups need them.
+
+        Returns:
+            The mesh. Of a World, its ranks are those of the World.
+
+        Raises:
+            ValueError: The mesh does not fit the groups, or is missing.
+
+        Example:
+            >>> with World() as world:
+            ...     dist.DeviceMesh.from_group(world, "cpu", mesh_dim_names=("dp",))
+            DeviceMesh((dp=1), 'cpu', stride=((),))
+        """
+        if isinstance(group, (ProcessGroup, _core.Group)):
+            return _mesh_of_group(group, device_type, mesh, mesh_dim_names)
+        groups = list(group)
+        if not groups:
+            raise ValueError("from_group(): expects at least one group to be passed")
+        if mesh is None or mesh_dim_names is None:
+            raise ValueError(f"from_group(): {len(groups)} groups need mesh and mesh_dim_names")
+        return _mesh_of_groups(groups, device_type, mesh, mesh_dim_names)
+
+
+def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequence[str] | None) -> DeviceMesh:
+    is_world = mesh_groups.is_world(group)
+    ranks = list(range(group.size)) if is_world else get_process_group_ranks(group)
+    if mesh is not None and read_ranks(mesh) != (tuple(ranks), (len(ranks),)):
+        raise ValueError(f"from_group(): the mesh {mesh} is not the ranks of the group, which are {ranks}")
+    made = DeviceMesh(
+        device_type, ranks, mesh_dim_names=mesh_dim_names, world=group if is_world else None, _init_backend=False
+    )
+    made._library = library_of(mesh)
+    made._kept = [group if is_world else group.group_name]
+    return made
+
+
+def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_names: Sequence[str]) -> DeviceMesh:
+    ranks, shape = read_ranks(mesh)
+    if len(shape) != len(groups):
+        raise ValueError(f"from_group(): the mesh has {len(shape)} dimensions, and there are {len(groups)} groups")
+    are_worlds = {mesh_groups.is_world(group) for group in groups}
+    if len(are_worlds) > 1:
+        raise ValueError("from_group(): the groups are Worlds, or groups of c10d, and not both")
+    if are_worlds == {False}:
+        made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False)
+        made._kept = [group.group_name for group in groups]
+        return made
+    for dim, (group, size) in enumerate(zip(groups, shape, strict=True)):
+        if group.size != size:
+            raise ValueError(f"from_group(): dimension {dim} of the mesh has {size} ranks, and its group has {group.size}")
+    place = 0
+    for group, size in zip(groups, shape, strict=True):
+        place = place * size + group.rank
+    made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False, _rank=ranks[place])
+    made._home = OfGroups(ranks[place])
+    made._kept = groups
+    return made
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[Any, AnyOverride] | None = None,
+    world: World | None = None,
+) -> DeviceMesh:
+    """A mesh of this shape, of the ranks from 0 on in row-major order. All ranks of the world call it.
+
+    Args:
+        device_type: "cpu", "cuda" or the like, without an index.
+        mesh_shape: How many ranks each dimension has.
+        mesh_dim_names: A name for each dimension.
+        backend_override: Backends, options or both (a pair) for the groups of some dimensions, by number or name.
+        world: The ranks are those of this World instead of the default one.
+
+    Returns:
+        A DeviceMesh.
+
+    Raises:
+        RuntimeError: The world is too small, names repeat themselves or are not as many as dimensions, a device has an index, or
+            an override is for no dimension.
+        ValueError: A size is no positive number.
+
+    Example:
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh["dp"].size()
+        1
+    """
+    shape = tuple(mesh_shape)
+    names = check_names(mesh_dim_names, shape)
+    overrides = overrides_by_dim(backend_override, len(shape), names or ())
+    if not device_type.isalpha():
+        raise RuntimeError(f"Device type with index is not supported but got {device_type!r}: it is all letters, as in 'cuda'")
+    for size in shape:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"init_device_mesh(): a dimension has 1 rank or more: mesh_shape is {shape}")
+    mesh = nested(range(prod(shape)), shape)
+    return DeviceMesh(device_type, mesh, mesh_dim_names=names, backend_override=overrides, world=world)
+
+
+# ---- the current mesh
+
+
+class _MeshEnv(_local):
+    """The meshes of the `with` statements that this thread is in."""
+
+    def __init__(self) -> None:
+        self.mesh_stack: list[DeviceMesh] = []
+
+    def get_current_mesh(self) -> DeviceMesh:
+        """The mesh of the innermost one."""
+        if not self.mesh_stack:
+            raise RuntimeError("No device mesh is currently active!")
+        return self.mesh_stack[-1]
+
+    def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
+        """Deprecated: what the mesh was made from."""
+        warn("get_root_mesh is deprecated: use _get_root_mesh of the mesh")
+        return device_mesh._get_root_mesh()
+
+    def _get_all_submeshes(self, device_mesh: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
+        """Deprecated: the same method of the mesh."""
+        warn("_get_all_submeshes is deprecated: use _get_all_submeshes of the mesh")
+        return device_mesh._get_all_submeshes(mesh_dim_name)
+
+
+_mesh_resources = _MeshEnv()
