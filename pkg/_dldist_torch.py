@@ -6,6 +6,9 @@ neither take time nor fail, and importing anything of dldist loads its extension
 
 from __future__ import annotations
 
+import os
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -15,6 +18,8 @@ def autoload() -> None:
     """What PyTorch calls at the end of `import torch`, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
     try:
         register()
+        if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
+            set_as_gloo(True)
     except Exception as error:
         import warnings
 
@@ -58,3 +63,57 @@ def _create_independent_group(store: Any, rank: int, world_size: int, timeout: A
     from dldist.torch._groups import create_independent_group
 
     return create_independent_group(store, rank, world_size, timeout, device)
+
+
+# ---- in the place of Gloo
+
+
+class _InPlaceOfGloo(type):
+    """Of a class that PyTorch and its programs take for ProcessGroupGloo. Only its first object imports dldist."""
+
+    torchs: Any
+    """PyTorch's class."""
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        from dldist.torch._groups import create_gloo
+
+        return create_gloo(*args, **named)
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        if isinstance(thing, cls.torchs):
+            return True
+        made = sys.modules.get("dldist.torch._groups")
+        return made is not None and made.is_in_place_of_gloo(thing)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.torchs, name)  # options, devices
+
+
+def set_as_gloo(is_wanted: bool) -> None:
+    """Have PyTorch make groups over dldist for the name "gloo", or its own again. Groups that there are stay what they are."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise RuntimeError('this PyTorch has no backend "gloo" that dldist could take the place of')
+    from torch._C import _distributed_c10d
+    from torch.distributed import distributed_c10d
+
+    current: Any = distributed_c10d.ProcessGroupGloo
+    torchs = current.torchs if isinstance(current, _InPlaceOfGloo) else current
+    chosen = _InPlaceOfGloo("ProcessGroupGloo", (), {"torchs": torchs}) if is_wanted else torchs
+    for module in (dist, distributed_c10d, _distributed_c10d):
+        module.ProcessGroupGloo = chosen
+    _let_wrappers_have(torchs)
+
+
+def _let_wrappers_have(torchs: Any) -> None:
+    """The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL is in C++, and takes PyTorch's own class alone to talk to the other ranks."""
+    from torch.distributed import distributed_c10d
+
+    def create_wrapper(wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None) -> Any:
+        prefix = f"{distributed_c10d.PG_WRAPPER_STORE_PREFIX}:{store_prefix}"
+        limit = distributed_c10d.default_pg_timeout if timeout is None else timeout
+        helper = torchs(distributed_c10d.PrefixStore(prefix, store), rank, world_size, timeout=limit)
+        return distributed_c10d._ProcessGroupWrapper(wrapped_pg, helper)
+
+    distributed_c10d._create_process_group_wrapper = create_wrapper

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _dldist_torch import register
+from _dldist_torch import register, set_as_gloo
 
 from dldist.torch._groups import runner_of
 from dldist.torch._hook import averaged_in_shared_memory
@@ -18,9 +18,27 @@ from dldist.torch._plain import ProcessGroup
 from dldist.torch._work import Work
 from dldist.world import World
 
-__all__ = ["ProcessGroup", "Work", "empty", "share_buckets", "world_of"]
+__all__ = ["ProcessGroup", "Work", "empty", "install", "share_buckets", "world_of"]
 
 register()
+
+
+def install(as_gloo: bool = False) -> None:
+    """Register the backend "dldist", as importing this package does.
+
+    Args:
+        as_gloo: Whether programs that ask for "gloo" get dldist from now on, as with DLDIST_TORCH_AS_GLOO=1. False gives the name
+            back to PyTorch's own backend. Groups that there are stay what they are.
+
+    Raises:
+        RuntimeError: if this PyTorch has no Gloo.
+
+    Example:
+        >>> dldist.torch.install(as_gloo=True)
+        >>> dist.init_process_group("gloo")
+    """
+    register()
+    set_as_gloo(as_gloo)
 
 
 def world_of(group: Any = None) -> World:

@@ -44,13 +44,28 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
     return group
 
 
-def _over(runner: Runner, device_type: str = "cpu") -> Any:
+@not_compiled
+def create_gloo(store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None) -> Any:
+    """What ProcessGroupGloo(...) gives where dldist is in its place. `options` are Gloo's, or a time-out."""
+    given = timeout if options is None else getattr(options, "_timeout", options)
+    limit = dist.distributed_c10d.default_pg_timeout if given is None else given
+    ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
+    return _over(Runner.meeting(store, "gloo", ranks, rank, limit), backend="gloo")
+
+
+def is_in_place_of_gloo(thing: Any) -> bool:
+    """Whether create_gloo() has made it."""
+    return getattr(thing, "serves_as", "") == "gloo"
+
+
+def _over(runner: Runner, device_type: str = "cpu", backend: str = "dldist") -> Any:
     native = _native.load()
     if native is not None:
-        return native.Backend(runner, "dldist", runner.group.timeout)
+        return native.Backend(runner, backend, runner.group.timeout)
     from dldist.torch._plain import ProcessGroup
 
-    return ProcessGroup(runner, ",".join(f"{served}:dldist" for served in dict.fromkeys(("cpu", device_type))))
+    config = ",".join(f"{served}:{backend}" for served in dict.fromkeys(("cpu", device_type)))
+    return ProcessGroup(runner, config, backend)
 
 
 def runner_of(group: Any) -> Runner | None:

@@ -35,8 +35,11 @@ def reduction_of(op: Any) -> Any:
 class FromTorch:
     """A mixin for a dldist backend: the backend takes torch's options, and waits for an operation if they say so."""
 
+    serves_as = "dldist"
+    """The name of the backend for torch."""
+
     def getBackendName(self) -> str:
-        return "dldist"
+        return self.serves_as
 
     def _op(self, opts: Any) -> Any:
         op = getattr(opts, "reduceOp", None)

@@ -92,11 +92,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     Every call takes torch's forms with lists and options as well as the flat ones. All ranks are group ranks.
     """
 
-    def __init__(self, runner: Runner, config: str = "cpu:dldist") -> None:
+    def __init__(self, runner: Runner, config: str = "", serves_as: str = "dldist") -> None:
         super().__init__(runner.group.rank, runner.group.size)  # type: ignore[call-arg]
         self._runner = runner
+        self.serves_as = runner.cpu.serves_as = serves_as
+        """The name of the backend."""
         self._desc = "undefined"
-        self._config = config  # used if torch.distributed does not know this group
+        self._config = config or f"cpu:{serves_as}"  # used if torch.distributed does not know this group
         # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
         # and waits for it in the next backward pass. Without the Python half it would wait for ever.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
@@ -107,10 +109,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- who it is
 
     def getBackendName(self) -> str:
-        return "dldist"
+        return self.serves_as
 
     def _get_backend_name(self) -> str:
-        return "dldist"
+        return self.serves_as
+
+    @property
+    def options(self) -> Any:
+        return self._runner.cpu.options
 
     def get_group_store(self) -> Any:
         """The store in which its ranks have met."""
@@ -162,19 +168,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _is_absent(self, kind: str) -> bool:
         """Whether we serve this type of device, but this machine has no such device."""
-        is_ours = self._names_of_backends().get(kind) == "dldist"
+        is_ours = self._is_ours(kind)
         return kind == "cuda" and is_ours and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:
         """Whether we serve this type of device, and no other group does."""
-        return self._names_of_backends().get(kind, "dldist") == "dldist"
+        return self._names_of_backends().get(kind, self.serves_as) == self.serves_as
 
     def _serving(self, kind: str) -> Any:
         """The backend of ours, or the torch group, that serves a type of device. All ranks come here at their first call."""
         name = self._names_of_backends().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")
-        if name == "dldist":
+        if name == self.serves_as:
             return self._runner.serving(kind)
         group = self._served.get(kind)
         if group is None:
@@ -277,7 +283,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{name}/", self._runner.store)
-        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout)), group_desc)
+        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout), serves_as=self.serves_as), group_desc)
 
     splitGroup = split_group
 
@@ -294,7 +300,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         All ranks of each group call it. The ranks of one group get consecutive ranks in the new one.
         """
         name = group_name or f"{self._runner.name}:merged"
-        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
+        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout), serves_as=self.serves_as), group_desc)
 
 
 def _end_of(group: Any) -> Callable[[], object]:

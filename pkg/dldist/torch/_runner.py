@@ -110,9 +110,10 @@ class Runner:
     def _backends(self) -> list[Any]:
         return [self.cpu] if self._cuda is None else [self.cpu, self._cuda]
 
-    def describe(self, name: str, desc: str) -> None:
-        """Say what torch calls the group, in reports and dumps."""
+    def describe(self, name: str, desc: str, ranks: list[int] | None = None) -> None:
+        """Say what torch calls the group, in reports and dumps, and, where it says so only now, which ranks are its members."""
         self.name = name
+        self.ranks = ranks or self.ranks
         self.group._describe(name, desc, self.ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:

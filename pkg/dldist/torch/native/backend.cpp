@@ -944,6 +944,8 @@ class Backend : public c10d::Backend {
     describe();
   }
 
+  intrusive_ptr<c10d::Backend::Options> options() const { return options_; }
+
   py::object runner() const { return py::reinterpret_borrow<py::object>(runner_.get()); }
 
  private:
@@ -1051,7 +1053,8 @@ class Backend : public c10d::Backend {
   void describe() {
     if (!pg_uid_.empty()) {
       Gil gil;
-      callRunner("describe", pg_uid_, pg_desc_.empty() ? "undefined" : pg_desc_);
+      callRunner(
+          "describe", pg_uid_, pg_desc_.empty() ? "undefined" : pg_desc_, options_->global_ranks_in_group);
     }
   }
 
@@ -1133,7 +1136,9 @@ PYBIND11_MODULE(DLDIST_MODULE, module) {
           py::arg("runner"),
           py::arg("name"),
           py::arg("timeout"))
+      .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("get_error", [](Backend& self) { return static_cast<int>(self.getError()); })
-      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def_property_readonly("options", &Backend::options)
+      .def_property_readonly("serves_as", [](const Backend& self) { return self.getBackendName(); })
       .def_property_readonly("runner", &Backend::runner);
 }
