@@ -181,6 +181,7 @@ class Reducer(C10dNames):
             DistMismatchError: The ranks have different parameters.
         """
         operations = operations_of(process_group)
+        self._backend_name = _backend_name(process_group)
         if self._hook is not None and self._hook_state is self._operations:
             self._hook_state = operations
         self._operations = operations
@@ -727,7 +728,7 @@ class Reducer(C10dNames):
             "iteration": self._times.passes,
             "rank": self._operations.rank,
             "world_size": self._operations.size,
-            "backend_name": _backend_name(self._operations),
+            "backend_name": self._backend_name,
             "num_parameter_tensors": len(self._parameters),
             "total_parameter_size_bytes": sum(parameter.nbytes for parameter in self._parameters),
             "dtypes": ", ".join(sorted({parameter.dtype for parameter in self._parameters})),
@@ -788,6 +789,9 @@ def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: S
             raise _core.DistArgumentError(f"Reducer(): argument 'bucket_indices[{number}]' mixes {', '.join(sorted(dtypes))}")
 
 
-def _backend_name(operations: Any) -> str:
-    process_group = getattr(operations, "_pg", None)
-    return "dldist" if process_group is None else str(process_group.name())
+def _backend_name(process_group: Any) -> str:
+    if isinstance(process_group, _core.Group):
+        return "dldist"
+    from dldist.c10d.groups import get_backend
+
+    return get_backend(process_group)

@@ -142,6 +142,8 @@ class Logger:
             "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
             "master_port": os.environ.get("MASTER_PORT", "N/A"),
             "torch_distributed_debug": os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A"),
+            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "N/A"),
+            "is_multi_device_module": 0,
         }
         data = DDPLoggingData()
         for name, value in {**surroundings, **self._reducer.stats(), **self._construction, **self._overrides}.items():
