@@ -144,7 +144,6 @@ _is_fp8 _exception_logger _time_logger
 
 NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  # without NCCL, or before there is a group
 
-AUTOGRAD = "of autograd, which is a framework's: a Reducer is told of gradients"
 MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
 TENSOR_WORKS = "torch's dispatcher waits for tensors: wait_tensor() of dldist.functional knows its own"
@@ -181,15 +180,6 @@ DIFFERENCES = {
     "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory of GPUs",
     "Future._set_unwrap_func": "of futures between devices",
     "Future._is_protocol": "machinery of typing",
-    "Reducer._delay_all_reduce": AUTOGRAD,
-    "Reducer._install_post_backward_futures": AUTOGRAD,
-    "Reducer._push_all_rebuilt_params": AUTOGRAD,
-    "Reducer._remove_autograd_hooks": AUTOGRAD,
-    "Reducer._set_forward_pass_work_handle": AUTOGRAD,
-    "Reducer._set_mixed_precision_param_dtype": AUTOGRAD,
-    "Reducer._set_optimizer_in_backward": AUTOGRAD,
-    "Reducer._set_sparse_metadata": "gradients are dense",
-    "Reducer._set_ddp_runtime_logging_sample_rate": "statistics are of all passes",
     "_World.comms": "torchcomms, which is another library",
 }
 used_differences = set()

@@ -189,9 +189,10 @@ class Autograd:
 
     def settle_unused(self, slot: Slot) -> None:
         """What a parameter has without this pass goes with it: it may be the sum of passes that were not synchronised."""
-        if slot.parameter.like.grad is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
-            slot.save()
         self.fill(slot)
+        if slot.gradient is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
+            self._reducer._buckets[slot.bucket_index].fill()
+            slot.save()
         if slot.parameter.index in self._used_before:
             self._reducer._used_map[slot.parameter.index] = 1
 

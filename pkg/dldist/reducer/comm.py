@@ -86,8 +86,13 @@ def collect(bucket: Bucket) -> None:
         outcome = outcome[0]
     try:
         bucket.accept(outcome)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
+    except TypeError as error:
+        raise _core.DistTypeError(
+            f"the communication hook of bucket {bucket.index}: the callback must return a torch.futures.Future object, but got "
+            f"{type(outcome).__name__}; an array of the bucket's length, or a Future, a Work or a function that gives one, will do: {error}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
             f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
             f"function that gives one: {error}"
         ) from error
