@@ -34,7 +34,8 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
 dd_status
 group_check_parent_locked(dd_group *parent, dd_error *err)
 {
-    return parent->is_revoked && !parent->is_closing ? DD_OK : dd_group_check_usable_locked(parent, "split", err);
+    return parent->is_revoked && !parent->is_closing ? DD_OK
+                                                     : dd_group_check_usable_locked(parent, "split", err);
 }
 
 dd_status

@@ -108,7 +108,7 @@ struct dd_group {
     bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
     bool is_suspended;
-    bool is_revoked; /* by this rank or another: it may have failed before */
+    bool is_revoked;    /* by this rank or another: it may have failed before */
     bool has_more_news; /* on the board: a link is about to tell it */
     bool is_asking;     /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;

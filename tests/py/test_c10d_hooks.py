@@ -4,9 +4,9 @@ import array
 import inspect
 
 import dldist
+import dldist.c10d.backend_base
 import numpy as np
 import pytest
-import dldist.c10d.backend_base
 from dldist import flight_recorder
 from dldist.c10d import hooks
 from dldist.c10d.low_level import LowLevelCalls

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.torch
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        torch.manual_seed(3)
         self.first, self.second, self.third = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+        generator = torch.Generator().manual_seed(3)  # ranks are threads, which share torch's own
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
     def forward(self, x, uses_second=True):
         x = self.first(x)
@@ -214,9 +217,9 @@ def test_what_is_refused():
 
 def test_hooks_can_be_removed_or_not_be_there():
     with dldist.Group(None, 0, 1) as group:
-        for reducer_of in (lambda p: dldist.Reducer([p], process_group=group), lambda p: dldist.Reducer([p], process_group=group, use_python_reducer=True)):
+        for use_python_reducer in (False, True):
             parameter = torch.zeros(2, requires_grad=True)
-            reducer = reducer_of(parameter)
+            reducer = dldist.Reducer([parameter], process_group=group, use_python_reducer=use_python_reducer)
             reducer._remove_autograd_hooks()
             reducer.prepare_for_backward()
             parameter.sum().backward()

@@ -13,8 +13,9 @@
 #define MAX_DIMENSIONS 16
 
 /* Names in records are static; torch's analyser knows these. */
-static const char *const names[] = {"send",         "recv",           "broadcast",  "all_reduce", "reduce",  "all_gather",
-                                    "reduce_scatter", "all_to_all", "barrier", "scatter", "gather"};
+static const char *const names[] = {"send",    "recv",       "broadcast",      "all_reduce",
+                                    "reduce",  "all_gather", "reduce_scatter", "all_to_all",
+                                    "barrier", "scatter",    "gather"};
 
 static const char *
 static_name(const char *name)
@@ -137,10 +138,10 @@ py_recorder_begin(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyO
     bool is_p2p;
     int peer;
     int64_t timeout_ns;
-    const py_params params = PY_PARAMS(
-        "_begin_record", 7, 7, {"group", PY_OBJECT, &capsule}, {"name", PY_TEXT, &name},
-        {"is_p2p", PY_FLAG, &is_p2p}, {"peer", PY_INT, &peer}, {"timeout_ns", PY_INT64, &timeout_ns},
-        {"inputs", PY_OBJECT, &inputs}, {"outputs", PY_OBJECT, &outputs});
+    const py_params params = PY_PARAMS("_begin_record", 7, 7, {"group", PY_OBJECT, &capsule},
+                                       {"name", PY_TEXT, &name}, {"is_p2p", PY_FLAG, &is_p2p},
+                                       {"peer", PY_INT, &peer}, {"timeout_ns", PY_INT64, &timeout_ns},
+                                       {"inputs", PY_OBJECT, &inputs}, {"outputs", PY_OBJECT, &outputs});
     shapes read[2];
     if (!py_params_read(&params, state, args, nargs, kwnames) || !read_tensors(inputs, &read[0]) ||
         !read_tensors(outputs, &read[1])) {
