@@ -2,6 +2,7 @@
 
 
 import re
+import threading
 
 import dldist
 import pytest
@@ -171,11 +172,13 @@ def test_arrays_in_use_keep_what_is_in_them():
 
 
 def test_a_suspended_group_can_be_closed_and_aborted():
+    both = threading.Barrier(2)
+
     def case(group):
         group.suspend()
+        both.wait(10)
         if group.rank == 0:
             group.abort("enough")
-        return None
 
     in_groups(2, case)
     in_groups(2, lambda group: group.suspend())

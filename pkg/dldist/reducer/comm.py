@@ -86,16 +86,15 @@ def collect(bucket: Bucket) -> None:
         outcome = outcome[0]
     try:
         bucket.accept(outcome)
-    except TypeError as error:
-        raise _core.DistTypeError(
-            f"the communication hook of bucket {bucket.index}: the callback must return a torch.futures.Future object, but got "
-            f"{type(outcome).__name__}; an array of the bucket's length, or a Future, a Work or a function that gives one, will do: {error}"
-        ) from error
-    except ValueError as error:
-        raise ValueError(
+    except (TypeError, ValueError) as error:
+        text = (
             f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
             f"function that gives one: {error}"
-        ) from error
+        )
+        if isinstance(error, TypeError):  # with c10d's words, too
+            text += f" (callback must return a torch.futures.Future object, but got {type(outcome).__name__})"
+            raise _core.DistTypeError(text) from error
+        raise type(error)(text) from error
 
 
 def is_under_way(outcome: Any) -> bool:
