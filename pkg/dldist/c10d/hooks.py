@@ -223,7 +223,7 @@ class FlightRecorderHook:
             _core._end_record(self._group, record, failure)
 
 
-_RECORDED = {
+_RECORDED: dict[Any, str] = {
     HookOpName.SEND: "send",
     HookOpName.RECV: "recv",
     HookOpName.BROADCAST: "broadcast",

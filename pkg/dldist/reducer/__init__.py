@@ -153,9 +153,8 @@ class Reducer(C10dNames):
         self._hook_state: Any = None
         self._is_sync = True
         self._join: Join | None = None
-        self._forward_work: tuple[Any, bool] | None = None
-        """With c10d's join: the work that counts the ranks with a pass of their own, and whether to divide by all ranks nevertheless."""
-        self._bucket_dtype: str | None = None
+        self._forward_work = None
+        self._bucket_dtype = None
         self._autograd: Autograd | None = None
         self._operations: Any = None
         self._buckets: list[Bucket] = []

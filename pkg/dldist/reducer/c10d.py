@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 class C10dNames:
     """The methods of c10d's Reducer, in terms of ours."""
 
+    _bucket_dtype: str | None
+    """Of all buckets, if it is not that of their parameters."""
+    _forward_work: tuple[Any, bool] | None
+    """With c10d's join: the work that counts the ranks with a pass of their own, and whether to divide by all ranks nevertheless."""
+
     def _autograd_hook(self: Any, index: int) -> None:
         if self._autograd is None:
             self.mark_ready(index)
