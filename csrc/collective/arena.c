@@ -319,6 +319,41 @@ dd_arena_close(dd_arena *arena)
     dd_mem_free(arena);
 }
 
+/* The whole pages of our slot's data. */
+static dd_block
+own_data(const dd_arena *arena)
+{
+    uint8_t *start = arena->memory + ARENA_HEADER_BYTES + (size_t)arena->rank * slot_nbytes(arena->nranks);
+    size_t skipped = dd_arena_round_up(control_nbytes(arena->nranks), ARENA_PAGE);
+    return (dd_block){.data = start + skipped, .nbytes = slot_nbytes(arena->nranks) - skipped};
+}
+
+static dd_block
+own_results(const dd_arena *arena)
+{
+    bool is_ours = arena->rank == 0 && arena->nranks > 1;
+    return (dd_block){.data = arena->results, .nbytes = is_ours ? ARENA_RESULTS_SPACE_BYTES : 0};
+}
+
+size_t
+dd_arena_data_nbytes(const dd_arena *arena)
+{
+    return own_data(arena).nbytes + own_results(arena).nbytes;
+}
+
+dd_status
+dd_arena_give_back(dd_arena *arena, dd_error *err)
+{
+    dd_block parts[] = {own_data(arena), own_results(arena)};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (parts[i].nbytes > 0 && dd_sys_madvise(parts[i].data, parts[i].nbytes, MADV_REMOVE) != 0) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot give %zu bytes of an arena back",
+                                      parts[i].nbytes);
+        }
+    }
+    return DD_OK;
+}
+
 dd_arena_culprit
 dd_arena_get_culprit(const dd_arena *arena)
 {

@@ -71,6 +71,11 @@ void dd_arena_add_cpus(dd_arena *arena);
 bool dd_arena_is_crowded(dd_arena *arena);
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
+/* What this rank answers for of the memory through which data goes: its slot, and of the results one rank. */
+size_t dd_arena_data_nbytes(const dd_arena *arena);
+/* Gives it back to the system; what is written there takes it again. Between operations: every rank has done with what it has read. */
+dd_status dd_arena_give_back(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
+
 /* Which operations end with this rank's giving up. */
 typedef enum dd_arena_ending {
     DD_ARENA_ENDS_ALL,

@@ -183,13 +183,25 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
     return status;
 }
 
+static dd_status
+check_parent(dd_group *parent, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(parent->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(parent->engine);
+        status = group_check_parent_locked(parent, err);
+        dd_engine_unlock(parent->engine);
+    }
+    return status;
+}
+
 dd_status
 dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, const dd_group_options *options,
                dd_group **group, const dd_wait *wait, dd_error *err)
 {
     int own = -1;
     uint64_t id = 0;
-    dd_status status = group_check_usable(parent, "split", err);
+    dd_status status = check_parent(parent, err);
     if (status == DD_OK) {
         status = check_split(parent, ranks, nranks, &own, err);
     }
@@ -215,7 +227,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
          * not to blame. */
         dd_engine_lock(parent->engine);
         dd_error cause;
-        if (dd_group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {
+        if (group_check_parent_locked(parent, &cause) != DD_OK && parent->cause.code != DD_OK) {
             status = dd_error_copy(err, &cause);
         }
         dd_engine_unlock(parent->engine);

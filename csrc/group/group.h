@@ -52,6 +52,23 @@ dd_status dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err) DD
 
 /* Ends all works at once with DD_ABORTED and tells the members why. Idempotent (the first reason stays), from any thread. */
 void dd_group_abort(dd_group *group, const char *reason);
+/* The same, and from now on dd_group_split makes groups of its members nevertheless: what comes next needs them. If the group has failed
+ * before, that cause stays, and the other ranks do not hear of this. */
+void dd_group_revoke(dd_group *group, const char *reason);
+
+/* All ranks call this. Waits for their collectives that are under way, and gives the memory that the group works in back to the system, on
+ * all ranks when it returns. Until dd_group_resume, calls are DD_INVALID_ARGUMENT, but for the end of the group. Nothing if it is
+ * suspended already. Arrays in use keep what is in them. */
+dd_status dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Does not wait for the others, who call it, too. Nothing if the group is not suspended. */
+dd_status dd_group_resume(dd_group *group, dd_error *err) DD_MUST_CHECK;
+/* The shared memory that this rank of the group answers for, in bytes. */
+typedef struct dd_group_memory {
+    size_t suspend;   /* what a suspension gives back, at most */
+    size_t suspended; /* ... and what this one has given back */
+    size_t persist;   /* what stays */
+} dd_group_memory;
+void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
 
 int dd_group_rank(const dd_group *group);
 int dd_group_size(const dd_group *group);

@@ -23,7 +23,19 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
         group_note_call(group, what, 0, 0, err);
         return group->cause.code;
     }
+    if (group->is_suspended) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s: " GROUP_FORMAT " is suspended: call resume() on all its ranks first", what,
+                            GROUP_ARGS(group));
+    }
     return DD_OK;
+}
+
+dd_status
+group_check_parent_locked(dd_group *parent, dd_error *err)
+{
+    return parent->is_revoked && !parent->is_closing ? DD_OK
+                                                     : dd_group_check_usable_locked(parent, "split", err);
 }
 
 dd_status

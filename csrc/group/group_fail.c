@@ -87,6 +87,7 @@ stop_arena_locked(dd_group *group)
 void
 group_fail_cause_locked(dd_group *group, const dd_cause *cause)
 {
+    group->is_revoked = group->is_revoked || cause->kind == DD_CAUSE_REVOKED;
     if (group->cause.code != DD_OK) {
         return;
     }
@@ -197,18 +198,30 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 
 /* ---- giving up */
 
-void
-dd_group_abort(dd_group *group, const char *reason)
+static void
+give_up(dd_group *group, dd_cause_kind kind, const char *reason)
 {
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
         return;
     }
     dd_engine_lock(group->engine);
     if (group->context != NULL) {
-        dd_cause cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
+        dd_cause cause = group_make_cause(group, kind, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "%s", reason);
         group_fail_cause_locked(group, &cause);
     }
     dd_engine_unlock(group->engine);
     dd_engine_kick(group->engine);
+}
+
+void
+dd_group_abort(dd_group *group, const char *reason)
+{
+    give_up(group, DD_CAUSE_ABORTED, reason);
+}
+
+void
+dd_group_revoke(dd_group *group, const char *reason)
+{
+    give_up(group, DD_CAUSE_REVOKED, reason);
 }

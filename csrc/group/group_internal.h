@@ -107,6 +107,8 @@ struct dd_group {
     dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
     bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
+    bool is_suspended;
+    bool is_revoked;    /* by this rank or another: it may have failed before */
     bool has_more_news; /* on the board: a link is about to tell it */
     bool is_asking;     /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
@@ -184,6 +186,8 @@ void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 
 /* ---- group_check.c: whether a call may begin */
 
+/* Whether it can have offspring: also once it was revoked. */
+dd_status group_check_parent_locked(dd_group *parent, dd_error *err) DD_MUST_CHECK;
 /* dd_group_check_usable_locked without the lock, and in a forked child. */
 dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* What all ranks must agree on, once it has been checked. Block sizes of the others differ by rank, and are compared block by block. */
@@ -320,6 +324,10 @@ int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_drop_regions(dd_group *group);
+/* Gives the pages of arrays that are kept for the next back to the system. */
+void group_clear_kept_regions_locked(dd_group *group);
+/* Of all arrays of this rank, whether in use or not. */
+size_t group_regions_nbytes_locked(const dd_group *group);
 /* True: that was the last reference; then the region no longer holds the group. */
 bool group_let_region_go(dd_region *region);
 /* From now on, what other ranks write to the block, which is in a region of ours, does not show here any

@@ -368,6 +368,30 @@ put_away(dd_region *region)
     }
 }
 
+void
+group_clear_kept_regions_locked(dd_group *group)
+{
+    for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
+        dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
+        bool is_kept = region->use == REGION_ARRAY && atomic_load(&region->refs) == 0 && region->dirty > 0;
+        if (is_kept && dd_sys_madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
+            atomic_fetch_sub(&group->kept_nbytes, region->dirty);
+            region->dirty = 0;
+        }
+    }
+}
+
+size_t
+group_regions_nbytes_locked(const dd_group *group)
+{
+    size_t nbytes = 0;
+    for (const dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
+        const dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
+        nbytes += atomic_load(&region->refs) > 0 ? region->nbytes : 0;
+    }
+    return nbytes;
+}
+
 bool
 group_let_region_go(dd_region *region)
 {

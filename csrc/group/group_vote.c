@@ -56,7 +56,7 @@ check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const 
     if (group->cause.code != DD_OK) {
         status = dd_error_copy(err, &group->cause);
     } else if (parent != NULL) {
-        status = dd_group_check_usable_locked(parent, "split", err);
+        status = group_check_parent_locked(parent, err);
         for (int i = 0; i < group->size && status == DD_OK && parent->ngone > 0; i++) {
             bool is_gone = parent->members[setup->parent_ranks[i]].is_gone;
             *gone_ns = is_gone && *gone_ns == 0 ? dd_clock_now_ns() : *gone_ns;

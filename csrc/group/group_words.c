@@ -242,6 +242,9 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
     case DD_CAUSE_ABORTED:
         say(&line, "%s aborted the group: %s", MEMBER(culprit), cause->text);
         break;
+    case DD_CAUSE_REVOKED:
+        say(&line, "%s revoked the group: %s", MEMBER(culprit), cause->text);
+        break;
     case DD_CAUSE_CALLS:
     case DD_CAUSE_SIZES:
     case DD_CAUSE_MISFIT:

@@ -277,6 +277,14 @@ static PyMethodDef core_methods[] = {
      "Returns the contents of the flight recorder as bytes, or writes them to a file, completely or not at all."},
     {"_reset_recorder", py_recorder_reset, METH_NOARGS,
      "_reset_recorder($module, /)\n--\n\nForgets the contents of the flight recorder."},
+    {"_add_recorded_group", PY_FAST_METHOD(py_recorder_add_foreign),
+     "_add_recorded_group($module, name, rank, size)\n--\n\n"
+     "A group whose operations somebody else makes, for the flight recorder: what _begin_record takes."},
+    {"_begin_record", PY_FAST_METHOD(py_recorder_begin),
+     "_begin_record($module, group, name, is_p2p, peer, timeout_ns, inputs, outputs)\n--\n\n"
+     "Records an operation, and returns the record's number."},
+    {"_end_record", PY_FAST_METHOD(py_recorder_end),
+     "_end_record($module, group, record, failure=None)\n--\n\nSays that it has ended, or why it has failed."},
     {"_recorder_capacity", py_recorder_capacity, METH_NOARGS,
      "_recorder_capacity($module, /)\n--\n\nHow many operations the flight recorder keeps; 0 if it is off."},
     {NULL, NULL, 0, NULL},

@@ -65,8 +65,9 @@ static const char *
 find_fault(const dd_cause *cause, int nranks)
 {
     bool names_two = cause->kind >= DD_CAUSE_CALLS && cause->kind <= DD_CAUSE_MISFIT;
-    bool names_one = names_two || (cause->kind >= DD_CAUSE_LOST && cause->kind <= DD_CAUSE_ABORTED);
-    if (cause->kind < DD_CAUSE_OTHER || cause->kind > DD_CAUSE_TIMED_OUT) {
+    bool names_one = names_two || (cause->kind >= DD_CAUSE_LOST && cause->kind <= DD_CAUSE_ABORTED) ||
+                     cause->kind == DD_CAUSE_REVOKED;
+    if (cause->kind < DD_CAUSE_OTHER || cause->kind > DD_CAUSE_REVOKED) {
         return "its kind is unknown";
     }
     if (cause->code <= DD_OK || cause->code >= DD_STATUS_COUNT) {

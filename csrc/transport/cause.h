@@ -21,6 +21,7 @@ typedef enum dd_cause_kind {
     DD_CAUSE_MISFIT, /* a message of the culprit does not fit what `other` has called; `text`: why */
     /* collective `sequence` of the origin, after elapsed_ns; `text`: who is late, and where all ranks are */
     DD_CAUSE_TIMED_OUT,
+    DD_CAUSE_REVOKED, /* the culprit wants what is under way to end, and the group to have offspring; `text`: its reason */
 } dd_cause_kind;
 
 typedef struct dd_cause {

@@ -9,6 +9,7 @@ from dldist.c10d.coalescing import coalescing as coalescing
 from dldist.c10d.coalescing import record_comm as record_comm
 from dldist.c10d.collectives import *
 from dldist.c10d.gloo import ProcessGroupGloo as ProcessGroupGloo
+from dldist.c10d.groups import REVOKE_DEFAULT as REVOKE_DEFAULT
 from dldist.c10d.groups import SHRINK_ABORT as SHRINK_ABORT
 from dldist.c10d.groups import SHRINK_DEFAULT as SHRINK_DEFAULT
 from dldist.c10d.groups import abort as abort
@@ -23,6 +24,7 @@ from dldist.c10d.groups import is_initialized as is_initialized
 from dldist.c10d.groups import new_group as new_group
 from dldist.c10d.groups import new_subgroups as new_subgroups
 from dldist.c10d.groups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+from dldist.c10d.groups import revoke_process_group as revoke_process_group
 from dldist.c10d.groups import set_timeout as set_timeout
 from dldist.c10d.groups import shrink_group as shrink_group
 from dldist.c10d.groups import split_group as split_group

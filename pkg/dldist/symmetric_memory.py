@@ -6,6 +6,7 @@ The names are those of torch.distributed._symmetric_memory. docs/symmetric-memor
 from __future__ import annotations
 
 from array import array
+from weakref import ref
 
 from dldist import _core
 from dldist.c10d import registry
@@ -26,6 +27,7 @@ __all__ = [
     "SymmetricMemory",
     "empty",
     "enable_symm_mem_for_group",
+    "get",
     "get_backend",
     "get_mem_pool",
     "get_mempool_allocator",
@@ -46,6 +48,7 @@ _BACKEND = "CPU"
 _pad_size = 2048
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
 _worlds: dict[str, World] = {}  # of _infos, for those that have been used
+_handles: list[ref[SymmetricMemory]] = []  # what rendezvous() has given, and somebody still holds; the newest last
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
@@ -179,7 +182,9 @@ def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> Sy
         >>> bytes(memory.get_buffer(0, [8], "uint8"))
         b'12345678'
     """
-    return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
+    memory = SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
+    _handles[:] = [each for each in _handles if each() is not None] + [ref(memory)]
+    return memory
 
 
 class SymmetricMemory(_core.Window):
@@ -295,3 +300,53 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
         DistTimeoutError: None has come within the group's time-out.
     """
     hdl.wait_signal(peer)
+
+
+def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
+    """Copy what another rank has where this rank has a tensor; the other rank takes no part.
+
+    Ranks need not make their arrays equal: what is read lies as many bytes from the beginning of the other rank's array as `src` lies
+    from the beginning of this one's.
+
+    Args:
+        dst: A contiguous tensor that is written to, of as many elements as `src`, and of its dtype. Any memory will do.
+        src: This rank's tensor, or a part of it. rendezvous() with the group has given a handle for it, which somebody still holds.
+        group: A group or its name.
+        peer: The rank of the group whose memory it is.
+
+    Returns:
+        dst.
+
+    Raises:
+        ValueError: The tensors differ in their dtype or number of elements, or one is not contiguous; or there is no such handle.
+
+    Example:
+        >>> from dldist import symmetric_memory
+        >>> x = symmetric_memory.empty(4, dtype="int32")
+        >>> memory = symmetric_memory.rendezvous(x)
+        >>> symmetric_memory.get(array("i", [9] * 4), x, dist.group.WORLD, peer=0).tolist()
+        [0, 0, 0, 0]
+    """
+    theirs, ours = _core._describe_tensor(src, False), _core._describe_tensor(dst, True)
+    for name in ("dtype", "count"):
+        if theirs[name] != ours[name]:
+            raise _core.DistArgumentError(f"get(): the {name} of 'dst' is {ours[name]}, and that of 'src' {theirs[name]}")
+    if not (theirs["is_contiguous"] and ours["is_contiguous"]):
+        raise _core.DistArgumentError("get(): arguments 'dst' and 'src' must be contiguous")
+    memory, place = _handle_of(_group("get", group), theirs["data"], theirs["count"] * theirs["itemsize"])
+    offset, rest = divmod(place, theirs["itemsize"])
+    if rest:
+        raise _core.DistArgumentError(f"get(): argument 'src' begins at byte {place} of its array, which is no whole number of elements")
+    memory.get(dst, peer, offset)
+    return dst
+
+
+def _handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
+    """The newest handle of a group for memory of this rank, and the byte of its array where that begins."""
+    for each in reversed(_handles):
+        memory = each()
+        if memory is not None and memory.group is group:
+            place = address - memory.buffer_ptrs[memory.rank]
+            if 0 <= place <= memory.buffer_size - nbytes:
+                return memory, place
+    raise _core.DistArgumentError("get(): argument 'src' is in no memory that rendezvous() with this group gave a handle for")

@@ -591,7 +591,6 @@ def test_calls_in_their_flat_forms():
         (lambda group: group.gather([] if group.rank() == 0 else [[vector(0)]], [vector(1)]), "output"),
         (lambda group: group.allreduce_sparse([vector(1)]), "the tensor is not sparse"),
         (lambda group: group._start_coalescing(), "Backend gloo does not implement startCoalescing"),
-        (lambda group: group.suspend(), "Backend gloo does not support suspend"),
         (lambda group: group.shrink([1]), "Backend gloo does not support shrink"),
         (lambda group: group.get_reconfigure_handle(), "Backend gloo does not support get_reconfigure_handle"),
     ],
@@ -727,9 +726,11 @@ def test_a_process_group_speaks_for_its_backends(register):
     for name in ("coalescing", "time_estimate", "shrinking"):
         assert getattr(plain, f"supports_{name}") is False
     assert plain.options.backend == "gloo" and plain.get_error() == ErrorType.SUCCESS
-    for call in (plain.suspend, plain.resume, plain.memory_stats, plain.get_reconfigure_handle):
-        error = error_of(call)
-        assert isinstance(error, RuntimeError) and f"Backend gloo does not support {call.__name__}" in str(error)
+    error = error_of(plain.get_reconfigure_handle)
+    assert isinstance(error, RuntimeError) and "Backend gloo does not support get_reconfigure_handle" in str(error)
+    for name in ("revoke", "suspend", "resume", "memory_stats"):
+        error = error_of(getattr(mixed._get_backend("cuda"), name))
+        assert isinstance(error, RuntimeError) and f"Backend two does not support {name}" in str(error)
     assert isinstance(error_of(plain.shrink, [1]), RuntimeError)
     assert isinstance(error_of(plain.allocate_tensor, 1, dtype="b", device="cpu"), RuntimeError)
     assert isinstance(error_of(lambda: plain.mem_allocator), RuntimeError)

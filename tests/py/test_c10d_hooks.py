@@ -4,8 +4,10 @@ import array
 import inspect
 
 import dldist
+import dldist.c10d.backend_base
 import numpy as np
 import pytest
+from dldist import flight_recorder
 from dldist.c10d import hooks
 from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.options import (
@@ -20,6 +22,7 @@ from dldist.c10d.options import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from test_c10d_backends import register  # noqa: F401
 from thread_ranks import in_worlds
 
 X, Y, Z = (np.zeros(1) for _ in range(3))
@@ -208,3 +211,76 @@ def test_finding_nan_in_torchs_tensors():
     assert hooks.has_nan(torch.tensor([1.0, NAN]).bfloat16()) is True
     assert hooks.has_nan(torch.tensor([NAN], requires_grad=True)) is True
     assert hooks.has_nan(torch.zeros(2, device="meta")) is False
+
+
+class Slow(dldist.c10d.backend_base.Backend):
+    """A backend in Python whose works end when the test says so."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self.works = []
+
+    def getBackendName(self):
+        return "slow"
+
+    def allreduce(self, tensors, opts):
+        self.works.append(SlowWork())
+        return self.works[-1]
+
+    def barrier(self, opts):
+        raise RuntimeError("there are no barriers here")
+
+    def send(self, tensors, dst, tag):
+        return object()  # a work that nobody can watch
+
+
+class SlowWork(dldist._Work):
+    def __init__(self):
+        super().__init__()
+        self.future = dldist.Future()
+
+    def get_future(self):
+        return self.future
+
+
+@pytest.fixture
+def slow(register):  # noqa: F811
+    """The backend of the default world."""
+    register("slow", lambda store, rank, size, timeout: Slow(rank, size))
+    dldist.init_process_group("slow")
+    yield dldist.get_backend_impl()
+    dldist.destroy_process_group()
+
+
+def test_a_flight_recorder_for_other_backends(slow):
+    group = dldist.group.WORLD
+    hook = hooks.FlightRecorderHook.attach(group)
+    flight_recorder.reset()
+    for x in (np.zeros((2, 3), "float32"), np.zeros(5)):
+        dldist.all_reduce(x, async_op=True)
+    first, second = flight_recorder.entries()
+    assert (first["profiling_name"], first["input_sizes"], first["state"]) == ("gloo:all_reduce", [[2, 3]], "started")
+    assert (first["collective_seq_id"], second["collective_seq_id"]) == (first["collective_seq_id"], first["collective_seq_id"] + 1)
+    assert second["input_dtypes"] == ["Double"] and "test_c10d_hooks.py" in str(second["frames"])
+    slow.works[0].future.set_result(None)
+    slow.works[1].future.set_exception(ValueError("a cable is loose"))
+    first, second = flight_recorder.entries()
+    assert first["state"] == "completed" and "a cable is loose" in second["error"]
+    group.send([np.zeros(1)], 0, 0)
+    assert flight_recorder.entries()[-1]["is_p2p"] and flight_recorder.entries()[-1]["state"] == "completed"
+    with pytest.raises(RuntimeError, match="no barriers"):
+        dldist.barrier()
+    hook.remove()
+    count = len(flight_recorder.entries())
+    dldist.all_reduce(np.zeros(1), async_op=True)
+    assert len(flight_recorder.entries()) == count and not group._has_hooks()
+
+
+def test_what_records_itself_is_recorded_once():
+    dldist.init_process_group()
+    hook = hooks.FlightRecorderHook.attach(dldist.group.WORLD)
+    flight_recorder.reset()
+    dldist.all_reduce(np.zeros(3))
+    assert [entry["profiling_name"] for entry in flight_recorder.entries()] == ["gloo:all_reduce"]
+    hook.remove()
+    dldist.destroy_process_group()

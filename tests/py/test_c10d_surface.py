@@ -144,7 +144,6 @@ _is_fp8 _exception_logger _time_logger
 
 NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}  # without NCCL, or before there is a group
 
-AUTOGRAD = "of autograd, which is a framework's: a Reducer is told of gradients"
 PYBIND = "machinery of pybind11"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
 
@@ -154,15 +153,6 @@ DIFFERENCES = {
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",
     "Future._is_protocol": "machinery of typing",
-    "Reducer._delay_all_reduce": AUTOGRAD,
-    "Reducer._install_post_backward_futures": AUTOGRAD,
-    "Reducer._push_all_rebuilt_params": AUTOGRAD,
-    "Reducer._remove_autograd_hooks": AUTOGRAD,
-    "Reducer._set_forward_pass_work_handle": AUTOGRAD,
-    "Reducer._set_mixed_precision_param_dtype": AUTOGRAD,
-    "Reducer._set_optimizer_in_backward": AUTOGRAD,
-    "Reducer._set_sparse_metadata": "gradients are dense",
-    "Reducer._set_ddp_runtime_logging_sample_rate": "statistics are of all passes",
     "_World.comms": "torchcomms, which is another library",
 }
 used_differences = set()

@@ -48,7 +48,7 @@ def test_case(teams, size, case):
 
 @needs("numpy")
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [cases.parts, cases.packed, cases.bad_memory], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [cases.parts, cases.packed, cases.bad_memory, cases.one_sided_gets], ids=lambda case: case.__name__)
 def test_case_with_numpy(teams, size, case):
     teams(size).run(case)
 

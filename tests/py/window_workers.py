@@ -136,6 +136,32 @@ def parts(world):
     memory.barrier()
 
 
+def one_sided_gets(world):
+    """torch's get(): what lies at the same place in another rank's array, which other ranks map, or which is read by messages."""
+    import numpy as np
+
+    for x in (world.empty(64, "int32"), np.zeros(64, "int32")):
+        whole = np.asarray(x)
+        memory = world.rendezvous(whole)
+        whole[:] = np.arange(64) + 100 * world.rank
+        memory.barrier()
+        for rank in range(world.size):
+            room = np.zeros((4, 2), "int32")
+            assert symmetric_memory.get(room, whole[8:16], world, rank) is room
+            assert room.ravel().tolist() == list(range(100 * rank + 8, 100 * rank + 16))
+        for room, part, text in (
+            (np.zeros(8, "int64"), whole[:8], "the dtype of 'dst' is int64"),
+            (np.zeros(7, "int32"), whole[:8], "the count of 'dst' is 7"),
+            (np.zeros(4, "int32"), whole[:8:2], "must be contiguous"),
+            (np.zeros(8, "int32"), np.zeros(8, "int32"), "in no memory that rendezvous()"),
+        ):
+            error = error_of(symmetric_memory.get, room, part, world, 0)
+            assert isinstance(error, ValueError) and text in str(error), error
+        memory.barrier()
+        del memory, error
+        assert "in no memory" in str(error_of(symmetric_memory.get, np.zeros(8, "int32"), whole[:8], world, 0))
+
+
 def packed(world):
     """What is put and got may have any strides."""
     import numpy as np

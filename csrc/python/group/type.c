@@ -343,6 +343,66 @@ group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Ends what is under way with an error that says so, and leaves the members able to split off new groups. */
+static PyObject *
+group_revoke(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_group *self = (py_group *)object;
+    const char *reason = "revoke() was called";
+    const py_params params = PY_PARAMS("revoke", 0, 1, {"reason", PY_TEXT, &reason});
+    if (!py_group_require_cpu(self, "revoke") || !py_group_require_open(self) ||
+        !py_params_read(&params, self->state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_group_revoke(self->group, reason);
+    Py_END_ALLOW_THREADS
+    py_completions_drain(self->state);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+group_suspend(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_cpu(self, "suspend") || !py_group_require_open(self)) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    py_wait_init(&wait, self->state, dd_group_get_timeout_ns(self->group), true);
+    dd_status status = PY_WITHOUT_GIL(dd_group_suspend(self->group, &wait.wait, &err));
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+group_resume(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_cpu(self, "resume") || !py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_error err;
+    dd_status status = PY_WITHOUT_GIL(dd_group_resume(self->group, &err));
+    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+group_memory_stats(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_cpu(self, "memory_stats") || !py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_group_memory memory;
+    Py_BEGIN_ALLOW_THREADS
+    dd_group_get_memory(self->group, &memory);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("{snsnsnsn}", "cpu_mem_suspend", (Py_ssize_t)memory.suspend, "cpu_mem_suspended",
+                         (Py_ssize_t)memory.suspended, "cpu_mem_persist", (Py_ssize_t)memory.persist,
+                         "cpu_mem_total", (Py_ssize_t)(memory.suspend + memory.persist));
+}
+
 static PyObject *
 group_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -444,6 +504,19 @@ static PyMethodDef group_methods[] = {
     {"abort", PY_FAST_METHOD(group_abort),
      "abort($self, reason='abort() was called')\n--\n\n"
      "Ends all operations at once, here and on the other ranks, with a DistAbortedError. May be called from any thread."},
+    {"revoke", PY_FAST_METHOD(group_revoke),
+     "revoke($self, reason='revoke() was called')\n--\n\n"
+     "Ends all operations at once, here and on the other ranks, with a DistAbortedError that says that the group was revoked. split()\n"
+     "still works afterwards. May be called from any thread."},
+    {"suspend", group_suspend, METH_NOARGS,
+     "suspend($self, /)\n--\n\n"
+     "Waits for the operations under way and gives the shared memory that the group works in back to the system, until resume(). All\n"
+     "ranks call this."},
+    {"resume", group_resume, METH_NOARGS, "resume($self, /)\n--\n\nEnds suspend(). All ranks call this."},
+    {"memory_stats", group_memory_stats, METH_NOARGS,
+     "memory_stats($self, /)\n--\n\n"
+     "How many bytes of shared memory this rank of the group answers for, by name: what suspend() gives back at most, what it has given\n"
+     "back, what stays, and all."},
     {"close", PY_FAST_METHOD(group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for the operations that are under way (10 s unless a timeout is given) and leaves the group. May be called from any thread."},

@@ -255,6 +255,12 @@ def find_family(x: Any) -> Family | None:
     return family
 
 
+def source_of(x: Any) -> Any:
+    """x as the core reads it, whatever it is."""
+    family = find_family(x)
+    return x if family is None else family.source(x)
+
+
 def _look_for_family(x: Any) -> Family | None:
     for kind in type(x).__mro__:
         if kind in _BUILTIN:

@@ -20,9 +20,9 @@ C10D = {
     "dldist.c10d.collectives": "*",
     "dldist.c10d.gloo": "ProcessGroupGloo",
     "dldist.c10d.groups": """
-        SHRINK_ABORT SHRINK_DEFAULT abort default_world destroy_process_group get_backend get_backend_config
+        REVOKE_DEFAULT SHRINK_ABORT SHRINK_DEFAULT abort default_world destroy_process_group get_backend get_backend_config
         get_backend_impl get_pg_count init_process_group is_initialized new_group new_subgroups
-        new_subgroups_by_enumeration set_timeout shrink_group split_group
+        new_subgroups_by_enumeration revoke_process_group set_timeout shrink_group split_group
     """,
     "dldist.c10d.names": """
         Backend BackendConfig get_default_backend_for_device is_available is_backend_available is_gloo_available

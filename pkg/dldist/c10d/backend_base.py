@@ -180,13 +180,20 @@ class Backend(Member):
         """How it is, as an ErrorType."""
         raise self._unsupported("get_error")
 
+    def revoke(self) -> None:
+        """End unfinished operations with errors, and be of use for making other groups."""
+        raise self._unsupported("revoke")
+
     def suspend(self) -> None:
+        """Give memory back until resume(). All ranks call this."""
         raise self._unsupported("suspend")
 
     def resume(self) -> None:
+        """End suspend(). All ranks call this."""
         raise self._unsupported("resume")
 
     def memory_stats(self) -> dict[str, int]:
+        """How many bytes it uses, by name."""
         raise self._unsupported("memory_stats")
 
     def eager_connect_single_device(self, device: Any) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
+REVOKE_DEFAULT = 0
 
 
 def is_initialized() -> bool:
@@ -677,6 +678,33 @@ def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> 
     if is_non_member(group):
         return
     _end(group, lambda pg: abort_with_reason(pg, reason))
+
+
+def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
+    """End what is under way in a group, and leave the group to its members to make others from it. From any thread.
+
+    Unfinished operations raise a DistAbortedError that says which rank has revoked the group, and later ones the same. On the CPU, one
+    call is enough: the other ranks hear of it. With NCCL, every rank makes it. No process ends, and other groups go on. split_group and
+    shrink_group still take the group, and destroy_process_group and abort end it. Revoking a group again changes nothing.
+
+    Args:
+        group: None is the default world. Other groups are not revoked with it.
+        flags: REVOKE_DEFAULT; there are no others yet.
+
+    Raises:
+        ValueError: There are other flags, or there is no such group.
+        NotImplementedError: The backend cannot; for NCCL before 2.28.7.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.revoke_process_group(part)
+        >>> dist.destroy_process_group(part)
+    """
+    if flags != REVOKE_DEFAULT:
+        raise ValueError(f"revoke_process_group(): argument 'flags' must be REVOKE_DEFAULT ({REVOKE_DEFAULT}), not {flags!r}")
+    if is_non_member(group):
+        return
+    _known_group(group).revoke()
 
 
 def _end(group: Any, end: Callable[[ProcessGroup], object]) -> None:

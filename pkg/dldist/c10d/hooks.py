@@ -146,6 +146,120 @@ class NanCheckHook:
                 raise RuntimeError(f"NaN found in input tensor {index} of {told.name.name} (op_id {told.op_id})")
 
 
+class FlightRecorderHook:
+    """Records the operations of backends that do not record themselves in the flight recorder.
+
+    Groups on the CPU and of NCCL record their calls in the core, so of a group that has such a backend beside another one only the
+    operations of the other one are recorded here. A record ends with its work or, where a work cannot be watched, as soon as the
+    operation has started.
+    """
+
+    def __init__(self, pg: Any, id: int) -> None:
+        self._pg = weakref.ref(pg)  # the group itself holds the hook
+        self._id = id
+        self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.rank(), pg.size())
+        self._records: dict[int, int] = {}
+        """By the op_id of operations that are being started."""
+
+    @classmethod
+    def attach(cls, pg: Any) -> FlightRecorderHook:
+        """Record all later operations of the process group, until remove(). A group with two hooks has two records of each.
+
+        Args:
+            pg: A process group.
+
+        Example:
+            >>> from dldist.c10d.hooks import FlightRecorderHook
+            >>> hook = FlightRecorderHook.attach(dist.group.WORLD)
+            >>> hook.remove()
+        """
+        hook = cls(pg, next(_next_id))
+        pg.register_pre_hook(hook._id, hook._begin)
+        pg.register_post_hook(hook._id, hook._started)
+        return hook
+
+    def remove(self) -> None:
+        """Record nothing any more. What is under way still ends."""
+        pg = self._pg()
+        if pg is not None:
+            pg.unregister_pre_hook(self._id)
+            pg.unregister_post_hook(self._id)
+
+    def _begin(self, told: PreHookArgs) -> None:
+        pg = self._pg()
+        tensors = [*told.input_tensors, *told.output_tensors]
+        if pg is None or told.name not in _RECORDED or _records_itself(pg._backend_serving(tensors[0] if tensors else None)):
+            return
+        for op_id in list(self._records):
+            self._end(self._records.pop(op_id), "it was not started")
+        is_p2p = told.name in (HookOpName.SEND, HookOpName.RECV)
+        self._records[told.op_id] = _core._begin_record(
+            self._group,
+            _RECORDED[told.name],
+            is_p2p,
+            told.root if is_p2p else -1,
+            int(pg.get_timeout().total_seconds() * 1e9),
+            _shapes(told.input_tensors),
+            _shapes(told.output_tensors or told.input_tensors),
+        )
+
+    def _started(self, told: PostHookArgs) -> None:
+        record = self._records.pop(told.op_id, None)
+        if record is None:
+            return
+        try:
+            future = told.work.get_future()
+            watch = future.add_done_callback
+        except (AttributeError, RuntimeError):
+            self._end(record, None)
+            return
+
+        def end(done: Any) -> None:
+            error = done.exception() if hasattr(done, "exception") else None
+            self._end(record, None if error is None else f"{type(error).__name__}: {error}")
+
+        watch(end)
+
+    def _end(self, record: int, failure: str | None) -> None:
+        if failure is None:
+            _core._end_record(self._group, record)
+        else:
+            _core._end_record(self._group, record, failure)
+
+
+_RECORDED: dict[Any, str] = {
+    HookOpName.SEND: "send",
+    HookOpName.RECV: "recv",
+    HookOpName.BROADCAST: "broadcast",
+    HookOpName.ALLREDUCE: "all_reduce",
+    HookOpName.REDUCE: "reduce",
+    HookOpName.ALLGATHER: "all_gather",
+    HookOpName.REDUCE_SCATTER: "reduce_scatter",
+    HookOpName.ALLTOALL: "all_to_all",
+    HookOpName.BARRIER: "barrier",
+    HookOpName.SCATTER: "scatter",
+    HookOpName.GATHER: "gather",
+}
+
+
+def _records_itself(backend: Any) -> bool:
+    from dldist.c10d.over_group import OverGroup
+
+    return isinstance(getattr(backend, "wrapped_pg", backend), OverGroup)
+
+
+def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Of those that have a memory."""
+    shapes = []
+    for tensor in tensors:
+        try:
+            seen = _core._describe_tensor(tensor, False)
+        except (TypeError, ValueError, BufferError):
+            continue
+        shapes.append((seen["dtype"], tuple(seen["shape"])))
+    return shapes
+
+
 def has_nan(tensor: Any) -> bool:
     """Whether an array contains NaN. If its library can compare elements, the library does so, on the array's device.
 

@@ -232,10 +232,6 @@ class ProcessGroupNCCL(OverGroup):
 
     _comm_ptr = of_group("comm_pointer")
     comm_split_count = of_group("split_count")
-    revoke = of_group("revoke")
-    suspend = of_group("suspend")
-    resume = of_group("resume")
-    memory_stats = of_group("memory_stats")
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Take part in a split without becoming a member of a new group."""

@@ -139,6 +139,22 @@ class OverGroup(Backend):
             return ErrorType.SUCCESS
         return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
 
+    def revoke(self) -> None:
+        if self.group is not None:
+            self.group.revoke()
+
+    def suspend(self) -> None:
+        if self.group is not None:
+            self.group.suspend()
+
+    def resume(self) -> None:
+        if self.group is not None:
+            self.group.resume()
+
+    def memory_stats(self) -> dict[str, int]:
+        stats: dict[str, int] = {} if self.group is None else self.group.memory_stats()
+        return stats
+
     def abort(self, reason: str = "abort() was called") -> None:
         if self.group is not None:
             self.group.abort(reason)

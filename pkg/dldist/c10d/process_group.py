@@ -340,6 +340,10 @@ class ProcessGroup(Member):
         calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
         call_all([*calls, *self._take_shutdown_calls()])
 
+    def revoke(self) -> None:
+        """End unfinished operations with errors that say so; the group is there for making others."""
+        call_all([backend.revoke for backend in self._distinct_backends()])
+
     def _on_shutdown(self, call: Callable[[], object]) -> None:
         """Have `call` called when this group ends."""
         self._shutdown_calls.append(call)

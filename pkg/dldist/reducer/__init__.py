@@ -9,7 +9,7 @@
         reducer.finish()
         update(parameters, reducer.gradients())
 
-Parameters and gradients are arrays of any library. docs/reducer.md says more.
+Parameters and gradients are arrays of any library. With parameters of PyTorch, a backward pass makes the calls. docs/reducer.md says more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ import contextlib
 
 from dldist import _core
 from dldist.base import arrays
+from dldist.c10d import sparse
 from dldist.functional.form import as_index, operations_of
-from dldist.reducer.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Parameter, Slot, allocator_of
+from dldist.reducer.autograd import Autograd, are_leaves, tensors_of
+from dldist.reducer.buckets import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    Bucket,
+    Parameter,
+    Slot,
+    SparseBucket,
+    SparseSlot,
+    allocator_of,
+)
 from dldist.reducer.buckets import compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
 from dldist.reducer.c10d import C10dNames, _register_builtin_comm_hook, _register_comm_hook
 from dldist.reducer.comm import GradBucket, collect, is_under_way
@@ -61,20 +72,28 @@ class Join:
 class Reducer(C10dNames):
     """Averages gradients over the ranks of a group, in buckets, while other gradients are still being computed.
 
-    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Only one thread at a time may make calls.
+    A pass is prepare_for_backward(), mark_ready() for every parameter, and finish(). Only one thread at a time may make calls. If all
+    parameters are leaves of PyTorch's autograd, a backward pass after prepare_for_backward() makes the other calls, and leaves the
+    averages in the parameters' `grad`.
 
     Args:
         params: Arrays, or anything with a shape and a dtype. All ranks must have the same ones; this is checked.
         bucket_indices: Which parameters are in which bucket. By default, buckets are filled from the last parameter to the first. After
-            the first pass they are filled again, in the order in which the gradients came.
+            the first pass they are filled again, in the order in which the gradients came; buckets that are given here only with autograd.
         per_bucket_size_limits: The size limits of those buckets, for the statistics.
         process_group: A World or Group, or a group of new_group; None is the default world.
-        expect_sparse_gradients: All must be false, because gradients are dense here.
+        expect_sparse_gradients: Which parameters get sparse gradients. Only PyTorch's can, by autograd.
         bucket_bytes_cap: A bucket is full when it has this many bytes.
         find_unused_parameters: Parameters may have no gradient in a pass.
         gradient_as_bucket_view: Gradients are written into what gradient(index) returns, and need no copy.
         param_to_name_mapping: Names for errors, by index.
         first_bucket_bytes_cap: The same for the first bucket.
+        skip_all_reduce_unused_params: Send nothing for a bucket of which this rank has used no parameter. All ranks must have the same
+            unused parameters.
+        use_python_reducer: Leave autograd alone: whoever calls this has hooks of their own.
+        bucket_bytes_cap_list: The same for all buckets, the last for those that follow. If it is not empty, buckets are filled up to
+            these limits after the first pass.
+        batched_grad_copy: Copy the gradients of a bucket all at once, when the last one has come.
         op: "avg" or "sum".
         static_graph: In all passes the same parameters have no gradient as in the first one.
         timeout: Seconds or a timedelta for each collective. None is the group's own time-out.
@@ -101,6 +120,10 @@ class Reducer(C10dNames):
         gradient_as_bucket_view: bool = False,
         param_to_name_mapping: Mapping[int, str] | None = None,
         first_bucket_bytes_cap: int = FIRST_BUCKET_BYTES,
+        skip_all_reduce_unused_params: bool = False,
+        use_python_reducer: bool = False,
+        bucket_bytes_cap_list: Sequence[int] = (),
+        batched_grad_copy: bool = False,
         *,
         op: str = "avg",
         static_graph: bool = False,
@@ -108,15 +131,19 @@ class Reducer(C10dNames):
     ) -> None:
         if op not in ("avg", "sum"):
             raise ValueError(f"Reducer(): argument 'op' must be \"avg\" or \"sum\", not {op!r}")
-        if any(expect_sparse_gradients):
-            raise ValueError("Reducer(): argument 'expect_sparse_gradients': gradients are dense here")
         names = param_to_name_mapping or {}
         self._parameters = [Parameter(index, x, names.get(index)) for index, x in enumerate(params)]
         _check_parameters(self._parameters)
+        self._expects_sparse = list(expect_sparse_gradients)
+        has_autograd = not use_python_reducer and are_leaves(self._parameters)
+        _check_sparse(self._expects_sparse, self._parameters, has_autograd)
         _check_buckets(bucket_indices, self._parameters)
         self._given_buckets = bucket_indices
         self._given_limits = per_bucket_size_limits
         self._limits = [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._later_limits = list(bucket_bytes_cap_list) or self._limits
+        self._skips_unused = skip_all_reduce_unused_params
+        self._is_batched = batched_grad_copy
         self._finds_unused = find_unused_parameters
         self._is_view = gradient_as_bucket_view
         self._op = op
@@ -126,9 +153,14 @@ class Reducer(C10dNames):
         self._hook_state: Any = None
         self._is_sync = True
         self._join: Join | None = None
+        self._forward_work = None
+        self._bucket_dtype = None
+        self._autograd: Autograd | None = None
         self._operations: Any = None
         self._buckets: list[Bucket] = []
         self.use_group(process_group)
+        if has_autograd:
+            self._autograd = Autograd(self)
 
     def __repr__(self) -> str:
         return f"<dldist.Reducer: {len(self._slots)} parameters in {len(self._buckets)} buckets, rank {self._operations.rank}>"
@@ -148,6 +180,7 @@ class Reducer(C10dNames):
             DistMismatchError: The ranks have different parameters.
         """
         operations = operations_of(process_group)
+        self._backend_name = _backend_name(process_group)
         if self._hook is not None and self._hook_state is self._operations:
             self._hook_state = operations
         self._operations = operations
@@ -156,10 +189,14 @@ class Reducer(C10dNames):
         self._has_rebuilt = False
         self._static_unused: frozenset[int] | None = None
         self._order: list[int] = []
-        used: Any = self._allocate(len(self._parameters), "uint8")
+        self._has_order = False
+        """Whether a pass has shown in which order gradients come, or this rank has nothing to say to that."""
+        self._deferred: Iterable[int] = ()
+        used: Any = self._allocate(len(self._parameters), "int32")
         self._used = used
         self._used_map = memoryview(used)
-        self._slots = [Slot(parameter) for parameter in self._parameters]
+        kinds = [SparseSlot if index in self._sparse else Slot for index in range(len(self._parameters))]
+        self._slots = [kind(parameter) for kind, parameter in zip(kinds, self._parameters, strict=True)]
         self._make_buckets(*self._first_assignment())
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
@@ -167,33 +204,45 @@ class Reducer(C10dNames):
         # This comes last: if a rank failed here before others had made their buckets, they could not share those.
         verify(operations, self._parameters, self._timeout)
 
+    @property
+    def _sparse(self) -> set[int]:
+        return {index for index, is_sparse in enumerate(self._expects_sparse) if is_sparse}
+
     def _first_assignment(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
         if self._given_buckets is not None:
             return self._given_buckets, self._given_limits or [self._limits[-1]] * len(self._given_buckets)
         # Backward passes begin with the last parameters.
-        return self._assign(list(reversed(range(len(self._parameters)))))
+        return self._assign(list(reversed(range(len(self._parameters)))), self._limits)
 
-    def _assign(self, order: list[int]) -> tuple[list[list[int]], list[int]]:
+    def _assign(self, order: list[int], limits: list[int]) -> tuple[list[list[int]], list[int]]:
         parameters = [self._parameters[index] for index in order]
-        return _compute_bucket_assignment_by_size(parameters, self._limits, [], order)
+        return _compute_bucket_assignment_by_size(parameters, limits, self._expects_sparse, order)
 
     def _make_buckets(self, members: Sequence[Sequence[int]], limits: Sequence[int]) -> None:
         self._buckets = [
-            Bucket(number, [self._slots[index] for index in indices], limit, self._allocate)
-            for number, (indices, limit) in enumerate(zip(members, limits, strict=True))
+            self._make_bucket(number, indices, limit) for number, (indices, limit) in enumerate(zip(members, limits, strict=True))
         ]
+
+    def _make_bucket(self, number: int, indices: Sequence[int], limit: int) -> Bucket:
+        slots = [self._slots[index] for index in indices]
+        kind = SparseBucket if isinstance(slots[0], SparseSlot) else Bucket
+        return kind(number, slots, limit, self._allocate, self._bucket_dtype)
+
+    @property
+    def _may_rebuild(self) -> bool:
+        is_free = self._given_buckets is None or self._autograd is not None
+        return not self._has_rebuilt and is_free and (self._is_static or not self._finds_unused)
 
     def _rebuild_if_due(self) -> None:
         """After the first pass, make buckets in the order in which rank 0 got its gradients. All ranks must have the same order."""
-        may_rebuild = self._given_buckets is None and (self._is_static or not self._finds_unused)
-        if self._has_rebuilt or not may_rebuild:
+        if not self._may_rebuild:
             return
         # Parameters without a gradient come last.
         order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
         self._operations.broadcast(order, 0, timeout=self._timeout)
         if sorted(order) != list(range(len(self._slots))):
             raise _core.DistMismatchError(f"rank 0 says that its {len(self._slots)} gradients came in the order {list(order)}")
-        self._make_buckets(*self._assign(list(order)))
+        self._make_buckets(*self._assign(list(order), self._later_limits))
         self._operations.barrier(timeout=self._timeout)  # as in use_group
         self._has_rebuilt = True
 
@@ -226,19 +275,28 @@ class Reducer(C10dNames):
         """Note that a forward pass begins. This is optional; it is for the statistics."""
         self._times.begin_forward()
 
-    def prepare_for_backward(self, unused: Iterable[int] = ()) -> None:
+    def prepare_for_backward(self, output: Any = (), *, unused: Iterable[int] = ()) -> None:
         """Begin a pass. Within no_sync(), gradients are added up and not sent.
 
         Args:
+            output: With autograd and find_unused_parameters, the tensor or tensors from which the backward pass starts: parameters on
+                which none of them depends are unused. Without any, the end of the pass shows which are. With static_graph, the first pass
+                ends where the backward pass of these tensors does.
             unused: Parameters that are known to get no gradient on this rank; see mark_unused.
 
         Raises:
             RuntimeError: The previous pass has not ended.
+            TypeError: `output` is something else.
         """
+        outputs = tensors_of(output)
         self._check_reducer_finalized("prepare_for_backward(): ")
         if self._join is not None and self._is_sync:
             self._announce(self._join, True)
+        if self._autograd is not None and self._has_order:
+            self._rebuild_if_due()
         self._begin_pass()
+        if self._autograd is not None:
+            self._autograd.begin_pass(outputs)
         for index in unused:
             self.mark_unused(index)
 
@@ -254,9 +312,17 @@ class Reducer(C10dNames):
         if not self._is_sync:
             return
         if self._detects_unused:
-            self._used_map[:] = bytes(len(self._slots))
-        for index in self._static_unused or ():
-            self._settle_unused(self._slots[index])
+            self._used_map[:] = array.array("i", bytes(self._used.nbytes))
+        self._deferred = self._static_unused or ()
+        if self._autograd is None:
+            self._settle_deferred()
+
+    def _settle_deferred(self) -> None:
+        """Settle what is known to be unused; with autograd when the backward pass has begun, as there may be collectives before it."""
+        deferred, self._deferred = self._deferred, ()
+        for index in deferred:
+            if not self._slots[index].is_ready:
+                self._settle_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
         """Hand in the gradient of a parameter. If this fills the bucket whose turn it is, the bucket is being sent when this returns.
@@ -281,14 +347,19 @@ class Reducer(C10dNames):
                 f"mark_ready(): parameter {slot.parameter}: no gradient was given, nor the view asked for since the buckets were "
                 f"made: write into what gradient({index}) gives, now that they have been rebuilt once for all"
             )
-        slot.is_ready = True
         if self._is_sync:
-            self._order.append(slot.parameter.index)
-            self._used_map[slot.parameter.index] = 1
-            self._times.note_ready(slot.parameter.index)
-            self._count(slot)
+            self._settle(slot, True)
         else:
-            slot.is_partial = True
+            slot.is_ready = slot.is_partial = True
+
+    def _settle(self, slot: Slot, is_used: bool) -> None:
+        """The gradient of a parameter is in its bucket."""
+        slot.is_ready = True
+        self._order.append(slot.parameter.index)
+        if is_used:
+            self._used_map[slot.parameter.index] = 1
+        self._times.note_ready(slot.parameter.index)
+        self._count(slot)
 
     def mark_unused(self, index: int) -> None:
         """Say that a parameter gets no gradient on this rank in this pass. It counts as zero.
@@ -315,6 +386,8 @@ class Reducer(C10dNames):
     def _slot_to_settle(self, call: str, index: int) -> Slot:
         if not self._is_open:
             raise RuntimeError(f"{call}(): no pass has begun: call prepare_for_backward() first")
+        if self._deferred:
+            self._settle_deferred()
         slot = self._slot(call, index)
         if slot.is_ready:
             if slot.parameter.index in (self._static_unused or ()):
@@ -339,13 +412,20 @@ class Reducer(C10dNames):
         shape = family.shape(gradient)
         if shape != parameter.shape:
             raise ValueError(f"mark_ready(): the gradient of parameter {parameter} has the shape {shape}, not {parameter.shape}")
-        put = _core._add_tensor if slot.is_partial else _core._copy_tensor
-        try:
-            put(slot.part, family.source(gradient))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"mark_ready(): the gradient of parameter {parameter}: {error}") from error
+        self._copy_into_bucket(slot, family.source(gradient))
         if self._is_sync:
             slot.gradient = gradient
+
+    def _copy_into_bucket(self, slot: Slot, gradient: Any) -> None:
+        """Now, or with all others of the bucket. What is partial has to be added."""
+        if self._is_batched and self._is_sync and not slot.is_partial:
+            self._buckets[slot.bucket_index].waiting.append((slot, gradient))
+            return
+        put = _core._add_tensor if slot.is_partial else _core._copy_tensor
+        try:
+            put(slot.part, arrays.source_of(gradient))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"mark_ready(): the gradient of parameter {slot.parameter}: {error}") from error
 
     def _settle_unused(self, slot: Slot) -> None:
         slot.is_ready = True
@@ -353,8 +433,11 @@ class Reducer(C10dNames):
             return
         if slot.is_partial:
             self._used_map[slot.parameter.index] = 1
+        elif self._autograd is not None:
+            self._autograd.settle_unused(slot)
         else:
             slot.clear()
+        self._buckets[slot.bucket_index].unused_count += 1
         self._count(slot)
 
     def _count(self, slot: Slot) -> None:
@@ -368,8 +451,19 @@ class Reducer(C10dNames):
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.started_ns = self._times.note_start()
-            bucket.outcome = self._run_hook(self._grad_bucket(bucket)) if self._hook else self._all_reduce(bucket.memory)
+            bucket.fill()
+            bucket.outcome = bucket.NOTHING if self._may_skip(bucket) else self._reduce_bucket(bucket)
             self._next += 1
+
+    def _may_skip(self, bucket: Bucket) -> bool:
+        return self._skips_unused and bucket.unused_count == len(bucket.slots)
+
+    def _reduce_bucket(self, bucket: Bucket) -> Any:
+        if self._hook is not None:
+            return self._run_hook(self._grad_bucket(bucket))
+        if isinstance(bucket, SparseBucket):
+            return self._all_reduce_sparse(bucket.sparse_slot)
+        return self._all_reduce(bucket.memory)
 
     def _grad_bucket(self, bucket: Bucket) -> GradBucket:
         return GradBucket(bucket, bucket is self._buckets[-1])
@@ -378,8 +472,27 @@ class Reducer(C10dNames):
         assert self._hook is not None
         return self._hook(self._hook_state, bucket)
 
+    def _all_reduce_sparse(self, slot: SparseSlot) -> Any:
+        """The average of a sparse gradient, which is there when this returns."""
+        if slot.rows is None:
+            sparse.all_reduce(self._operations, slot.sent, "sum", self._timeout, False, TypeError("a gradient is not sparse"))
+        else:
+            self._operations.all_reduce(slot.sent, "sum", timeout=self._timeout)
+        return slot.sent.div_(self._divisor()) if self._op == "avg" else slot.sent
+
+    def _divisor(self) -> int:
+        """By what the sum of gradients is divided."""
+        if self._forward_work is not None:
+            work, is_static = self._forward_work
+            return self._operations.size if is_static else _count_of(work)
+        return self._operations.size if self._join is None or self._join.divide_by_initial_world_size else self._active_count
+
     def _all_reduce(self, buffer: Any) -> Any:
         op: Any = self._op
+        if op == "avg" and self._forward_work is not None:
+            # Ranks that have joined send zeros and know of no divisor: the others divide before.
+            self._buckets[0].view_of(buffer).div_(self._divisor())
+            op = "sum"
         if op == "avg" and self._join is not None and not self._join.divide_by_initial_world_size:
             op = _core.ReduceOp("premul_sum", 1 / self._active_count)
         return self._operations.all_reduce(buffer, op, timeout=self._timeout, async_op=True)
@@ -405,10 +518,14 @@ class Reducer(C10dNames):
                 raise
             self._hand_back()
         self._is_open = False
-        if self._is_sync:
+        if not self._is_sync:
+            return
+        self._has_order = True
+        if self._autograd is None:
             self._rebuild_if_due()
 
     def _settle_missing(self) -> None:
+        self._settle_deferred()
         text = self._missing_text()
         if text and not self._detects_unused:
             raise RuntimeError(
@@ -430,24 +547,36 @@ class Reducer(C10dNames):
     def _wait_for_all(self) -> None:
         self._start_full_buckets()  # those that an exception of a hook or group has left
         if self._detects_unused:
-            self._operations.all_reduce(self._used, "max", timeout=self._timeout)
+            self._operations.all_reduce(self._used, "sum", timeout=self._timeout)
         for bucket in self._buckets:
-            collect(bucket)
+            if bucket.outcome is not bucket.NOTHING:
+                collect(bucket)
             self._times.note_end(bucket.started_ns, bucket.outcome)
             bucket.outcome = None
+        if self._autograd is not None:
+            self._autograd.wait_for_futures()
+        self._forward_work = None
         self._times.end_pass()
         if self._is_static and self._static_unused is None:
             self._static_unused = frozenset(range(len(self._slots))).difference(self._order)
 
     def _hand_back(self) -> None:
-        is_all_used = not (self._finds_unused or self._is_static)
         for slot in self._slots:
             slot.is_partial = False
-            if is_all_used or self._used_map[slot.parameter.index]:
-                if not self._is_view:
-                    slot.hand_back()
-            else:
+            if not self._is_used(slot):
                 slot.restore()
+            elif not self._is_view and not self._is_optimizer_in_backward:
+                slot.hand_back()
+        if self._autograd is not None:
+            self._autograd.put_back(self._is_used)
+
+    def _is_used(self, slot: Slot) -> bool:
+        """Whether any rank has had a gradient for it."""
+        return not (self._finds_unused or self._is_static) or bool(self._used_map[slot.parameter.index])
+
+    @property
+    def _is_optimizer_in_backward(self) -> bool:
+        return self._autograd is not None and self._autograd.optimizer_in_backward
 
     def gradient(self, index: int) -> Any:
         """The gradient of a parameter.
@@ -579,7 +708,9 @@ class Reducer(C10dNames):
         if not callable(hook):
             raise TypeError(f"register_comm_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
         if self._hook is not None:
-            raise RuntimeError("register_comm_hook(): there is a hook already: a Reducer has one at most")
+            raise RuntimeError(
+                "register_comm_hook(): there is a hook already: register_comm_hook or register_builtin_comm_hook can only be called once."
+            )
         if self._is_open:
             raise RuntimeError("register_comm_hook(): a pass is under way")
         self._hook, self._hook_state = hook, state
@@ -596,7 +727,7 @@ class Reducer(C10dNames):
             "iteration": self._times.passes,
             "rank": self._operations.rank,
             "world_size": self._operations.size,
-            "backend_name": _backend_name(self._operations),
+            "backend_name": self._backend_name,
             "num_parameter_tensors": len(self._parameters),
             "total_parameter_size_bytes": sum(parameter.nbytes for parameter in self._parameters),
             "dtypes": ", ".join(sorted({parameter.dtype for parameter in self._parameters})),
@@ -624,6 +755,26 @@ def _check_parameters(parameters: Sequence[Parameter]) -> None:
             raise ValueError(f"Reducer(): parameter {parameter} is on {parameter.device}: buckets are in the CPU's memory")
 
 
+def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter], has_autograd: bool) -> None:
+    if any(expects_sparse) and not has_autograd:
+        raise ValueError(
+            "Reducer(): argument 'expect_sparse_gradients': gradients are dense, except those that PyTorch's autograd makes: all "
+            "parameters must be its leaves"
+        )
+    if expects_sparse and len(expects_sparse) != len(parameters):
+        raise ValueError(
+            f"Reducer(): argument 'expect_sparse_gradients' has {len(expects_sparse)} members for {len(parameters)} parameters"
+        )
+
+
+def _count_of(work: Any) -> int:
+    """The number that a work of all_reduce has made."""
+    work.wait()
+    result = work.result()
+    counted = result[0] if isinstance(result, (list, tuple)) else result
+    return int(counted.item() if hasattr(counted, "item") else counted[0])
+
+
 def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: Sequence[Parameter]) -> None:
     """Check that every parameter is in one bucket, with others of its dtype."""
     if bucket_indices is None:
@@ -634,9 +785,12 @@ def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: S
     for number, indices in enumerate(bucket_indices):
         dtypes = {parameters[index].dtype for index in indices}
         if len(dtypes) > 1:
-            raise ValueError(f"Reducer(): argument 'bucket_indices[{number}]' mixes {', '.join(sorted(dtypes))}")
+            raise _core.DistArgumentError(f"Reducer(): argument 'bucket_indices[{number}]' mixes {', '.join(sorted(dtypes))}")
 
 
-def _backend_name(operations: Any) -> str:
-    process_group = getattr(operations, "_pg", None)
-    return "dldist" if process_group is None else str(process_group.name())
+def _backend_name(process_group: Any) -> str:
+    if isinstance(process_group, _core.Group):
+        return "dldist"
+    from dldist.c10d.groups import get_backend
+
+    return get_backend(process_group)

@@ -142,9 +142,13 @@ class Slot:
     def clear(self) -> None:
         """Zeros, for a pass in which there is no gradient."""
         if self.view is not None:
-            self.saved = self._private_memory()
-            _core._copy_tensor(self.saved, self.part)
+            self.save()
         _core._copy_tensor(self.part, self._private_memory())
+
+    def save(self) -> None:
+        """Keep what is there, which this pass is going to change."""
+        self.saved = self._private_memory()
+        _core._copy_tensor(self.saved, self.part)
 
     def restore(self) -> None:
         """What was there before clear()."""
@@ -160,25 +164,72 @@ class Slot:
             self.gradient = arrays.written(arrays.family_of(self.gradient, "finish"), self.gradient, self.part)
 
     def _private_memory(self) -> _core.SharedArray:
-        return private_memory(self.parameter.shape, self.parameter.dtype)
+        return private_memory(self.parameter.shape, self.part.dtype)
+
+
+class SparseSlot(Slot):
+    """A sparse gradient of torch. It is a bucket by itself, and in no memory of ours."""
+
+    __slots__ = ("rows", "sent")
+
+    def __init__(self, parameter: Parameter) -> None:
+        super().__init__(parameter)
+        self.sent: Any = None
+        """What is reduced: the gradient, or only its rows."""
+        self.rows: Any = None
+        """The numbers of these rows, where all ranks know which there are."""
+
+    def clear(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def hand_back(self) -> None: ...
+
+    def result(self, torch: Any) -> Any:
+        """The average."""
+        if self.rows is None or self.sent.layout is not torch.strided:
+            return self.sent
+        return torch.sparse_coo_tensor(self.rows[None], self.sent, self.parameter.shape, is_coalesced=True, check_invariants=False)
 
 
 class Bucket:
     """Gradients of one dtype, one after the other in memory that is reduced as a whole."""
 
-    __slots__ = ("_allocate", "_scratch", "index", "limit", "memory", "missing", "outcome", "slots", "started_ns")
+    __slots__ = (
+        "_allocate",
+        "_dtype",
+        "_scratch",
+        "index",
+        "limit",
+        "memory",
+        "missing",
+        "outcome",
+        "slots",
+        "started_ns",
+        "unused_count",
+        "waiting",
+    )
 
-    def __init__(self, index: int, slots: list[Slot], limit: int, allocate: Allocate) -> None:
+    is_sparse = False
+    NOTHING = object()
+    """The outcome of a bucket that is not sent."""
+
+    def __init__(self, index: int, slots: list[Slot], limit: int, allocate: Allocate, dtype: str | None = None) -> None:
         self.index = index
         self.slots = slots
         self.limit = limit
         self._allocate = allocate
+        self._dtype = dtype or slots[0].parameter.dtype
         self.begin_pass()
         self.move()
 
     def begin_pass(self) -> None:
         self.missing = len(self.slots)
         """How many of its gradients are not ready yet."""
+        self.unused_count = 0
+        """How many parameters have none on this rank."""
+        self.waiting: list[tuple[Slot, Any]] = []
+        """Gradients that are to be copied all at once."""
         self.outcome: Any = None
         """What reducing it gave: a Work, a Future, an array, or a function to call."""
         self.started_ns = 0
@@ -186,15 +237,26 @@ class Bucket:
     def move(self) -> None:
         """Into new memory, with what the slots have had elsewhere: somebody may still use that."""
         counts = [slot.parameter.count for slot in self.slots]
-        self.memory = self._allocate(sum(counts), self.slots[0].parameter.dtype)
+        self.memory = self._allocate(sum(counts), self._dtype)
         self._scratch: dict[str, _core.SharedArray] = {}
         start = 0
         for slot, count in zip(self.slots, counts, strict=True):
             before, slot.part = getattr(slot, "part", None), self.memory.part(start, slot.parameter.shape)
-            if before is not None:
+            if before is not None and before.dtype == self._dtype:
                 _core._copy_tensor(slot.part, before)
             slot.bucket_index, slot.view = self.index, None
             start += count
+
+    def fill(self) -> None:
+        """Copy the gradients that have waited for the others."""
+        waiting, self.waiting = self.waiting, []
+        if waiting:
+            _core._copy_tensors([slot.part for slot, _ in waiting], [arrays.source_of(gradient) for _, gradient in waiting])
+
+    def view_of(self, memory: Any) -> Any:
+        """Our memory as an array of the library that the parameters are of."""
+        parameter = self.slots[0].parameter
+        return parameter.family.view(memory, parameter.prototype) if isinstance(memory, _core.SharedArray) else memory
 
     def get_scratch(self, dtype: str) -> _core.SharedArray:
         """Memory for as many elements of another dtype."""
@@ -205,3 +267,34 @@ class Bucket:
     @property
     def nbytes(self) -> int:
         return self.memory.nbytes
+
+    def accept(self, outcome: Any) -> None:
+        """Take what a communication hook has made of it."""
+        if outcome is not self.memory:
+            _core._convert_tensor(self.memory, arrays.source_of(outcome))
+
+
+class SparseBucket(Bucket):
+    """One sparse gradient, which is reduced by itself."""
+
+    __slots__ = ()
+
+    is_sparse = True
+
+    def move(self) -> None:
+        (slot,) = self.slots
+        slot.bucket_index = self.index
+        self.memory = private_memory(0, self._dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots[0].parameter.nbytes
+
+    @property
+    def sparse_slot(self) -> SparseSlot:
+        (slot,) = self.slots
+        assert isinstance(slot, SparseSlot)
+        return slot
+
+    def accept(self, outcome: Any) -> None:
+        self.sparse_slot.sent = outcome

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dldist.base.future import Future
 from dldist.c10d.options import BuiltinCommHookType
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from dldist.reducer import Reducer
@@ -16,15 +15,27 @@ if TYPE_CHECKING:
 
 
 class C10dNames:
-    """The methods of c10d's Reducer that mean something without autograd, in terms of ours."""
+    """The methods of c10d's Reducer, in terms of ours."""
+
+    _bucket_dtype: str | None
+    """Of all buckets, if it is not that of their parameters."""
+    _forward_work: tuple[Any, bool] | None
+    """With c10d's join: the work that counts the ranks with a pass of their own, and whether to divide by all ranks nevertheless."""
 
     def _autograd_hook(self: Any, index: int) -> None:
-        self.mark_ready(index)
+        if self._autograd is None:
+            self.mark_ready(index)
+        else:
+            self._autograd.on_gradient(index)
 
     def _check_reducer_finalized(self: Any, call: str = "") -> None:
-        if self._is_open:
-            text = self._missing_text()
-            raise RuntimeError(f"{call}the pass before has not ended: {text}finish() ends it, reset() gives it up")
+        has_begun = self._autograd is None or self._autograd.has_begun or self._order
+        if self._is_open and has_begun:
+            raise RuntimeError(
+                f"{call}Expected to have finished reduction in the prior iteration before starting a new one: {self._missing_text()}"
+                "if parameters have no gradient by intention, make the Reducer with find_unused_parameters=True; finish() ends the pass "
+                "before, reset() gives it up"
+            )
 
     def _ddp_graph_static(self: Any) -> bool:
         return bool(self._is_static)
@@ -34,8 +45,44 @@ class C10dNames:
             raise RuntimeError("_set_static_graph(): must be called before the first pass")
         self._is_static = True
 
+    def _delay_all_reduce(self: Any) -> None:
+        _autograd_of(self, "_delay_all_reduce").finish_first_static_pass()
+
+    def _remove_autograd_hooks(self: Any) -> None:
+        if self._autograd is not None:
+            self._autograd.remove_hooks()
+
+    def _install_post_backward_futures(self: Any, futures: Iterable[Any]) -> None:
+        _autograd_of(self, "_install_post_backward_futures").futures += futures
+
+    def _set_optimizer_in_backward(self: Any) -> None:
+        _autograd_of(self, "_set_optimizer_in_backward").optimizer_in_backward = True
+
+    def _set_sparse_metadata(self: Any, global_unique_ids: dict[str, Any]) -> None:
+        _autograd_of(self, "_set_sparse_metadata").sparse_metadata.update(global_unique_ids)
+
+    def _set_mixed_precision_param_dtype(self: Any, dtype: Any) -> None:
+        self._check_reducer_finalized("_set_mixed_precision_param_dtype(): ")
+        self._bucket_dtype = str(dtype).rpartition(".")[2]
+        members = [[slot.parameter.index for slot in bucket.slots] for bucket in self._buckets]
+        self._make_buckets(members, [bucket.limit for bucket in self._buckets])
+
+    def _set_forward_pass_work_handle(self: Any, work: Any, use_static_world_size: bool) -> None:
+        self._forward_work = (work, use_static_world_size)
+
+    def _set_ddp_runtime_logging_sample_rate(self: Any, sample_rate: int) -> None:
+        if sample_rate < 1:
+            raise ValueError(
+                f"_set_ddp_runtime_logging_sample_rate(): argument 'sample_rate' must be 1 or more, not {sample_rate}"
+            )
+        self._times.sample_rate = sample_rate
+
     def _get_local_used_map(self: Any) -> Any:
-        return self._used
+        """The parameters that this rank has used in the pass that is under way; none between passes."""
+        if self._autograd is None:
+            return self._used
+        own = self._buckets[0].view_of(self._used)
+        return own if self._is_open else own.new_zeros(own.shape)
 
     def _get_zeros_like_grad_buckets(self: Any) -> list[GradBucket]:
         from dldist.reducer.buckets import private_memory
@@ -47,14 +94,26 @@ class C10dNames:
         return buckets
 
     def _rebuild_buckets(self: Any) -> bool:
-        return bool(self._has_rebuilt)
+        """With autograd, whether this call has rebuilt them: passes wait for it. Otherwise, whether they have been rebuilt."""
+        if self._autograd is None:
+            return bool(self._has_rebuilt)
+        self._check_reducer_finalized()
+        if not self._may_rebuild or not self._has_order:
+            return False
+        self._rebuild_if_due()
+        return True
+
+    def _push_all_rebuilt_params(self: Any) -> None:
+        """For ranks that have joined: the next _rebuild_buckets() rebuilds here, too."""
+        self._has_order = True
 
     def _reset_state(self: Any) -> None:
         self.reset()
 
-    def _run_allreduce_hook(self: Any, bucket: GradBucket) -> Future:
-        future: Future = self._all_reduce(bucket.buffer()).get_future()
-        return future
+    def _run_allreduce_hook(self: Any, bucket: GradBucket) -> Any:
+        """The sum, whatever the Reducer makes of gradients: c10d's divides elsewhere."""
+        work = self._operations.all_reduce(bucket.buffer(), "sum", timeout=self._timeout, async_op=True)
+        return work.get_future()
 
     def _run_comm_hook(self: Any, bucket: GradBucket) -> Any:
         return self._run_allreduce_hook(bucket) if self._hook is None else self._run_hook(bucket)
@@ -68,6 +127,12 @@ class C10dNames:
 
     def set_logger(self: Any, logger: Logger) -> None:
         """Nothing to do: a Logger asks its reducer."""
+
+
+def _autograd_of(reducer: Any, call: str) -> Any:
+    if reducer._autograd is None:
+        raise RuntimeError(f"{call}(): the Reducer has no hooks in autograd: its parameters are not all leaves of PyTorch's autograd")
+    return reducer._autograd
 
 
 def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, GradBucket], Any]) -> None:

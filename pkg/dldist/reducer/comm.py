@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.base import arrays
-from dldist.reducer.buckets import Bucket
+from dldist.reducer.buckets import Bucket, SparseBucket
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class GradBucket:
     def __init__(self, bucket: Bucket, is_last: bool) -> None:
         self._bucket = bucket
         self._is_last = is_last
-        self._buffer: Any = None
+        self._buffer: Any = bucket.sparse_slot.sent if isinstance(bucket, SparseBucket) else None
 
     def __repr__(self) -> str:
         return f"<dldist.GradBucket: number {self.index()}, {self.memory!r}>"
@@ -49,6 +49,8 @@ class GradBucket:
         """The gradients in it, as views of buffer()."""
         if self._buffer is None:
             return [self.view(slot.part) for slot in self._bucket.slots]
+        if self._bucket.is_sparse:
+            return [self._buffer]
         counts = [slot.parameter.count for slot in self._bucket.slots]
         pieces = arrays.pieces(self._buffer, 0, counts)
         return [piece.reshape(slot.parameter.shape) for piece, slot in zip(pieces, self._bucket.slots, strict=True)]
@@ -67,8 +69,7 @@ class GradBucket:
 
     def view(self, memory: _core.SharedArray) -> Any:
         """Memory of scratch() as an array like buffer()."""
-        parameter = self._bucket.slots[0].parameter
-        return parameter.family.view(memory, parameter.prototype)
+        return self._bucket.view_of(memory)
 
 
 def collect(bucket: Bucket) -> None:
@@ -83,16 +84,17 @@ def collect(bucket: Bucket) -> None:
         outcome = outcome.wait()
     if isinstance(outcome, (list, tuple)) and len(outcome) == 1:
         outcome = outcome[0]
-    if outcome is bucket.memory:
-        return
-    family = arrays.find_family(outcome)
     try:
-        _core._convert_tensor(bucket.memory, outcome if family is None else family.source(outcome))
+        bucket.accept(outcome)
     except (TypeError, ValueError) as error:
-        raise type(error)(
+        text = (
             f"the communication hook's result for bucket {bucket.index} must be an array of its length, or a Future, a Work or a "
             f"function that gives one: {error}"
-        ) from error
+        )
+        if isinstance(error, TypeError):  # with c10d's words, too
+            text += f" (callback must return a torch.futures.Future object, but got {type(outcome).__name__})"
+            raise _core.DistTypeError(text) from error
+        raise type(error)(text) from error
 
 
 def is_under_way(outcome: Any) -> bool:

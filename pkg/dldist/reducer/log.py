@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from dldist.reducer import Reducer
 
 
+_ALWAYS_SAMPLED = 10  # passes
+
+
 class Times:
     """Of the current pass, and the averages of all that have ended. In nanoseconds."""
 
@@ -21,6 +24,9 @@ class Times:
 
     def __init__(self, parameter_count: int) -> None:
         self.passes = 0
+        self.sample_rate = 1
+        """After the first passes, the times of one in this many are kept."""
+        self._samples = 0
         self.ready_ns = [0] * parameter_count
         """When gradients came, after the beginning of the pass."""
         self.last = dict.fromkeys(self.INTERVALS, 0)
@@ -64,25 +70,27 @@ class Times:
         )
         self._forward_ns = 0
         self.passes += 1
+        if self.passes > _ALWAYS_SAMPLED and self.passes % self.sample_rate:
+            return
+        self._samples += 1
         for name, value in zip(self.INTERVALS, values, strict=True):
             self.last[name] = value
             self._sums[name] += value
 
     def describe(self) -> dict[str, int]:
-        averages = {f"avg_{name}": total // max(self.passes, 1) for name, total in self._sums.items()}
+        averages = {f"avg_{name}": total // max(self._samples, 1) for name, total in self._sums.items()}
         return {**self.last, **averages}
 
 
-class DDPLoggingData(dict[str, "Any"]):
-    """Facts and statistics by name; c10d keeps texts and numbers apart."""
+class DDPLoggingData:
+    """Facts and statistics by name, texts and numbers apart."""
 
-    @property
-    def strs_map(self) -> dict[str, str]:
-        return {name: value for name, value in self.items() if isinstance(value, str)}
+    def __init__(self) -> None:
+        self.strs_map: dict[str, str] = {}
+        self.ints_map: dict[str, int] = {}
 
-    @property
-    def ints_map(self) -> dict[str, int]:
-        return {name: value for name, value in self.items() if isinstance(value, int)}
+    def __repr__(self) -> str:
+        return f"DDPLoggingData({ {**self.strs_map, **self.ints_map} })"
 
 
 class Logger:
@@ -134,5 +142,13 @@ class Logger:
             "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
             "master_port": os.environ.get("MASTER_PORT", "N/A"),
             "torch_distributed_debug": os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A"),
+            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "N/A"),
+            "is_multi_device_module": 0,
         }
-        return DDPLoggingData({**surroundings, **self._reducer.stats(), **self._construction, **self._overrides})
+        data = DDPLoggingData()
+        for name, value in {**surroundings, **self._reducer.stats(), **self._construction, **self._overrides}.items():
+            if isinstance(value, str):
+                data.strs_map[name] = value
+            else:
+                data.ints_map[name] = value
+        return data

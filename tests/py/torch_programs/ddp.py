@@ -228,6 +228,134 @@ def sparse_gradients():
 
 
 @program()
+def sparse_gradients_in_views():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    model = DistributedDataParallel(nn.Sequential(embedding, nn.Linear(3, 2)), gradient_as_bucket_view=True)
+    for step in range(3):
+        model(torch.tensor([dist.get_rank(), step])).sum().backward()
+    return [embedding.weight.grad.to_dense(), model.module[1].weight.grad]
+
+
+def halving_sum(group, bucket):
+    """For gradients of either kind."""
+    return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then(lambda future: future.wait()[0] / 4)
+
+
+@program()
+def sparse_gradients_and_a_hook():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    model = DistributedDataParallel(nn.Sequential(embedding, nn.Linear(3, 2)))
+    model.register_comm_hook(dist.group.WORLD, halving_sum)
+    model(torch.tensor([dist.get_rank(), 2])).sum().backward()
+    return [embedding.weight.grad.to_dense(), model.module[1].weight.grad]
+
+
+@program()
+def reentrant_checkpoints():
+    """Backward passes inside of the backward pass, twice through the same layer, and a parameter that nobody uses."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(64, 64)
+            self.inner = nn.Linear(64, 64)
+            self.never = nn.Linear(4, 4)
+            self.outer = nn.Linear(64, 4)
+
+        def forward(self, x):
+            x = checkpoint(self.inner, self.first(x), use_reentrant=True)
+            return self.outer(checkpoint(self.inner, F.relu(x), use_reentrant=True))
+
+    return train(DistributedDataParallel(Model(), static_graph=True))
+
+
+@program(worlds=[2, 4])
+def unused_parameters_in_views():
+    """Gradients that stay from step to step, in views of buckets, and passes without synchronisation between them."""
+    model = DistributedDataParallel(WithBranches(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    for step in range(4):
+        inputs, labels = batch(step)
+        with model.no_sync() if step % 2 == 0 else contextlib.nullcontext():
+            F.cross_entropy(model(inputs), labels).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@program()
+def one_of_two_outputs():
+    """The loss uses one output, and the parameters of the other get no gradient on any rank."""
+
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left = nn.Linear(64, 4)
+            self.right = nn.Linear(64, 4)
+
+        def forward(self, x):
+            return {"left": self.left(x), "right": [self.right(x)]}
+
+    model = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
+    for step in range(3):
+        inputs, labels = batch(step)
+        F.cross_entropy(model(inputs)["left" if step % 2 else "right"][0 if step % 2 == 0 else slice(None)], labels).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@program()
+def several_forward_passes():
+    """A forward pass without a backward pass, and two before one backward pass."""
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+    model(batch(0)[0])
+    (model(batch(1)[0]) + model(batch(2)[0])).square().mean().backward()
+    loss = model(batch(3)[0]).square().mean()
+    loss.backward()
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+@program()
+def limits_for_each_bucket():
+    model = DistributedDataParallel(mlp(), bucket_cap_mb_list=[0.01, 0.03], batched_grad_copy=True)
+    return train(model)
+
+
+@program()
+def skipped_buckets():
+    """A bucket of which nobody uses any parameter is not sent."""
+    layers = nn.ModuleDict({"used": nn.Linear(64, 4), "never": nn.Linear(64, 64)})
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return self.layers["used"](x)
+
+    model = DistributedDataParallel(Model(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=0.002)
+    result = train(model)
+    assert layers["never"].weight.grad is None
+    return result
+
+
+@program()
+def other_memory_formats():
+    model = DistributedDataParallel(WithBuffers().to(memory_format=torch.channels_last), gradient_as_bucket_view=True)
+    return train(model)
+
+
+@program()
+def unfinished_reduction():
+    """A parameter without a gradient, and nobody has said that there may be one: the next step says so."""
+    model = DistributedDataParallel(WithBranches())
+    inputs, _ = batch(0)
+    model(inputs).sum().backward()
+    try:
+        model(inputs)
+    except RuntimeError as error:
+        return str(error).find("Expected to have finished reduction in the prior iteration before starting a new one") >= 0
+    return "nothing was raised"
+
+
+@program()
 def compiled():
     """The compiler breaks the graph where statistics are handed to all, and looks into whatever runs there."""
     torch._dynamo.reset()

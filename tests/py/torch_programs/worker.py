@@ -26,11 +26,28 @@ def serve(channel, rank, store_file):
             channel.send(("failed", traceback.format_exc()))
 
 
+def run_on_front(rank, store_file, name, world):
+    """In a world of dldist, with DDP on dldist's Reducer."""
+    import dldist
+
+    from torch_programs import front
+
+    with front.substituted():
+        store = dldist.FileStore(store_file, world)
+        dldist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        try:
+            return plain(torch_programs.load(name)())
+        finally:
+            dldist.destroy_process_group()
+
+
 def run(rank, store_file, name, backend, world, key):
     if backend == "dldist":
         import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
     torch.manual_seed(0)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    if backend == torch_programs.FRONT:
+        return run_on_front(rank, f"{store_file}-{key}", name, world)
     # A store for each world: torch wants fresh keys, and a file needs no port.
     store = dist.FileStore(f"{store_file}-{key}", world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)

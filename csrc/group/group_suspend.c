@@ -1,0 +1,103 @@
+/* Suspension: between two calls of all ranks, the memory that a group works in is the system's. */
+#include "group/group_internal.h"
+
+static dd_status
+meet_all(dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_call_options options = {.timeout_ns = -1};
+    return group->size == 1 ? DD_OK : dd_group_collective_and_wait(group, &args, &options, wait, err);
+}
+
+static dd_status
+check_quiet_locked(dd_group *group, dd_error *err)
+{
+    dd_status status = dd_group_check_usable_locked(group, "suspend", err);
+    if (status == DD_OK && !dd_list_is_empty(&group->collectives)) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT,
+                              "suspend: another thread has called a collective of " GROUP_FORMAT
+                              " meanwhile, which must wait for resume()",
+                              GROUP_ARGS(group));
+    }
+    return status;
+}
+
+static dd_status
+let_memory_go(dd_group *group, dd_error *err)
+{
+    dd_engine_lock(group->engine);
+    dd_status status = check_quiet_locked(group, err);
+    if (status == DD_OK && group->arena != NULL) {
+        status = dd_arena_give_back(group->arena, err);
+    }
+    if (status == DD_OK) {
+        group_clear_kept_regions_locked(group);
+    }
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
+static dd_status
+stop_calls(dd_group *group, dd_error *err)
+{
+    dd_engine_lock(group->engine);
+    dd_status status = check_quiet_locked(group, err);
+    group->is_suspended = status == DD_OK;
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
+dd_status
+dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    bool is_suspended = group->is_suspended;
+    dd_engine_unlock(group->engine);
+    if (is_suspended) {
+        return DD_OK;
+    }
+    /* Who has come to the first meeting has read all that it wanted to read; and after the second, nobody gives anything back any more. */
+    status = meet_all(group, wait, err);
+    if (status == DD_OK) {
+        status = let_memory_go(group, err);
+    }
+    if (status == DD_OK) {
+        status = meet_all(group, wait, err);
+    }
+    return status == DD_OK ? stop_calls(group, err) : status;
+}
+
+dd_status
+dd_group_resume(dd_group *group, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(group->engine);
+        group->is_suspended = false;
+        dd_engine_unlock(group->engine);
+    }
+    return status;
+}
+
+void
+dd_group_get_memory(dd_group *group, dd_group_memory *memory)
+{
+    *memory = (dd_group_memory){0};
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(group->engine);
+    if (group->arena != NULL) {
+        memory->suspend = dd_arena_data_nbytes(group->arena);
+        memory->persist = dd_arena_nbytes(group->topology.nlocal) / (size_t)group->topology.nlocal;
+        memory->persist -= memory->suspend < memory->persist ? memory->suspend : memory->persist;
+    }
+    memory->suspended = group->is_suspended ? memory->suspend : 0;
+    memory->suspend += atomic_load(&group->kept_nbytes);
+    memory->persist += group_regions_nbytes_locked(group);
+    dd_engine_unlock(group->engine);
+}

@@ -1,0 +1,195 @@
+/* Records of operations that the groups here do not make themselves: of backends written in Python (FlightRecorderHook). A group is a
+ * capsule. */
+#include "core/clock.h"
+#include "python/base/convert.h"
+#include "python/base/error.h"
+#include "python/base/params.h"
+#include "python/observe/recorder.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CAPSULE_NAME "dldist.recorded_group"
+#define MAX_DIMENSIONS 16
+
+/* Names in records are static; torch's analyser knows these. */
+static const char *const names[] = {"send",    "recv",       "broadcast",      "all_reduce",
+                                    "reduce",  "all_gather", "reduce_scatter", "all_to_all",
+                                    "barrier", "scatter",    "gather"};
+
+static const char *
+static_name(const char *name)
+{
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i], name) == 0) {
+            return names[i];
+        }
+    }
+    return "unknown";
+}
+
+static dd_recorder_group *
+group_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, CAPSULE_NAME);
+}
+
+static void
+release_group(PyObject *capsule)
+{
+    dd_recorder_group_release(group_of(capsule));
+}
+
+PyObject *
+py_recorder_add_foreign(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_state *state = PyModule_GetState(module);
+    dd_bytes name;
+    int rank, size;
+    const py_params params = PY_PARAMS("_add_recorded_group", 3, 3, {"name", PY_STRING, &name},
+                                       {"rank", PY_INT, &rank}, {"size", PY_INT, &size});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    dd_recorder_group *group = py_recorder_add_group(state, "gloo", name, rank, size);
+    if (group == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *capsule = PyCapsule_New(group, CAPSULE_NAME, release_group);
+    if (capsule == NULL) {
+        dd_recorder_group_release(group);
+    }
+    return capsule;
+}
+
+/* ---- tensors, each a tuple of its dtype's name and its shape */
+
+typedef struct shapes {
+    dd_record_tensor tensors[PY_RECORDER_MAX_TENSORS];
+    int64_t lengths[PY_RECORDER_MAX_TENSORS][MAX_DIMENSIONS];
+    size_t count;
+    uint32_t more;
+} shapes;
+
+static bool
+read_dtype(PyObject *name, dd_dtype *dtype)
+{
+    PyObject *utf8 = PyUnicode_AsUTF8String(name);
+    const char *text = utf8 != NULL ? PyBytes_AsString(utf8) : NULL;
+    bool is_found = false;
+    for (unsigned i = 0; text != NULL && !is_found && dd_dtype_is_valid(i); i++) {
+        is_found = strcmp(dd_dtype_name((dd_dtype)i), text) == 0;
+        *dtype = (dd_dtype)i;
+    }
+    Py_XDECREF(utf8);
+    if (!is_found && PyErr_Occurred() == NULL) {
+        PyErr_Format(PyExc_ValueError, "_begin_record(): there is no dtype %R", name);
+    }
+    return is_found;
+}
+
+static bool
+read_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX_DIMENSIONS])
+{
+    Py_ssize_t ndim = PyTuple_Size(shape);
+    if (ndim > MAX_DIMENSIONS) {
+        ndim = MAX_DIMENSIONS; /* a record keeps fewer anyway */
+    }
+    for (Py_ssize_t d = 0; d < ndim; d++) {
+        lengths[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
+    }
+    tensor->ndim = (int)ndim;
+    tensor->shape = lengths;
+    return PyErr_Occurred() == NULL;
+}
+
+static bool
+read_tensors(PyObject *list, shapes *out)
+{
+    Py_ssize_t count = PyList_Size(list);
+    *out = (shapes){.count = 0};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (out->count == PY_RECORDER_MAX_TENSORS) {
+            out->more = (uint32_t)(count - i);
+            break;
+        }
+        PyObject *pair = PyList_GetItem(list, i);
+        dd_record_tensor *tensor = &out->tensors[out->count];
+        *tensor = (dd_record_tensor){.count = 1};
+        PyObject *dtype = pair != NULL ? PyTuple_GetItem(pair, 0) : NULL;
+        PyObject *shape = dtype != NULL ? PyTuple_GetItem(pair, 1) : NULL;
+        if (shape == NULL || !read_dtype(dtype, &tensor->dtype) ||
+            !read_shape(shape, tensor, out->lengths[out->count])) {
+            return false;
+        }
+        out->count++;
+    }
+    return count >= 0;
+}
+
+/* ---- records */
+
+PyObject *
+py_recorder_begin(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_state *state = PyModule_GetState(module);
+    PyObject *capsule, *inputs, *outputs;
+    const char *name;
+    bool is_p2p;
+    int peer;
+    int64_t timeout_ns;
+    const py_params params = PY_PARAMS("_begin_record", 7, 7, {"group", PY_OBJECT, &capsule},
+                                       {"name", PY_TEXT, &name}, {"is_p2p", PY_FLAG, &is_p2p},
+                                       {"peer", PY_INT, &peer}, {"timeout_ns", PY_INT64, &timeout_ns},
+                                       {"inputs", PY_OBJECT, &inputs}, {"outputs", PY_OBJECT, &outputs});
+    shapes read[2];
+    if (!py_params_read(&params, state, args, nargs, kwnames) || !read_tensors(inputs, &read[0]) ||
+        !read_tensors(outputs, &read[1])) {
+        return NULL;
+    }
+    dd_recorder_group *group = group_of(capsule);
+    if (group == NULL) {
+        return NULL;
+    }
+    dd_record_call call = {
+        .name = static_name(name),
+        .is_p2p = is_p2p,
+        .is_started = true,
+        .peer = peer,
+        .created_ns = dd_clock_now_ns(),
+        .timeout_ns = timeout_ns,
+        .stack = py_recorder_stack(state),
+        .inputs = read[0].tensors,
+        .outputs = read[1].tensors,
+        .ninputs = read[0].count,
+        .noutputs = read[1].count,
+        .ninputs_more = read[0].more,
+        .noutputs_more = read[1].more,
+    };
+    return PyLong_FromUnsignedLongLong(dd_recorder_begin(group, &call));
+}
+
+PyObject *
+py_recorder_end(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_state *state = PyModule_GetState(module);
+    PyObject *capsule;
+    int64_t record;
+    const char *failure = NULL;
+    const py_params params = PY_PARAMS("_end_record", 2, 3, {"group", PY_OBJECT, &capsule},
+                                       {"record", PY_INT64, &record}, {"failure", PY_TEXT, &failure});
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    dd_recorder_group *group = group_of(capsule);
+    if (group == NULL) {
+        return NULL;
+    }
+    dd_error error;
+    if (failure != NULL) {
+        dd_error_set(&error, DD_BACKEND, "%s", failure);
+    }
+    dd_recorder_end(dd_recorder_of_group(group), (uint64_t)record, dd_clock_now_ns(),
+                    failure != NULL ? &error : NULL);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,263 @@
+"""Gradients of PyTorch's autograd: a backward pass hands them to a Reducer as it makes them, and the averages go where it has left them.
+
+Torch's parameters come from torch, so nothing here imports it first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+
+from dldist import _core
+from dldist.reducer.buckets import SparseSlot, private_memory
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from dldist.reducer import Reducer
+    from dldist.reducer.buckets import Parameter, Slot
+
+
+def are_leaves(parameters: Iterable[Parameter]) -> bool:
+    """Whether all of them are parameters for which torch's autograd accumulates gradients."""
+    torch = sys.modules.get("torch")
+    return torch is not None and all(
+        isinstance(parameter.like, torch.Tensor) and parameter.like.is_leaf and parameter.like.requires_grad
+        for parameter in parameters
+    )
+
+
+class Autograd:
+    """The hooks on a Reducer's parameters, and what they know of the backward pass.
+
+    The hooks are on the nodes that accumulate gradients, which are called for a parameter without a gradient, too. They do not keep the
+    Reducer alive.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        import torch
+
+        self._torch = torch
+        self._reducer_ref = weakref.ref(reducer)  # so that a Reducer goes with its last user, and not when a collector comes by
+        self.has_begun = False
+        """Whether a hook has been called in this pass."""
+        self.optimizer_in_backward = False
+        self.futures: list[Any] = []
+        """To be waited for at the end of the pass."""
+        self.sparse_metadata: dict[str, Any] = {}
+        """By the names of parameters with sparse gradients: the rows that any rank may have."""
+        self._used_before: set[int] = set()
+        """Parameters that got gradients in passes without synchronisation, which this one sends."""
+        self._has_outputs = False
+        self._is_finish_queued = False
+        self._fired = [0] * len(reducer._slots)
+        """How often each hook was called in the first pass of a static graph."""
+        self._left: list[int] = []
+        """How many of these calls are still to come in this pass."""
+        with torch.enable_grad():
+            self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter.like).node for slot in reducer._slots]
+        self._handles = [
+            node.register_hook(functools.partial(_on_gradient, weakref.ref(self), index)) for index, node in enumerate(self._nodes)
+        ]
+
+    @property
+    def _reducer(self) -> Any:
+        return self._reducer_ref()
+
+    def remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # ---- a pass
+
+    def begin_pass(self, outputs: list[Any]) -> None:
+        """After prepare_for_backward(): the parameters that `outputs` do not depend on get no gradient."""
+        self.has_begun = self._is_finish_queued = False
+        self._has_outputs = bool(outputs)
+        reducer = self._reducer
+        self._left = list(self._fired) if reducer._static_unused is not None else []
+        if not outputs or not reducer._is_sync:
+            return
+        if reducer._is_static:
+            if reducer._static_unused is None:
+                self._delay_until_the_end_of(outputs)
+        elif reducer._finds_unused:
+            used = _nodes_behind(self._torch, outputs)
+            reducer._deferred = [index for index, node in enumerate(self._nodes) if node not in used]
+
+    def _delay_until_the_end_of(self, outputs: list[Any]) -> None:
+        """Have the first pass of a static graph end where the outermost backward pass does, which reaches an output first."""
+
+        def begin(_gradient: Any) -> None:
+            if not self._is_finish_queued:
+                self._queue(self.finish_first_static_pass)
+
+        for output in outputs:
+            if output.requires_grad:
+                output.register_hook(begin)
+
+    def _queue(self, function: Any) -> None:
+        self._is_finish_queued = True
+        self._torch.autograd.Variable._execution_engine.queue_callback(function)
+
+    def on_gradient(self, index: int) -> None:
+        """A parameter has its gradient, or is known to get none."""
+        reducer = self._reducer
+        slot = reducer._slots[index]
+        if not reducer._is_open or not reducer._is_sync:
+            reducer._is_open = False
+            if reducer._detects_unused and slot.parameter.like.grad is not None:
+                self._used_before.add(index)
+            return
+        is_first, self.has_begun = not self.has_begun, True
+        if reducer._is_static and reducer._static_unused is None:
+            self._fired[index] += 1
+            return
+        if self._left:
+            self._left[index] -= 1
+            if self._left[index] > 0:
+                return
+        self._take("autograd", slot)
+        if not self._is_finish_queued and (
+            reducer._next == len(reducer._buckets) or (is_first and reducer._finds_unused and not self._has_outputs)
+        ):
+            self._queue(reducer.finish)
+
+    def _take(self, call: str, slot: Slot) -> None:
+        reducer = self._reducer
+        reducer._slot_to_settle(call, slot.parameter.index)
+        self.fill(slot)
+        reducer._settle(slot, slot.gradient is not None)
+
+    def fill(self, slot: Slot) -> None:
+        """Put what the parameter has as its gradient into the bucket, or zeros."""
+        grad = slot.parameter.like.grad
+        if isinstance(slot, SparseSlot):
+            self._fill_sparse(slot, grad)
+            return
+        if grad is None:
+            _core._copy_tensor(slot.part, private_memory(slot.parameter.shape, slot.part.dtype))
+            return
+        if grad.layout is not self._torch.strided:
+            raise RuntimeError(
+                f"the gradient of parameter {slot.parameter} is sparse: make the Reducer with expect_sparse_gradients true for it"
+            )
+        if self._reducer._is_view:
+            self._let_view_be_gradient(slot, grad)
+        else:
+            self._reducer._copy_into_bucket(slot, grad)
+        slot.gradient = slot.parameter.like.grad
+
+    def _let_view_be_gradient(self, slot: Slot, grad: Any) -> None:
+        view = slot.get_view()
+        if grad.data_ptr() != view.data_ptr():
+            self._reducer._copy_into_bucket(slot, grad)
+            slot.parameter.like.grad = view
+
+    def _fill_sparse(self, slot: SparseSlot, grad: Any) -> None:
+        like = slot.parameter.like
+        slot.gradient = grad
+        if grad is None:
+            grad = self._torch.sparse_coo_tensor(
+                self._torch.empty((1, 0), dtype=self._torch.int64), like.detach().new_empty((0, *like.shape[1:])), like.shape
+            )
+        elif grad.layout is not self._torch.sparse_coo:
+            raise RuntimeError(f"the gradient of parameter {slot.parameter} is dense, and the Reducer expects a sparse one")
+        slot.sent = grad
+        if self.sparse_metadata:
+            slot.rows, slot.sent = self._rows_of(slot, grad.coalesce())
+
+    def _rows_of(self, slot: Slot, grad: Any) -> tuple[Any, Any]:
+        """The rows that any rank may have, and this rank's gradient in these rows, dense."""
+        name = slot.parameter.name
+        rows = self.sparse_metadata.get(name or "")
+        if rows is None:
+            raise RuntimeError(f"parameter {slot.parameter} is not among those that _set_sparse_metadata() was told of")
+        torch = self._torch
+        rows = rows.to(torch.int64).flatten()
+        own = grad.indices().flatten()
+        places = torch.searchsorted(rows, own).clamp(max=max(len(rows) - 1, 0))
+        if len(own) and (not len(rows) or not torch.equal(rows[places], own)):
+            raise RuntimeError(f"the gradient of parameter {slot.parameter} has rows that _set_sparse_metadata() was not told of")
+        values = grad.values().new_zeros((len(rows), *grad.values().shape[1:]))
+        values[places] = grad.values()
+        return rows, values
+
+    def settle_unused(self, slot: Slot) -> None:
+        """What a parameter has without this pass goes with it: it may be the sum of passes that were not synchronised."""
+        self.fill(slot)
+        if slot.gradient is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
+            self._reducer._buckets[slot.bucket_index].fill()
+            slot.save()
+        if slot.parameter.index in self._used_before:
+            self._reducer._used_map[slot.parameter.index] = 1
+
+    def finish_first_static_pass(self) -> None:
+        """All gradients are there: take them, and finish."""
+        reducer = self._reducer
+        if not reducer._is_open or reducer._static_unused is not None:
+            return
+        self.has_begun = True
+        for bucket in reducer._buckets:
+            for slot in bucket.slots:
+                if self._fired[slot.parameter.index]:
+                    self._take("_delay_all_reduce", slot)
+        reducer.finish()
+
+    def wait_for_futures(self) -> None:
+        futures, self.futures = self.futures, []
+        for future in futures:
+            future.wait()
+
+    def put_back(self, is_used: Any) -> None:
+        """After a pass, give the averages to the parameters that some rank has used."""
+        self._used_before.clear()
+        if self.optimizer_in_backward or not self.has_begun:
+            return
+        for slot in self._reducer._slots:
+            like = slot.parameter.like
+            if not is_used(slot):
+                continue
+            if isinstance(slot, SparseSlot):
+                like.grad = slot.result(self._torch)
+            elif self._reducer._is_view:
+                if like.grad is None or like.grad.data_ptr() != slot.get_view().data_ptr():
+                    like.grad = slot.get_view()
+            elif like.grad is not slot.gradient:
+                like.grad = slot.gradient
+
+
+def _on_gradient(autograd: weakref.ref[Autograd], index: int, *_gradients: Any) -> None:
+    alive = autograd()
+    if alive is not None:
+        alive.on_gradient(index)
+
+
+def _nodes_behind(torch: Any, outputs: Iterable[Any]) -> set[Any]:
+    """The nodes of the graph that a backward pass from these tensors may come to."""
+    found = {torch.autograd.graph.get_gradient_edge(output).node for output in outputs if output.requires_grad}
+    ahead = list(found)
+    while ahead:
+        for node, _ in ahead.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                ahead.append(node)
+    return found
+
+
+def tensors_of(output: Any) -> list[Any]:
+    """The tensors of torch that prepare_for_backward() was given: one, or any number of them."""
+    torch = sys.modules.get("torch")
+    tensor: Any = () if torch is None else torch.Tensor
+    outputs = [output] if isinstance(output, tensor) else list(output)
+    for each in outputs:
+        if not isinstance(each, tensor):
+            raise TypeError(
+                f"prepare_for_backward(): argument 'output' must be tensors of PyTorch, not {type(each).__name__} (numbers of parameters "
+                "without a gradient are the argument 'unused')"
+            )
+    return outputs

@@ -1,0 +1,214 @@
+"""Groups that are revoked, and groups that are suspended. Ranks are threads, but where the memory of processes is looked at."""
+
+
+import re
+import threading
+
+import dldist
+import pytest
+from procs import Group as Processes
+from thread_ranks import error_of, on_threads
+
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+
+def in_groups(size, case, **options):
+    store = dldist.HashStore()
+
+    def run(rank):
+        with dldist.Group(store, rank, size, **{"timeout": 10.0, **options}) as group:
+            return case(group)
+
+    return on_threads(size, run)
+
+
+# ---- revoke
+
+
+def test_what_is_under_way_ends_on_all_ranks():
+    def case(group):
+        if group.rank == 2:
+            group.revoke("a rank is ill")
+            return str(error_of(group.barrier))
+        work = group.all_reduce(numpy.ones(4), async_op=True)
+        error = error_of(work.wait)
+        assert isinstance(error, dldist.DistAbortedError) and error.rank == 2
+        assert "revoked the group: a rank is ill" in str(error)
+        return str(error_of(group.all_reduce, numpy.ones(4)))
+
+    for text in in_groups(3, case):
+        assert "the group has failed before" in text and "revoked the group: a rank is ill" in text
+
+
+def test_a_revoked_group_can_have_offspring():
+    def case(group):
+        group.revoke()
+        group.revoke("another reason")
+        assert "revoke() was called" in str(error_of(group.barrier))
+        with group.split([0, 2]) if group.rank != 1 else group.split([1]) as part:
+            x = numpy.full(3, group.rank + 1.0)
+            part.all_reduce(x)
+            return x[0]
+
+    assert in_groups(3, case) == [4.0, 2.0, 4.0]
+
+
+def test_a_group_that_has_failed_can_be_revoked_and_split():
+    def case(group):
+        if group.rank == 2:
+            group.abort("left")
+            return None
+        error = error_of(group.barrier)
+        assert isinstance(error, dldist.DistAbortedError)
+        assert isinstance(error_of(group.split, [0, 1]), dldist.DistAbortedError)
+        group.revoke()
+        assert "left" in str(error_of(group.barrier)), "the first cause stays"
+        with group.split([0, 1]) as part:
+            x = numpy.ones(2)
+            part.all_reduce(x)
+            return x[0]
+
+    assert in_groups(3, case) == [2.0, 2.0, None]
+
+
+def test_the_default_world():
+    dldist.init_process_group()
+    group = dldist.group.WORLD
+    with pytest.raises(ValueError, match="REVOKE_DEFAULT"):
+        dldist.revoke_process_group(flags=1)
+    part = dldist.new_group([0])
+    dldist.revoke_process_group(part)
+    dldist.revoke_process_group(part)
+    assert "revoked" in str(error_of(dldist.barrier, part))
+    dldist.barrier()
+    dldist.destroy_process_group(part)
+    dldist.revoke_process_group()
+    assert dldist.is_initialized() and dldist.group.WORLD is group
+    dldist.destroy_process_group()
+    with pytest.raises(AssertionError):
+        dldist.revoke_process_group()
+
+
+# ---- suspend
+
+
+def resident_of_arenas():
+    """Bytes of shared memory of arenas that this process has touched, and that are still there."""
+    total, is_arena = 0, False
+    with open("/proc/self/smaps", encoding="utf-8") as maps:
+        for line in maps:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                is_arena = "dldist-arena" in line
+            elif is_arena and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def suspend_and_look(channel, rank, store_file):
+    with dldist.Group(dldist.FileStore(store_file, 2), rank, 2, timeout=20) as group:
+        x = numpy.ones(1 << 19, "float32")
+        group.all_reduce(x)
+        group.all_gather([numpy.zeros(1 << 17), numpy.zeros(1 << 17)], numpy.zeros(1 << 17))
+        kept = group.empty(1 << 18, "float32")
+        numpy.asarray(kept)[...] = 1
+        del kept
+        before, stats = resident_of_arenas(), group.memory_stats()
+        group.suspend()
+        while_suspended, suspended = resident_of_arenas(), group.memory_stats()
+        texts = [str(error_of(call)) for call in (group.barrier, lambda: group.send(x, 1 - rank), lambda: group.empty(3))]
+        group.suspend()
+        group.resume()
+        group.resume()
+        x[...] = rank + 1
+        group.all_reduce(x)
+        channel.send((before, while_suspended, resident_of_arenas(), stats, suspended, texts, float(x.min()), float(x.max())))
+
+
+def test_memory_goes_and_comes_back(tmp_path):
+    processes = Processes()
+    try:
+        ranks = [processes.start(suspend_and_look, rank, str(tmp_path / "store")) for rank in range(2)]
+        for rank in ranks:
+            before, while_suspended, after, stats, suspended, texts, low, high = rank.recv(timeout=40)
+            assert before > 1 << 20, "the collectives have touched the arena"
+            assert while_suspended < before / 8 and after > 4 * while_suspended
+            assert stats["cpu_mem_suspended"] == 0 and suspended["cpu_mem_suspended"] >= 1 << 20
+            assert stats["cpu_mem_suspend"] > suspended["cpu_mem_suspend"], "the array that nobody uses is gone, too"
+            assert stats["cpu_mem_total"] == stats["cpu_mem_suspend"] + stats["cpu_mem_persist"]
+            assert all("is suspended: call resume() on all its ranks first" in text for text in texts), texts
+            assert (low, high) == (3.0, 3.0)
+    finally:
+        processes.close()
+
+
+def test_nobody_works_before_all_have_resumed():
+    """A rank that resumes early waits; the late one still has its data after that."""
+
+    def case(group):
+        results = []
+        for step in range(5):
+            x = numpy.full(200000, group.rank + step, "float64")
+            group.all_reduce(x)
+            results.append((x.min(), x.max()))
+            group.suspend()
+            group.resume()
+        return results
+
+    expected = [(3.0 + 3 * step,) * 2 for step in range(5)]
+    assert in_groups(3, case) == [expected] * 3
+
+
+def test_arrays_in_use_keep_what_is_in_them():
+    def case(group):
+        array = group.empty(1000, "float32")
+        numpy.asarray(array)[...] = group.rank + 1
+        group.suspend()
+        assert numpy.asarray(array).tolist() == [group.rank + 1] * 1000
+        group.resume()
+        group.all_reduce(array)
+        return numpy.asarray(array)[0]
+
+    assert in_groups(2, case) == [3, 3]
+
+
+def test_a_suspended_group_can_be_closed_and_aborted():
+    both = threading.Barrier(2)
+
+    def case(group):
+        group.suspend()
+        both.wait(10)
+        if group.rank == 0:
+            group.abort("enough")
+
+    in_groups(2, case)
+    in_groups(2, lambda group: group.suspend())
+
+
+def test_suspension_waits_for_all_ranks():
+    def case(group):
+        if group.rank == 0:
+            return None
+        return error_of(group.suspend)
+
+    assert isinstance(in_groups(2, case, timeout=0.5)[1], dldist.DistError)
+
+
+def test_alone():
+    with dldist.Group(None, 0, 1) as group:
+        group.suspend()
+        assert "is suspended" in str(error_of(group.barrier))
+        group.resume()
+        group.barrier()
+
+
+def test_c10ds_names():
+    dldist.init_process_group()
+    group = dldist.group.WORLD
+    group.suspend()
+    with pytest.raises(ValueError, match="is suspended"):
+        dldist.barrier()
+    assert set(group.memory_stats()) == {f"cpu_mem_{name}" for name in ("suspend", "suspended", "persist", "total")}
+    group.resume()
+    dldist.barrier()
+    dldist.destroy_process_group()
+

@@ -1,0 +1,27 @@
+"""PyTorch's DistributedDataParallel on dldist.Reducer, dldist.Logger and dldist's calls: the same results as on torch's own, with Gloo.
+
+The programs are those of torch_programs/ddp.py; torch_programs/front.py is what puts dldist in torch.distributed's place.
+"""
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+
+from test_torch_programs import cases, check_alike, teams  # noqa: E402, F401
+from torch_programs import EXACT, FRONT  # noqa: E402
+
+# The hook adds in float32 what torch's adds in float16.
+ROUNDED_LATER = {"built_in_compression"}
+
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
+
+
+@pytest.mark.parametrize("program, world", [case for case in cases() if case.id.startswith("ddp.") and "logging_data" not in case.id])
+def test_same_results(teams, program, world):  # noqa: F811
+    """Statistics are left out: test_reducer.py compares their names, and says which values differ."""
+    with teams as team:
+        theirs = team.run(program, "gloo", world)
+        ours = team.run(program, FRONT, world)
+    is_exact = world == 2 and program.name not in ROUNDED_LATER
+    for rank in range(world):
+        check_alike(theirs[rank], ours[rank], EXACT if is_exact else program.tolerance, f"rank {rank}")
