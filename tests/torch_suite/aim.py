@@ -95,10 +95,6 @@ class Aim:
             import torch.distributed
 
             torch.distributed.Backend.default_device_backend_map["cpu"] = self.name
-        for module_name, names in RENAMED.items():
-            module = importlib.import_module(module_name)
-            for old, new in names.items():
-                vars(module).setdefault(old, getattr(module, new))
 
 
 class Loader(importlib.machinery.SourceFileLoader):
@@ -191,6 +187,13 @@ class Reporter(unittest.TestResult):
         self.settle(test, "failed", "passes, which is not expected")
 
 
+def add_old_names():
+    for module_name, names in RENAMED.items():
+        module = importlib.import_module(module_name)
+        for old, new in names.items():
+            vars(module).setdefault(old, getattr(module, new))
+
+
 def load(aim_text, path):
     """The module of the tests, under the name by which spawned ranks look for it."""
     folder = os.path.dirname(os.path.abspath(path))
@@ -200,6 +203,7 @@ def load(aim_text, path):
     # Files name each other by their path from PyTorch's folder, too.
     sys.path.insert(1, os.path.join(folder.partition(f"{os.sep}test{os.sep}")[0], "test"))
     sys.meta_path.insert(0, Finder(aim, folder))
+    add_old_names()
     return importlib.import_module(os.path.splitext(os.path.basename(path))[0])
 
 
