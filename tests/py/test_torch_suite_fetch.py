@@ -84,6 +84,17 @@ def test_takes_the_next_way(sources, tmp_path):
     assert "from the archive" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("wanted", "order"),
+    [("2.13.0", ["2.14.1+dfsg-1", "2.6.0+dfsg-7", "1.13.1+dfsg-4"]), ("2.6", ["2.6.0+dfsg-7", "2.14.1+dfsg-1", "1.13.1+dfsg-4"])],
+)
+def test_debians_versions_by_nearness(monkeypatch, wanted, order):
+    monkeypatch.syspath_prepend(FETCH.parent)
+    import fetch as module
+
+    assert sorted(order[::-1], key=lambda version: module.distance(version, wanted)) == order
+
+
 def test_replaces_older_tests(sources, tmp_path):
     into = tmp_path / "tests"
     assert fetch(into, "--checkout", sources).returncode == 0

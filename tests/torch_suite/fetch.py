@@ -4,12 +4,12 @@
     python tests/torch_suite/fetch.py INTO --checkout FOLDER     from PyTorch's sources, which lie there; also $PYTORCH_SOURCES
     python tests/torch_suite/fetch.py INTO --archive URL         a tar archive of them (a path, file: or https:); {tag} is the installed torch's
     python tests/torch_suite/fetch.py INTO --git URL             a clone of the tag of the installed torch, as little of it as git can
-    python tests/torch_suite/fetch.py INTO --debian              from Debian's source package pytorch: of all versions that the mirror
-                                                                 offers, the one nearest to the installed torch
+    python tests/torch_suite/fetch.py INTO --debian [VERSION]    from Debian's source package pytorch: of all versions that the mirror
+                                                                 offers, the one nearest to VERSION or else to the installed torch
 
 Only test/distributed and what its files import goes to INTO, in the folders of PyTorch, so that run.py is then told
 `--tests INTO/test/distributed`. What is in INTO from another time is replaced. An archive or a clone is asked for only if a URL is given;
-Debian's package needs apt-get, no root: lists and downloads lie in a folder of their own.
+Debian's package needs apt-get and no root: lists and downloads lie in a folder of their own.
 
 The last line of what this prints is the version of the tests, the folder, and the version of torch that they will run with.
 """
@@ -42,7 +42,10 @@ class NotHere(Exception):
 
 
 def torch_version():
-    return importlib.metadata.version("torch").partition("+")[0]
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        raise NotHere("no torch is installed, whose version would be taken") from None
 
 
 def is_wanted(path):
@@ -67,12 +70,14 @@ def from_archive(file, into):
         for member in archive:
             path = member.name.removeprefix("./").partition("/")[2]
             if member.isfile() and is_wanted(path):
-                member.name = path
-                archive.extract(member, into, filter="data")
+                (into / path).parent.mkdir(parents=True, exist_ok=True)
+                with archive.extractfile(member) as source, (into / path).open("wb") as target:
+                    shutil.copyfileobj(source, target)
 
 
 def from_url(url, into):
-    url = url.format(tag=f"v{torch_version()}")
+    if "{tag}" in url:
+        url = url.format(tag=f"v{torch_version()}")
     if pathlib.Path(url).exists():
         return from_archive(url, into)
     with tempfile.NamedTemporaryFile() as file:
@@ -141,14 +146,15 @@ class Apt:
         return archive
 
 
-def from_debian(into):
+def from_debian(wanted, into):
+    wanted = wanted or torch_version()
     if not pathlib.Path(KEYRING).exists():
         raise NotHere(f"{KEYRING} is missing: not a Debian")
     with tempfile.TemporaryDirectory() as folder:
         apt = Apt(folder)
         offered = apt.versions()
         refusals = []
-        for version in sorted(offered, key=lambda version: distance(version, torch_version())):
+        for version in sorted(offered, key=lambda version: distance(version, wanted)):
             try:
                 archive = apt.download(version)
             except NotHere as refusal:
@@ -166,10 +172,10 @@ def ways(options):
         (f"the checkout {checkout}", checkout, lambda into: from_checkout(checkout, into)),
         (f"the archive {options.archive}", options.archive, lambda into: from_url(options.archive, into)),
         (f"a clone of {options.git}", options.git, lambda into: from_git(options.git, into)),
-        ("Debian's source package", options.debian, from_debian),
+        ("Debian's source package", options.debian is not None, lambda into: from_debian(options.debian, into)),
     ]
     chosen = [(what, way) for what, is_asked_for, way in asked if is_asked_for]
-    return chosen or [("Debian's source package", from_debian)]
+    return chosen or [("Debian's source package", lambda into: from_debian("", into))]
 
 
 def fetch(into, chosen):
@@ -199,7 +205,7 @@ def main():
     parser.add_argument("--checkout", metavar="FOLDER")
     parser.add_argument("--archive", metavar="URL")
     parser.add_argument("--git", metavar="URL")
-    parser.add_argument("--debian", action="store_true")
+    parser.add_argument("--debian", nargs="?", const="", metavar="VERSION")
     options = parser.parse_args()
     into = options.into.resolve()
     if into.exists() and any(into.iterdir()) and not (into / "test" / "distributed").is_dir():
@@ -209,7 +215,10 @@ def main():
     version = "of unknown version"
     with contextlib.suppress(OSError):
         version = (into / "version.txt").read_text(encoding="utf-8").strip()
-    print(f"PyTorch's tests {version}, from {what}: {into}/test/distributed; the installed torch is {torch_version()}")
+    with_torch = "no torch is installed"
+    with contextlib.suppress(NotHere):
+        with_torch = f"the installed torch is {torch_version()}"
+    print(f"PyTorch's tests {version}, from {what}: {into}/test/distributed; {with_torch}")
 
 
 if __name__ == "__main__":

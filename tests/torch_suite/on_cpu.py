@@ -25,10 +25,17 @@ class Event:
         return 0.0
 
 
+class Nccl:
+    @staticmethod
+    def version():
+        return (2, 21, 5)
+
+
 class StandIn:
     """torch.cpu has most of the names; here is what it lacks, and how many devices there are."""
 
     Event = Event
+    nccl = Nccl
 
     def __getattr__(self, name):
         return getattr(torch.cpu, name)

@@ -11,7 +11,8 @@ torch.distributed). --onto-cpu turns tests for GPUs into tests for the CPU. Prin
 files that are run again replace what FILE had of them, so table.py makes one table of many runs.
 
 Tests start their ranks by fork, with torch imported already; --start spawn does it as PyTorch means it, in a multiple of the time. A
-test that fails is run a second time, alone, and what it says then counts; the first time is kept, too. --jobs N runs N files at once.
+test that fails is run a second time, after all others, and what it says then counts; the first time is kept, too. --jobs N runs N files
+at once.
 """
 
 import argparse
@@ -159,16 +160,31 @@ class FileRun:
         )
         return listing.stdout.split()
 
-    def run(self):
+    def unwanted(self):
+        """What --only and --part leave out."""
         only = [part for part in self.options.only.split(",") if part]
-        names = self.names() if only else []
-        unwanted = [name for name in names if not any(part in name for part in only)]
-        outcomes = self.all_but(unwanted)
-        for test, first in list(outcomes.items()):
-            if first["status"] == "failed" and not self.options.once and test != "(the file)":
-                again = self.all_but([name for name in self.names() if name != test])
-                outcomes[test] = {**again.get(test, first), "first": first["reason"]}
+        number, of = self.options.part
+        if not only and of == 1:
+            return []
+        names = self.names()
+        wanted = [name for name in names if not only or any(part in name for part in only)][number - 1 :: of]
+        return list(set(names) - set(wanted))
+
+    def run(self):
+        outcomes = self.all_but(self.unwanted())
+        failed = {test for test, outcome in outcomes.items() if outcome["status"] == "failed"}
+        if failed and not self.options.once:
+            again = self.all_but([name for name in self.names() if name not in failed])
+            for test in failed & set(again):
+                outcomes[test] = {**again[test], "first": outcomes[test]["reason"]}
         return outcomes
+
+
+def part_of(text):
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
 
 
 def label(path, options):
@@ -208,6 +224,7 @@ def parse():
     parser.add_argument("files", nargs="*", help="names in the folder; none: the tests of the wheel")
     parser.add_argument("--tests", type=pathlib.Path, metavar="FOLDER", help="PyTorch's test/distributed")
     parser.add_argument("--only", default="", help="parts of ids of tests, with commas between them")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N", help="every N-th of the tests, from the K-th on")
     parser.add_argument("--aims", default="gloo,dldist", help="what is tested, with commas between them")
     parser.add_argument("--onto-cpu", action="store_true", help="tests for GPUs run on the CPU")
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork")

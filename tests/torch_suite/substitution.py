@@ -132,6 +132,8 @@ class OntoCpu(ast.NodeTransformer):
             node.attr = "is_gloo_available"
         elif node.attr == "is_cuda":
             node.attr = "is_cpu"
+        elif node.attr == "NCCL" and written(node.value).split(".")[-1] == "Backend":
+            node.attr = "GLOO"
         return node
 
     def visit_Name(self, node):
@@ -139,10 +141,19 @@ class OntoCpu(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(True), node)
         return node
 
+    def visit_JoinedStr(self, node):
+        """f"cuda:{rank}": there is one CPU."""
+        first = node.values[0] if node.values else None
+        if isinstance(first, ast.Constant) and first.value.startswith("cuda:"):
+            return ast.copy_location(ast.Constant("cpu"), node)
+        return self.generic_visit(node)
+
     def visit_Call(self, node):
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             node.func.attr, node.args, node.keywords = "cpu", [], []
+        elif written(node.func) == "torch.device":
+            node.args = node.args[:1]  # without the index
         for keyword in node.keywords:
             if keyword.arg in ("device_ids", "output_device"):
                 keyword.value = ast.copy_location(ast.Constant(None), keyword.value)

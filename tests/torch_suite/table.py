@@ -45,6 +45,11 @@ def last_line(reason):
     return (telling or lines or [""])[-1][:300]
 
 
+def short(test):
+    """Class.test, of an id."""
+    return ".".join(test.split(".")[-2:])
+
+
 def is_alone(ours, theirs):
     """Whether the base passes it and we do not, or it leaves it out and we fail."""
     return (ours, theirs) == ("skipped", "passed") or (ours == "failed" and theirs in ("passed", "skipped"))
@@ -73,7 +78,7 @@ class Compared:
     def alone(self):
         """[(Class.test, outcome of ours)]"""
         return [
-            (".".join(test.split(".")[-2:]), ours)
+            (short(test), ours)
             for test, (ours, theirs) in self.pairs.items()
             if is_alone(ours["status"], theirs["status"])
         ]
@@ -92,11 +97,12 @@ class Reasons:
         self.kept = tomllib.loads(path.read_text(encoding="utf-8"))["reason"]
 
     def why(self, aim, file, test):
+        """None: there is no reason."""
         for entry in self.kept:
             if aim in entry["aims"] and fnmatch.fnmatch(file, entry["file"]):
                 if any(fnmatch.fnmatch(test, pattern) for pattern in entry["tests"]):
                     return entry["why"]
-        return NO_REASON
+        return None
 
 
 def table_of(head, rows):
@@ -116,7 +122,7 @@ def tables_of_aim(results, aim, reasons):
     by_reason = collections.defaultdict(list)
     for compared in files:
         for test, _outcome in compared.alone():
-            by_reason[reasons.why(aim, compared.file, test)].append((compared.file, test))
+            by_reason[reasons.why(aim, compared.file, test) or NO_REASON].append((compared.file, test))
     if by_reason:
         text += "\nThe reasons for the last column:\n\n"
         text += table_of(("tests", "reason"), [(names_of(tests), why) for why, tests in sorted(by_reason.items())])
