@@ -37,7 +37,7 @@ def outcomes_of(tmp_path, aim, *arguments):
     """{(file, test): outcome}"""
     pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
     results = tmp_path / "results.json"
-    command = [sys.executable, SUITE / "run.py", "--aims", aim, "--limit=60", "--json", results, *arguments]
+    command = [sys.executable, SUITE / "run.py", "--aims", aim, "--limit=120", "--json", results, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
     assert results.exists(), ran.stdout + ran.stderr
     files = json.loads(results.read_text())["files"]

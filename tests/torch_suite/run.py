@@ -35,9 +35,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 OF_THE_WHEEL = HERE / "distributed_spawn.py"
 WHEEL = "distributed_test (wheel)"
 ON_THE_CPU = " (onto the CPU)"
-# A test's own limit, after which it ends its ranks and says so; the other one is for tests that cannot.
-TEST_TIMEOUT_S = 40
 LIMIT_S = 90
+# A test's own limit, after which it ends its ranks and says so; ours is for tests that cannot.
+OF_THE_LIMIT = 0.5
 # Leaders of the groups of processes under way.
 RUNNING = set()
 
@@ -46,13 +46,13 @@ def outcome(status, reason="", seconds=0.0):
     return {"status": status, "reason": reason, "seconds": seconds}
 
 
-def environment(aim, ranks):
+def environment(aim, options):
     backend = "dldist" if aim.partition("+")[0] == "dldist" else "gloo"
     return dict(
         os.environ,
         BACKEND=backend,
-        WORLD_SIZE=str(ranks),
-        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_TIMEOUT_S),
+        WORLD_SIZE=str(options.ranks),
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(int(options.limit * OF_THE_LIMIT)),
         GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
         PYTHONWARNINGS="ignore",
@@ -110,7 +110,7 @@ class FileRun:
             process = subprocess.Popen(
                 self.aim_command(self.options.start, str(write_end), list_of_unwanted.name),
                 pass_fds=[write_end],
-                env=environment(self.aim, self.options.ranks),
+                env=environment(self.aim, self.options),
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
@@ -150,7 +150,7 @@ class FileRun:
         """All ids of the file."""
         listing = subprocess.run(
             self.aim_command("list"),
-            env=environment(self.aim, self.options.ranks),
+            env=environment(self.aim, self.options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.log,

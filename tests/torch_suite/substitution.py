@@ -109,6 +109,7 @@ class OntoCpu(ast.NodeTransformer):
     """stand_ins: the name, in the module, of on_cpu."""
 
     WHAT_IS_THERE = {"TEST_CUDA", "TEST_MULTIGPU", "TEST_GPU", "HAS_GPU", "HAS_CUDA", "TEST_NCCL"}
+    INDICES = {"rank", "rank_id", "local_rank", "device_id", "device_ids", "gpus", "rank_to_GPU"}
 
     def __init__(self, stand_ins):
         self.stand_ins = stand_ins
@@ -142,6 +143,12 @@ class OntoCpu(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(True), node)
         return node
 
+    def is_index(self, node):
+        """Whether the node is the number of a GPU."""
+        if isinstance(node, ast.Subscript):
+            return self.is_index(node.value)
+        return written(node).split(".")[-1] in self.INDICES
+
     def visit_JoinedStr(self, node):
         """f"cuda:{rank}": there is one CPU."""
         first = node.values[0] if node.values else None
@@ -155,7 +162,11 @@ class OntoCpu(ast.NodeTransformer):
             node.func.attr, node.args, node.keywords = "cpu", [], []
         elif written(node.func) == "torch.device":
             node.args = node.args[:1]  # without the index
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == "to" and node.args and self.is_index(node.args[0]):
+            node.args[0] = ast.copy_location(ast.Constant("cpu"), node)
         for keyword in node.keywords:
             if keyword.arg in ("device_ids", "output_device"):
                 keyword.value = ast.copy_location(ast.Constant(None), keyword.value)
+            elif keyword.arg == "device" and self.is_index(keyword.value):
+                keyword.value = ast.copy_location(ast.Constant("cpu"), keyword.value)
         return node

@@ -77,19 +77,13 @@ class Compared:
 
     def alone(self):
         """[(Class.test, outcome of ours)]"""
-        return [
-            (short(test), ours)
-            for test, (ours, theirs) in self.pairs.items()
-            if is_alone(ours["status"], theirs["status"])
-        ]
+        return [(short(test), ours) for test, (ours, theirs) in self.pairs.items() if is_alone(ours["status"], theirs["status"])]
 
 
 def compare(results, aim):
-    return [
-        Compared(file, by_aim[aim], by_aim[BASE])
-        for file, by_aim in sorted(results["files"].items())
-        if aim in by_aim and BASE in by_aim
-    ]
+    """Of all files that have a test which passes somewhere; the others can say nothing."""
+    files = [Compared(file, by_aim[aim], by_aim[BASE]) for file, by_aim in sorted(results["files"].items()) if aim in by_aim and BASE in by_aim]
+    return [compared for compared in files if compared.count(lambda ours, theirs: "passed" in (ours, theirs))]
 
 
 class Reasons:
@@ -99,9 +93,9 @@ class Reasons:
     def why(self, aim, file, test):
         """None: there is no reason."""
         for entry in self.kept:
-            if aim in entry["aims"] and fnmatch.fnmatch(file, entry["file"]):
-                if any(fnmatch.fnmatch(test, pattern) for pattern in entry["tests"]):
-                    return entry["why"]
+            is_meant = aim in entry["aims"] and fnmatch.fnmatch(file, entry["file"])
+            if is_meant and any(fnmatch.fnmatch(test, pattern) for pattern in entry["tests"]):
+                return entry["why"]
         return None
 
 
