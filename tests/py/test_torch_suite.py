@@ -29,6 +29,7 @@ SELECTION = [
     ("dldist", [], ["test_c10d_object_collectives.py", "test_control_collectives.py", "test_c10d_pypg.py", "test_backends.py"]),
     ("dldist", [], ["test_c10d_spawn_gloo.py", "test_collective_utils.py", "_composable/test_replicate.py", "algorithms/test_join.py"]),
     ("dldist", [], ["_tensor/test_redistribute.py", "checkpoint/test_file_system_checkpoint_cpu.py"]),
+    ("dldist", ["--onto-cpu"], [f"_composable/fsdp/test_fully_shard_{part}.py" for part in ("autograd", "extensions", "frozen")]),
     ("front", [], ["test_store.py", "test_c10d_object_collectives.py"]),
 ]
 

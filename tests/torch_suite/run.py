@@ -38,6 +38,7 @@ ON_THE_CPU = " (onto the CPU)"
 LIMIT_S = 90
 # A test's own limit, after which it ends its ranks and says so; ours is for tests that cannot.
 OF_THE_LIMIT = 0.5
+GRACE_S = 2
 # Leaders of the groups of processes under way.
 RUNNING = set()
 
@@ -87,6 +88,14 @@ def lines_of(process, descriptor, limit_s):
             return
 
 
+def how_it_ended(process, limit_s):
+    """A process closes its end of the pipe a moment before it can be waited for."""
+    try:
+        return f"died with {process.wait(GRACE_S)}"
+    except subprocess.TimeoutExpired:
+        return f"did not end in {limit_s:.0f} s"
+
+
 class FileRun:
     """One file, aimed at one thing."""
 
@@ -125,8 +134,7 @@ class FileRun:
                     current = line.get("begin")
                     if "end" in line:
                         outcomes[line["end"]] = outcome(line["status"], line["reason"], line["seconds"])
-                ended = process.poll() is not None
-                what = f"died with {process.returncode}" if ended else f"did not end in {self.options.limit:.0f} s"
+                what = how_it_ended(process, self.options.limit)
             finally:
                 end_group(process.pid)
                 RUNNING.discard(process.pid)
