@@ -66,6 +66,7 @@ def test_front(source, wanted):
         ("x.cuda(rank)", "x.cpu()"),
         ("ones(2, device=rank)", "ones(2, device='cpu')"),
         ("torch.device('cuda', rank)", "torch.device('cpu')"),
+        ("torch.device(self.rank)", "torch.device('cpu')"),
         ("torch.cuda.device_count()", "stand.cuda.device_count()"),
         ("DDP(model, device_ids=[rank], output_device=rank)", "DDP(model, device_ids=None, output_device=None)"),
         ("TEST_CUDA and dist.is_nccl_available()", "True and dist.is_gloo_available()"),

@@ -162,6 +162,8 @@ class OntoCpu(ast.NodeTransformer):
             node.func.attr, node.args, node.keywords = "cpu", [], []
         elif written(node.func) == "torch.device":
             node.args = node.args[:1]  # without the index
+            if node.args and self.is_index(node.args[0]):
+                node.args[0] = ast.copy_location(ast.Constant("cpu"), node)
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "to" and node.args and self.is_index(node.args[0]):
             node.args[0] = ast.copy_location(ast.Constant("cpu"), node)
         for keyword in node.keywords:
