@@ -4,7 +4,7 @@
     python tests/torch_suite/fetch.py INTO --checkout FOLDER     from PyTorch's sources, which lie there; also $PYTORCH_SOURCES
     python tests/torch_suite/fetch.py INTO --archive URL         a tar archive of them (a path, file: or https:); {tag} is the installed torch's
     python tests/torch_suite/fetch.py INTO --git URL             a clone of the tag of the installed torch, as little of it as git can
-    python tests/torch_suite/fetch.py INTO --debian [VERSION]    from Debian's source package pytorch: of all versions that the mirror
+    python tests/torch_suite/fetch.py INTO --debian [VERSION]    from Debian's source package pytorch: of all versions that apt's mirror
                                                                  offers, the one nearest to VERSION or else to the installed torch
 
 Only test/distributed and what its files import goes to INTO, in the folders of PyTorch, so that run.py is then told
@@ -30,7 +30,6 @@ import urllib.request
 # What goes along, of PyTorch's folder.
 WANTED = ("test/distributed/", "test/inductor/", "tools/flight_recorder/", "version.txt")
 LIMIT_S = 600
-MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # Newest first: a mirror may name a package in its lists that it does not have yet.
 SUITES = ("sid", "testing", "stable", "oldstable")
@@ -118,6 +117,15 @@ def distance(version, wanted):
     return (abs(major - wanted_major), abs(minor - wanted_minor))
 
 
+def mirror_of_debian():
+    """The one that apt is set up with; before its first update, it does not know whose they are."""
+    for line in command("apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)").splitlines():
+        label, _, uri = line.rpartition(" ")
+        if label == "Debian" or uri.rstrip("/").endswith("/debian"):
+            return uri
+    raise NotHere("apt knows no mirror of Debian")
+
+
 class Apt:
     """Lists and downloads in a folder of ours: the system's stay as they are, and root is not needed."""
 
@@ -125,7 +133,8 @@ class Apt:
         self.folder = pathlib.Path(folder)
         for name in ("lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True)
-        lines = [f"deb-src [signed-by={KEYRING}] {MIRROR} {suite} main\n" for suite in SUITES]
+        mirror = mirror_of_debian()
+        lines = [f"deb-src [signed-by={KEYRING}] {mirror} {suite} main\n" for suite in SUITES]
         (self.folder / "sources.list").write_text("".join(lines), encoding="utf-8")
         self.options = [
             *("-o", f"Dir::Etc::sourcelist={self.folder}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null"),
