@@ -1,16 +1,23 @@
-"""Runs one file of PyTorch's tests, aimed at a backend.
+"""Runs one file of PyTorch's tests, aimed at something.
 
-    python aim.py BACKEND FILE fork|spawn REPORT_FD FINISHED
-    python aim.py BACKEND FILE list
+    python aim.py AIM FILE fork|spawn REPORT_FD FINISHED
+    python aim.py AIM FILE list
 
-BACKEND takes the place of "gloo" in FILE, in what it imports from its folder and in the modules of torch.testing that make groups: in
-every string that names a backend ("gloo", "cpu:gloo"), for Backend.GLOO, where a ProcessGroupGloo is made, and as torch's
-default for the CPU. The lists of backends whose calls torch's profiler shows stay as they are. "gloo" leaves everything as it is.
+AIM says what is tested:
+
+    gloo      PyTorch's backend; nothing is replaced
+    dldist    the backend "dldist" in the place of "gloo"
+    as-gloo   the names stay; dldist takes the place of the backend "gloo" (DLDIST_TORCH_AS_GLOO=1)
+    front     dldist, the package, in the place of torch.distributed
+
+"+cpu" after it: tests for GPUs run on the CPU. What is replaced in FILE, in what it imports from its folder and in the modules of
+torch.testing that make groups, is said in substitution.py. With "dldist", the backend is torch's default for the CPU, too.
+
 "list" prints the ids of all tests. The other words say how tests start their ranks: "spawn" as PyTorch does it, or "fork", which saves
 each rank the import of torch. REPORT_FD gets a line of JSON when a test begins and when it ends; FINISHED is a file with ids of tests
 not to run, a line each.
 
-run.py starts this, survives it, and makes a table of what it reports. Ranks that are spawned import this file again, and with it the
+run.py starts this, survives it, and keeps what it reports. Ranks that are spawned import this file again, and with it the
 substitution.
 """
 
@@ -20,11 +27,13 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import re
 import sys
+import time
 import traceback
 import unittest
 from datetime import timedelta
+
+import substitution
 
 # Those modules of the wheel whose default for the CPU is Gloo.
 OF_THE_WHEEL = {
@@ -34,8 +43,13 @@ OF_THE_WHEEL = {
     "torch.testing._internal.distributed._tensor.common_dtensor",
     "torch.testing._internal.distributed.distributed_test",
 }
-BACKEND_NAME = re.compile(r"\bgloo\b")
-NAMES_OF_BACKENDS = re.compile(r"(\w+:)?\w+(,\w+:\w+)*")
+# What the modules with a substitution find in themselves, beside what is written there.
+MAKE_GROUP, FRONT, STAND_INS = "_dldist_make_group", "_dldist", "_on_cpu"
+# Names of older files that have been given another one, and nothing else.
+RENAMED = {
+    "torch.testing._internal.common_distributed": {"MultiProcContinousTest": "MultiProcContinuousTest"},
+    "torch.testing._internal.inductor_utils": {"HAS_CUDA": "HAS_CUDA_AND_TRITON"},
+}
 
 
 def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
@@ -50,54 +64,62 @@ def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
     return create_group(ours)
 
 
-class Substitution(ast.NodeTransformer):
-    def __init__(self, backend):
-        self.backend = backend
+class Aim:
+    """What AIM means: what is replaced in a module's source, and what the module finds in itself for it."""
 
-    def visit_Call(self, node):
-        self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "ProcessGroupGloo":
-            node.func = ast.copy_location(ast.Name(make_group.__name__, ast.Load()), node.func)
-        return node
+    def __init__(self, text):
+        self.name, _, suffix = text.partition("+")
+        self.transformers = []
+        self.found = {}
+        if suffix == "cpu":
+            import on_cpu
 
-    def visit_Constant(self, node):
-        if isinstance(node.value, str) and NAMES_OF_BACKENDS.fullmatch(node.value):
-            return ast.copy_location(ast.Constant(BACKEND_NAME.sub(self.backend, node.value)), node)
-        return node
+            self.transformers.append(substitution.OntoCpu(STAND_INS))
+            self.found[STAND_INS] = on_cpu
+        if self.name == "dldist":
+            self.transformers.append(substitution.Backend("dldist", MAKE_GROUP))
+            self.found[MAKE_GROUP] = make_group
+        elif self.name == "front":
+            import dldist
 
-    def visit_Attribute(self, node):
-        self.generic_visit(node)
-        if node.attr == "GLOO" and ast.unparse(node.value).split(".")[-1] == "Backend":
-            return ast.copy_location(ast.Constant(self.backend), node)
-        return node
+            self.transformers.append(substitution.Front(FRONT))
+            self.found[FRONT] = dldist
 
-    def visit_Assign(self, node):
-        return node if "PROFILING_SUPPORTED" in ast.unparse(node.targets[0]) else self.generic_visit(node)
+    def prepare(self):
+        """What holds for the whole process, before the tests are imported."""
+        if self.name == "as-gloo":
+            os.environ["DLDIST_TORCH_AS_GLOO"] = "1"
+        if self.name in ("dldist", "as-gloo"):
+            import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
+        if self.name == "dldist":
+            import torch.distributed
+
+            torch.distributed.Backend.default_device_backend_map["cpu"] = self.name
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name, path, backend):
+    def __init__(self, name, path, aim):
         super().__init__(name, path)
-        self.backend = backend
+        self.aim = aim
 
     def get_code(self, fullname):
         """Past the cache of compiled files, which knows nothing of the substitution."""
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
-        if self.backend != "gloo":
-            tree = Substitution(self.backend).visit(tree)
+        for transformer in self.aim.transformers:
+            tree = ast.fix_missing_locations(transformer.visit(tree))
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module):
-        vars(module)[make_group.__name__] = make_group
+        vars(module).update(self.aim.found)
         super().exec_module(module)
 
 
 class Finder:
     """Goes before all others for the modules with a substitution."""
 
-    def __init__(self, backend, folder):
-        self.backend = backend
+    def __init__(self, aim, folder):
+        self.aim = aim
         self.folder = folder
 
     def find_spec(self, name, path=None, _target=None):
@@ -108,7 +130,7 @@ class Finder:
             return importlib.util.spec_from_file_location(
                 name,
                 spec.origin,
-                loader=Loader(name, spec.origin, self.backend),
+                loader=Loader(name, spec.origin, self.aim),
                 submodule_search_locations=spec.submodule_search_locations,
             )
         return None
@@ -121,6 +143,7 @@ class Reporter(unittest.TestResult):
         super().__init__()
         self.stream = stream
         self.verdict = None
+        self.began = None
 
     def write(self, **line):
         self.stream.write(json.dumps(line) + "\n")
@@ -129,18 +152,27 @@ class Reporter(unittest.TestResult):
     def startTest(self, test):
         super().startTest(test)
         self.verdict = ("passed", "")
+        self.began = time.monotonic()
         self.write(begin=test.id())
 
     def stopTest(self, test):
         super().stopTest(test)
         status, reason = self.verdict
-        self.write(end=test.id(), status=status, reason=reason)
+        self.write(end=test.id(), status=status, reason=reason, seconds=round(time.monotonic() - self.began, 2))
+        self.verdict = None
+
+    def settle(self, test, status, reason):
+        """What has no start and no end is a class that failed before its tests."""
+        if self.verdict is None:
+            self.write(end=test.id(), status=status, reason=reason, seconds=0)
+        else:
+            self.verdict = (status, reason)
 
     def addSkip(self, test, reason):
-        self.verdict = ("skipped", reason)
+        self.settle(test, "skipped", reason)
 
-    def addError(self, _test, error):
-        self.verdict = ("failed", "".join(traceback.format_exception(*error)))
+    def addError(self, test, error):
+        self.settle(test, "failed", "".join(traceback.format_exception(*error)))
 
     addFailure = addError
 
@@ -149,30 +181,36 @@ class Reporter(unittest.TestResult):
             self.addError(test, error)
 
     def addExpectedFailure(self, test, _error):
-        self.verdict = ("passed", "")
+        self.settle(test, "passed", "")
 
     def addUnexpectedSuccess(self, test):
-        self.verdict = ("failed", "passes, which is not expected")
+        self.settle(test, "failed", "passes, which is not expected")
 
 
-def load(backend, path):
+def add_old_names():
+    for module_name, names in RENAMED.items():
+        module = importlib.import_module(module_name)
+        for old, new in names.items():
+            vars(module).setdefault(old, getattr(module, new))
+
+
+def load(aim_text, path):
     """The module of the tests, under the name by which spawned ranks look for it."""
     folder = os.path.dirname(os.path.abspath(path))
+    aim = Aim(aim_text)
+    aim.prepare()
     sys.path.insert(0, folder)
     # Files name each other by their path from PyTorch's folder, too.
     sys.path.insert(1, os.path.join(folder.partition(f"{os.sep}test{os.sep}")[0], "test"))
-    sys.meta_path.insert(0, Finder(backend, folder))
-    if backend == "dldist":
-        import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
-        import torch.distributed
-
-        torch.distributed.Backend.default_device_backend_map["cpu"] = backend
+    sys.meta_path.insert(0, Finder(aim, folder))
+    add_old_names()
     return importlib.import_module(os.path.splitext(os.path.basename(path))[0])
 
 
 def start_ranks_by_fork():
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
+    multiprocessing.set_start_method("fork", force=True)
     fork = multiprocessing.get_context("fork").Process
     MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(fork)
 

@@ -1,17 +1,25 @@
 """PyTorch's own tests of its process groups on "dldist", beside the same tests on "gloo".
 
     python tests/torch_suite/run.py                                          the tests inside the wheel of torch
-    python tests/torch_suite/run.py --tests FOLDER test_c10d_common.py ...   files of test/distributed of a checkout of PyTorch
-    python tests/torch_suite/run.py --only all_reduce,broadcast --backends dldist
+    python tests/torch_suite/run.py --tests FOLDER test_c10d_common.py ...   files of PyTorch's test/distributed (fetch.py brings them)
+    python tests/torch_suite/run.py --only all_reduce,broadcast --aims dldist
+    python tests/torch_suite/run.py --tests FOLDER --aims gloo,front test_store.py
+    python tests/torch_suite/run.py --tests FOLDER --onto-cpu _composable/fsdp/test_fully_shard_comm.py
 
-Prints a table, and the tests that "dldist" alone does not pass with the last line of what they say; --markdown FILE and --json FILE keep them. What
-is replaced in the tests is said in aim.py. Tests start their ranks by fork, with torch imported already; --start spawn does it as
-PyTorch means it, in a multiple of the time.
+Aims (aim.py): gloo, dldist (a backend of torch), as-gloo (that backend in the place of gloo), front (the package dldist in the place of
+torch.distributed). --onto-cpu turns tests for GPUs into tests for the CPU. Prints how many tests passed; --json FILE keeps all outcomes:
+files that are run again replace what FILE had of them, so table.py makes one table of many runs.
+
+Tests start their ranks by fork, with torch imported already; --start spawn does it as PyTorch means it, in a multiple of the time. A
+test that fails is run a second time, after all others, and what it says then counts; the first time is kept, too. --jobs N runs N files
+at once.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -20,34 +28,55 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 OF_THE_WHEEL = HERE / "distributed_spawn.py"
+WHEEL = "distributed_test (wheel)"
+ON_THE_CPU = " (onto the CPU)"
+LIMIT_S = 90
 # A test's own limit, after which it ends its ranks and says so; ours is for tests that cannot.
-TEST_TIMEOUT_S = 40
-SILENCE_TIMEOUT_S = 90
+OF_THE_LIMIT = 0.5
+GRACE_S = 2
+# Leaders of the groups of processes under way.
+RUNNING = set()
 
-Outcome = collections.namedtuple("Outcome", "status reason")
-NOT_RUN = Outcome("not run", "")
+
+def outcome(status, reason="", seconds=0.0):
+    return {"status": status, "reason": reason, "seconds": seconds}
 
 
-def environment(backend, ranks):
+def environment(aim, options):
+    backend = "dldist" if aim.partition("+")[0] == "dldist" else "gloo"
     return dict(
         os.environ,
         BACKEND=backend,
-        WORLD_SIZE=str(ranks),
-        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_TIMEOUT_S),
+        WORLD_SIZE=str(options.ranks),
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(int(options.limit * OF_THE_LIMIT)),
         GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
+        PYTHONWARNINGS="ignore",
     )
 
 
-def lines_of(process, descriptor):
-    """Objects that the process reports; ends when it is done, dead or silent."""
+def end_group(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end_all(*_signal):
+    """Not without the processes that we started."""
+    for pid in list(RUNNING):
+        end_group(pid)
+    os._exit(1)
+
+
+def lines_of(process, descriptor, limit_s):
+    """Objects that the process reports; ends when it is done or dead, or at the same test for longer than the limit."""
     pending = b""
     quiet_since = time.monotonic()
-    while time.monotonic() - quiet_since < SILENCE_TIMEOUT_S:
+    while time.monotonic() - quiet_since < limit_s:
         if select.select([descriptor], [], [], 0.5)[0]:
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
@@ -59,151 +88,186 @@ def lines_of(process, descriptor):
             return
 
 
-def attempt(path, backend, ranks, start, finished, log):
-    """Runs what is left of the file. Returns (outcomes, whether that was all)."""
-    outcomes = {}
-    current = None
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as list_of_finished:
-        list_of_finished.write("\n".join(finished))
-        list_of_finished.flush()
-        read_end, write_end = os.pipe()
-        process = subprocess.Popen(
-            [sys.executable, HERE / "aim.py", backend, path, start, str(write_end), list_of_finished.name],
-            pass_fds=[write_end],
-            env=environment(backend, ranks),
+def how_it_ended(process, limit_s):
+    """A process closes its end of the pipe a moment before it can be waited for."""
+    try:
+        return f"died with {process.wait(GRACE_S)}"
+    except subprocess.TimeoutExpired:
+        return f"did not end in {limit_s:.0f} s"
+
+
+class FileRun:
+    """One file, aimed at one thing."""
+
+    def __init__(self, path, aim, options, log):
+        self.path = path
+        self.aim = aim
+        self.options = options
+        self.log = log
+
+    def aim_command(self, *words):
+        return [sys.executable, HERE / "aim.py", self.aim, self.path, *words]
+
+    def attempt(self, unwanted):
+        """Runs all tests but those. Returns (outcomes, whether that was all)."""
+        outcomes = {}
+        current = None
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as list_of_unwanted:
+            list_of_unwanted.write("\n".join(unwanted))
+            list_of_unwanted.flush()
+            read_end, write_end = os.pipe()
+            process = subprocess.Popen(
+                self.aim_command(self.options.start, str(write_end), list_of_unwanted.name),
+                pass_fds=[write_end],
+                env=environment(self.aim, self.options),
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                start_new_session=True,
+            )
+            os.close(write_end)
+            RUNNING.add(process.pid)
+            try:
+                for line in lines_of(process, read_end, self.options.limit):
+                    if "done" in line:
+                        return outcomes, True
+                    current = line.get("begin")
+                    if "end" in line:
+                        outcomes[line["end"]] = outcome(line["status"], line["reason"], line["seconds"])
+                what = how_it_ended(process, self.options.limit)
+            finally:
+                end_group(process.pid)
+                RUNNING.discard(process.pid)
+                process.wait()
+                os.close(read_end)
+        if current is None:
+            return {**outcomes, "(the file)": outcome("failed", what)}, True
+        outcomes[current] = outcome("failed", what)
+        return outcomes, False
+
+    def all_but(self, unwanted):
+        """{test: outcome} of all others; survivors of a death go on without the dead."""
+        outcomes = {}
+        is_done = False
+        while not is_done:
+            more, is_done = self.attempt([*unwanted, *outcomes])
+            outcomes.update(more)
+        return outcomes
+
+    def names(self):
+        """All ids of the file."""
+        listing = subprocess.run(
+            self.aim_command("list"),
+            env=environment(self.aim, self.options),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            timeout=self.options.limit,
+            check=False,
         )
-        os.close(write_end)
-        try:
-            for line in lines_of(process, read_end):
-                if "done" in line:
-                    return outcomes, True
-                current = line.get("begin")
-                if "end" in line:
-                    outcomes[line["end"]] = Outcome(line["status"], line["reason"])
-            what = f"died with {process.returncode}" if process.poll() is not None else "said nothing any more"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            os.close(read_end)
-    if current is None:
-        return {"(the file)": Outcome("failed", what)}, True
-    outcomes[current] = Outcome("failed", what)
-    return outcomes, False
+        return listing.stdout.split()
+
+    def unwanted(self):
+        """What --only and --part leave out."""
+        only = [part for part in self.options.only.split(",") if part]
+        number, of = self.options.part
+        if not only and of == 1:
+            return []
+        names = self.names()
+        wanted = [name for name in names if not only or any(part in name for part in only)][number - 1 :: of]
+        return list(set(names) - set(wanted))
+
+    def run(self):
+        outcomes = self.all_but(self.unwanted())
+        failed = {test for test, outcome in outcomes.items() if outcome["status"] == "failed"}
+        if failed and not self.options.once:
+            again = self.all_but([name for name in self.names() if name not in failed])
+            for test in failed & set(again):
+                outcomes[test] = {**again[test], "first": outcomes[test]["reason"]}
+        return outcomes
 
 
-def run_file(path, backend, ranks, start, unwanted, log):
-    """{test: outcome} of all tests that are not unwanted; survivors of a death go on without the dead."""
-    outcomes = {}
-    is_done = False
-    while not is_done:
-        more, is_done = attempt(path, backend, ranks, start, [*unwanted, *outcomes], log)
-        outcomes.update(more)
-    return outcomes
+def part_of(text):
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
 
 
-def names_of(path, backend, ranks, log):
-    """All ids of the file."""
-    listing = subprocess.run(
-        [sys.executable, HERE / "aim.py", backend, path, "list"],
-        env=environment(backend, ranks),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        timeout=SILENCE_TIMEOUT_S,
-        check=False,
-    )
-    return listing.stdout.split()
+def label(path, options):
+    name = WHEEL if path == OF_THE_WHEEL else str(path.relative_to(options.tests))
+    return name + (ON_THE_CPU if options.onto_cpu else "")
 
 
-def unwanted_of(path, backend, options, log):
-    """What --only leaves out."""
-    if not options.only:
-        return []
-    names = names_of(path, backend, options.ranks, log)
-    return [name for name in names if not any(part in name for part in options.only.split(","))]
+def versions(options):
+    """Of what was run; the tests' own stands two folders above test/distributed, in PyTorch's sources."""
+    found = {"torch": importlib.metadata.version("torch")}
+    if options.tests:
+        with contextlib.suppress(OSError):
+            found["tests"] = (options.tests.parents[1] / "version.txt").read_text(encoding="utf-8").strip()
+    return found
 
 
-def last_line(reason):
-    """Of a traceback of ranks, the line that says what is wrong."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line.split(":")[0] and "exited with error code" not in line]
-    return (telling or lines or [""])[-1][:300]
+class Results:
+    """What has been run, in a file if there is one, which has it as soon as a file of tests is done."""
+
+    def __init__(self, path, of_what):
+        self.path = path
+        self.lock = threading.Lock()
+        self.kept = {"versions": {}, "files": {}}
+        if path and path.exists():
+            self.kept = json.loads(path.read_text(encoding="utf-8"))
+        self.kept["versions"].update(of_what)
+
+    def keep(self, file, aim, outcomes):
+        with self.lock:
+            self.kept["files"].setdefault(file, {})[aim] = outcomes
+            if self.path:
+                self.path.write_text(json.dumps(self.kept, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def compare(results):
-    """Rows of the table, one a file, and the tests that dldist alone does not pass."""
-    rows, differing = [], []
-    for file, by_backend in results.items():
-        counts = {
-            backend: collections.Counter(outcome.status for outcome in outcomes.values())
-            for backend, outcomes in by_backend.items()
-        }
-        rows.append((file, counts))
-        ours, theirs = by_backend.get("dldist", {}), by_backend.get("gloo", {})
-        for test in sorted({*ours, *theirs}):
-            our, their = ours.get(test, NOT_RUN), theirs.get(test, NOT_RUN)
-            if (our.status, their.status) == ("skipped", "passed") or our.status == "failed" != their.status:
-                differing.append((file, test, their.status, our))
-    return rows, differing
-
-
-def markdown(results):
-    rows, differing = compare(results)
-    backends = list(next(iter(results.values())))
-    head = [f"{backend} {status}" for backend in backends for status in ("passed", "skipped", "failed")]
-    text = ["| tests | " + " | ".join(head) + " |", "| --- |" + " --- |" * len(head)]
-    for file, counts in rows:
-        cells = [str(counts[backend][status]) for backend in backends for status in ("passed", "skipped", "failed")]
-        text.append(f"| {file} | " + " | ".join(cells) + " |")
-    text += ["", "| test | gloo | dldist | what it says |", "| --- | --- | --- | --- |"]
-    for file, test, their, our in differing:
-        words = last_line(our.reason).replace("|", "\\|")
-        text.append(f"| `{file}` `{'.'.join(test.split('.')[-2:])}` | {their} | {our.status} | {words} |")
-    return "\n".join(text) + "\n"
-
-
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="names in the folder; none: the tests of the wheel")
-    parser.add_argument("--tests", type=pathlib.Path, metavar="FOLDER", help="test/distributed of a checkout")
-    parser.add_argument("--only", default="", help="parts of names of tests, with commas between them")
-    parser.add_argument("--backends", default="gloo,dldist")
+    parser.add_argument("--tests", type=pathlib.Path, metavar="FOLDER", help="PyTorch's test/distributed")
+    parser.add_argument("--only", default="", help="parts of ids of tests, with commas between them")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N", help="every N-th of the tests, from the K-th on")
+    parser.add_argument("--aims", default="gloo,dldist", help="what is tested, with commas between them")
+    parser.add_argument("--onto-cpu", action="store_true", help="tests for GPUs run on the CPU")
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork")
     parser.add_argument("--ranks", type=int, default=4, help="of the wheel's tests; the others have numbers of their own")
-    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="for one test")
+    parser.add_argument("--once", action="store_true", help="tests that fail are not run a second time")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="files at once")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path(os.devnull), help="what the tests print")
     options = parser.parse_args()
     if bool(options.files) != bool(options.tests):
         parser.error("files and their folder come together")
+    return options
 
+
+def main():
+    options = parse()
+    options.tests = options.tests and options.tests.resolve()
     files = [options.tests / name for name in options.files] or [OF_THE_WHEEL]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))  # not without the processes that it started
-    results = {}
-    with options.log.open("a") as log:
-        for path in files:
-            results[path.name] = {}
-            for backend in options.backends.split(","):
-                began = time.monotonic()
-                unwanted = unwanted_of(path, backend, options, log)
-                outcomes = run_file(path, backend, options.ranks, options.start, unwanted, log)
-                results[path.name][backend] = outcomes
-                counts = collections.Counter(outcome.status for outcome in outcomes.values())
-                print(f"{path.name} on {backend}: {dict(counts)}, {time.monotonic() - began:.0f} s", flush=True)
-    text = markdown(results)
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    ours = [outcome.status for by_backend in results.values() for outcome in by_backend.get("dldist", {}).values()]
-    sys.exit("failed" in ours)
+    signal.signal(signal.SIGTERM, end_all)
+    signal.signal(signal.SIGINT, end_all)
+    results = Results(options.json, versions(options))
+
+    def run_one(path, aim):
+        began = time.monotonic()
+        outcomes = FileRun(path, aim + ("+cpu" if options.onto_cpu else ""), options, log).run()
+        results.keep(label(path, options), aim, outcomes)
+        counts = collections.Counter(outcome["status"] for outcome in outcomes.values())
+        print(f"{label(path, options)} on {aim}: {dict(counts)}, {time.monotonic() - began:.0f} s", flush=True)
+        return counts["failed"] if aim != "gloo" else 0
+
+    with options.log.open("a") as log, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        runs = [pool.submit(run_one, path, aim) for path in files for aim in options.aims.split(",")]
+        failed = sum(run.result() for run in runs)
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":

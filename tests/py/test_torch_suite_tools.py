@@ -1,0 +1,176 @@
+"""tests/torch_suite: what is replaced in PyTorch's tests, what becomes of tests that die or hang, and the tables."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SUITE = pathlib.Path(__file__).resolve().parents[1] / "torch_suite"
+sys.path.insert(0, str(SUITE))
+
+import substitution  # noqa: E402
+import table  # noqa: E402
+
+
+def replaced(transformer, source):
+    return ast.unparse(ast.fix_missing_locations(transformer.visit(ast.parse(source))))
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("init('gloo')", "init('dldist')"),
+        ("init('cpu:gloo,cuda:nccl')", "init('cpu:dldist,cuda:nccl')"),
+        ("fail('gloo is not there')", "fail('gloo is not there')"),
+        ("x == dist.Backend.GLOO", "x == 'dldist'"),
+        ("c10d.ProcessGroupGloo(store, 0, 2)", "made(store, 0, 2)"),
+        ("c10d.ProcessGroupGloo.create_device()", "c10d.ProcessGroupGloo.create_device()"),
+        ("CPU_PROFILING_SUPPORTED = ['gloo']", "CPU_PROFILING_SUPPORTED = ['gloo']"),
+    ],
+)
+def test_backend(source, wanted):
+    assert replaced(substitution.Backend("dldist", "made"), source) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("import torch.distributed as dist", "import dldist as dist"),
+        ("import torch.distributed.distributed_c10d as c10d", "import dldist.distributed_c10d as c10d"),
+        ("from torch import distributed as dist", "import dldist as dist"),
+        ("from torch.distributed import all_reduce, rpc", "from dldist import all_reduce\nfrom torch.distributed import rpc"),
+        ("import torch.distributed", "import torch.distributed"),
+        ("torch.distributed.all_reduce(x)", "ours.all_reduce(x)"),
+        ("torch.distributed.distributed_c10d._get_default_group()", "ours.distributed_c10d._get_default_group()"),
+        ("torch.distributed.fsdp.fully_shard(x)", "torch.distributed.fsdp.fully_shard(x)"),
+        ("torch.tensor(1)", "torch.tensor(1)"),
+    ],
+)
+def test_front(source, wanted):
+    assert replaced(substitution.Front("ours"), source) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("init('nccl')", "init('gloo')"),
+        ("init('cpu:gloo,cuda:nccl')", "init('gloo')"),
+        ("x.to('cuda')", "x.to('cpu')"),
+        ("x.to(f'cuda:{rank}')", "x.to('cpu')"),
+        ("x.to(self.rank)", "x.to('cpu')"),
+        ("x.to(rank_to_GPU[rank][0])", "x.to('cpu')"),
+        ("x.to(torch.float16)", "x.to(torch.float16)"),
+        ("x.cuda(rank)", "x.cpu()"),
+        ("ones(2, device=rank)", "ones(2, device='cpu')"),
+        ("torch.device('cuda', rank)", "torch.device('cpu')"),
+        ("torch.device(self.rank)", "torch.device('cpu')"),
+        ("torch.cuda.device_count()", "stand.cuda.device_count()"),
+        ("DDP(model, device_ids=[rank], output_device=rank)", "DDP(model, device_ids=None, output_device=None)"),
+        ("TEST_CUDA and dist.is_nccl_available()", "True and dist.is_gloo_available()"),
+        ("dist.Backend.NCCL", "dist.Backend.GLOO"),
+    ],
+)
+def test_onto_cpu(source, wanted):
+    assert replaced(substitution.OntoCpu("stand"), source) == wanted
+
+
+ENDINGS = """
+import os, time, unittest
+
+class Endings(unittest.TestCase):
+    def test_a_passes(self): pass
+    def test_b_dies(self): os._exit(7)
+    def test_c_fails(self): self.fail("as it should")
+    def test_d_hangs(self): time.sleep(600)
+    def test_e_is_skipped(self): self.skipTest("not today")
+    def test_f_passes(self): pass
+
+class Unprepared(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise OSError("nothing there")
+    def test_never(self): pass
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.deadline(170)
+def test_a_death_or_a_hang_costs_one_test(tmp_path):
+    pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
+    (tmp_path / "test_endings.py").write_text(ENDINGS)
+    results = tmp_path / "results.json"
+    command = [sys.executable, SUITE / "run.py", "--aims=gloo", "--once", "--limit=30", "--json", results]
+    ran = subprocess.run([*command, "--tests", tmp_path, "test_endings.py"], capture_output=True, text=True, timeout=160, check=False)
+    assert results.exists(), ran.stderr
+    outcomes = json.loads(results.read_text())["files"]["test_endings.py"]["gloo"]
+    said = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
+    assert said == {
+        "setUpClass (test_endings.Unprepared)": ("failed", "OSError: nothing there"),
+        "Endings.test_a_passes": ("passed", ""),
+        "Endings.test_b_dies": ("failed", "died with 7"),
+        "Endings.test_c_fails": ("failed", "AssertionError: as it should"),
+        "Endings.test_d_hangs": ("failed", "did not end in 30 s"),
+        "Endings.test_e_is_skipped": ("skipped", "not today"),
+        "Endings.test_f_passes": ("passed", ""),
+    }
+
+
+def results_of(**by_test):
+    """{test: (gloo, dldist)} as run.py keeps it."""
+    both = {
+        aim: {f"m.C.{test}": {"status": pair[place], "reason": "ValueError: why"} for test, pair in by_test.items()}
+        for place, aim in enumerate(("gloo", "dldist"))
+    }
+    return {"versions": {"torch": "9.9", "tests": "9.8"}, "files": {"test_x.py": both}}
+
+
+class NoReasons:
+    def why(self, *_names):
+        return None
+
+
+def test_tables():
+    found = results_of(
+        a=("passed", "passed"),
+        b=("passed", "failed"),
+        c=("passed", "skipped"),
+        d=("failed", "failed"),
+        e=("skipped", "skipped"),
+        f=("failed", "passed"),
+    )
+    (compared,) = table.compare(found, "dldist")
+    assert compared.row() == ("test_x.py", 3, 2, 1, 1, 2)
+    assert [test for test, _ in compared.alone()] == ["C.b", "C.c"]
+    text = table.tables(found, NoReasons())
+    assert "| `test_x.py` | 3 | 2 | 1 | 1 | 2 |" in text
+    assert f"| `test_x.py`: `b`, `c` | {table.NO_REASON} |" in text
+
+
+def test_files_of_which_nothing_passes_are_left_out():
+    assert table.compare(results_of(a=("failed", "failed"), b=("skipped", "skipped")), "dldist") == []
+
+
+def test_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.write_between_markers(page, "new")
+    assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    page.write_text("no markers")
+    with pytest.raises(SystemExit, match="does not have the lines"):
+        table.write_between_markers(page, "new")
+
+
+def test_what_the_first_rank_says_that_has_not_only_lost_another():
+    said = (
+        "RuntimeError: Process 0 exited with error code 10 and exception:\nTraceback\ndldist.DistPeerLostError: rank 1 has left the group\n"
+        "\nProcess 1 exited with error code 10 and exception:\nTraceback\nValueError: the reason\n\nmore\n"
+    )
+    assert table.last_line(said) == "ValueError: the reason"
+
+
+def test_every_reason_is_whole():
+    for entry in table.Reasons().kept:
+        assert set(entry) == {"aims", "file", "tests", "why"}
+        assert entry["tests"] and entry["why"] and set(entry["aims"]) <= {"gloo", *table.TITLES}
