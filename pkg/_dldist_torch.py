@@ -18,8 +18,6 @@ def autoload() -> None:
     """What PyTorch calls at the end of `import torch`, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
     try:
         register()
-        if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
-            set_as_gloo(True)
     except Exception as error:
         import warnings
 
@@ -27,9 +25,11 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Register the backend, once."""
+    """Register the backend, once, and let it take Gloo's place if the environment says so."""
     import torch.distributed as dist
 
+    if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
+        set_as_gloo(True)
     if dist.is_available() and "DLDIST" not in dist.Backend._plugins:
         dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=_devices())
         _register_for_independent_groups()

@@ -54,14 +54,9 @@ RENAMED = {
 
 def make_group(store, rank, size, options=None, timeout=timedelta(minutes=30)):
     """What ProcessGroupGloo(...) becomes."""
-    from dldist.torch._plain import create_group
-    from torch._C._distributed_c10d import _DistributedBackendOptions
+    from dldist.torch._groups import create_gloo
 
-    ours = _DistributedBackendOptions()
-    ours.store, ours.group_rank, ours.group_size = store, rank, size
-    ours.timeout = options._timeout if options else timeout
-    ours.group_id = "made"
-    return create_group(ours)
+    return create_gloo(store, rank, size, options, timeout=timeout)
 
 
 class Aim:
