@@ -72,7 +72,7 @@ BESIDE = {
         _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
     """,
     "dldist.c10d.ranks": "_rank_not_in_group=is_non_member",
-    "dldist.c10d.store_collectives": "_StoreCollectives",
+    "dldist.c10d.store_collectives": "_ControlCollectives _StoreCollectives",
     "dldist.c10d.work": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
     "dldist.c10d.wrapper": "_ProcessGroupWrapper",
     "dldist.flight_recorder": """
@@ -113,6 +113,11 @@ OF_C10D = {
     "dldist.c10d.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
     "dldist.c10d.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",
     "dldist.c10d.registry": "_World=Registry _get_default_group=default_group",
+    "dldist.control.handlers": """
+        _Request=Request _Response=Response _get_handler=get_handler _get_handler_names=handler_names
+        _register_handler=register_handler
+    """,
+    "dldist.control.server": "_WorkerServer",
     "dldist.c10d_logger": "_exception_logger _time_logger logger",
     "dldist.reducer.log": "DDPLoggingData",
 }
