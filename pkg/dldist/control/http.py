@@ -13,12 +13,11 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+from dldist.control import handlers
 from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from dldist.control.handlers import Handler
 
 LINE_BYTES = 8192
 """The request's line, and a body that is a form."""
@@ -31,6 +30,8 @@ IDLE_S = 1.0
 """How long a connection may stay without its next request."""
 ANSWER_S = 30.0
 """How long a client may take to fetch an answer."""
+LINGER_S = 1.0
+"""How long the rest of a request that was refused is read, so that the client can read why."""
 REQUESTS = 30
 """So many requests a connection, as torch's server has it."""
 
@@ -99,10 +100,18 @@ class Connection(BaseHTTPRequestHandler):
         try:
             while not self.close_connection and self._left:
                 self._serve_next()
-        except (OSError, ValueError):
+            self._linger()
+        except (OSError, _Refusal):
             pass  # the client has gone, or was sent away
         finally:
             self.rfile.detach()
+
+    def _linger(self) -> None:
+        """Closing with bytes unread would take back the answer."""
+        self.connection.shutdown(socket.SHUT_WR)
+        self._inlet.allow(BODY_BYTES, LINGER_S)
+        while self.rfile.read1(65536):
+            pass
 
     def _serve_next(self) -> None:
         self._inlet.allow(HEAD_BYTES, REQUEST_S if self._left == REQUESTS else IDLE_S)
@@ -242,6 +251,6 @@ def _call(name: str, request: ReceivedRequest) -> Answer:
 
 def _describe(error: BaseException) -> str:
     """As torch's server says it: the error, then where it was, innermost first."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     return f"{type(error).__name__}: {error}\n\nAt:\n{where}"

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dldist.base import settings
-from dldist.control import builtin  # noqa: F401: registers its handlers
 from dldist.control.http import Connection
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 32
 """At the same time. If one more comes, the one that has been without a whole request for longest has to go."""
+_BACKLOG = 128
+"""Of those who connect while the others are looked at."""
 _SHUTDOWN_S = 5.0
 """How long shutdown() waits for answers that are under way."""
 _PURPOSE = b"dldist control plane 1"
@@ -259,7 +260,7 @@ def _bind_path(path: str) -> socket.socket:
     try:
         listener.bind(path)
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # nobody can connect before listen()
-        listener.listen(CONNECTIONS)
+        listener.listen(_BACKLOG)
     except (OSError, ValueError) as error:
         listener.close()
         raise RuntimeError(f"Error binding to {path}: {error}") from error
@@ -284,7 +285,7 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "::" is every address, as with torch's
         listener.bind(address)
-        listener.listen(CONNECTIONS)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
