@@ -174,6 +174,21 @@ def test_torchs_debug_client_reads_ours(both, monkeypatch):
     assert (nope.status_code, nope.text) == (404, "Handler nope not found: Failed to find handler nope")
 
 
+@pytest.mark.torch
+def test_torchs_debug_pages_take_our_recorder(path):
+    """The table of groups and collectives that torch's debug server makes of what all ranks answer."""
+    for module in ("jinja2", "tabulate"):
+        pytest.importorskip(module)
+    from torch.distributed.debug import _debug_handlers, _frontend
+
+    with dldist.World(dldist.HashStore(), 0, 1) as world:
+        world.barrier()
+        status, _, _, content = ask(path, "POST", "/handler/fr_trace_json")
+    answers = [_frontend.Response(status, content.decode())]
+    database = _debug_handlers.FlightRecorderHandler._build_db(["rank0"], answers)
+    assert database.groups
+
+
 # ---- handlers
 
 
@@ -225,6 +240,25 @@ def test_pyspy(path, tmp_path, monkeypatch):
     assert (status, kind, content.decode()) == (200, "text/plain", f"dump --pid {os.getpid()} --native --nonblocking\n")
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (Speechless(), b"Speechless: no text"), (SystemExit(3), b": 3")]
+)
+def test_whatever_a_handler_raises_is_an_answer(path, error, words):
+    def fail(request, response):
+        raise error
+
+    name = f"fail_{type(error).__name__}"
+    control.register_handler(name, fail)
+    status, _, _, content = ask(path, "POST", f"/handler/{name}")
+    assert status == 500 and words in content
+    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+
+
 # ---- who may ask
 
 
@@ -250,6 +284,13 @@ def test_the_network_is_asked_for_by_name():
     for choice in ({"anyone": True, "secret": ""}, {"secret": SECRET}):
         with control.serve(host="0.0.0.0", **choice) as server:
             assert server.port
+
+
+def test_every_address():
+    """The form in which torch's debug server makes one: reachable by both families."""
+    server = distributed_c10d._WorkerServer("::", 0)
+    assert ask_tcp(server) == (200, b"pong")
+    server.shutdown()
 
 
 def test_pages_in_browsers_are_refused(path):
@@ -302,6 +343,27 @@ def test_slow_clients_hold_up_nobody(path):
     assert time.monotonic() - began < connection.REQUEST_S / 2
     for client in slow:
         client.close()
+
+
+def test_where_all_are_being_answered_one_more_is_turned_away(path):
+    """At once, and without a thread for it; the server goes on."""
+    may_end = threading.Event()
+    going = threading.Semaphore(0)
+    control.register_handler("long", lambda request, response: (going.release(), may_end.wait(30)))
+    clients = [UnixConnection(path) for _ in range(control_server.CONNECTIONS)]
+    try:
+        for client in clients:
+            client.request("POST", "/handler/long")
+        for _ in clients:
+            assert going.acquire(timeout=20)
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            ask(path, "POST", "/handler/ping")
+    finally:
+        may_end.set()
+    for client in clients:
+        assert client.getresponse().status == 200
+        client.close()
+    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
 
 
 def test_a_slow_handler_holds_up_nobody(path):

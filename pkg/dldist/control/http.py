@@ -49,7 +49,7 @@ class _Refusal(Exception):
         self.answer = Answer()
         self.answer.status = status
         if words:
-            self.answer.set_content(words, "text/plain")
+            self.answer.set_content(words.encode("utf-8", "backslashreplace"), "text/plain")
 
 
 class _Inlet(io.RawIOBase):
@@ -91,7 +91,8 @@ class Connection(BaseHTTPRequestHandler):
         self._token = token
         self._on_turn = on_turn
         self._inlet = _Inlet(sock)
-        self.rfile = io.BufferedReader(self._inlet)
+        self._reader = io.BufferedReader(self._inlet)
+        self.rfile = self._reader  # where BaseHTTPRequestHandler looks
         self._left = REQUESTS
         self.close_connection = False
 
@@ -104,18 +105,18 @@ class Connection(BaseHTTPRequestHandler):
         except (OSError, _Refusal):
             pass  # the client has gone, or was sent away
         finally:
-            self.rfile.detach()
+            self._reader.detach()
 
     def _linger(self) -> None:
         """Closing with bytes unread would take back the answer."""
         self.connection.shutdown(socket.SHUT_WR)
         self._inlet.allow(BODY_BYTES, LINGER_S)
-        while self.rfile.read1(65536):
+        while self._reader.read1(65536):
             pass
 
     def _serve_next(self) -> None:
         self._inlet.allow(HEAD_BYTES, REQUEST_S if self._left == REQUESTS else IDLE_S)
-        if not self.rfile.peek(1):
+        if not self._reader.peek(1):
             self.close_connection = True
             return
         self._left -= 1
@@ -134,7 +135,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def _read_head(self) -> None:
         self.command = ""
-        self.raw_requestline = self.rfile.readline(LINE_BYTES + 1)
+        self.raw_requestline = self._reader.readline(LINE_BYTES + 1)
         if len(self.raw_requestline) > LINE_BYTES:
             raise _Refusal(414)
         if not self.raw_requestline.endswith(b"\n") or not self.parse_request() or self.request_version == "HTTP/0.9":
@@ -164,7 +165,7 @@ class Connection(BaseHTTPRequestHandler):
             self.connection.settimeout(ANSWER_S)
             self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._inlet.allow(nbytes + 1, REQUEST_S)
-        body = self.rfile.read(nbytes)
+        body = self._reader.read(nbytes)
         if len(body) < nbytes:
             raise _Refusal(400)
         return body
@@ -221,7 +222,7 @@ def _page(name: str) -> Answer:
     if name == "/":
         answer.set_content(_INDEX, "text/html")
     elif name == "/handler/":
-        answer.set_content(json.dumps(handler_names(), separators=(",", ":"), ensure_ascii=False), "application/json")
+        answer.set_content(json.dumps(handler_names(), separators=(",", ":")), "application/json")
     else:
         return _Refusal(404).answer
     return answer
@@ -253,4 +254,8 @@ def _describe(error: BaseException) -> str:
     """As torch's server says it: the error, then where it was, innermost first."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
-    return f"{type(error).__name__}: {error}\n\nAt:\n{where}"
+    try:
+        words = str(error)
+    except Exception as second:
+        words = f"no text, as its __str__ raised {type(second).__name__}"
+    return f"{type(error).__name__}: {words}\n\nAt:\n{where}"

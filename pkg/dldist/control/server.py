@@ -82,10 +82,11 @@ class _Life:
         with self._lock:
             self._open.add(sock)
             self._waiting[sock] = None
-            crowded = len(self._open) > CONNECTIONS
-            if crowded:
-                _hang_up(next(iter(self._waiting)))
-        if crowded and not self._has_room():
+            is_full = len(self._open) > CONNECTIONS
+            oldest = next(iter(self._waiting))
+            if is_full:
+                _hang_up(oldest)
+        if is_full and (oldest is sock or not self._has_room()):  # all others are being answered
             self._forget(sock)
             return
         thread = threading.Thread(target=self._serve, args=(sock,), name="dldist control connection", daemon=True)
