@@ -141,6 +141,7 @@ from dldist.c10d.private import _reconfigure as _reconfigure
 from dldist.c10d.private import _supports_reconfigure as _supports_reconfigure
 from dldist.c10d.private import _supports_window as _supports_window
 from dldist.c10d.ranks import is_non_member as _rank_not_in_group
+from dldist.c10d.store_collectives import _ControlCollectives as _ControlCollectives
 from dldist.c10d.store_collectives import _StoreCollectives as _StoreCollectives
 from dldist.c10d.work import FakeWork as FakeWork
 from dldist.c10d.work import PythonCallbackWork as PythonCallbackWork

@@ -141,6 +141,7 @@ from dldist.c10d.private import _reconfigure as _reconfigure
 from dldist.c10d.private import _supports_reconfigure as _supports_reconfigure
 from dldist.c10d.private import _supports_window as _supports_window
 from dldist.c10d.ranks import is_non_member as _rank_not_in_group
+from dldist.c10d.store_collectives import _ControlCollectives as _ControlCollectives
 from dldist.c10d.store_collectives import _StoreCollectives as _StoreCollectives
 from dldist.c10d.work import FakeWork as FakeWork
 from dldist.c10d.work import PythonCallbackWork as PythonCallbackWork
@@ -237,6 +238,12 @@ from dldist.c10d.work_registry import _allow_inflight_collective_as_graph_input 
 from dldist.c10d.work_registry import _get_work_registry_size as _get_work_registry_size
 from dldist.c10d.work_registry import _register_work as _register_work
 from dldist.c10d.work_registry import _set_allow_inflight_collective_as_graph_input as _set_allow_inflight_collective_as_graph_input
+from dldist.control.handlers import Request as _Request
+from dldist.control.handlers import Response as _Response
+from dldist.control.handlers import get_handler as _get_handler
+from dldist.control.handlers import handler_names as _get_handler_names
+from dldist.control.handlers import register_handler as _register_handler
+from dldist.control.server import _WorkerServer as _WorkerServer
 from dldist.c10d_logger import _exception_logger as _exception_logger
 from dldist.c10d_logger import _time_logger as _time_logger
 from dldist.c10d_logger import logger as logger

@@ -149,7 +149,6 @@ PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has f
 
 DIFFERENCES = {
     "_export_c_types": "has torch's extension types say that they come from this module",
-    "_ControlCollectives": "the abstract base of _StoreCollectives, which is the only one; gone in 2.14",
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",
     "Future._is_protocol": "machinery of typing",
@@ -354,16 +353,12 @@ def test_signatures_against_torch():
     assert len(checked) > 70, checked
 
 
-# Handlers that a server in the process answers with: another subject than process groups.
-CONTROL_PLANE = {"_Request", "_Response", "_WorkerServer", "_get_handler", "_get_handler_names", "_register_handler"}
-
-
 @pytest.mark.torch
 def test_bindings_against_torch():
     """What torch's extension has and its modules use."""
     import torch._C._distributed_c10d as theirs
 
-    names = {name for name in dir(theirs) if not name.startswith("__")} - CONTROL_PLANE
+    names = {name for name in dir(theirs) if not name.startswith("__")}
     missing = [name for name in names if not hasattr(dldist, name) and not hasattr(c10d, name) and not is_excused(name)]
     assert len(names) > 60 and not missing, "add them, or say in DIFFERENCES why not"
 

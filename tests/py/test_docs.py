@@ -217,7 +217,7 @@ def names_in_reference():
 
 
 # Modules of their own section or page in the reference, all of whose public names are there.
-DOCUMENTED = "functional types testing reducer nccl symmetric_memory trace rendezvous comm_hooks flight_recorder".split()
+DOCUMENTED = "functional types testing reducer nccl symmetric_memory trace rendezvous comm_hooks flight_recorder control".split()
 
 
 def test_reference_is_complete():

@@ -1,11 +1,12 @@
 """_StoreCollectives over every kind of store: ranks are threads, each with a handle of its own."""
 
+import inspect
 import threading
 from datetime import timedelta
 
 import dldist
 import pytest
-from dldist.c10d.store_collectives import _StoreCollectives
+from dldist.c10d.store_collectives import _ControlCollectives, _StoreCollectives
 from kinds import LONG, LOOPBACK, SHORT
 
 SIZE = 3
@@ -195,3 +196,64 @@ def test_arguments():
         mine.scatter_send("k", ["a", "b", "c"])
     with pytest.raises(TypeError, match="'timeout'"):
         mine.barrier("other", "soon")
+
+
+def test_the_base_has_no_constructor():
+    """As c10d's; what is made from it brings one."""
+
+    class Bare(_ControlCollectives):
+        pass
+
+    class Own(_ControlCollectives):
+        def __init__(self):
+            self.here = True
+
+    for kind in (_ControlCollectives, Bare):
+        with pytest.raises(TypeError, match=f"{kind.__name__}: No constructor defined!"):
+            kind()
+    assert Own().here
+    with pytest.raises(NotImplementedError):
+        Own().barrier("key")
+    assert issubclass(_StoreCollectives, _ControlCollectives)
+    assert dldist._ControlCollectives is _ControlCollectives
+
+
+CALLS = [
+    ("barrier", ("b",)),
+    ("barrier", ("b",)),
+    ("all_sum", ("s", 5)),
+    ("all_sum", ("t", True)),
+    ("all_sum", ("u", 2.5)),
+    ("all_gather", ("g", b"x\xff")),
+    ("gather_recv", ("r", "x")),
+    ("scatter_send", ("c", ["a"])),
+    ("broadcast_send", ("d", "")),
+    ("broadcast_recv", ("d",)),
+    ("broadcast_recv", ("missing",)),
+    ("scatter_recv", ("missing too",)),
+]
+
+
+@pytest.mark.torch
+def test_same_as_torch():
+    """Of a world of one: results, and of which kind errors are."""
+    import torch.distributed as theirs
+
+    def outcomes(package):
+        mine = package._StoreCollectives(package.HashStore(), 0, 1)
+        for name, arguments in CALLS:
+            try:
+                yield getattr(mine, name)(*arguments, timeout=timedelta(milliseconds=50))
+            except (RuntimeError, TypeError) as error:
+                yield "TypeError" if isinstance(error, TypeError) else "RuntimeError"
+
+    ours, other = list(outcomes(dldist)), list(outcomes(theirs))
+    assert ours == other
+
+
+def shapes(kind):
+    return {name: list(inspect.signature(value).parameters) for name, value in vars(kind).items() if name[0] != "_"}
+
+
+def test_the_base_has_every_call():
+    assert shapes(_ControlCollectives) == shapes(_StoreCollectives)

@@ -74,7 +74,7 @@ BESIDE = {
         _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
     """,
     "dldist.c10d.ranks": "_rank_not_in_group=is_non_member",
-    "dldist.c10d.store_collectives": "_StoreCollectives",
+    "dldist.c10d.store_collectives": "_ControlCollectives _StoreCollectives",
     "dldist.c10d.work": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
     "dldist.c10d.wrapper": "_ProcessGroupWrapper",
     "dldist.flight_recorder": """
@@ -125,6 +125,11 @@ OF_C10D = {
         _allow_inflight_collective_as_graph_input _get_work_registry_size _register_work
         _set_allow_inflight_collective_as_graph_input
     """,
+    "dldist.control.handlers": """
+        _Request=Request _Response=Response _get_handler=get_handler _get_handler_names=handler_names
+        _register_handler=register_handler
+    """,
+    "dldist.control.server": "_WorkerServer",
     "dldist.c10d_logger": "_exception_logger _time_logger logger",
     "dldist.reducer.log": "DDPLoggingData",
     "dldist.symmetric_memory": "_SymmetricMemory",

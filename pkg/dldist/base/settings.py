@@ -157,6 +157,9 @@ PROGRAM = (
             "How many operations the flight recorder keeps; 0 turns it off."),
     Setting("frames", ("DLDIST_FR_STACK_DEPTH",), _number(0, wanted="a number, 0 or more"), 4,
             f"How many frames of Python the flight recorder keeps of who called, {_MAX_FRAMES} at most; 0: none."),
+    Setting("worker_server_socket", ("DLDIST_WORKER_SERVER_SOCKET", "TORCH_WORKER_SERVER_SOCKET"), _PATH, "",
+            "Where `dldist.control.worker_main` makes the Unix socket of the worker's server ([control-plane.md](control-plane.md)). "
+            "Unset: there is no server."),
     Setting("cache_home", ("XDG_CACHE_HOME",), _text("a folder"), "",
             "That of dumps that have no other place, and of what is compiled for PyTorch; `~/.cache` without it."),
 )

@@ -1,4 +1,4 @@
-"""_StoreCollectives: small collectives over nothing but a store, for launchers and the like."""
+"""_ControlCollectives, and _StoreCollectives: small collectives over nothing but a store, for launchers and the like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,43 @@ if TYPE_CHECKING:
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
-class _StoreCollectives:
+class _ControlCollectives:
+    """What _StoreCollectives are: the base, without a constructor, as c10d's. A class that is made from it has one of its own."""
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__}: No constructor defined!")
+
+    def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
+        raise NotImplementedError
+
+    def all_sum(self, key: str, data: int, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> int:
+        raise NotImplementedError
+
+    def broadcast_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        raise NotImplementedError
+
+    def broadcast_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        raise NotImplementedError
+
+    def gather_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        raise NotImplementedError
+
+    def gather_recv(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        raise NotImplementedError
+
+    def scatter_send(
+        self, key: str, data: Sequence[str | bytes], timeout: timedelta | float = _DEFAULT_TIMEOUT
+    ) -> bytes:
+        raise NotImplementedError
+
+    def scatter_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        raise NotImplementedError
+
+    def all_gather(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        raise NotImplementedError
+
+
+class _StoreCollectives(_ControlCollectives):
     """Collectives of world_size ranks that share a store; values are bytes or text.
 
     All ranks make the same calls with the same keys, and a key serves once. A rank that does not come is named in the error,

@@ -1,0 +1,57 @@
+"""Questions to a running process: a small HTTP server in every rank, as torch.distributed's control plane (docs/control-plane.md).
+
+>>> from dldist import control
+>>> with control.serve() as server:
+...     server.port > 0
+True
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dldist.base import settings
+from dldist.control import builtin  # noqa: F401  (registers its handlers)
+from dldist.control.handlers import Request, Response, get_handler, handler_names, register_handler
+from dldist.control.server import Server, serve, token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Request",
+    "Response",
+    "Server",
+    "get_handler",
+    "handler_names",
+    "register_handler",
+    "serve",
+    "token",
+    "worker_main",
+]
+
+
+@contextmanager
+def worker_main() -> Iterator[None]:
+    """Serve on the Unix socket that DLDIST_WORKER_SERVER_SOCKET or TORCH_WORKER_SERVER_SOCKET names while the main function runs.
+
+    As a decorator, or in a `with`. Where neither is set it does nothing.
+
+    Raises:
+        RuntimeError: The path exists, or cannot be bound.
+
+    Example:
+        >>> from dldist import control
+        >>> @control.worker_main()
+        ... def main():
+        ...     print("training")
+        >>> main()
+        training
+    """
+    path = settings.value("worker_server_socket")
+    if not path:
+        yield
+        return
+    with serve(path):
+        yield

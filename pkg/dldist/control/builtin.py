@@ -1,0 +1,64 @@
+"""The handlers that every process has, with torch.distributed's names."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import subprocess
+import tempfile
+from typing import TYPE_CHECKING
+
+from dldist import flight_recorder
+from dldist.control.handlers import register_handler
+
+if TYPE_CHECKING:
+    from dldist.control.handlers import Request, Response
+
+_PYSPY_S = 60.0
+"""How long py-spy may take."""
+_PYSPY_OPTIONS = ("native", "subprocesses", "nonblocking")
+
+
+def ping(_: Request, response: Response) -> None:
+    """Says that the process answers."""
+    response.set_content("pong", "text/plain")
+
+
+def dump_traceback(_: Request, response: Response) -> None:
+    """Where every thread of Python is."""
+    with tempfile.TemporaryFile() as file:  # faulthandler writes to a descriptor
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        response.set_content(file.read(), "text/plain")
+
+
+def fr_trace_json(_: Request, response: Response) -> None:
+    """The flight recorder, without stacks; no parameter changes that, as with torch's."""
+    response.set_content(flight_recorder.dump_json(stacks=False), "application/json")
+
+
+def wait_counter_values(_: Request, response: Response) -> None:
+    """torch's counters of waits, of which there are none here."""
+    response.set_content("{}", "application/json")
+
+
+def pyspy_dump(request: Request, response: Response) -> None:
+    """What py-spy says of this process, where it is installed."""
+    program = shutil.which("py-spy")
+    if program is None:
+        response.set_status(500)
+        response.set_content("py-spy: not found; install it, or ask for dump_traceback, which needs nothing\n", "text/plain")
+        return
+    options = [f"--{name}" for name in _PYSPY_OPTIONS if request.get_param(name)]
+    done = subprocess.run(
+        [program, "dump", "--pid", str(os.getpid()), *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_PYSPY_S, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        response.set_status(500)
+    response.set_content(done.stdout, "text/plain")
+
+
+for _handler in (dump_traceback, pyspy_dump, wait_counter_values, fr_trace_json, ping):
+    register_handler(_handler.__name__, _handler)

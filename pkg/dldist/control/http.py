@@ -1,0 +1,261 @@
+"""One connection to a worker's server: HTTP/1.1 within limits, from the first request to the last."""
+
+from __future__ import annotations
+
+import hmac
+import io
+import json
+import re
+import socket
+import time
+import traceback
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+from dldist.control import handlers
+from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LINE_BYTES = 8192
+"""The request's line, and a body that is a form."""
+HEAD_BYTES = 65536
+"""Line and headers together. http.client takes 100 headers at most."""
+BODY_BYTES = 4 << 20
+REQUEST_S = 10.0
+"""A request has to be there this long after its first byte, however slowly it comes; the first one, after the connection was made."""
+IDLE_S = 1.0
+"""How long a connection may stay without its next request."""
+ANSWER_S = 30.0
+"""How long a client may take to fetch an answer."""
+LINGER_S = 1.0
+"""How long the rest of a request that was refused is read, so that the client can read why."""
+REQUESTS = 30
+"""So many requests a connection, as torch's server has it."""
+
+_METHODS = frozenset("GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PRI".split())
+_HANDLER = re.compile(r"/handler/([^/]*)/?", re.DOTALL)
+_INDEX = b'<h1>dldist.WorkerServer</h1>\n<a href="/handler/">Handler names</a>\n'
+_REASONS = {code: phrase for code, (phrase, _) in BaseHTTPRequestHandler.responses.items()}
+
+
+class _Refusal(Exception):
+    """A request that gets this status and no more; the connection ends."""
+
+    def __init__(self, status: int, words: str = "") -> None:
+        super().__init__(status)
+        self.answer = Answer()
+        self.answer.status = status
+        if words:
+            self.answer.set_content(words.encode("utf-8", "backslashreplace"), "text/plain")
+
+
+class _Inlet(io.RawIOBase):
+    """What comes over a socket: so many bytes at most, and until a deadline."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._left = 0
+        self._deadline = 0.0
+
+    def allow(self, nbytes: int, seconds: float) -> None:
+        self._left = nbytes
+        self._deadline = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._left <= 0:
+            raise _Refusal(400)
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._sock.settimeout(seconds)
+        count = self._sock.recv_into(memoryview(buffer)[: self._left])
+        self._left -= count
+        return count
+
+
+class Connection(BaseHTTPRequestHandler):
+    """Serves one client. BaseHTTPRequestHandler parses line and headers; the rest, and every limit, is here."""
+
+    protocol_version = "HTTP/1.1"  # connections stay, unless somebody wants them to end
+
+    def __init__(self, sock: socket.socket, token: str, on_turn: Callable[[bool], object] = lambda is_idle: None) -> None:
+        """`token` is what requests have to show, "" for nothing; on_turn is called when a
+        request is there, with False, and when it has been answered, with True."""
+        self.connection = sock
+        self._token = token
+        self._on_turn = on_turn
+        self._inlet = _Inlet(sock)
+        self._reader = io.BufferedReader(self._inlet)
+        self.rfile = self._reader  # where BaseHTTPRequestHandler looks
+        self._left = REQUESTS
+        self.close_connection = False
+
+    def run(self) -> None:
+        """Answer until the client goes, or has to."""
+        try:
+            while not self.close_connection and self._left:
+                self._serve_next()
+            self._linger()
+        except (OSError, _Refusal):
+            pass  # the client has gone, or was sent away
+        finally:
+            self._reader.detach()
+
+    def _linger(self) -> None:
+        """Closing with bytes unread would take back the answer."""
+        self.connection.shutdown(socket.SHUT_WR)
+        self._inlet.allow(BODY_BYTES, LINGER_S)
+        while self._reader.read1(65536):
+            pass
+
+    def _serve_next(self) -> None:
+        self._inlet.allow(HEAD_BYTES, REQUEST_S if self._left == REQUESTS else IDLE_S)
+        if not self._reader.peek(1):
+            self.close_connection = True
+            return
+        self._left -= 1
+        try:
+            self._inlet.allow(HEAD_BYTES, REQUEST_S)
+            self._read_head()
+            body = self._read_body()
+        except (TimeoutError, _Refusal) as error:
+            self._send((error if isinstance(error, _Refusal) else _Refusal(408)).answer)
+            return
+        self._on_turn(False)
+        self._send(self._answer(body))
+        self._on_turn(True)
+
+    # ---- reading
+
+    def _read_head(self) -> None:
+        self.command = ""
+        self.raw_requestline = self._reader.readline(LINE_BYTES + 1)
+        if len(self.raw_requestline) > LINE_BYTES:
+            raise _Refusal(414)
+        if not self.raw_requestline.endswith(b"\n") or not self.parse_request() or self.request_version == "HTTP/0.9":
+            raise _Refusal(400)
+        if self.command not in _METHODS:
+            raise _Refusal(400)
+        self._check_client()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What parse_request finds wrong is a bad request, without a page about it."""
+        raise _Refusal(400)
+
+    def handle_expect_100(self) -> bool:
+        return True  # _read_body says it, once it is clear that the body is wanted
+
+    def _check_client(self) -> None:
+        """Who may ask. A page in a browser may not: it would reach servers that only this host can."""
+        if self.headers.get("Origin") is not None:
+            raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
+        shown = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
+        if self._token and not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
+            raise _Refusal(401, "the job has a secret: send Authorization: Bearer and what dldist.control.token() says\n")
+
+    def _read_body(self) -> bytes:
+        nbytes = self._body_bytes()
+        if nbytes and (self.headers.get("Expect") or "").lower() == "100-continue":
+            self.connection.settimeout(ANSWER_S)
+            self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._inlet.allow(nbytes + 1, REQUEST_S)
+        body = self._reader.read(nbytes)
+        if len(body) < nbytes:
+            raise _Refusal(400)
+        return body
+
+    def _body_bytes(self) -> int:
+        if self.headers.get("Transfer-Encoding") is not None:
+            raise _Refusal(411)
+        lengths = self.headers.get_all("Content-Length") or ["0"]
+        if len(lengths) > 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
+            raise _Refusal(400)
+        nbytes = int(lengths[0])
+        if nbytes > (LINE_BYTES if self._is_form() else BODY_BYTES):
+            raise _Refusal(413)
+        return nbytes
+
+    def _is_form(self) -> bool:
+        return (self.headers.get("Content-Type") or "").lower().startswith("application/x-www-form-urlencoded")
+
+    # ---- answering
+
+    def _answer(self, body: bytes) -> Answer:
+        target = self.path.partition("#")[0].encode("latin-1")
+        path, _, query = target.partition(b"?")
+        name = unquote_to_bytes(path).decode("utf-8", "replace")
+        if self.command in ("GET", "HEAD"):
+            return _page(name)
+        found = _HANDLER.fullmatch(name)
+        if self.command != "POST" or not found:
+            return _Refusal(404).answer
+        params = _parse(query)
+        if self._is_form():
+            params = _parse(body) | params
+        return _call(found[1], ReceivedRequest(body, params))
+
+    def _send(self, answer: Answer) -> None:
+        is_last = answer.status >= 400 or self.close_connection or not self._left
+        self.close_connection = is_last
+        lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Internal Server Error')}"]
+        lines.append("Connection: close" if is_last else f"Keep-Alive: timeout={IDLE_S:.0f}, max={REQUESTS}")
+        if answer.status == 401:
+            lines.append("WWW-Authenticate: Bearer")
+        content = b"" if answer.status in (204, 304) else answer.content
+        lines.append(f"Content-Length: {len(content)}")
+        if answer.content_type is not None:
+            lines.append(f"Content-Type: {answer.content_type}")
+        if self.command == "HEAD":
+            content = b""
+        self.connection.settimeout(ANSWER_S)  # of the whole: sendall counts it so
+        self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+
+
+def _page(name: str) -> Answer:
+    answer = Answer()
+    if name == "/":
+        answer.set_content(_INDEX, "text/html")
+    elif name == "/handler/":
+        answer.set_content(json.dumps(handler_names(), separators=(",", ":")), "application/json")
+    else:
+        return _Refusal(404).answer
+    return answer
+
+
+def _parse(query: bytes) -> dict[bytes, bytes]:
+    """Parameters by name; of several with one name the first counts."""
+    params: dict[bytes, bytes] = {}
+    for item in query.split(b"&"):
+        name, _, value = item.replace(b"+", b" ").partition(b"=")
+        params.setdefault(unquote_to_bytes(name), unquote_to_bytes(value))
+    return params
+
+
+def _call(name: str, request: ReceivedRequest) -> Answer:
+    try:
+        handler = get_handler(name)
+    except ValueError as error:
+        return _Refusal(404, f"Handler {name} not found: {error}").answer
+    answer = Answer()
+    try:
+        handler(request, answer)
+    except BaseException as error:  # whatever a handler does, the server goes on, even if it wants to exit
+        return _Refusal(500, f"Handler {name} failed: {_describe(error)}").answer
+    return answer
+
+
+def _describe(error: BaseException) -> str:
+    """As torch's server says it: the error, then where it was, innermost first."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if frame.filename != handlers.__file__]
+    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
+    try:
+        words = str(error)
+    except Exception as second:
+        words = f"no text, as its __str__ raised {type(second).__name__}"
+    return f"{type(error).__name__}: {words}\n\nAt:\n{where}"

@@ -1,0 +1,304 @@
+"""A worker's server: where it listens, who may come, and what becomes of it at a fork and at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import stat
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dldist.base import settings
+from dldist.control.http import Connection
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+CONNECTIONS = 32
+"""At the same time. If one more comes, the one that has been without a whole request for longest has to go."""
+_BACKLOG = 128
+"""Of those who connect while the others are looked at."""
+_SHUTDOWN_S = 5.0
+"""How long shutdown() waits for answers that are under way."""
+_PURPOSE = b"dldist control plane 1"
+
+
+def token(secret: str | None = None) -> str:
+    """What requests over TCP have to show where the job has a secret: `Authorization: Bearer <token>`.
+
+    It is made from the secret, which it does not tell. Whoever can read the traffic can read it, so it is for loopback and
+    networks that you trust.
+
+    Args:
+        secret: The job's; None is the environment's DLDIST_SECRET.
+
+    Returns:
+        64 hexadecimal digits, or "" without a secret.
+
+    Example:
+        >>> from dldist import control
+        >>> control.token("of the job")[:8]
+        '9f0ffee1'
+    """
+    if secret is None:
+        secret = settings.value("secret")
+    return hmac.new(os.fsencode(secret), _PURPOSE, hashlib.sha256).hexdigest() if secret else ""
+
+
+class _Life:
+    """The sockets and threads of one server, which live until close(), in the process that made them."""
+
+    def __init__(self, listener: socket.socket, path: str, token: str) -> None:
+        self._listener = listener
+        self._path = path
+        self._inode = os.stat(path).st_ino if path else 0
+        self._token = token
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._waiting: dict[socket.socket, None] = {}
+        """Connections without a whole request, the oldest first; under the lock, as the next."""
+        self._open: set[socket.socket] = set()
+        self._accepting = threading.Thread(target=self._accept, name="dldist control", daemon=True)
+        self._accepting.start()
+        _lives.add(self)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closing, or out of descriptors for the moment
+                self._closing.wait(0.1)
+                continue
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._open.add(sock)
+            self._waiting[sock] = None
+            is_full = len(self._open) > CONNECTIONS
+            oldest = next(iter(self._waiting))
+            if is_full:
+                _hang_up(oldest)
+        if is_full and (oldest is sock or not self._has_room()):  # all others are being answered
+            self._forget(sock)
+            return
+        thread = threading.Thread(target=self._serve, args=(sock,), name="dldist control connection", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads
+            self._threads.discard(thread)
+            self._forget(sock)
+
+    def _has_room(self) -> bool:
+        """Whether the connection that had to go is gone: its thread notices at once."""
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and not self._closing.wait(0.002):
+            with self._lock:
+                if len(self._open) <= CONNECTIONS:
+                    return True
+        return False
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            Connection(sock, self._token, lambda is_idle: self._mark(sock, is_idle)).run()
+        finally:
+            self._forget(sock)
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _mark(self, sock: socket.socket, is_idle: bool) -> None:
+        with self._lock:
+            self._waiting.pop(sock, None)
+            if is_idle:
+                self._waiting[sock] = None
+                if self._closing.is_set():
+                    _hang_up(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(sock)
+            self._waiting.pop(sock, None)
+        sock.close()
+
+    def close(self) -> None:
+        """Stop listening, let requests that are under way end, and remove the Unix socket. In a forked child: nothing, it has none of it."""
+        if os.getpid() != self._pid or self._closing.is_set():
+            return
+        self._closing.set()
+        _hang_up(self._listener)  # ends accept()
+        self._accepting.join(_SHUTDOWN_S)
+        self._listener.close()
+        self._remove_path()
+        with self._lock:
+            threads = self._threads - {threading.current_thread()}
+            for sock in self._waiting:
+                _hang_up(sock)
+        until = time.monotonic() + _SHUTDOWN_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _remove_path(self) -> None:
+        with suppress(OSError):
+            if self._path and os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close its copies of the sockets. No lock is taken, a thread of the parent may have had it."""
+        for sock in (self._listener, *self._open):
+            sock.close()
+
+
+_lives: weakref.WeakSet[_Life] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for life in list(_lives):
+        life.leave_to_parent()
+    _lives.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+class Server:
+    """Answers requests about this process on threads of its own; made by serve(). It ends with shutdown(), a `with`, or the process."""
+
+    port: int
+    """Of TCP; 0 with a Unix socket."""
+    address: str
+    """The path of the Unix socket, or the URL."""
+
+    def _start(self, listener: socket.socket, path: str, token: str) -> None:
+        self.port = 0 if path else listener.getsockname()[1]
+        self.address = path or _url_of(listener)
+        self._life = _Life(listener, path, token)
+        self._end = weakref.finalize(self, self._life.close)  # at exit, too
+
+    def shutdown(self) -> None:
+        """Stop answering: what is under way ends first, within five seconds. A second call does nothing."""
+        self._end()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def serve(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    secret: str | None = None,
+    anyone: bool = False,
+) -> Server:
+    """Answer requests about this process: `POST /handler/<name>` for every registered handler.
+
+    A Unix socket lets in processes of the same user. Over TCP requests have to show token(), where the job has a secret.
+
+    Args:
+        path: Of a Unix socket to make, with the mode 0600; it is removed at the end. None: TCP.
+        host: An address of this host, for TCP.
+        port: 0 is any that is free; the server's `port` says which.
+        secret: The job's; None is the environment's DLDIST_SECRET, "" is none.
+        anyone: Allow an address that is not loopback without a secret: whoever reaches the port can call every handler.
+
+    Returns:
+        The server, which can be used in a `with`.
+
+    Raises:
+        RuntimeError: The path exists, or cannot be bound; neither can host and port.
+        ValueError: The address is not loopback, there is no secret, and `anyone` was not said.
+
+    Example:
+        >>> from dldist import control
+        >>> with control.serve() as server:
+        ...     server.address.startswith("http://127.0.0.1:")
+        True
+    """
+    server = Server()
+    if path is not None:
+        name = os.fspath(path)
+        server._start(_bind_path(name), name, "")
+        return server
+    shown = token(secret)
+    server._start(_bind_host(host, port, anyone or bool(shown)), "", shown)
+    return server
+
+
+class _WorkerServer(Server):
+    """c10d's form: a path, or a host and a port. Any host is served, as whoever calls it names it."""
+
+    def __init__(self, host_or_file: str, port: int = -1) -> None:
+        port = port.__index__()
+        if port == -1:
+            self._start(_bind_path(host_or_file), host_or_file, "")
+        else:
+            self._start(_bind_host(host_or_file, port, True), "", token())
+
+
+def _bind_path(path: str) -> socket.socket:
+    if os.path.lexists(path):
+        raise RuntimeError(f"{path} already exists")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # nobody can connect before listen()
+        listener.listen(_BACKLOG)
+    except (OSError, ValueError) as error:
+        listener.close()
+        raise RuntimeError(f"Error binding to {path}: {error}") from error
+    return listener
+
+
+def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
+    try:
+        if not 0 <= port <= 65535:
+            raise OSError("a port is 0 to 65535")
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
+    if not anyone and not _is_loopback(str(address[0])):
+        raise ValueError(
+            f"serve(): {host} is not a loopback address, and the job has no secret: set DLDIST_SECRET, or say anyone=True "
+            "if whoever reaches the port may call every handler"
+        )
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "::" is every address, as with torch's
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
+    return listener
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
