@@ -1,0 +1,634 @@
+"""A link: sharded arrays go from the sources of a world to its destinations, again and again.
+
+A destination has a slot of memory that its program sees, and one that is written to meanwhile (or, in place, one for both). It asks
+each of its sources to write (GO: the slot), and each says when it has (DONE: the version). On one host sources write to the slot
+itself; to other hosts the blocks go by messages between GO and DONE. Each pair of ranks has a group of its own, so that a rank that
+dies ends nothing but what needs it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dldist import _core
+from dldist.reshard import layouts, memory, plans, streams
+from dldist.reshard.layouts import Layout
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from typing import Any, NoReturn
+
+    from dldist.reshard.placements import Sharding
+    from dldist.types import Tensor, Timeout
+    from dldist.world import World
+
+CONTROL_TAG, DATA_TAG = 0, 1
+SLICE_S = 0.002
+# Of what waits for its peer between two calls, which nobody is late for.
+FOREVER = timedelta(days=3650)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What push() has done.
+
+    Example:
+        >>> Pushed(version=3, nbytes=4096, lost=()).version
+        3
+    """
+
+    version: int
+    nbytes: int
+    """How many bytes this rank has written to others."""
+    lost: tuple[_core.DistPeerLostError, ...]
+    """The destinations that have died, now or before: each error has the `rank`, the `host` and the `pid`."""
+
+
+class Link:
+    """Sharded arrays from the sources of a world to its destinations. All ranks of the world make it together.
+
+    A rank gives the layout of the side on which it is, or both. The ranks that give `source` are the source's mesh, in the order of
+    their ranks, and so are those that give `destination`.
+
+    Args:
+        world: Who takes part. Two worlds that meet make a third one of both.
+        source: How the arrays lie that this rank and the other sources push; the same on all of them.
+        destination: How they shall lie on this rank and the other destinations; the same on all of them. Names, shapes and dtypes
+            are those of the source.
+        in_place: Of destinations: write to the memory that the program sees; while receive() runs, it must not be read. Otherwise
+            there are two slots, and receive() flips.
+        delta: Of sources: send only blocks that have changed since they were last written to that slot.
+        timeout: Seconds or a timedelta for making the link and for each call; the world's unless given.
+
+    Raises:
+        ValueError: This rank gives no layout.
+        DistMismatchError: The layouts do not fit together; on all ranks, and the text names both sides.
+        DistTimeoutError, DistPeerLostError: Ranks have not come, or have died meanwhile.
+
+    Example:
+        >>> from dldist.reshard import Layout, Link, Shard
+        >>> layout = Layout({"w": ((4,), "int8", [Shard(0)])}, mesh=1)
+        >>> with World() as world, Link(world, source=layout, destination=layout) as link:
+        ...     link.exchange({"w": bytearray(b"abcd")}, version=1)
+        ...     bytes(link.arrays["w"])
+        1
+        b'abcd'
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        source: Layout | None = None,
+        destination: Layout | None = None,
+        in_place: bool = False,
+        delta: bool = False,
+        timeout: Timeout | None = None,
+    ) -> None:
+        if source is None and destination is None:
+            raise _core.DistArgumentError("Link(): give 'source' or 'destination', or both where this rank is on both sides")
+        self._world, self._timeout = world, _seconds(world.timeout if timeout is None else timeout)
+        sides = _Sides(world, source, destination, in_place, delta, self._timeout)
+        self._layout = sides.layout
+        self._source_number = sides.sources.index(world.rank) if source is not None else None
+        self.is_source, self.is_destination = source is not None, destination is not None
+        dtypes = {name: spec.dtype for name, spec in sides.layout.arrays.items()}
+        self._memory = memory.SlotMemory(world, dtypes, sides.destination_shapes(), sides.slots)
+        itemsizes = {name: self._memory.itemsizes[dtype] for name, dtype in dtypes.items()}
+        found = sides.streams(itemsizes)
+        groups = self._pair_up(found)
+        self._own = found.get((world.rank, world.rank))
+        self._outgoing = [
+            _Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, pair[0] in sides.deltas)
+            for pair, stream in found.items()
+            if pair[0] == world.rank != pair[1]
+        ]
+        self._slots = sides.slots.get(world.rank, 0)
+        self._words = [self._memory.words_at(world.rank, slot) or {} for slot in range(self._slots)]
+        self._arrays = [{name: self._memory.array(name, slot) for name in dtypes} for slot in range(self._slots)]
+        self._incoming = [
+            _Incoming(groups[pair], pair[0], stream, sides.is_near(*pair), self._words)
+            for pair, stream in found.items()
+            if pair[1] == world.rank != pair[0]
+        ]
+        self._groups = groups
+        self._visible, self._version, self._arrived, self._pushed = 0, 0, 0, 0
+
+    def _pair_up(self, found: Mapping[tuple[int, int], streams.Stream]) -> dict[tuple[int, int], World]:
+        """A group for each pair, made in one order everywhere, so that nobody waits in a circle."""
+        rank = self._world.rank
+        return {
+            (source, destination): self._world.split([source, destination], f"reshard {source}-{destination}", timeout=self._timeout)
+            for source, destination in sorted(found)
+            if source != destination and rank in (source, destination)
+        }
+
+    def __repr__(self) -> str:
+        return f"<dldist.reshard.Link of {self._world.name!r}: rank {self._world.rank}, {len(self._layout.arrays)} arrays, version {self._version}>"
+
+    # ---- what a destination sees
+
+    @property
+    def arrays(self) -> dict[str, _core.SharedArray]:
+        """The local arrays of the visible version, of destinations. Views by numpy.asarray(x) or torch.from_dlpack(x) are good until
+        the receive() after the next flip begins; nobody may write to them."""
+        return dict(self._arrays[self._visible]) if self._slots else {}
+
+    @property
+    def version(self) -> int:
+        """The version that `arrays` shows; 0 before the first."""
+        return self._version
+
+    # ---- the calls
+
+    def push(self, arrays: Mapping[str, Tensor], version: int | None = None, *, timeout: Timeout | None = None) -> Pushed:
+        """Give the destinations a new version. Waits until all that live have asked for it and have it.
+
+        A destination that has died is left out, and told in the result.
+
+        Args:
+            arrays: The local arrays of this rank by name. They are not written to, and not needed when the call has returned.
+            version: A number above that of the push before, the same on all sources; one more than that unless given.
+            timeout: Seconds or a timedelta; the link's unless given.
+
+        Returns:
+            A Pushed.
+
+        Raises:
+            ValueError: The arrays are not those of the layout, or the version is not new.
+            DistTimeoutError: Destinations have not asked in time; the text names them. All others have the version.
+
+        Example:
+            >>> layout = Layout({"w": ((2,), "int8", [Shard(0)])}, mesh=1)
+            >>> with World() as world, Link(world, source=layout) as link:
+            ...     link.push({"w": bytearray(2)})
+            Pushed(version=1, nbytes=0, lost=())
+        """
+        if self.is_destination:
+            raise _core.DistArgumentError("push(): this rank is on both sides; call exchange()")
+        return self._push(self._checked("push", arrays), self._next_version(version), self._deadline(timeout))
+
+    def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
+        """Wait for a new version and make it visible.
+
+        With two slots `arrays` may be read meanwhile, from any thread; views of the version before it no longer. After a time-out
+        the next receive() goes on.
+
+        Args:
+            timeout: Seconds or a timedelta; the link's unless given.
+            flip: False leaves the old version visible until flip() is called.
+
+        Returns:
+            The version that has come.
+
+        Raises:
+            DistTimeoutError: A source has not pushed in time; the text names it.
+            DistPeerLostError: A source has died that has a part of what this rank needs; `rank`, `host`, `pid` say which. The visible
+                version stays, unless it is written in place.
+        """
+        if not self.is_destination or self.is_source:
+            raise _core.DistArgumentError("receive(): only for ranks that are destinations alone; on both sides call exchange()")
+        return self._receive(None, 0, self._deadline(timeout), flip)
+
+    def flip(self) -> int:
+        """Make the version visible that receive(flip=False) has brought.
+
+        Returns:
+            The version.
+        """
+        if self._arrived > self._version:
+            self._visible, self._version = self._next_slot(), self._arrived
+        return self._version
+
+    def exchange(
+        self, arrays: Mapping[str, Tensor] | None = None, version: int | None = None, *, timeout: Timeout | None = None
+    ) -> int:
+        """Push and receive, whichever this rank does: for programs in which ranks are on both sides.
+
+        Args:
+            arrays: Of sources: as of push().
+            version: As of push().
+            timeout: Seconds or a timedelta; the link's unless given.
+
+        Returns:
+            The version.
+
+        Raises:
+            DistTimeoutError, DistPeerLostError: As of push() and receive(); of push() also for a destination that has died.
+        """
+        if not self.is_source:
+            return self.receive(timeout=timeout)
+        words, number, deadline = self._checked("exchange", arrays or {}), self._next_version(version), self._deadline(timeout)
+        if not self.is_destination:
+            return self._without_losses(self._push(words, number, deadline))
+        outcome: list[Pushed | BaseException] = []
+        pusher = threading.Thread(target=_into, args=(outcome, self._push, words, number, deadline))
+        pusher.start()
+        try:
+            received = self._receive(words, number, deadline, True)
+        finally:
+            pusher.join()
+        pushed = outcome[0]
+        if isinstance(pushed, BaseException):
+            raise pushed
+        self._without_losses(pushed)
+        return received
+
+    def close(self) -> None:
+        """End the link. The world goes on; arrays that somebody holds stay readable."""
+        for group in self._groups.values():
+            try:
+                group.close(0)
+            except _core.DistTimeoutError:
+                pass  # that this rank was still listening, which it always is
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- pushing
+
+    def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
+        waiting = [one for one in self._outgoing if one.lost is None]
+        moved = 0
+        while waiting:
+            for one in list(waiting):
+                if one.is_asked():
+                    moved += one.write(words, version, deadline)
+                    waiting.remove(one)
+                elif one.lost is not None:
+                    waiting.remove(one)
+            if waiting and time.monotonic() >= deadline:
+                self._raise_late("push", f"version {version}", [one.rank for one in waiting], "not asked for it: call receive() there")
+            if waiting:
+                waiting[0].wait_a_little()
+        self._pushed = version
+        return Pushed(version, moved, tuple(one.lost for one in self._outgoing if one.lost is not None))
+
+    def _next_version(self, version: int | None) -> int:
+        number = self._pushed + 1 if version is None else int(version)
+        if number <= self._pushed:
+            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._pushed} has been pushed; it has to grow")
+        return number
+
+    def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The arrays as words, if they are those of the layout."""
+        wanted = self._layout.arrays
+        if set(arrays) != set(wanted):
+            wrong = sorted(set(arrays) ^ set(wanted))
+            raise _core.DistArgumentError(f"{call}(): argument 'arrays' and the layout differ in {', '.join(map(repr, wrong))}")
+        assert self._source_number is not None
+        made = {}
+        for name, spec in wanted.items():
+            shape, array = spec.sharding.local_shape(spec.shape, self._source_number), memory.words(arrays[name])
+            has = memory.dtype_of(arrays[name])
+            is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")  # Python's own, which have one type
+            if array.shape != shape or not (has == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
+                raise _core.DistArgumentError(
+                    f"{call}(): array {name!r} is {array.shape} of {has}, and by the layout this rank's part is {shape} of {spec.dtype}"
+                )
+            made[name] = array
+        return made
+
+    def _without_losses(self, pushed: Pushed) -> int:
+        if pushed.lost:
+            raise pushed.lost[0]
+        return pushed.version
+
+    # ---- receiving
+
+    def _next_slot(self) -> int:
+        return (self._visible + 1) % self._slots
+
+    def _receive(self, own: dict[str, Any] | None, own_version: int, deadline: float, flip: bool) -> int:
+        slot = self._next_slot()
+        if own is not None and self._own is not None:
+            self._own.copy(own, self._words[slot])
+        while True:
+            for one in self._incoming:
+                one.ask(slot)
+            for one in self._incoming:
+                if not one.finish(deadline):
+                    self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
+            versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
+            self._arrived = max(versions, default=own_version)
+            # A source whose push has ended too early for this rank is asked for the next one.
+            behind = [one for one in self._incoming if one.version != self._arrived]
+            if not behind:
+                break
+            for one in behind:
+                one.version = None
+        for one in self._incoming:
+            one.version = None
+        return self.flip() if flip else self._arrived
+
+    # ---- words and time
+
+    def _deadline(self, timeout: Timeout | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else _seconds(timeout))
+
+    def _raise_late(self, call: str, what: str, ranks: list[int], why: str) -> NoReturn:
+        names = ", ".join(self._describe(rank) for rank in ranks)
+        raise _core.DistTimeoutError(
+            f"reshard.{call} of {what} on {self._world.name!r} (rank {self._world.rank}): timed out; {names} has {why} (timeout)"
+        )
+
+    def _describe(self, rank: int) -> str:
+        member = self._world.members[rank]
+        return f"rank {rank} ({member.host}, pid {member.pid})"
+
+
+class _Outgoing:
+    """One destination of this rank."""
+
+    def __init__(
+        self, group: World, rank: int, stream: streams.Stream, slots: int, slot_memory: memory.SlotMemory, is_delta: bool
+    ) -> None:
+        self.rank, self._group, self._stream = rank, group, stream
+        self._peer = 1 - group.rank
+        views = [slot_memory.words_at(rank, slot) for slot in range(slots)]
+        self._views = [view for view in views if view is not None]
+        self._changes = streams.Changes() if is_delta else None
+        self.lost: _core.DistPeerLostError | None = None
+        self._go = bytearray(8)
+        self._work = self._listen()
+
+    def _listen(self) -> _core.Work:
+        return self._group.irecv(self._go, self._peer, CONTROL_TAG, timeout=FOREVER)
+
+    def is_asked(self) -> bool:
+        if not self._work.is_completed():
+            return False
+        error = self._work.exception()
+        if error is not None:
+            self.lost = _lost("push", self.rank, error, "it is left out from now on")
+        return error is None
+
+    def wait_a_little(self) -> None:
+        try:
+            self._work.wait(SLICE_S)
+        except _core.DistError:
+            pass  # is_asked() looks
+
+    def write(self, words: dict[str, Any], version: int, deadline: float) -> int:
+        """Write to the slot that the destination has named. Returns how many bytes."""
+        slot = int.from_bytes(self._go, "little")
+        try:
+            moved = self._write_near(words, slot) if self._views else self._write_far(words, slot, deadline)
+            if self._changes is not None:
+                self._changes.note(slot)
+            self._work = self._listen()
+            self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
+        except (_core.DistPeerLostError, _core.DistAbortedError) as error:
+            self.lost = _lost("push", self.rank, error, "it is left out from now on")
+            return 0
+        return moved
+
+    def _write_near(self, words: dict[str, Any], slot: int) -> int:
+        if self._changes is None:
+            return self._stream.copy(words, self._views[slot])
+        return self._stream.copy_blocks(words, self._views[slot], self._changes.choose(self._stream, words, slot))
+
+    def _write_far(self, words: dict[str, Any], slot: int, deadline: float) -> int:
+        import numpy
+
+        chosen = self._choose(words, slot)
+        self._group.send(_framed(chosen), self._peer, DATA_TAG, timeout=_left(deadline))
+        staging = [numpy.empty(self._stream.parcel_nbytes, "u1") for _ in range(2)]
+        under_way: list[_core.Work] = []
+        moved = 0
+        for number, parcel in enumerate(self._stream.parcels(chosen)):
+            if len(under_way) == 2:
+                under_way.pop(0).wait()
+            packed = streams.pack(parcel, words, staging[number % 2])
+            under_way.append(self._group.isend(packed, self._peer, DATA_TAG, timeout=_left(deadline)))
+            moved += packed.nbytes
+        for work in under_way:
+            work.wait()
+        return moved
+
+    def _choose(self, words: dict[str, Any], slot: int) -> bytearray:
+        if self._changes is None:
+            return bytearray(b"\1" * len(self._stream.blocks))
+        return self._changes.choose(self._stream, words, slot)
+
+
+class _Incoming:
+    """One source of this rank."""
+
+    def __init__(self, group: World, rank: int, stream: streams.Stream, is_near: bool, words: list[dict[str, Any]]) -> None:
+        self.rank, self._group, self._stream = rank, group, stream
+        self._peer = 1 - group.rank
+        self._is_near, self._words = is_near, words
+        self.version: int | None = None
+        self._steps: Generator[_core.Work, None, int] | None = None
+        self._work: _core.Work | None = None
+
+    def ask(self, slot: int) -> None:
+        """Say that the slot may be written to, unless that has been said."""
+        if self._steps is None and self.version is None:
+            self._steps = self._take(slot)
+            self._work = next(self._steps)
+
+    def finish(self, deadline: float) -> bool:
+        """Take what comes. False when the time is up; the next call goes on."""
+        while self._steps is not None:
+            assert self._work is not None
+            if not _wait("receive", self.rank, self._work, deadline):
+                return False
+            try:
+                self._work = next(self._steps)
+            except StopIteration as end:
+                self.version, self._steps = end.value, None
+        return True
+
+    def _take(self, slot: int) -> Generator[_core.Work, None, int]:
+        done = bytearray(8)
+        end = self._group.irecv(done, self._peer, CONTROL_TAG, timeout=FOREVER)
+        yield self._group.isend(slot.to_bytes(8, "little"), self._peer, CONTROL_TAG, timeout=FOREVER)
+        if not self._is_near:
+            yield from self._take_parcels(slot)
+        yield end
+        return int.from_bytes(done, "little")
+
+    def _take_parcels(self, slot: int) -> Generator[_core.Work, None, None]:
+        import numpy
+
+        chosen = _framed(bytearray(len(self._stream.blocks)))
+        yield self._group.irecv(chosen, self._peer, DATA_TAG, timeout=FOREVER)
+        staging = numpy.empty(self._stream.parcel_nbytes, "u1")
+        for parcel in self._stream.parcels(chosen[1:]):
+            part = staging[: sum(block.nbytes for block in parcel)]
+            yield self._group.irecv(part, self._peer, DATA_TAG, timeout=FOREVER)
+            streams.unpack(parcel, part, self._words[slot])
+
+
+class _Sides:
+    """What all ranks have said of themselves, and what follows from it on every rank alike."""
+
+    def __init__(
+        self, world: World, source: Layout | None, destination: Layout | None, in_place: bool, delta: bool, timeout: float
+    ) -> None:
+        said = {
+            "source": None if source is None else layouts.words_of(source),
+            "destination": None if destination is None else layouts.words_of(destination),
+            "slots": 1 if in_place else 2,
+            "delta": bool(delta),
+            "host": min(member.rank for member in world.members if member.is_same_host),
+        }
+        self._said: list[dict[str, Any]] = world.all_gather_object(said, timeout=timeout)
+        self.sources = self._ranks("source")
+        self.destinations = self._ranks("destination")
+        self.layout = self._agreed("source", self.sources)
+        self.wanted = self._agreed("destination", self.destinations)
+        differs = layouts.difference(self.layout, self.wanted) if self.layout and self.wanted else None
+        if differs is not None:
+            _mismatch(f"array {differs}, on the source (ranks {self.sources}) and on the destination (ranks {self.destinations})")
+        self.layout = self.layout or self.wanted
+        self.slots = {rank: self._said[rank]["slots"] for rank in self.destinations}
+        self.deltas = [rank for rank in self.sources if self._said[rank]["delta"]]
+        self._hosts = {rank: one["host"] for rank, one in enumerate(self._said)}
+
+    def _ranks(self, side: str) -> list[int]:
+        return [rank for rank, one in enumerate(self._said) if one[side] is not None]
+
+    def _agreed(self, side: str, ranks: list[int]) -> Any:
+        """The layout of a side, None where it has no ranks."""
+        if not ranks:
+            return None
+        first = self._said[ranks[0]][side]
+        for rank in ranks[1:]:
+            if self._said[rank][side] != first:
+                theirs = layouts.layout_of(self._said[rank][side])
+                what = layouts.difference(layouts.layout_of(first), theirs)
+                _mismatch(f"ranks {ranks[0]} and {rank} are of one {side}, and give different layouts: {what or 'placements or meshes differ'}")
+        layout = layouts.layout_of(first)
+        if layout.size != len(ranks):
+            mesh = next(iter(layout.arrays.values())).sharding.mesh
+            _mismatch(f"the {side} has a mesh of {mesh}, of {layout.size} ranks, and {len(ranks)} ranks give it: {ranks}")
+        return layout
+
+    def is_near(self, one: int, other: int) -> bool:
+        """Whether two ranks are on one host."""
+        return bool(self._hosts[one] == self._hosts[other])
+
+    def destination_shapes(self) -> dict[int, dict[str, tuple[int, ...]]]:
+        return {rank: self.wanted.local_shapes(number) for number, rank in enumerate(self.destinations)}
+
+    def streams(self, itemsizes: Mapping[str, int]) -> dict[tuple[int, int], streams.Stream]:
+        """What goes from whom to whom. Whoever needs nothing hears of new versions from the first source."""
+        pieces: dict[tuple[int, int], dict[str, list[plans.Piece]]] = defaultdict(lambda: defaultdict(list))
+        if not self.sources or not self.destinations:
+            return {}
+        for name in self.layout.arrays:
+            for piece in self._plan(self.layout.arrays[name].shape, self._sharding(self.layout, name), self._sharding(self.wanted, name)):
+                pieces[piece.source, piece.destination][name].append(piece)
+        for rank in self.destinations:
+            if rank not in self.sources and not any(pair[1] == rank for pair in pieces):
+                pieces[self.sources[0], rank] = defaultdict(list)
+        found = {}
+        for pair in sorted(pieces):
+            limit = streams.DELTA_BLOCK_NBYTES if pair[0] in self.deltas else streams.BLOCK_NBYTES
+            found[pair] = streams.Stream(pieces[pair], itemsizes, limit)
+        return found
+
+    def _sharding(self, layout: Layout, name: str) -> Sharding:
+        return layout.arrays[name].sharding
+
+    def _plan(self, shape: tuple[int, ...], source: Sharding, destination: Sharding) -> tuple[plans.Piece, ...]:
+        made = plans.plan(
+            shape, source, destination, source_ranks=self.sources, destination_ranks=self.destinations, hosts=self._hosts
+        )
+        return made.pieces
+
+
+def redistribute(
+    world: World, x: Any, shape: Any, source: Sharding, destination: Sharding, *, timeout: Timeout | None = None
+) -> Any:
+    """Lay an array out over the same ranks in another way, once. All ranks of the world call it.
+
+    Args:
+        world: Who takes part.
+        x: This rank's part of the array.
+        shape: The shape of the global array.
+        source: How it lies.
+        destination: How it shall lie.
+        timeout: Seconds or a timedelta; the world's unless given.
+
+    Returns:
+        This rank's part by the new placements, a new array of x's library.
+
+    Raises:
+        DistMismatchError: The ranks differ in shapes, dtypes or placements.
+        DistTimeoutError, DistPeerLostError: As of collectives.
+
+    Example:
+        >>> from dldist.reshard import Replicate, Shard, Sharding, redistribute
+        >>> with World() as world:
+        ...     redistribute(world, bytearray(b"ab"), (2,), Sharding(1, [Shard(0)]), Sharding(1, [Replicate()]))
+        bytearray(b'ab')
+    """
+    from dldist.base import arrays
+
+    family = arrays.family_of(x, "redistribute")
+    dtype = memory.dtype_of(x)
+    sides = [Layout({"x": (shape, dtype, side.placements)}, side.mesh) for side in (source, destination)]
+    with Link(world, source=sides[0], destination=sides[1], in_place=True, timeout=timeout) as link:
+        link.exchange({"x": x})
+        result = arrays.new_array(family, x, link.arrays["x"])
+        world.barrier()  # nobody leaves while others still hear from it
+        return result
+
+
+def _framed(flags: bytearray) -> bytearray:
+    """With a byte in front, as there is no message without any."""
+    return bytearray(1) + flags
+
+
+def _into(outcome: list[Any], call: Any, *arguments: Any) -> None:
+    try:
+        outcome.append(call(*arguments))
+    except BaseException as error:
+        outcome.append(error)
+
+
+def _mismatch(text: str) -> NoReturn:
+    raise _core.DistMismatchError(f"reshard.Link: {text}; nothing has been made, give layouts that fit")
+
+
+def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPeerLostError:
+    """The loss of a peer, with its rank in the world of the link."""
+    host, pid = getattr(error, "host", None), getattr(error, "pid", None)
+    lost = _core.DistPeerLostError(f"reshard.{call}: lost rank {rank} ({host}, pid {pid}), {then}: {error}")
+    lost.code, lost.rank, lost.host, lost.pid, lost.op = "PEER_LOST", rank, host, pid, call
+    return lost
+
+
+def _wait(call: str, rank: int, work: _core.Work, deadline: float) -> bool:
+    """Whether it has ended in time."""
+    try:
+        work.wait(_left(deadline))
+    except _core.DistTimeoutError:
+        if not work.is_completed():
+            return False
+        raise
+    except (_core.DistPeerLostError, _core.DistAbortedError) as error:
+        raise _lost(call, rank, error, "which has a part of what this rank needs") from error
+    return True
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
+
+
+def _seconds(timeout: Timeout) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return seconds if math.isfinite(seconds) else FOREVER.total_seconds()
