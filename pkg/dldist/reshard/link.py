@@ -47,7 +47,7 @@ class Pushed:
     nbytes: int
     """How many bytes this rank has written to others."""
     lost: tuple[_core.DistPeerLostError, ...]
-    """The destinations that have died, now or before: each error has the `rank`, the `host` and the `pid`."""
+    """The destinations that have died or cannot go on, now or before: each error has the `rank`, the `host` and the `pid`."""
 
 
 class Link:
@@ -109,7 +109,7 @@ class Link:
             for pair, stream in found.items()
             if pair[0] == world.rank != pair[1]
         ]
-        self._slots = sides.slots.get(world.rank, 0)
+        self._slots: int = sides.slots.get(world.rank, 0)
         self._words = [self._memory.words_at(world.rank, slot) or {} for slot in range(self._slots)]
         self._arrays = [{name: self._memory.array(name, slot) for name in dtypes} for slot in range(self._slots)]
         self._incoming = [
@@ -119,6 +119,7 @@ class Link:
         ]
         self._groups = groups
         self._visible, self._version, self._arrived, self._pushed = 0, 0, 0, 0
+        self._broken: _core.DistPeerLostError | None = None
 
     def _pair_up(self, found: Mapping[tuple[int, int], streams.Stream]) -> dict[tuple[int, int], World]:
         """A group for each pair, made in one order everywhere, so that nobody waits in a circle."""
@@ -131,6 +132,13 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<dldist.reshard.Link of {self._world.name!r}: rank {self._world.rank}, {len(self._layout.arrays)} arrays, version {self._version}>"
+
+    @property
+    def local_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what this rank pushes by name, of sources; of destinations alone those of `arrays`."""
+        if self._source_number is not None:
+            return self._layout.local_shapes(self._source_number)
+        return {name: x.shape for name, x in self.arrays.items()}
 
     # ---- what a destination sees
 
@@ -190,7 +198,8 @@ class Link:
         Raises:
             DistTimeoutError: A source has not pushed in time; the text names it.
             DistPeerLostError: A source has died that has a part of what this rank needs; `rank`, `host`, `pid` say which. The visible
-                version stays, unless it is written in place.
+                version stays, unless it is written in place; nothing more comes over this link, and the other sources leave this
+                rank out.
         """
         if not self.is_destination or self.is_source:
             raise _core.DistArgumentError("receive(): only for ranks that are destinations alone; on both sides call exchange()")
@@ -309,6 +318,19 @@ class Link:
         return (self._visible + 1) % self._slots
 
     def _receive(self, own: dict[str, Any] | None, own_version: int, deadline: float, flip: bool) -> int:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._take(own, own_version, deadline)
+        except _core.DistPeerLostError as error:
+            self._broken = error
+            for one in self._incoming:  # which else would wait for this rank to ask
+                one.abort(f"it cannot go on: {error}")
+            raise
+        return self.flip() if flip else self._arrived
+
+    def _take(self, own: dict[str, Any] | None, own_version: int, deadline: float) -> None:
+        """Fill the next slot with one version from all sources."""
         slot = self._next_slot()
         if own is not None and self._own is not None:
             self._own.copy(own, self._words[slot])
@@ -319,7 +341,7 @@ class Link:
                 if not one.finish(deadline):
                     self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
             versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
-            self._arrived = max(versions, default=own_version)
+            self._arrived = max(versions)
             # A source whose push has ended too early for this rank is asked for the next one.
             behind = [one for one in self._incoming if one.version != self._arrived]
             if not behind:
@@ -328,7 +350,6 @@ class Link:
                 one.version = None
         for one in self._incoming:
             one.version = None
-        return self.flip() if flip else self._arrived
 
     # ---- words and time
 
@@ -387,7 +408,8 @@ class _Outgoing:
                 self._changes.note(slot)
             self._work = self._listen()
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
-        except (_core.DistPeerLostError, _core.DistAbortedError) as error:
+        except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError) as error:
+            self._group.abort(f"a push has not come to its end: {error}")  # what is left of it must not be taken for the next one
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
         return moved
@@ -407,12 +429,12 @@ class _Outgoing:
         moved = 0
         for number, parcel in enumerate(self._stream.parcels(chosen)):
             if len(under_way) == 2:
-                under_way.pop(0).wait()
+                under_way.pop(0).wait(_left(deadline))
             packed = streams.pack(parcel, words, staging[number % 2])
             under_way.append(self._group.isend(packed, self._peer, DATA_TAG, timeout=_left(deadline)))
             moved += packed.nbytes
         for work in under_way:
-            work.wait()
+            work.wait(_left(deadline))
         return moved
 
     def _choose(self, words: dict[str, Any], slot: int) -> bytearray:
@@ -437,6 +459,10 @@ class _Incoming:
         if self._steps is None and self.version is None:
             self._steps = self._take(slot)
             self._work = next(self._steps)
+
+    def abort(self, reason: str) -> None:
+        """End what there is between this rank and the source."""
+        self._group.abort(reason)
 
     def finish(self, deadline: float) -> bool:
         """Take what comes. False when the time is up; the next call goes on."""

@@ -251,16 +251,15 @@ def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]
     ends = _fair_ends(sum(piece.size for piece in pieces), members, loads)
     done, index = 0, 0
     for piece in pieces:
-        begin, rest = done, piece
+        begin = done
+        rest: Piece | None = piece
         done += piece.size
-        while index < len(ends) - 1 and ends[index][1] < done:
+        while rest is not None and index < len(ends) - 1 and ends[index][1] < done:
             head, rest = _cut(rest, ends[index][1] - begin)
             index += 1
             if head is not None:
                 begin += head.size
                 yield _taken(head, ends[index - 1][0], loads)
-            if rest is None:
-                break
         if rest is not None:
             yield _taken(rest, ends[index][0], loads)
 

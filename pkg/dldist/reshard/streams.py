@@ -101,9 +101,14 @@ class Stream:
         return max((sum(block.nbytes for block in parcel) for parcel in self.parcels(bytearray(b"\1" * len(self.blocks)))), default=0)
 
 
+def view(array: Any, box: tuple[slice, ...]) -> Any:
+    """A part of an array; an array, too, where it has no dimensions."""
+    return array[(*box, ...)]
+
+
 def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, source_box: tuple[slice, ...]) -> None:
     """Copy a box of words; large ones without the GIL."""
-    to, what = destination[destination_box], source[source_box]
+    to, what = view(destination, destination_box), view(source, source_box)
     if to.size and to.itemsize <= 8 and to.flags.c_contiguous and what.flags.c_contiguous:
         _core._copy_tensor(to, what)
     else:
@@ -114,7 +119,7 @@ def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> A
     """Put the blocks into memory one after another; returns the part of the memory that they take."""
     at = 0
     for block in parcel:
-        values = sources[block.name][block.source]
+        values = view(sources[block.name], block.source)
         staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)[...] = values
         at += block.nbytes
     return staging[:at]
@@ -124,7 +129,7 @@ def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any
     """Take the blocks out again."""
     at = 0
     for block in parcel:
-        values = destinations[block.name][block.destination]
+        values = view(destinations[block.name], block.destination)
         values[...] = staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)
         at += block.nbytes
 
@@ -151,7 +156,7 @@ class Changes:
 
         keys = _keys()
         self._new = [
-            _core._digest(numpy.ascontiguousarray(sources[block.name][block.source]).reshape(-1).view("u1"), keys)
+            _core._digest(numpy.ascontiguousarray(view(sources[block.name], block.source)).reshape(-1).view("u1"), keys)
             for block in stream.blocks
         ]
         old = self._known.pop(slot, None)
