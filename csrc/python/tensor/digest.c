@@ -7,10 +7,12 @@
 static bool
 check_bytes(const py_state *state, const py_tensor *data, const py_tensor *keys)
 {
-    if (!py_tensor_require_cpu(data, state, "_digest", "data") || !py_tensor_require_cpu(keys, state, "_digest", "keys")) {
+    if (!py_tensor_require_cpu(data, state, "_digest", "data") ||
+        !py_tensor_require_cpu(keys, state, "_digest", "keys")) {
         return false;
     }
-    size_t needed = (dd_view_nbytes(&data->view) + DD_DIGEST_NBYTES - 1) / DD_DIGEST_NBYTES * DD_DIGEST_NBYTES;
+    size_t needed =
+        (dd_view_nbytes(&data->view) + DD_DIGEST_NBYTES - 1) / DD_DIGEST_NBYTES * DD_DIGEST_NBYTES;
     if (!data->view.is_contiguous || !keys->view.is_contiguous || dd_view_nbytes(&keys->view) < needed) {
         PyErr_SetString(state->errors[PY_ERROR_ARGUMENT],
                         "_digest(): 'data' and 'keys' must be contiguous, and 'keys' as long as 'data'");
@@ -34,7 +36,8 @@ py_tensor_digest(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
 {
     PyObject *data_object;
     PyObject *keys_object;
-    const py_params params = PY_PARAMS("_digest", 2, 2, {"data", PY_OBJECT, &data_object}, {"keys", PY_OBJECT, &keys_object});
+    const py_params params =
+        PY_PARAMS("_digest", 2, 2, {"data", PY_OBJECT, &data_object}, {"keys", PY_OBJECT, &keys_object});
     py_state *state = PyModule_GetState(module);
     py_tensor data = {0};
     py_tensor keys = {0};

@@ -11,34 +11,31 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dldist import _core
-from dldist.reshard import layouts, memory, plans, streams
+from dldist.reshard import memory
+from dldist.reshard.ends import FOREVER, Incoming, Outgoing
 from dldist.reshard.layouts import Layout
+from dldist.reshard.sides import Sides
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this module
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Mapping
     from typing import Any, NoReturn
 
     from dldist.reshard.placements import Sharding
+    from dldist.reshard.streams import Stream
     from dldist.types import Tensor, Timeout
     from dldist.world import World
-
-CONTROL_TAG, DATA_TAG = 0, 1
-SLICE_S = 0.002
-# Of what waits for its peer between two calls, which nobody is late for.
-FOREVER = timedelta(days=3650)
-
 
 @dataclass(frozen=True)
 class Pushed:
     """What push() has done.
 
     Example:
+        >>> from dldist.reshard import Pushed
         >>> Pushed(version=3, nbytes=4096, lost=()).version
         3
     """
@@ -94,8 +91,8 @@ class Link:
         if source is None and destination is None:
             raise _core.DistArgumentError("Link(): give 'source' or 'destination', or both where this rank is on both sides")
         self._world, self._timeout = world, _seconds(world.timeout if timeout is None else timeout)
-        sides = _Sides(world, source, destination, in_place, delta, self._timeout)
-        self._layout = sides.layout
+        sides = Sides(world, source, destination, in_place, delta, self._timeout)
+        self._layout: Layout = sides.layout
         self._source_number = sides.sources.index(world.rank) if source is not None else None
         self.is_source, self.is_destination = source is not None, destination is not None
         dtypes = {name: spec.dtype for name, spec in sides.layout.arrays.items()}
@@ -105,7 +102,7 @@ class Link:
         groups = self._pair_up(found)
         self._own = found.get((world.rank, world.rank))
         self._outgoing = [
-            _Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, pair[0] in sides.deltas)
+            Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, pair[0] in sides.deltas)
             for pair, stream in found.items()
             if pair[0] == world.rank != pair[1]
         ]
@@ -113,7 +110,7 @@ class Link:
         self._words = [self._memory.words_at(world.rank, slot) or {} for slot in range(self._slots)]
         self._arrays = [{name: self._memory.array(name, slot) for name in dtypes} for slot in range(self._slots)]
         self._incoming = [
-            _Incoming(groups[pair], pair[0], stream, sides.is_near(*pair), self._words)
+            Incoming(groups[pair], pair[0], stream, sides.is_near(*pair), self._words)
             for pair, stream in found.items()
             if pair[1] == world.rank != pair[0]
         ]
@@ -121,7 +118,7 @@ class Link:
         self._visible, self._version, self._arrived, self._pushed = 0, 0, 0, 0
         self._broken: _core.DistPeerLostError | None = None
 
-    def _pair_up(self, found: Mapping[tuple[int, int], streams.Stream]) -> dict[tuple[int, int], World]:
+    def _pair_up(self, found: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
         """A group for each pair, made in one order everywhere, so that nobody waits in a circle."""
         rank = self._world.rank
         return {
@@ -173,6 +170,7 @@ class Link:
             DistTimeoutError: Destinations have not asked in time; the text names them. All others have the version.
 
         Example:
+            >>> from dldist.reshard import Layout, Link, Shard
             >>> layout = Layout({"w": ((2,), "int8", [Shard(0)])}, mesh=1)
             >>> with World() as world, Link(world, source=layout) as link:
             ...     link.push({"w": bytearray(2)})
@@ -367,215 +365,6 @@ class Link:
         return f"rank {rank} ({member.host}, pid {member.pid})"
 
 
-class _Outgoing:
-    """One destination of this rank."""
-
-    def __init__(
-        self, group: World, rank: int, stream: streams.Stream, slots: int, slot_memory: memory.SlotMemory, is_delta: bool
-    ) -> None:
-        self.rank, self._group, self._stream = rank, group, stream
-        self._peer = 1 - group.rank
-        views = [slot_memory.words_at(rank, slot) for slot in range(slots)]
-        self._views = [view for view in views if view is not None]
-        self._changes = streams.Changes() if is_delta else None
-        self.lost: _core.DistPeerLostError | None = None
-        self._go = bytearray(8)
-        self._work = self._listen()
-
-    def _listen(self) -> _core.Work:
-        return self._group.irecv(self._go, self._peer, CONTROL_TAG, timeout=FOREVER)
-
-    def is_asked(self) -> bool:
-        if not self._work.is_completed():
-            return False
-        error = self._work.exception()
-        if error is not None:
-            self.lost = _lost("push", self.rank, error, "it is left out from now on")
-        return error is None
-
-    def wait_a_little(self) -> None:
-        try:
-            self._work.wait(SLICE_S)
-        except _core.DistError:
-            pass  # is_asked() looks
-
-    def write(self, words: dict[str, Any], version: int, deadline: float) -> int:
-        """Write to the slot that the destination has named. Returns how many bytes."""
-        slot = int.from_bytes(self._go, "little")
-        try:
-            moved = self._write_near(words, slot) if self._views else self._write_far(words, slot, deadline)
-            if self._changes is not None:
-                self._changes.note(slot)
-            self._work = self._listen()
-            self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
-        except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError) as error:
-            self._group.abort(f"a push has not come to its end: {error}")  # what is left of it must not be taken for the next one
-            self.lost = _lost("push", self.rank, error, "it is left out from now on")
-            return 0
-        return moved
-
-    def _write_near(self, words: dict[str, Any], slot: int) -> int:
-        if self._changes is None:
-            return self._stream.copy(words, self._views[slot])
-        return self._stream.copy_blocks(words, self._views[slot], self._changes.choose(self._stream, words, slot))
-
-    def _write_far(self, words: dict[str, Any], slot: int, deadline: float) -> int:
-        import numpy
-
-        chosen = self._choose(words, slot)
-        self._group.send(_framed(chosen), self._peer, DATA_TAG, timeout=_left(deadline))
-        staging = [numpy.empty(self._stream.parcel_nbytes, "u1") for _ in range(2)]
-        under_way: list[_core.Work] = []
-        moved = 0
-        for number, parcel in enumerate(self._stream.parcels(chosen)):
-            if len(under_way) == 2:
-                under_way.pop(0).wait(_left(deadline))
-            packed = streams.pack(parcel, words, staging[number % 2])
-            under_way.append(self._group.isend(packed, self._peer, DATA_TAG, timeout=_left(deadline)))
-            moved += packed.nbytes
-        for work in under_way:
-            work.wait(_left(deadline))
-        return moved
-
-    def _choose(self, words: dict[str, Any], slot: int) -> bytearray:
-        if self._changes is None:
-            return bytearray(b"\1" * len(self._stream.blocks))
-        return self._changes.choose(self._stream, words, slot)
-
-
-class _Incoming:
-    """One source of this rank."""
-
-    def __init__(self, group: World, rank: int, stream: streams.Stream, is_near: bool, words: list[dict[str, Any]]) -> None:
-        self.rank, self._group, self._stream = rank, group, stream
-        self._peer = 1 - group.rank
-        self._is_near, self._words = is_near, words
-        self.version: int | None = None
-        self._steps: Generator[_core.Work, None, int] | None = None
-        self._work: _core.Work | None = None
-
-    def ask(self, slot: int) -> None:
-        """Say that the slot may be written to, unless that has been said."""
-        if self._steps is None and self.version is None:
-            self._steps = self._take(slot)
-            self._work = next(self._steps)
-
-    def abort(self, reason: str) -> None:
-        """End what there is between this rank and the source."""
-        self._group.abort(reason)
-
-    def finish(self, deadline: float) -> bool:
-        """Take what comes. False when the time is up; the next call goes on."""
-        while self._steps is not None:
-            assert self._work is not None
-            if not _wait("receive", self.rank, self._work, deadline):
-                return False
-            try:
-                self._work = next(self._steps)
-            except StopIteration as end:
-                self.version, self._steps = end.value, None
-        return True
-
-    def _take(self, slot: int) -> Generator[_core.Work, None, int]:
-        done = bytearray(8)
-        end = self._group.irecv(done, self._peer, CONTROL_TAG, timeout=FOREVER)
-        yield self._group.isend(slot.to_bytes(8, "little"), self._peer, CONTROL_TAG, timeout=FOREVER)
-        if not self._is_near:
-            yield from self._take_parcels(slot)
-        yield end
-        return int.from_bytes(done, "little")
-
-    def _take_parcels(self, slot: int) -> Generator[_core.Work, None, None]:
-        import numpy
-
-        chosen = _framed(bytearray(len(self._stream.blocks)))
-        yield self._group.irecv(chosen, self._peer, DATA_TAG, timeout=FOREVER)
-        staging = numpy.empty(self._stream.parcel_nbytes, "u1")
-        for parcel in self._stream.parcels(chosen[1:]):
-            part = staging[: sum(block.nbytes for block in parcel)]
-            yield self._group.irecv(part, self._peer, DATA_TAG, timeout=FOREVER)
-            streams.unpack(parcel, part, self._words[slot])
-
-
-class _Sides:
-    """What all ranks have said of themselves, and what follows from it on every rank alike."""
-
-    def __init__(
-        self, world: World, source: Layout | None, destination: Layout | None, in_place: bool, delta: bool, timeout: float
-    ) -> None:
-        said = {
-            "source": None if source is None else layouts.words_of(source),
-            "destination": None if destination is None else layouts.words_of(destination),
-            "slots": 1 if in_place else 2,
-            "delta": bool(delta),
-            "host": min(member.rank for member in world.members if member.is_same_host),
-        }
-        self._said: list[dict[str, Any]] = world.all_gather_object(said, timeout=timeout)
-        self.sources = self._ranks("source")
-        self.destinations = self._ranks("destination")
-        self.layout = self._agreed("source", self.sources)
-        self.wanted = self._agreed("destination", self.destinations)
-        differs = layouts.difference(self.layout, self.wanted) if self.layout and self.wanted else None
-        if differs is not None:
-            _mismatch(f"array {differs}, on the source (ranks {self.sources}) and on the destination (ranks {self.destinations})")
-        self.layout = self.layout or self.wanted
-        self.slots = {rank: self._said[rank]["slots"] for rank in self.destinations}
-        self.deltas = [rank for rank in self.sources if self._said[rank]["delta"]]
-        self._hosts = {rank: one["host"] for rank, one in enumerate(self._said)}
-
-    def _ranks(self, side: str) -> list[int]:
-        return [rank for rank, one in enumerate(self._said) if one[side] is not None]
-
-    def _agreed(self, side: str, ranks: list[int]) -> Any:
-        """The layout of a side, None where it has no ranks."""
-        if not ranks:
-            return None
-        first = self._said[ranks[0]][side]
-        for rank in ranks[1:]:
-            if self._said[rank][side] != first:
-                theirs = layouts.layout_of(self._said[rank][side])
-                what = layouts.difference(layouts.layout_of(first), theirs)
-                _mismatch(f"ranks {ranks[0]} and {rank} are of one {side}, and give different layouts: {what or 'placements or meshes differ'}")
-        layout = layouts.layout_of(first)
-        if layout.size != len(ranks):
-            mesh = next(iter(layout.arrays.values())).sharding.mesh
-            _mismatch(f"the {side} has a mesh of {mesh}, of {layout.size} ranks, and {len(ranks)} ranks give it: {ranks}")
-        return layout
-
-    def is_near(self, one: int, other: int) -> bool:
-        """Whether two ranks are on one host."""
-        return bool(self._hosts[one] == self._hosts[other])
-
-    def destination_shapes(self) -> dict[int, dict[str, tuple[int, ...]]]:
-        return {rank: self.wanted.local_shapes(number) for number, rank in enumerate(self.destinations)}
-
-    def streams(self, itemsizes: Mapping[str, int]) -> dict[tuple[int, int], streams.Stream]:
-        """What goes from whom to whom. Whoever needs nothing hears of new versions from the first source."""
-        pieces: dict[tuple[int, int], dict[str, list[plans.Piece]]] = defaultdict(lambda: defaultdict(list))
-        if not self.sources or not self.destinations:
-            return {}
-        for name in self.layout.arrays:
-            for piece in self._plan(self.layout.arrays[name].shape, self._sharding(self.layout, name), self._sharding(self.wanted, name)):
-                pieces[piece.source, piece.destination][name].append(piece)
-        for rank in self.destinations:
-            if rank not in self.sources and not any(pair[1] == rank for pair in pieces):
-                pieces[self.sources[0], rank] = defaultdict(list)
-        found = {}
-        for pair in sorted(pieces):
-            limit = streams.DELTA_BLOCK_NBYTES if pair[0] in self.deltas else streams.BLOCK_NBYTES
-            found[pair] = streams.Stream(pieces[pair], itemsizes, limit)
-        return found
-
-    def _sharding(self, layout: Layout, name: str) -> Sharding:
-        return layout.arrays[name].sharding
-
-    def _plan(self, shape: tuple[int, ...], source: Sharding, destination: Sharding) -> tuple[plans.Piece, ...]:
-        made = plans.plan(
-            shape, source, destination, source_ranks=self.sources, destination_ranks=self.destinations, hosts=self._hosts
-        )
-        return made.pieces
-
-
 def redistribute(
     world: World, x: Any, shape: Any, source: Sharding, destination: Sharding, *, timeout: Timeout | None = None
 ) -> Any:
@@ -614,45 +403,11 @@ def redistribute(
         return result
 
 
-def _framed(flags: bytearray) -> bytearray:
-    """With a byte in front, as there is no message without any."""
-    return bytearray(1) + flags
-
-
 def _into(outcome: list[Any], call: Any, *arguments: Any) -> None:
     try:
         outcome.append(call(*arguments))
     except BaseException as error:
         outcome.append(error)
-
-
-def _mismatch(text: str) -> NoReturn:
-    raise _core.DistMismatchError(f"reshard.Link: {text}; nothing has been made, give layouts that fit")
-
-
-def _lost(call: str, rank: int, error: BaseException, then: str) -> _core.DistPeerLostError:
-    """The loss of a peer, with its rank in the world of the link."""
-    host, pid = getattr(error, "host", None), getattr(error, "pid", None)
-    lost = _core.DistPeerLostError(f"reshard.{call}: lost rank {rank} ({host}, pid {pid}), {then}: {error}")
-    lost.code, lost.rank, lost.host, lost.pid, lost.op = "PEER_LOST", rank, host, pid, call
-    return lost
-
-
-def _wait(call: str, rank: int, work: _core.Work, deadline: float) -> bool:
-    """Whether it has ended in time."""
-    try:
-        work.wait(_left(deadline))
-    except _core.DistTimeoutError:
-        if not work.is_completed():
-            return False
-        raise
-    except (_core.DistPeerLostError, _core.DistAbortedError) as error:
-        raise _lost(call, rank, error, "which has a part of what this rank needs") from error
-    return True
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
 
 
 def _seconds(timeout: Timeout) -> float:
