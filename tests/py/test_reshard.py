@@ -283,6 +283,21 @@ def test_calls_that_are_wrong_are_refused_at_once():
         Link(world)
 
 
+def test_a_destination_that_asks_for_a_slot_it_does_not_have_is_left_out():
+    layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
+
+    def run(world):
+        with Link(world, **{"destination" if world.rank else "source": layout}) as link:
+            if world.rank:
+                link._incoming[0].ask(9)
+            else:
+                (loss,) = link.push({"w": np.zeros(4, "float32")}).lost
+                assert loss.rank == 1 and "rank 1 asks for slot 9, and has 2" in str(loss)
+            world.barrier()
+
+    in_world(2, run)
+
+
 # ---- processes: between hosts, and who dies
 
 

@@ -31,7 +31,7 @@ class Outgoing:
     def __init__(
         self, group: World, rank: int, stream: streams.Stream, slots: int, slot_memory: SlotMemory, is_delta: bool
     ) -> None:
-        self.rank, self._group, self._stream = rank, group, stream
+        self.rank, self._group, self._stream, self._slots = rank, group, stream, slots
         self._peer = 1 - group.rank
         views = [slot_memory.words_at(rank, slot) for slot in range(slots)]
         self._views = [view for view in views if view is not None]
@@ -59,18 +59,24 @@ class Outgoing:
 
     def write(self, words: dict[str, Any], version: int, deadline: float) -> int:
         """Write to the slot that the destination has named. Returns how many bytes."""
-        slot = int.from_bytes(self._go, "little")
         try:
+            slot = self._slot_asked_for()
             moved = self._write_near(words, slot) if self._views else self._write_far(words, slot, deadline)
             if self._changes is not None:
                 self._changes.note(slot)
             self._work = self._listen()
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_left(deadline))
-        except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError) as error:
+        except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError, _core.DistMismatchError) as error:
             self._group.abort(f"a push has not come to its end: {error}")  # what is left of it must not be taken for the next one
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
         return moved
+
+    def _slot_asked_for(self) -> int:
+        slot = int.from_bytes(self._go, "little")
+        if slot >= self._slots:
+            raise _core.DistMismatchError(f"reshard.push: rank {self.rank} asks for slot {slot}, and has {self._slots}")
+        return slot
 
     def _write_near(self, words: dict[str, Any], slot: int) -> int:
         if self._changes is None:
