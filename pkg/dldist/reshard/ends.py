@@ -122,7 +122,7 @@ class Incoming:
         """Say that the slot may be written to, unless that has been said."""
         if self._steps is None and self.version is None:
             self._steps = self._take(slot)
-            self._work = next(self._steps)
+            self._go_on(self._steps)
 
     def abort(self, reason: str) -> None:
         """End what there is between this rank and the source."""
@@ -134,11 +134,17 @@ class Incoming:
             assert self._work is not None
             if not _wait("receive", self.rank, self._work, deadline):
                 return False
-            try:
-                self._work = next(self._steps)
-            except StopIteration as end:
-                self.version, self._steps = end.value, None
+            self._go_on(self._steps)
         return True
+
+    def _go_on(self, steps: Generator[_core.Work, None, int]) -> None:
+        """Make the next call of the group, which may be the one that hears of its end."""
+        try:
+            self._work = next(steps)
+        except StopIteration as end:
+            self.version, self._steps = end.value, None
+        except (_core.DistPeerLostError, _core.DistAbortedError) as error:
+            raise _lost("receive", self.rank, error, "which has a part of what this rank needs") from error
 
     def _take(self, slot: int) -> Generator[_core.Work, None, int]:
         done = bytearray(8)
