@@ -218,6 +218,8 @@ static PyMethodDef core_methods[] = {
      "_convert_tensor($module, dst, src)\n--\n\n_copy_tensor that can also convert between floating-point dtypes."},
     {"_add_tensor", PY_FAST_METHOD(py_tensor_add),
      "_add_tensor($module, dst, src)\n--\n\nAdds the elements of src to those of dst."},
+    {"_digest", PY_FAST_METHOD(py_tensor_digest),
+     "_digest($module, data, keys)\n--\n\nBytes that tell contents apart; keys are as many random bytes."},
     {"_is_shared", py_window_is_shared, METH_O,
      "_is_shared($module, tensor, /)\n--\n\nWhether the tensor lies in memory that Group.empty made."},
     {"_write32", PY_FAST_METHOD(py_window_write32),

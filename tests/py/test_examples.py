@@ -106,3 +106,18 @@ def test_parameter_server():
 
 def test_parameter_server_under_a_launcher():
     check_parameter_server(launch("parameter_server.py", 2), 1)
+
+
+def check_push_weights(lines, size):
+    expected = ["pushed 5 versions"] * 3 + ["served until version 5, and every answer was of one version"] * (size - 3)
+    assert sorted(lines) == [f"rank {rank}: {text}" for rank, text in enumerate(expected)]
+
+
+@pytest.mark.deadline(90)
+def test_push_weights():
+    check_push_weights(lines_of(start("push_weights.py")), 5)
+
+
+@pytest.mark.deadline(90)
+def test_push_weights_under_a_launcher():
+    check_push_weights(launch("push_weights.py", 4), 4)

@@ -107,4 +107,7 @@ PyObject *py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_
 PyObject *py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_add(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
+/* _core._digest(data, keys): the bytes of dd_digest (tensor/digest.c). */
+PyObject *py_tensor_digest(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
 #endif

@@ -208,6 +208,8 @@ def _loaded(library: pathlib.Path) -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise CannotBuild(f"{library} cannot be loaded: {error}") from error
+    for name in ("create_default_device", "create_device"):  # as programs ask one of Gloo's backends for devices
+        setattr(module.Backend, name, staticmethod(getattr(dist.ProcessGroupGloo, name)))
     _give_sequence_numbers()
     return module
 

@@ -109,7 +109,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- who it is
 
     def getBackendName(self) -> str:
-        return self.serves_as
+        return "dldist"  # also in Gloo's place: in C++, DDP would take the group's backend for Gloo's own
 
     def _get_backend_name(self) -> str:
         return self.serves_as

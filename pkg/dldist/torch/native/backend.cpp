@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -605,8 +606,13 @@ bool isPlain(const TensorLists& lists) {
   return std::all_of(lists.begin(), lists.end(), [](const Tensors& tensors) { return isPlain(tensors); });
 }
 
+// Where the backend is in Gloo's place, c10d::Logger takes it for a c10d::ProcessGroupGloo without asking, and reads how many threads
+// there are. So these options, and the first members of Backend, lie as those of that class do.
 struct Options final : c10d::Backend::Options {
   Options(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
+
+  std::vector<std::shared_ptr<void>> devices;
+  int threads{1}; // whoever waits does the work
 };
 
 class Backend : public c10d::Backend {
@@ -615,8 +621,8 @@ class Backend : public c10d::Backend {
   Backend(const py::object& runner, std::string name, milliseconds timeout)
       : c10d::Backend(
             runner.attr("group").attr("rank").cast<int>(), runner.attr("group").attr("size").cast<int>()),
+        options_(c10::make_intrusive<Options>(name, timeout)),
         name_(std::move(name)),
-        options_(c10::make_intrusive<Options>(name_, timeout)),
         group_(py::object(runner.attr("group")).release().ptr()),
         runner_(py::object(runner).release().ptr()) {
     options_->global_ranks_in_group = runner.attr("ranks").cast<std::vector<uint64_t>>();
@@ -1058,8 +1064,9 @@ class Backend : public c10d::Backend {
     }
   }
 
-  const std::string name_;
+  const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see Options); there is nothing in it
   const intrusive_ptr<Options> options_;
+  const std::string name_;
   const Held group_;
   const Held runner_;
   std::vector<Held> methods_; // of OPERATIONS

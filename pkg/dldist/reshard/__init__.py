@@ -1,0 +1,31 @@
+"""Moves sharded arrays from M ranks to N others that need them sharded in another way, as trainers do that give weights to servers.
+
+    link = Link(world, source=Layout({"w": ((8192, 4096), "bfloat16", [Shard(0)])}, mesh=3))         # on three trainers
+    link.push({"w": my_rows})
+
+    link = Link(world, destination=Layout({"w": ((8192, 4096), "bfloat16", [Shard(1)])}, mesh=2))    # on two servers
+    link.receive()
+    torch.from_dlpack(link.arrays["w"])
+
+docs/reshard.md says what is promised. What goes from whom to whom is decided by plan(), a pure function. Links need NumPy.
+"""
+
+from dldist.reshard.layouts import ArraySpec, Layout
+from dldist.reshard.link import Link, Pushed, redistribute
+from dldist.reshard.placements import Replicate, Shard, Sharding, StridedShard
+from dldist.reshard.plans import Piece, ReshardPlan, plan
+
+__all__ = [
+    "ArraySpec",
+    "Layout",
+    "Link",
+    "Piece",
+    "Pushed",
+    "Replicate",
+    "ReshardPlan",
+    "Shard",
+    "Sharding",
+    "StridedShard",
+    "plan",
+    "redistribute",
+]

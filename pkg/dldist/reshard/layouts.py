@@ -1,0 +1,127 @@
+"""What one side of a link has: named arrays, and how each lies over the side's ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dldist import _core
+from dldist.reshard.placements import Sharding
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of a layout.
+
+    Example:
+        >>> from dldist.reshard import Layout, Shard
+        >>> Layout({"w": ((8, 4), "float32", [Shard(0)])}, mesh=2).arrays["w"].dtype
+        'float32'
+    """
+
+    shape: tuple[int, ...]
+    """Of the global array."""
+    dtype: str
+    sharding: Sharding
+
+
+class Layout:
+    """Named arrays and how they lie over a mesh of ranks.
+
+    Args:
+        arrays: By name the shape of the global array, its dtype (a name, or that of a library) and its placements, one for each axis
+            of the mesh.
+        mesh: The lengths of the mesh's axes, or one length. Its ranks are those ranks of the world that give this layout, in order.
+
+    Raises:
+        ValueError: There are no arrays, or placements do not fit a shape or the mesh.
+        TypeError: Something that is no placement is given as one.
+
+    Example:
+        >>> from dldist.reshard import Layout, Replicate, Shard
+        >>> Layout({"w": ((8, 4), "float32", [Shard(0)]), "b": ((4,), "float32", [Replicate()])}, mesh=2).local_shapes(1)
+        {'w': (4, 4), 'b': (4,)}
+    """
+
+    def __init__(self, arrays: Mapping[str, tuple[Sequence[int], Any, Sequence[Any]]], mesh: int | Sequence[int]) -> None:
+        if not arrays:
+            raise _core.DistArgumentError("Layout(): argument 'arrays' is empty")
+        self.arrays = {
+            name: ArraySpec(tuple(int(length) for length in shape), dtype_name(dtype), Sharding(mesh, placements))
+            for name, (shape, dtype, placements) in arrays.items()
+        }
+        for name, spec in self.arrays.items():
+            try:
+                spec.sharding.runs(spec.shape, 0)
+            except _core.DistArgumentError as error:
+                raise _core.DistArgumentError(f"Layout(): array {name!r}: {error}") from None
+
+    @property
+    def size(self) -> int:
+        """How many ranks the mesh has."""
+        return next(iter(self.arrays.values())).sharding.size
+
+    def local_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the local arrays of a rank.
+
+        Args:
+            rank: The number of the rank in the mesh.
+
+        Returns:
+            The shapes by name.
+
+        Example:
+            >>> from dldist.reshard import Layout, Shard
+            >>> Layout({"w": ((3,), "int8", [Shard(0)])}, mesh=2).local_shapes(1)
+            {'w': (1,)}
+        """
+        return {name: spec.sharding.local_shape(spec.shape, rank) for name, spec in self.arrays.items()}
+
+
+def dtype_name(dtype: Any) -> str:
+    """What a dtype is called here, whoever's it is."""
+    return str(getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2])
+
+
+def words_of(layout: Layout) -> dict[str, Any]:
+    """A layout as it travels: what every serializer takes."""
+    placements = {
+        name: [[type(one).__name__, getattr(one, "dim", 0), getattr(one, "split_factor", 1)] for one in spec.sharding.placements]
+        for name, spec in layout.arrays.items()
+    }
+    return {
+        "mesh": list(next(iter(layout.arrays.values())).sharding.mesh),
+        "arrays": {name: [list(spec.shape), spec.dtype, placements[name]] for name, spec in layout.arrays.items()},
+    }
+
+
+def layout_of(words: Mapping[str, Any]) -> Layout:
+    """The layout that has travelled."""
+    from dldist.reshard.placements import Replicate, Shard, StridedShard
+
+    def placement(kind: str, dim: int, split_factor: int) -> Any:
+        if kind == "StridedShard":
+            return StridedShard(dim, split_factor)
+        return Shard(dim) if kind == "Shard" else Replicate()
+
+    arrays = {
+        name: (shape, dtype, [placement(*one) for one in placements]) for name, (shape, dtype, placements) in words["arrays"].items()
+    }
+    return Layout(arrays, words["mesh"])
+
+
+def difference(one: Layout, other: Layout) -> str | None:
+    """In which array two layouts differ, placements aside: "'w' is (2, 3) of float32 and (3, 2) of float32"; None if in nothing."""
+    for name in [*one.arrays, *(name for name in other.arrays if name not in one.arrays)]:
+        if _what(one, name) != _what(other, name):
+            return f"{name!r} is {_what(one, name)} and {_what(other, name)}"
+    return None
+
+
+def _what(layout: Layout, name: str) -> str:
+    spec = layout.arrays.get(name)
+    return "not there" if spec is None else f"{spec.shape} of {spec.dtype}"

@@ -1,0 +1,126 @@
+"""Arrays as NumPy's arrays of plain words, and a destination's memory that senders of the same host write to."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from dldist.symmetric_memory import SymmetricMemory
+    from dldist.world import World
+
+_WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+ALIGNMENT = 64
+
+
+def words(x: Any) -> Any:
+    """An array of any library as a NumPy array of words that have the size of its elements: a view."""
+    import numpy
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        plain = x.detach().resolve_conj().resolve_neg()
+        size = plain.element_size()
+        by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return (plain.view(by_size[size]) if size in by_size else plain).numpy().view(_WORDS[size])
+    if isinstance(x, _core.SharedArray):
+        return shared_words(x, x.shape, x.nbytes // x.size if x.size else 1)
+    array = numpy.asarray(x)
+    return array.view(_WORDS[array.itemsize])
+
+
+def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
+    """Memory that has the buffer protocol as words, whatever its dtype."""
+    import numpy
+
+    if not math.prod(shape):
+        return numpy.empty(shape, _WORDS[itemsize])
+    return numpy.frombuffer(memoryview(memory).cast("B"), _WORDS[itemsize]).reshape(shape)
+
+
+def dtype_of(x: Any) -> str:
+    """The name of an array's dtype."""
+    from dldist.reshard.layouts import dtype_name
+
+    return dtype_name(x.dtype) if hasattr(x, "dtype") else str(_core._describe_tensor(x, False)["dtype"])
+
+
+def parts(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: int) -> Iterator[tuple[slice, ...]]:
+    """The boxes of at most `limit` bytes that a box consists of, in row-major order."""
+    dim = next((d for d, length in enumerate(shape) if length > 1), None)
+    nbytes = math.prod(shape) * itemsize
+    if dim is None or nbytes <= limit:
+        yield tuple(slice(first, first + length) for first, length in zip(start, shape))
+        return
+    step = max(limit * shape[dim] // nbytes, 1)
+    for begin in range(0, shape[dim], step):
+        moved = (*start[:dim], start[dim] + begin, *start[dim + 1 :])
+        smaller = (*shape[:dim], min(step, shape[dim] - begin), *shape[dim + 1 :])
+        yield from parts(moved, smaller, itemsize, limit)
+
+
+class Places:
+    """Where each local array of a rank begins in the memory of its dtype, in elements, and how long that memory is."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
+        self.lengths = dict.fromkeys(sorted(set(dtypes.values())), 0)
+        self.starts: dict[str, int] = {}
+        for name, shape in shapes.items():
+            self.starts[name] = self.lengths[dtypes[name]]
+            self.lengths[dtypes[name]] += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+
+
+class SlotMemory:
+    """The memory of all destinations, with a number of slots for the arrays: a shared array for each dtype. All ranks make it."""
+
+    def __init__(
+        self, world: World, dtypes: Mapping[str, str], shapes: Mapping[int, Mapping[str, tuple[int, ...]]], slots: Mapping[int, int]
+    ) -> None:
+        self._dtypes, self._shapes = dtypes, shapes
+        self._places = {rank: Places(its, dtypes) for rank, its in shapes.items()}
+        self.itemsizes = {dtype: _core._describe_tensor(world.empty(1, dtype), False)["itemsize"] for dtype in set(dtypes.values())}
+        self._own: dict[str, _core.SharedArray] = {}
+        self._windows: dict[str, SymmetricMemory] = {}
+        for dtype in sorted(self.itemsizes):
+            length = slots.get(world.rank, 0) * (self._places[world.rank].lengths[dtype] if world.rank in shapes else 0)
+            if length:
+                self._own[dtype] = world.empty(length, dtype)
+            self._windows[dtype] = world.rendezvous(self._own.get(dtype))
+        self._world, self._slots = world, slots
+
+    def array(self, name: str, slot: int) -> _core.SharedArray:
+        """A local array of this rank."""
+        rank, dtype = self._world.rank, self._dtypes[name]
+        shape = self._shapes[rank][name]
+        if not math.prod(shape):
+            return self._world.empty(shape, dtype)
+        return self._own[dtype].part(self._start(rank, name, slot), shape)
+
+    def words_at(self, rank: int, slot: int) -> dict[str, Any] | None:
+        """The local arrays of a rank as words; None if this rank does not reach them as memory."""
+        views: dict[str, Any] = {}
+        whole: dict[str, Any] = {}
+        for name, shape in self._shapes[rank].items():
+            dtype, size = self._dtypes[name], math.prod(shape)
+            itemsize = self.itemsizes[dtype]
+            if not size:
+                views[name] = shared_words(None, shape, itemsize)
+                continue
+            if dtype not in whole:
+                length = self._slots[rank] * self._places[rank].lengths[dtype]
+                if not self._windows[dtype].buffer_ptrs[rank]:
+                    return None
+                whole[dtype] = shared_words(self._windows[dtype].get_buffer(rank, [length * itemsize], "uint8"), [length], itemsize)
+            start = self._start(rank, name, slot)
+            views[name] = whole[dtype][start : start + size].reshape(shape)
+        return views
+
+    def _start(self, rank: int, name: str, slot: int) -> int:
+        places = self._places[rank]
+        return slot * places.lengths[self._dtypes[name]] + places.starts[name]

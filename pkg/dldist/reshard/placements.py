@@ -1,0 +1,224 @@
+"""How an array lies over the ranks of a mesh: placements, and which part of each dimension a rank has.
+
+The words are DTensor's. A mesh has one or more axes, and each axis has a placement: Shard(dim) cuts a dimension by torch.chunk's
+rule (uneven where it does not divide, and empty where nothing is left), Replicate() gives all ranks along the axis the same. Axes
+that cut the same dimension cut what the axes before them have left. Placements of torch.distributed.tensor are taken, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TypeAlias
+
+    Runs: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The ranks along an axis of the mesh have consecutive parts of a dimension.
+
+    Args:
+        dim: The dimension of the array; negative ones count from the end.
+
+    Example:
+        >>> from dldist.reshard import Shard
+        >>> Shard(0)
+        Shard(dim=0)
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class StridedShard:
+    """The dimension is cut into `split_factor` parts first, and each of these over the ranks: DTensor's _StridedShard.
+
+    Args:
+        dim: The dimension of the array; negative ones count from the end.
+        split_factor: How many parts there are, in each of which a rank has a share.
+
+    Example:
+        >>> from dldist.reshard import Sharding, StridedShard
+        >>> Sharding((2,), [StridedShard(0, split_factor=2)]).runs((8,), 0)   # 0, 1 and 4, 5
+        (((0, 2), (4, 2)),)
+    """
+
+    dim: int
+    split_factor: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """All ranks along an axis of the mesh have the same.
+
+    Example:
+        >>> from dldist.reshard import Replicate
+        >>> Replicate()
+        Replicate()
+    """
+
+
+if TYPE_CHECKING:
+    Placement: TypeAlias = Shard | StridedShard | Replicate
+
+
+@dataclass(frozen=True, init=False)
+class Sharding:
+    """A mesh of ranks and a placement for each of its axes. Ranks count through the mesh in row-major order.
+
+    Args:
+        mesh: The lengths of the axes: (3,) or (2, 4); a number is a mesh of one axis.
+        placements: One for each axis; those of torch.distributed.tensor are taken, too.
+
+    Raises:
+        ValueError: There is not one placement for each axis, or an axis has no ranks.
+        TypeError: Something else stands where a placement is needed, or it is one that has no parts, such as Partial.
+
+    Example:
+        >>> from dldist.reshard import Replicate, Shard, Sharding
+        >>> Sharding((2, 2), [Shard(0), Replicate()]).size
+        4
+    """
+
+    mesh: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+    def __init__(self, mesh: int | Sequence[int], placements: Sequence[Any]) -> None:
+        axes = (mesh,) if isinstance(mesh, int) else tuple(int(length) for length in mesh)
+        if not axes or min(axes) < 1:
+            raise _core.DistArgumentError(f"Sharding(): argument 'mesh' is {axes}: it needs axes of 1 rank or more")
+        if len(placements) != len(axes):
+            raise _core.DistArgumentError(
+                f"Sharding(): argument 'placements' has {len(placements)} for a mesh of {len(axes)} axes; give one for each"
+            )
+        object.__setattr__(self, "mesh", axes)
+        object.__setattr__(self, "placements", tuple(_placement_of(one) for one in placements))
+
+    @property
+    def size(self) -> int:
+        """How many ranks the mesh has."""
+        return math.prod(self.mesh)
+
+    def runs(self, shape: Sequence[int], rank: int) -> tuple[Runs, ...]:
+        """Which part of a global array a rank has.
+
+        Args:
+            shape: The shape of the global array.
+            rank: The number of the rank in the mesh.
+
+        Returns:
+            For each dimension the pieces (first index, length), in the order in which they follow each other in the local array.
+
+        Raises:
+            ValueError: A placement names a dimension that the array does not have, or the mesh has no such rank.
+
+        Example:
+            >>> from dldist.reshard import Shard, Sharding
+            >>> Sharding(3, [Shard(0)]).runs((10, 4), 2)
+            (((8, 2),), ((0, 4),))
+        """
+        runs: list[Runs] = [((0, length),) for length in shape]
+        for length, coordinate, placement in zip(self.mesh, self._coordinates(rank), self.placements):
+            if isinstance(placement, Replicate):
+                continue
+            dim = self._dim(placement, len(runs))
+            runs[dim] = _cut(runs[dim], length, coordinate, getattr(placement, "split_factor", 1))
+        return tuple(runs)
+
+    def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        """The shape of the local array of a rank.
+
+        Args:
+            shape: The shape of the global array.
+            rank: The number of the rank in the mesh.
+
+        Returns:
+            A tuple of as many lengths.
+
+        Example:
+            >>> from dldist.reshard import Shard, Sharding
+            >>> Sharding(3, [Shard(0)]).local_shape((10, 4), 2)
+            (2, 4)
+        """
+        return tuple(sum(length for _, length in runs) for runs in self.runs(shape, rank))
+
+    def _coordinates(self, rank: int) -> list[int]:
+        if not 0 <= rank < self.size:
+            raise _core.DistArgumentError(f"Sharding: there is no rank {rank} in a mesh of {self.mesh}, which has {self.size}")
+        coordinates = []
+        for length in reversed(self.mesh):
+            rank, coordinate = divmod(rank, length)
+            coordinates.append(coordinate)
+        return coordinates[::-1]
+
+    def _dim(self, placement: Shard | StridedShard, ndim: int) -> int:
+        if not -ndim <= placement.dim < ndim:
+            raise _core.DistArgumentError(f"Sharding: {placement} is for dimension {placement.dim} of an array that has {ndim}")
+        return placement.dim % ndim
+
+
+def _placement_of(one: Any) -> Placement:
+    if isinstance(one, (Shard, StridedShard, Replicate)):
+        return one
+    if hasattr(one, "split_factor") and hasattr(one, "dim"):
+        return StridedShard(int(one.dim), int(one.split_factor))
+    # torch's placements say by methods what they are.
+    if _answers_yes(one, "is_replicate"):
+        return Replicate()
+    if _answers_yes(one, "is_shard"):
+        return Shard(int(one.dim))
+    raise _core.DistTypeError(
+        f"Sharding(): argument 'placements' has {one!r}; Shard, StridedShard and Replicate can be resharded, Partial has to be reduced first"
+    )
+
+
+def _answers_yes(placement: Any, question: str) -> bool:
+    method = getattr(placement, question, None)
+    return callable(method) and bool(method())
+
+
+def chunk(length: int, count: int, index: int) -> tuple[int, int]:
+    """torch.chunk's rule: the first index and the length of part `index` of `count`."""
+    step = -(-length // count)
+    start = min(index * step, length)
+    return start, min(step, length - start)
+
+
+def _cut(runs: Runs, count: int, index: int, split_factor: int) -> Runs:
+    """The share `index` of `count` of each of `split_factor` parts."""
+    total = sum(length for _, length in runs)
+    shares: list[tuple[int, int]] = []
+    for part in range(split_factor):
+        begin, length = chunk(total, split_factor, part)
+        offset, share = chunk(length, count, index)
+        shares.extend(_slice(runs, begin + offset, share))
+    return tuple(_joined(shares))
+
+
+def _slice(runs: Runs, start: int, length: int) -> list[tuple[int, int]]:
+    """Elements `start` to `start + length` of what the runs have, one after another."""
+    found, end = [], start + length
+    for first, count in runs:
+        begin, stop = max(start, 0), min(end, count)
+        if begin < stop:
+            found.append((first + begin, stop - begin))
+        start, end = start - count, end - count
+    return found
+
+
+def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same with neighbours made into one."""
+    joined: list[tuple[int, int]] = []
+    for first, length in runs:
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((first, length))
+    return joined

@@ -1,0 +1,308 @@
+"""Which rank sends which box of its array to whom: a pure function of shapes, placements and hosts.
+
+Ranks of the source that have the same part of the array are a team. As every element is in the part of one team, the elements that
+a destination lacks are shared out within teams:
+
+- Every element that a destination rank needs and its own process does not have is sent once. Nothing can be less.
+- A team sends its elements in equal shares, cut along the longest side of a box. Where hosts are not told apart, a sender's load is
+  above its team's mean by at most one slab: the elements of a box that have one index in its longest side (two cuts of half a slab).
+- Members on the destination's host are taken before others, which may unbalance a team; what they share among them, and what is left
+  for all, is shared out by the same rule: to those with the least load first.
+
+The work and the size of a plan grow with the number of boxes, and not with that of elements.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
+
+    from dldist.reshard.placements import Sharding
+
+    Range: TypeAlias = tuple[int, int, int]  # the first index in the source's array, that in the destination's, the length
+
+CACHE_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box that one rank has and another needs, in both of their local arrays.
+
+    Example:
+        >>> from dldist.reshard import Shard, Sharding, plan
+        >>> plan((4,), Sharding(1, [Shard(0)]), Sharding(2, [Shard(0)])).pieces[1]
+        Piece(source=0, destination=2, source_start=(2,), destination_start=(0,), shape=(2,))
+    """
+
+    source: int
+    destination: int
+    source_start: tuple[int, ...]
+    destination_start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def source_box(self) -> tuple[slice, ...]:
+        """The index of the box in the source's local array."""
+        return box(self.source_start, self.shape)
+
+    @property
+    def destination_box(self) -> tuple[slice, ...]:
+        """The index of the box in the destination's local array."""
+        return box(self.destination_start, self.shape)
+
+
+def box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """The index of a box in an array."""
+    return tuple(slice(first, first + length) for first, length in zip(start, shape))
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """What plan() gives: the pieces that fill the destinations' arrays, each element once.
+
+    Example:
+        >>> from dldist.reshard import Replicate, Shard, Sharding, plan
+        >>> plan((6,), Sharding(3, [Shard(0)]), Sharding(2, [Replicate()])).sent_by(0)
+        4
+    """
+
+    pieces: tuple[Piece, ...]
+    """Of one destination after another. The ranks are those that plan() was told."""
+
+    def between(self, source: int, destination: int) -> list[Piece]:
+        """What one rank sends another; what a rank copies itself where both are the same.
+
+        Args:
+            source: Who has it.
+            destination: Who needs it.
+
+        Returns:
+            The pieces, in an order that both know.
+        """
+        return [piece for piece in self.pieces if (piece.source, piece.destination) == (source, destination)]
+
+    def sent_by(self, rank: int) -> int:
+        """How many elements a rank sends to others.
+
+        Args:
+            rank: The rank of the source.
+
+        Returns:
+            Their number, without what the rank copies itself.
+        """
+        return sum(piece.size for piece in self.pieces if piece.source == rank != piece.destination)
+
+    @property
+    def moved(self) -> int:
+        """How many elements are sent from one rank to another."""
+        return sum(piece.size for piece in self.pieces if piece.source != piece.destination)
+
+
+def plan(
+    shape: Sequence[int],
+    source: Sharding,
+    destination: Sharding,
+    *,
+    source_ranks: Sequence[int] | None = None,
+    destination_ranks: Sequence[int] | None = None,
+    hosts: Mapping[int, Hashable] | None = None,
+) -> ReshardPlan:
+    """Which rank sends which box to whom, so that an array that lies one way comes to lie another way.
+
+    Plans are kept: the same question is answered at once.
+
+    Args:
+        shape: The shape of the global array.
+        source: How it lies.
+        destination: How it shall lie.
+        source_ranks: What the ranks of the source's mesh are called; from 0 on unless given.
+        destination_ranks: What those of the destination are called; numbers after the source's unless given. A rank that is in
+            both is one process, and sends itself nothing.
+        hosts: On which host a rank is, for those that are to be told apart; all are on one host unless given.
+
+    Returns:
+        A ReshardPlan.
+
+    Raises:
+        ValueError: There is not one rank for each place of a mesh, a rank is there twice, or a placement does not fit the shape.
+
+    Example:
+        >>> from dldist.reshard import Shard, Sharding, plan
+        >>> plan((4, 6), Sharding(2, [Shard(0)]), Sharding(3, [Shard(1)])).moved
+        24
+    """
+    first = range(source.size) if source_ranks is None else source_ranks
+    start = max(first, default=-1) + 1
+    second = range(start, start + destination.size) if destination_ranks is None else destination_ranks
+    sources, destinations = _check_ranks("source", first, source), _check_ranks("destination", second, destination)
+    known = hosts or {}
+    places = tuple(known.get(rank) for rank in (*sources, *destinations))
+    return _plan(tuple(int(length) for length in shape), source, destination, sources, destinations, places)
+
+
+def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
+    ranks = tuple(int(rank) for rank in ranks)
+    if len(ranks) != sharding.size or len(set(ranks)) != len(ranks):
+        raise _core.DistArgumentError(
+            f"plan(): argument '{side}_ranks' is {ranks} for a mesh of {sharding.mesh}; give {sharding.size} different ranks"
+        )
+    return ranks
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _plan(
+    shape: tuple[int, ...],
+    source: Sharding,
+    destination: Sharding,
+    source_ranks: tuple[int, ...],
+    destination_ranks: tuple[int, ...],
+    places: tuple[Hashable, ...],
+) -> ReshardPlan:
+    hosts = dict(zip((*source_ranks, *destination_ranks), places))
+    parts = _Parts(shape, source, source_ranks)
+    pieces: list[Piece] = []
+    wanted: dict[tuple[int, ...], list[Piece]] = defaultdict(list)  # what a team, which its first member stands for, has to send
+    for number, rank in enumerate(destination_ranks):
+        for team, piece in parts.that_fill(rank, destination.runs(shape, number)):
+            if rank in team:
+                pieces.append(_of(rank, piece))
+            else:
+                wanted[team].append(piece)
+    for team, asked in wanted.items():
+        pieces.extend(_shared_out(team, asked, hosts))
+    pieces.sort(key=lambda piece: (piece.destination, piece.destination_start))
+    return ReshardPlan(tuple(pieces))
+
+
+class _Parts:
+    """Who has what of the global array."""
+
+    def __init__(self, shape: tuple[int, ...], sharding: Sharding, ranks: tuple[int, ...]) -> None:
+        teams: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._numbers: list[dict[object, int]] = [{} for _ in shape]  # of the different parts of each dimension
+        for number, rank in enumerate(ranks):
+            runs = sharding.runs(shape, number)
+            teams[tuple(known.setdefault(part, len(known)) for known, part in zip(self._numbers, runs))].append(rank)
+        self._teams = {parts: tuple(team) for parts, team in teams.items()}
+        self._runs = [sorted(_placed(known)) for known in self._numbers]
+
+    def that_fill(self, rank: int, wanted: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
+        """The boxes that make up the wanted ones, and the team that has each."""
+        ways = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(wanted)]
+        for choice in product(*ways):
+            team = self._teams[tuple(part for part, _ in choice)]
+            at, to, lengths = zip(*(where for _, where in choice)) if choice else ((), (), ())
+            yield team, Piece(team[0], rank, at, to, lengths)
+
+    def _overlaps(self, dim: int, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Range]]:
+        runs, offset = self._runs[dim], 0
+        for first, length in wanted:
+            index = bisect_right(runs, first, key=lambda run: run[0]) - 1
+            while length and index < len(runs) and runs[index][0] < first + length:
+                start, count, local, part = runs[index]
+                begin, end = max(first, start), min(first + length, start + count)
+                if begin < end:
+                    yield part, (local + begin - start, offset + begin - first, end - begin)
+                index += 1
+            offset += length
+
+
+def _placed(parts: Mapping[object, int]) -> Iterator[tuple[int, int, int, int]]:
+    """Each run of a dimension: first index, length, its place in the local array, the number of the part."""
+    for runs, number in parts.items():
+        local = 0
+        for first, length in runs:  # type: ignore[attr-defined]
+            if length:
+                yield first, length, local, number
+            local += length
+
+
+def _shared_out(team: tuple[int, ...], asked: list[Piece], hosts: Mapping[int, Hashable]) -> list[Piece]:
+    """The boxes, cut and given to the members of a team that has them all."""
+    loads = dict.fromkeys(team, 0)
+    near: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
+    for piece in asked:
+        neighbours = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
+        near[neighbours or team].append(piece)
+    given: list[Piece] = []
+    for members in sorted(near, key=len):  # whoever has the least choice chooses first
+        given.extend(_poured(near[members], members, loads))
+    return given
+
+
+def _poured(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
+    """The boxes one after another, given to the members up to the load that all of them shall have in the end."""
+    ends = _fair_ends(sum(piece.size for piece in pieces), members, loads)
+    done, index = 0, 0
+    for piece in pieces:
+        begin = done
+        rest: Piece | None = piece
+        done += piece.size
+        while rest is not None and index < len(ends) - 1 and ends[index][1] < done:
+            head, rest = _cut(rest, ends[index][1] - begin)
+            index += 1
+            if head is not None:
+                begin += head.size
+                yield _taken(head, ends[index - 1][0], loads)
+        if rest is not None:
+            yield _taken(rest, ends[index][0], loads)
+
+
+def _fair_ends(total: int, members: tuple[int, ...], loads: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Up to which of `total` elements each member sends them, so that the highest load is as low as it can be."""
+    order = sorted(members, key=lambda rank: loads[rank])
+    count, level = len(order), 0
+    while count:
+        level = -(-(total + sum(loads[rank] for rank in order[:count])) // count)
+        if loads[order[count - 1]] <= level:
+            break
+        count -= 1
+    ends, end = [], 0
+    for rank in order[:count]:
+        end = min(end + level - loads[rank], total)
+        ends.append((rank, end))
+    return ends
+
+
+def _cut(piece: Piece, size: int) -> tuple[Piece | None, Piece | None]:
+    """Two boxes, the first of about `size` elements."""
+    dim = max(range(len(piece.shape)), key=lambda d: piece.shape[d], default=None)
+    if dim is None:
+        return (None, piece) if size <= 0 else (piece, None)
+    length = piece.shape[dim]
+    slab = piece.size // length
+    at = min(max((2 * size + slab) // (2 * slab), 0), length)
+    return _part(piece, dim, 0, at), _part(piece, dim, at, length)
+
+
+def _part(piece: Piece, dim: int, start: int, stop: int) -> Piece | None:
+    if start == stop:
+        return None
+    moved = [tuple(first + start * (d == dim) for d, first in enumerate(where)) for where in (piece.source_start, piece.destination_start)]
+    shape = tuple(stop - start if d == dim else length for d, length in enumerate(piece.shape))
+    return Piece(piece.source, piece.destination, moved[0], moved[1], shape)
+
+
+def _taken(piece: Piece, rank: int, loads: dict[int, int]) -> Piece:
+    loads[rank] += piece.size
+    return _of(rank, piece)
+
+
+def _of(rank: int, piece: Piece) -> Piece:
+    return Piece(rank, piece.destination, piece.source_start, piece.destination_start, piece.shape)

@@ -1,0 +1,169 @@
+"""What goes from one source to one destination: the boxes of all arrays, cut into blocks, by memory or by messages.
+
+Both sides cut the same way, so that nothing but the blocks themselves has to be sent, and a byte for each that says whether it comes.
+Between hosts blocks travel in parcels, so that many small arrays need few messages.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from dldist import _core
+from dldist.reshard.memory import parts
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from dldist.reshard.plans import Piece
+
+DELTA_BLOCK_NBYTES = 64 << 10
+BLOCK_NBYTES = 4 << 20
+PARCEL_NBYTES = 8 << 20
+
+
+class Block:
+    """A box of an array on both sides."""
+
+    __slots__ = ("name", "source", "destination", "nbytes")
+
+    def __init__(self, name: str, source: tuple[slice, ...], destination: tuple[slice, ...], nbytes: int) -> None:
+        self.name, self.source, self.destination, self.nbytes = name, source, destination, nbytes
+
+
+class Stream:
+    """The blocks that one rank has for another.
+
+    Args:
+        pieces: By name what the source has for the destination.
+        itemsizes: By name the size of an element.
+        limit: How many bytes a block may have.
+    """
+
+    def __init__(self, pieces: Mapping[str, Sequence[Piece]], itemsizes: Mapping[str, int], limit: int) -> None:
+        self.pieces = pieces
+        self.nbytes = sum(piece.size * itemsizes[name] for name, its in pieces.items() for piece in its)
+        self._itemsizes, self._limit = itemsizes, limit
+        self._blocks: list[Block] | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        if self._blocks is None:
+            self._blocks = [block for name, pieces in self.pieces.items() for piece in pieces for block in self._cut(name, piece)]
+        return self._blocks
+
+    def _cut(self, name: str, piece: Piece) -> Iterator[Block]:
+        size = self._itemsizes[name]
+        sources = parts(piece.source_start, piece.shape, size, self._limit)
+        destinations = parts(piece.destination_start, piece.shape, size, self._limit)
+        for source, destination in zip(sources, destinations):
+            nbytes = size
+            for one in source:
+                nbytes *= one.stop - one.start
+            yield Block(name, source, destination, nbytes)
+
+    def copy(self, sources: Mapping[str, Any], destinations: Mapping[str, Any]) -> int:
+        """Copy whole boxes; returns how many bytes that were."""
+        for name, pieces in self.pieces.items():
+            for piece in pieces:
+                copy_box(destinations[name], piece.destination_box, sources[name], piece.source_box)
+        return self.nbytes
+
+    def copy_blocks(self, sources: Mapping[str, Any], destinations: Mapping[str, Any], chosen: bytearray) -> int:
+        """Copy the chosen blocks; returns how many bytes they have."""
+        moved = 0
+        for block, is_chosen in zip(self.blocks, chosen):
+            if is_chosen:
+                copy_box(destinations[block.name], block.destination, sources[block.name], block.source)
+                moved += block.nbytes
+        return moved
+
+    def parcels(self, chosen: bytearray) -> Iterator[list[Block]]:
+        """The chosen blocks, as they travel together."""
+        parcel: list[Block] = []
+        nbytes = 0
+        for block, is_chosen in zip(self.blocks, chosen):
+            if not is_chosen:
+                continue
+            if parcel and nbytes + block.nbytes > PARCEL_NBYTES:
+                yield parcel
+                parcel, nbytes = [], 0
+            parcel.append(block)
+            nbytes += block.nbytes
+        if parcel:
+            yield parcel
+
+    @property
+    def parcel_nbytes(self) -> int:
+        """How much the largest parcel has."""
+        return max((sum(block.nbytes for block in parcel) for parcel in self.parcels(bytearray(b"\1" * len(self.blocks)))), default=0)
+
+
+def view(array: Any, box: tuple[slice, ...]) -> Any:
+    """A part of an array; an array, too, where it has no dimensions."""
+    return array[(*box, ...)]
+
+
+def copy_box(destination: Any, destination_box: tuple[slice, ...], source: Any, source_box: tuple[slice, ...]) -> None:
+    """Copy a box of words; large ones without the GIL."""
+    to, what = view(destination, destination_box), view(source, source_box)
+    if to.size and to.itemsize <= 8 and to.flags.c_contiguous and what.flags.c_contiguous:
+        _core._copy_tensor(to, what)
+    else:
+        to[...] = what
+
+
+def pack(parcel: Sequence[Block], sources: Mapping[str, Any], staging: Any) -> Any:
+    """Put the blocks into memory one after another; returns the part of the memory that they take."""
+    at = 0
+    for block in parcel:
+        values = view(sources[block.name], block.source)
+        staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)[...] = values
+        at += block.nbytes
+    return staging[:at]
+
+
+def unpack(parcel: Sequence[Block], staging: Any, destinations: Mapping[str, Any]) -> None:
+    """Take the blocks out again."""
+    at = 0
+    for block in parcel:
+        values = view(destinations[block.name], block.destination)
+        values[...] = staging[at : at + block.nbytes].view(values.dtype).reshape(values.shape)
+        at += block.nbytes
+
+
+@cache
+def _keys() -> bytes:
+    """Random for each process, and told to nobody: digests never leave the process."""
+    return os.urandom(DELTA_BLOCK_NBYTES)
+
+
+class Changes:
+    """Which blocks have changed since they were last written to a slot.
+
+    Digests have 128 bits, and miss a change of a block with a probability of 2^-64 at most: csrc/kernels/digest.h.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[bytes]] = {}
+        self._new: list[bytes] = []
+
+    def choose(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
+        """The blocks that have to be written, a byte each. Until note() says that they are, nothing is known of the slot."""
+        import numpy
+
+        keys = _keys()
+        self._new = [
+            _core._digest(numpy.ascontiguousarray(view(sources[block.name], block.source)).reshape(-1).view("u1"), keys)
+            for block in stream.blocks
+        ]
+        old = self._known.pop(slot, None)
+        if old is None:
+            return bytearray(b"\1" * len(self._new))
+        return bytearray(new != before for new, before in zip(self._new, old))
+
+    def note(self, slot: int) -> None:
+        """What choose() has looked at is in the slot."""
+        self._known[slot] = self._new

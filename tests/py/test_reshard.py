@@ -1,0 +1,359 @@
+"""Links of dldist.reshard: what arrives, in which libraries, when it is seen, and who fails."""
+
+import threading
+
+import dldist
+import netns
+import pytest
+from dldist.reshard import Layout, Link, Replicate, Shard, Sharding, redistribute
+from test_reshard_plan import oracle_local, random_sharding
+from thread_ranks import error_of, on_threads
+
+np = pytest.importorskip("numpy", reason="NumPy is not installed")
+import random  # noqa: E402
+
+import reshard_workers as workers  # noqa: E402
+
+SIZE = workers.SOURCES + workers.DESTINATIONS
+
+
+def in_world(size, call):
+    store = dldist.HashStore()
+
+    def run(rank):
+        with dldist.World(store, rank, size, timeout=10) as world:
+            return call(world)
+
+    return on_threads(size, run)
+
+
+# ---- what arrives
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_give_numpys_parts(seed):
+    rng = random.Random(seed)
+    dtypes = ["float32", "int8", "float16", "complex128", "bool", "int64"]
+    shapes = {f"a{i}": tuple(rng.choice([0, 1, 3, 6, 8]) for _ in range(rng.randint(0, 3))) for i in range(6)}
+    values = {name: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtypes[i]) for i, (name, shape) in enumerate(shapes.items())}
+    sides = [random_sides(rng, shapes, mesh) for mesh in ((rng.choice([(2,), (3,), (2, 2)])), rng.choice([(1,), (2,), (3,)]))]
+    layouts = [
+        Layout({name: (shapes[name], values[name].dtype, its) for name, its in side[1].items()}, side[0]) for side in sides
+    ]
+    sources = layouts[0].size
+
+    def run(world):
+        number = world.rank if world.rank < sources else world.rank - sources
+        side = 0 if world.rank < sources else 1
+        own = {name: oracle_local(value, layouts[side].arrays[name].sharding, number) for name, value in values.items()}
+        with Link(world, **{("source", "destination")[side]: layouts[side]}, delta=seed % 2 == 1) as link:
+            for _ in range(3):
+                if side == 0:
+                    link.push(own)
+                else:
+                    link.receive()
+                    for name, part in own.items():
+                        got = np.asarray(link.arrays[name])
+                        assert got.dtype == part.dtype and got.shape == part.shape and (got == part).all(), (seed, name)
+            world.barrier()
+
+    in_world(sources + layouts[1].size, run)
+
+
+def random_sides(rng, shapes, mesh):
+    placements = {}
+    for name, shape in shapes.items():
+        while True:
+            made = random_sharding(rng, len(shape))
+            if len(made.mesh) == len(mesh):
+                break
+        placements[name] = made.placements
+    return mesh, placements
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_redistribute_returns_arrays_of_the_library(library):
+    module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
+    whole = np.arange(30, dtype="float32").reshape(5, 6)
+
+    def run(world):
+        x = module.asarray(whole[2 * world.rank : 2 * world.rank + 2])
+        y = redistribute(world, x, (5, 6), Sharding(3, [Shard(0)]), Sharding(3, [Shard(1)]))
+        assert type(y) is type(x)
+        assert (np.asarray(y) == whole[:, 2 * world.rank : 2 * world.rank + 2]).all()
+
+    in_world(3, run)
+
+
+def test_bfloat16_of_torch():
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(16).to(torch.bfloat16).reshape(4, 4)
+    layout = Layout({"w": ((4, 4), torch.bfloat16, [Shard(0)])}, 1)
+    columns = Layout({"w": ((4, 4), torch.bfloat16, [Shard(1)])}, 2)
+
+    def run(world):
+        if world.rank == 0:
+            with Link(world, source=layout) as link:
+                link.push({"w": whole})
+                world.barrier()
+            return
+        with Link(world, destination=columns) as link:
+            link.receive()
+            got = torch.from_dlpack(link.arrays["w"])
+            assert got.dtype == torch.bfloat16 and got.equal(whole[:, 2 * world.rank - 2 : 2 * world.rank])
+            world.barrier()
+
+    in_world(3, run)
+
+
+# ---- when it is seen
+
+
+def test_the_old_version_is_seen_until_the_flip_and_the_next_push_waits():
+    layout = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
+    received = threading.Event()
+
+    def run(world):
+        if world.rank == 0:
+            with Link(world, source=layout) as link:
+                link.push({"w": np.full(4, 1, "int32")}, version=10)
+                link.push({"w": np.full(4, 2, "int32")}, version=11)
+                assert received.wait(10)
+                late = error_of(link.push, {"w": np.full(4, 3, "int32")}, version=12, timeout=0.2)
+                assert isinstance(late, dldist.DistTimeoutError) and "rank 1 (" in str(late) and "pid" in str(late)
+                world.barrier()
+            return
+        with Link(world, destination=layout) as link:
+            assert link.receive() == 10
+            old = np.asarray(link.arrays["w"])
+            assert link.receive(flip=False) == 11
+            assert link.version == 10 and old.tolist() == [1] * 4 and np.asarray(link.arrays["w"]).tolist() == [1] * 4
+            assert link.flip() == 11 and np.asarray(link.arrays["w"]).tolist() == [2] * 4
+            assert old.tolist() == [1] * 4
+            received.set()
+            world.barrier()
+
+    in_world(2, run)
+
+
+def test_a_receiver_goes_on_after_a_time_out():
+    layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 1)
+    asked = threading.Event()
+
+    def run(world):
+        if world.rank == 0:
+            with Link(world, source=layout) as link:
+                assert asked.wait(10)
+                link.push({"w": np.arange(4, dtype="int32")})
+                world.barrier()
+            return
+        with Link(world, destination=layout, in_place=True) as link:
+            late = error_of(link.receive, timeout=0.1)
+            assert isinstance(late, dldist.DistTimeoutError) and "rank 0 (" in str(late)
+            asked.set()
+            assert link.receive() == 1 and np.asarray(link.arrays["w"]).tolist() == [0, 1, 2, 3]
+            world.barrier()
+
+    in_world(2, run)
+
+
+def test_a_version_that_one_source_has_not_given_is_made_up_for_by_the_next():
+    layout = Layout({"w": ((2,), "int32", [Shard(0)])}, 2)
+    whole = Layout({"w": ((2,), "int32", [Replicate()])}, 1)
+    skipped = threading.Event()
+
+    def run(world):
+        if world.rank < 2:
+            with Link(world, source=layout) as link:
+                if world.rank == 0:
+                    link.push({"w": np.full(1, 5, "int32")}, version=5)  # rank 1 leaves this one out
+                    skipped.set()
+                assert skipped.wait(10)
+                link.push({"w": np.full(1, 6, "int32")}, version=6)
+                world.barrier()
+            return
+        with Link(world, destination=whole) as link:
+            assert link.receive() == 6
+            assert np.asarray(link.arrays["w"]).tolist() == [6, 6]
+            world.barrier()
+
+    in_world(3, run)
+
+
+# ---- deltas
+
+
+def test_only_changed_blocks_are_written_to_a_slot():
+    rows = 64
+    layout = Layout({"w": ((rows, 16384), "uint8", [Shard(0)])}, 1)
+
+    def run(world):
+        if world.rank == 0:
+            moved, x = [], np.zeros((rows, 16384), "uint8")
+            with Link(world, source=layout, delta=True) as link:
+                for change in (None, None, None, 7, None, None):
+                    if change is not None:
+                        x[change, change] += 1
+                    moved.append(link.push({"w": x}).nbytes)
+                world.barrier()
+            return moved
+        with Link(world, destination=layout) as link:
+            for _ in range(6):
+                link.receive()
+            assert np.asarray(link.arrays["w"])[7, 7] == 1 and np.asarray(link.arrays["w"]).sum() == 1
+            world.barrier()
+
+    whole, block = rows * 16384, 64 << 10
+    # Both slots are filled once, and both lack the change.
+    assert in_world(2, run)[0] == [whole, whole, 0, block, block, 0]
+
+
+def test_digests_tell_every_bit_and_every_swap():
+    keys = bytes(random.Random(1).randbytes(4096))
+    data = np.frombuffer(random.Random(2).randbytes(1001), "u1").copy()
+    seen = {dldist._core._digest(data, keys)}
+    for bit in range(0, 8008, 7):
+        data[bit // 8] ^= 1 << bit % 8
+        seen.add(dldist._core._digest(data, keys))
+        data[bit // 8] ^= 1 << bit % 8
+    swapped = data.copy()
+    swapped[:8], swapped[8:16] = data[8:16], data[:8]
+    seen.add(dldist._core._digest(swapped, keys))
+    assert len(seen) == 1146
+    assert dldist._core._digest(data, keys) == expected_digest(data.tobytes(), keys)
+    with pytest.raises(ValueError, match="as long as"):
+        dldist._core._digest(data, keys[:1000])
+
+
+def expected_digest(data, keys):
+    data += bytes(-len(data) % 16)
+    words, key_words = np.frombuffer(data, "<u8").tolist(), np.frombuffer(keys, "<u8").tolist()
+    added = [(a + b) % 2**64 for a, b in zip(words, key_words)]
+    return (sum(a * b for a, b in zip(added[::2], added[1::2])) % 2**128).to_bytes(16, "little")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("other, text", [
+    ({"w": ((4, 3), "float32", [Shard(0)])}, "'w' is (4, 2) of float32 and (4, 3) of float32"),
+    ({"w": ((4, 2), "int32", [Shard(0)])}, "'w' is (4, 2) of float32 and (4, 2) of int32"),
+    ({"v": ((4, 2), "float32", [Shard(0)])}, "'w' is (4, 2) of float32 and not there"),
+])  # fmt: skip
+def test_layouts_that_do_not_fit_are_errors_on_both_sides(other, text):
+    sides = [{"source": Layout({"w": ((4, 2), "float32", [Shard(0)])}, 1)}, {"destination": Layout(other, 1)}]
+    for error in in_world(2, lambda world: error_of(Link, world, **sides[world.rank])):
+        assert isinstance(error, dldist.DistMismatchError) and text in str(error)
+        assert "source (ranks [0])" in str(error) and "destination (ranks [1])" in str(error)
+
+
+def test_a_side_that_is_not_of_one_mind_or_not_complete_is_an_error_everywhere():
+    sides = [[Shard(0)], [Shard(1)], [Shard(0)]]
+
+    def differ(world):
+        return error_of(Link, world, source=Layout({"w": ((4, 2), "int8", sides[world.rank])}, 3))
+
+    def lack(world):
+        return error_of(Link, world, source=Layout({"w": ((4, 2), "int8", [Shard(0)])}, 4))
+
+    assert {str(error) for error in in_world(3, differ)} == {
+        "reshard.Link: ranks 0 and 1 are of one source, and give different layouts: placements or meshes differ; "
+        "nothing has been made, give layouts that fit"
+    }
+    assert all("of 4 ranks, and 3 ranks give it: [0, 1, 2]" in str(error) for error in in_world(3, lack))
+
+
+def test_calls_that_are_wrong_are_refused_at_once():
+    layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
+    with dldist.World() as world, Link(world, source=layout) as link:
+        for arrays, text in (
+            ({}, "differ in 'w'"),
+            ({"w": np.zeros(3, "float32")}, r"'w' is \(3,\) of float32, and by the layout this rank's part is \(4,\) of float32"),
+            ({"w": np.zeros(4, "int32")}, "of int32"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                link.push(arrays)
+        assert link.push({"w": np.zeros(4, "float32")}, version=3).version == 3
+        with pytest.raises(ValueError, match="is 3, and 3 has been pushed"):
+            link.push({"w": np.zeros(4, "float32")}, version=3)
+        with pytest.raises(ValueError, match="call exchange"):
+            link.receive()
+    with dldist.World() as world, pytest.raises(ValueError, match="'source' or 'destination'"):
+        Link(world)
+
+
+def test_a_destination_that_asks_for_a_slot_it_does_not_have_is_left_out():
+    layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
+
+    def run(world):
+        with Link(world, **{"destination" if world.rank else "source": layout}) as link:
+            if world.rank:
+                link._incoming[0].ask(9)
+            else:
+                (loss,) = link.push({"w": np.zeros(4, "float32")}).lost
+                assert loss.rank == 1 and "rank 1 asks for slot 9, and has 2" in str(loss)
+            world.barrier()
+
+    in_world(2, run)
+
+
+# ---- processes: between hosts, and who dies
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
+@pytest.mark.parametrize("places", [(0, 0, 0, 1, 1), (0, 1, 0, 0, 1)])
+def test_between_hosts(procs, places, delta):
+    with netns.Hosts(2) as hosts:
+        address = hosts.address(places[0])
+        children = [
+            hosts.start(procs, place, workers.push_often, rank, SIZE, address, delta) for rank, place in enumerate(places)
+        ]
+        moved = results_of(children)[: workers.SOURCES]
+        procs.close()
+    assert all(one[0] == one[1] > 0 for one in moved)
+    # Slot 0 has version 3 after 1, and slot 1 has 4 after 2, which is the same.
+    assert all(one[3] == (0 if delta else one[0]) for one in moved)
+
+
+def results_of(children):
+    port = children[0].recv()
+    for child in children:
+        child.send(port)
+    return [child.result(40) for child in children]
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("victim", [1, 4])
+def test_who_dies_is_named_and_the_others_go_on(procs, victim):
+    children = [procs.start(workers.lose, rank, SIZE, victim) for rank in range(SIZE)]
+    port = children[0].recv()
+    for child in children:
+        child.send(port)
+    assert [child.recv(40) for child in children] == ["ready"] * SIZE
+    children[victim].kill()
+    rest = [child for rank, child in enumerate(children) if rank != victim]
+    for child in rest:
+        child.send("go")
+    outcomes = {child: child.recv(40) for child in rest}
+    for child, outcome in outcomes.items():
+        check_outcome(outcome, children.index(child), victim, children[victim].pid)
+        child.send("end")
+        child.result(20)
+
+
+def check_outcome(outcome, rank, victim, pid):
+    """Of versions 2 and 3: what receive() raised, or the losses of push()."""
+    if rank < workers.SOURCES and victim < workers.SOURCES:
+        # No destination can go on, and each says why.
+        assert {(one["rank"], f"lost rank {victim} (" in one["text"]) for one in outcome[-1]} == {(3, True), (4, True)}
+        return
+    if rank >= workers.SOURCES and victim >= workers.SOURCES:
+        assert outcome == [None, None]
+        return
+    for one in outcome:
+        (loss,) = one if rank < workers.SOURCES else [one]
+        assert (loss["rank"], loss["pid"], loss["kind"]) == (victim, pid, "DistPeerLostError")
+        assert f"lost rank {victim} (" in loss["text"] and loss["host"]
