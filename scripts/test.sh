@@ -18,6 +18,7 @@ patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 
 if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
     echo "== installing PyTorch, JAX, mypy and basedpyright"
     patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright
+    "$venv/bin/python" -m dldist.torch --build
 fi
 
 echo "== testing: thousands of tests, most of them with processes of their own; about ten minutes on two cores"

@@ -5,7 +5,9 @@ No pytest here: the children start sooner.
 
 import collections
 import datetime
+import json
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -705,6 +707,37 @@ def settings(rank, size):
     assert not group._has_hooks() and (IS_IN_CPP or int(group.get_error()) == 0)  # a method of groups only in torch 2.14
     with raises(TypeError, "world_of"):
         dldist.torch.world_of("group")
+
+
+def hooks_on_completion(rank, size):
+    if not IS_IN_CPP:
+        return  # torch has them for backends in C++ alone
+    group = dist.new_group()
+    told = []
+    group._register_on_completion_hook(told.append)
+    assert group._has_hooks()
+    dist.all_reduce(of(rank, 2), group=group)
+    dist.barrier(group=group, async_op=True).wait()
+    group._wait_for_pending_works()
+    assert [int(info.op_type) for info in told] == [1, 15] and [info.seq for info in told] == [1, 2], told
+    assert all(info.active_duration >= datetime.timedelta(0) for info in told)
+    with raises(RuntimeError, "has a hook already"):
+        group._register_on_completion_hook(told.append)
+    dist.destroy_process_group(group)
+
+
+def torchs_dumps_have_the_calls(rank, size):
+    x = of(rank, 3)
+    dist.all_reduce(x)
+    last = pickle.loads(c10d._dump_fr_trace())["entries"][-1]
+    assert last["profiling_name"].endswith(":all_reduce") and last["input_sizes"] == [[3]] and last["state"] == "completed", last
+    assert "torchs_dumps_have_the_calls" in str(last["frames"])
+    gloo = dist.new_group(backend="gloo")
+    dist.all_reduce(x, group=gloo)
+    dist.barrier()
+    names = [entry["profiling_name"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"]]
+    assert [name.partition(":")[2] for name in names[-2:]] == ["all_reduce", "barrier"], names
+    dist.destroy_process_group(gloo)
 
 
 # ---- what is built on it

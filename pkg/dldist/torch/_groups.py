@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dldist.torch import _native
+from dldist.torch import _native, _recorder
 from dldist.torch._compiler import not_compiled
 from dldist.torch._runner import Runner
 
@@ -59,6 +59,7 @@ def is_in_place_of_gloo(thing: Any) -> bool:
 
 
 def _over(runner: Runner, device_type: str = "cpu", backend: str = "dldist") -> Any:
+    _recorder.add_to_torchs_dumps()
     native = _native.load()
     if native is not None:
         return native.Backend(runner, backend, runner.group.timeout)

@@ -22,6 +22,7 @@ from dldist.torch._store import TorchStore
 from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
 from dldist.world import call_all
 
+
 class CpuBackend(FromTorch, ProcessGroupGloo):
     """The backend for tensors in CPU memory. `group` is the World behind it."""
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -608,8 +609,8 @@ bool isPlain(const TensorLists& lists) {
 
 // Where the backend is in Gloo's place, c10d::Logger takes it for a c10d::ProcessGroupGloo without asking, and reads how many threads
 // there are. So these options, and the first members of Backend, lie as those of that class do.
-struct Options final : c10d::Backend::Options {
-  Options(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
+struct OwnOptions final : c10d::Backend::Options {
+  OwnOptions(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
 
   std::vector<std::shared_ptr<void>> devices;
   int threads{1}; // whoever waits does the work
@@ -621,7 +622,7 @@ class Backend : public c10d::Backend {
   Backend(const py::object& runner, std::string name, milliseconds timeout)
       : c10d::Backend(
             runner.attr("group").attr("rank").cast<int>(), runner.attr("group").attr("size").cast<int>()),
-        options_(c10::make_intrusive<Options>(name, timeout)),
+        options_(c10::make_intrusive<OwnOptions>(name, timeout)),
         name_(std::move(name)),
         group_(py::object(runner.attr("group")).release().ptr()),
         runner_(py::object(runner).release().ptr()) {
@@ -640,7 +641,7 @@ class Backend : public c10d::Backend {
 
   // A copy: ProcessGroup::splitGroup() writes the part's name and time-out into it.
   intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
-    return c10::make_intrusive<Options>(*options_);
+    return c10::make_intrusive<OwnOptions>(*options_);
   }
 
   bool supportsSplitting() const override { return true; }
@@ -898,9 +899,10 @@ class Backend : public c10d::Backend {
     onCompletionHook_ = std::move(hook);
   }
 
+  // Until the hook has been told of all works.
   void waitForPendingWorks() override {
-    Gil gil;
-    callRunner("wait_for_pending_works");
+    std::unique_lock<std::mutex> lock(pending_->mutex);
+    pending_->isNone.wait(lock, [&] { return pending_->count == 0; });
   }
 
   void enableCollectivesTiming() override {} // works always measure their time
@@ -1049,11 +1051,26 @@ class Backend : public c10d::Backend {
   void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, std::chrono::steady_clock::time_point began) {
     auto hook = onCompletionHook_;
     uint64_t sequence = getSequenceNumberForGroup();
-    work->watch([hook, type, sequence, began] {
+    auto pending = pending_;
+    {
+      std::lock_guard<std::mutex> lock(pending->mutex);
+      pending->count++;
+    }
+    work->watch([hook, type, sequence, began, pending] {
       auto ended = std::chrono::steady_clock::now();
       hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+      std::lock_guard<std::mutex> lock(pending->mutex);
+      pending->count--;
+      pending->isNone.notify_all();
     });
   }
+
+  // The works that the hook has not been told of. They may outlive the backend.
+  struct Pending {
+    std::mutex mutex;
+    std::condition_variable isNone;
+    int count = 0;
+  };
 
   // Tells reports and dumps what PyTorch calls the group.
   void describe() {
@@ -1064,12 +1081,13 @@ class Backend : public c10d::Backend {
     }
   }
 
-  const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see Options); there is nothing in it
-  const intrusive_ptr<Options> options_;
+  const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see OwnOptions); there is nothing in it
+  const intrusive_ptr<OwnOptions> options_;
   const std::string name_;
   const Held group_;
   const Held runner_;
   std::vector<Held> methods_; // of OPERATIONS
+  const std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::atomic<bool> isDescribed_{false};
   std::mutex coalescing_;     // guards the next one; nobody runs Python under it
   std::optional<std::vector<intrusive_ptr<c10d::Work>>> coalesced_;

@@ -1,0 +1,176 @@
+"""The backend in C++ is compiled once, kept where nobody else can write, and done without where it cannot be had."""
+
+import json
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+
+import dldist
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
+
+PACKAGES = pathlib.Path(dldist.__file__).parents[1]
+STATE = [sys.executable, "-m", "dldist.torch"]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The backend in C++, compiled already or now."""
+    pytest.importorskip("torch.distributed")
+    from dldist.torch import _native
+
+    return _native.build()
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Nothing has been compiled yet."""
+    pytest.importorskip("torch.distributed")
+    return dict(os.environ, PYTHONPATH=str(PACKAGES), XDG_CACHE_HOME=str(tmp_path / "cache"))
+
+
+def compiler(tmp_path, text):
+    """A compiler that notes each call and then runs this."""
+    script = tmp_path / "compiler"
+    script.write_text(f'#!/bin/sh\necho called >> "{tmp_path}/calls"\n{text}\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def calls_of(tmp_path):
+    return (tmp_path / "calls").read_text().split()
+
+
+def run(environment, *arguments, **more):
+    return subprocess.run([*STATE, *arguments], env={**environment, **more}, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_it_is_in_use(library):
+    done = run(dict(os.environ, PYTHONPATH=str(PACKAGES)))
+    assert done.stdout == f'groups of the backend "dldist" are made in C++: {library}\n', done.stderr
+    assert stat.S_IMODE(library.parent.stat().st_mode) & 0o022 == 0
+
+
+def test_without_a_compiler(environment):
+    done = run(environment, CXX="/nonexistent/c++")
+    assert done.returncode == 0 and "are made in Python: there is no C++ compiler" in done.stdout
+    assert "their calls take longer" in done.stderr
+    done = run(environment, "--build", CXX="/nonexistent/c++")
+    assert done.returncode == 1 and "apt-get install g++" in done.stdout
+    done = run(environment, CXX="/nonexistent/c++", DLDIST_TORCH_BACKEND="c++")
+    assert done.returncode != 0 and "DLDIST_TORCH_BACKEND=c++: there is no C++ compiler" in done.stderr
+
+
+def test_nobody_compiles_where_python_is_wanted(environment, tmp_path):
+    done = run(environment, CXX=compiler(tmp_path, "exit 1"), DLDIST_TORCH_BACKEND="python")
+    assert done.stdout == 'groups of the backend "dldist" are made in Python: DLDIST_TORCH_BACKEND=python\n'
+    assert not (tmp_path / "calls").exists() and done.stderr == ""
+
+
+def test_what_fails_is_not_tried_again_unless_asked(environment, tmp_path):
+    environment["CXX"] = compiler(tmp_path, "echo 'backend.cpp:1: error: no such thing' >&2; exit 1")
+    for _ in range(2):
+        assert "failed: backend.cpp:1: error: no such thing" in run(environment).stdout
+    assert calls_of(tmp_path) == ["called"]
+    assert run(environment, "--build").returncode == 1
+    assert calls_of(tmp_path) == ["called"] * 2
+
+
+def test_what_cannot_be_loaded_is_done_without(environment, tmp_path):
+    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    done = run(environment)
+    assert done.returncode == 0 and "are made in Python" in done.stdout and "cannot be loaded" in done.stderr
+
+
+def test_processes_that_start_together_compile_once(environment, tmp_path, library):
+    environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; sleep 1; cp "{library}" "$2"')
+    started = [subprocess.Popen(STATE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(3)]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert len(set(said)) == 1 and "are made in C++" in said[0]
+    assert calls_of(tmp_path) == ["called"]
+
+
+def test_a_folder_that_others_can_write_to_is_not_loaded_from(environment, tmp_path, library):
+    folder = tmp_path / "cache" / "dldist" / library.parent.name
+    folder.mkdir(parents=True)
+    shutil.copy(library, folder)
+    assert "are made in C++" in run(environment).stdout
+    folder.chmod(0o777)
+    done = run(environment)
+    assert "are made in Python" in done.stdout and "nobody else may write to it" in done.stderr
+
+
+AS_GLOO = """
+import json, sys, tempfile
+from datetime import timedelta
+import torch.distributed as dist
+import torch
+if sys.argv[1] == "call":
+    import dldist.torch
+    dldist.torch.install(as_gloo=True)
+else:
+    import _dldist_torch
+    _dldist_torch.autoload()  # as PyTorch does it where dldist is installed
+    assert "dldist" not in sys.modules, "only the first group imports it"
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=20))
+import dldist.torch
+group = dist.group.WORLD
+backend = group._get_backend(torch.device("cpu"))
+assert isinstance(backend, dist.ProcessGroupGloo) and dist.get_backend() == "gloo"
+assert backend.options._timeout == timedelta(seconds=20)
+x = torch.ones(2)
+dist.all_reduce(x)
+dist.monitored_barrier(timeout=timedelta(seconds=9))
+assert group._get_sequence_number_for_group() >= 1
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
+assert dldist.torch.world_of().timeout == timedelta(seconds=7)
+made = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo._Options())
+assert made.allreduce([x]).wait() and isinstance(made, dist.ProcessGroupGloo)
+assert dist.ProcessGroupGloo.create_device(interface="lo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+data = model._get_ddp_logging_data()
+dist.destroy_process_group()
+dldist.torch.install(as_gloo=False)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert type(dist.group.WORLD._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
+print(json.dumps([data["backend_name"], data.get("gloo_num_threads")]))
+"""
+
+
+@pytest.mark.parametrize("how", ["call", "environment"])
+@pytest.mark.parametrize("way", ["c++", "python"])
+def test_in_the_place_of_gloo(library, way, how):
+    environment = dict(
+        os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND=way, DLDIST_TORCH_AS_GLOO="1" if how == "environment" else ""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", AS_GLOO, how], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # DDP asks a backend of that name in C++, and only there can ours answer.
+    assert json.loads(done.stdout) == (["gloo", 1] if way == "c++" else ["dldist", None])
+
+
+WRAPPED = """
+import torch, torch.distributed as dist
+import dldist.torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+dist.all_reduce(torch.ones(2))
+print(type(backend).__name__, dldist.torch.world_of().size)
+"""
+
+
+def test_the_wrapper_of_detail_mode_has_torchs_own_helper(library):
+    environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_AS_GLOO="1", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    done = subprocess.run([sys.executable, "-c", WRAPPED], env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "_ProcessGroupWrapper 1\n", done.stderr
