@@ -24,6 +24,10 @@ The variables for groups are read when a process makes its first group; `DLDIST_
 
 {torch}
 
+### The backend of PyTorch
+
+{backend_for_torch}
+
 ### Where NCCL is
 
 {libraries}
@@ -119,10 +123,11 @@ def table_of(part):
 
 
 def page():
-    every = (*settings.PROGRAM, *settings.TORCH, *settings.LIBRARIES, *settings.FAILURES)
+    every = (*settings.PROGRAM, *settings.TORCH, *settings.BACKEND_FOR_TORCH, *settings.LIBRARIES, *settings.FAILURES)
     return PAGE.format(
         program=table_of(settings.PROGRAM),
         torch=table_of(settings.TORCH),
+        backend_for_torch=table_of(settings.BACKEND_FOR_TORCH),
         libraries=table_of(settings.LIBRARIES),
         failures=table_of(settings.FAILURES),
         old=quoted(name for setting in every for name in setting.old),
