@@ -68,6 +68,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_NODEID`, `SLURM_STEP_TASKS_PER_NODE` | `srun`: ranks. |
 | `SLURM_JOB_ID`, `SLURM_JOBID`, `SLURM_RESTART_COUNT` | `srun`: which job; the second is an older name of the first. |
 | `SLURM_STEP_NODELIST`, `SLURM_JOB_NODELIST` | `srun`: hosts; rank 0 is taken to be on the first. |
+| `CUDA_VISIBLE_DEVICES` | What the logging data of a `Reducer` say of devices, as c10d's do; nothing else reads it. |
 | `TMPDIR` | Where ranks of one host meet that a launcher has told nothing better; `/tmp` without it. |
 
 `dlrun` sets the variables of the first eight rows, `DLDIST_SECRET`, `DLDIST_FR_DUMP_FILE` and more
@@ -93,6 +94,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `DLDIST_WERROR` | `1` | Warnings of the C compiler are errors. Off by default, so that a newer compiler's opinion does not stop an installation. |
 | `DLDIST_SANITIZE` | `address` (with undefined behaviour), `thread` | Compiles with these sanitizers. The runtime has to be loaded before Python, for instance `LD_PRELOAD=$(gcc -print-file-name=libasan.so)`, and with `ASAN_OPTIONS=detect_leaks=0`, as the interpreter itself keeps memory at exit. `make test-py-asan` does all of it. |
 | `DLDIST_DEBUG` | `1` | No optimisation, full debug information. |
+| `CXX` | a C++ compiler | Compiles the backend for PyTorch ([torch.md](torch.md#in-c-or-in-python)), when it is first needed; `g++`, `c++` or `clang++` without it. |
 | `DLDIST_FAULTS` | `1` | Adds `_core._fail_allocation`, by which tests make allocations of the core fail. |
 
 The Makefile's variables (`CC`, `CLANG`, `PYTHON`, `TESTS`, `FUZZ_SECONDS`) are listed by `make help`."""
