@@ -72,6 +72,44 @@ def test_several_tensors(case, size, make):
     assert found == [CASES[case](size)] * size
 
 
+def values_of_futures(dist, group, make):
+    """What the futures of such calls have, as nested lists."""
+    size = group.size()
+    calls = [
+        lambda: group.allreduce([make(1), make(2)], dist.AllreduceOptions()),
+        lambda: group.broadcast([make(1), make(2)], options(dist.BroadcastOptions, rootRank=0, rootTensor=1)),
+        lambda: group.allgather([[make(-1) for _ in range(2 * size)] for _ in range(2)], [make(1), make(2)]),
+        lambda: group.allgather([[make(-1) for _ in range(size)]], [make(1)]),
+    ]
+    values = []
+    for call in calls:
+        future = call().get_future()
+        future.wait()
+        values.append([[each.tolist() for each in value] if isinstance(value, list) else value.tolist() for value in future.value()])
+    return values
+
+
+VALUES_OF_FUTURES = [[[6], [6]], [[2], [2]], [[[1], [2], [1], [2]]] * 2, [[1], [1]]]
+
+
+def test_values_of_futures():
+    assert in_groups(2, lambda group, _rank: values_of_futures(dldist, group, vector)) == [VALUES_OF_FUTURES] * 2
+
+
+@pytest.mark.torch
+def test_torchs_futures_have_the_same_values():
+    import torch
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    def run(rank):
+        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+        return values_of_futures(dist, group, lambda *values: torch.tensor(values))
+
+    assert on_threads(2, run) == [VALUES_OF_FUTURES] * 2
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_torch_does_the_same(case):

@@ -35,15 +35,16 @@ def all_reduce_sparse(backend: Any, tensors: Any, opts: Any, refusal: Exception)
     return sparse.all_reduce(backend.group, tensors[0], backend._op(opts), timeout_of(opts), True, refusal)
 
 
-def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]]) -> Any:
-    """A call, and its results in other tensors of this rank, too. There is no work where it has been waited for."""
+def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]], value: list[Any]) -> Any:
+    """A call, and its results in other tensors of this rank, too; `value` is what its future has. There is no work where it has been
+    waited for."""
 
     def copy() -> None:
         for each in targets:
             _core._copy_tensors(each, sources)
 
     if work is not None:
-        return FollowedWork(work, copy)
+        return FollowedWork(work, copy, value)
     copy()
     return None
 
@@ -68,7 +69,8 @@ def _all_reduce(backend: Any, tensors: Any, opts: Any) -> Any:
     first, *others = tensors
     for each in others:
         _core._add_tensor(first, each)
-    return _then_copied(backend.group.all_reduce(first, op, **backend._call_options(opts)), [first], [[each] for each in others])
+    work = backend.group.all_reduce(first, op, **backend._call_options(opts))
+    return _then_copied(work, [first], [[each] for each in others], list(tensors))
 
 
 def _broadcast(backend: Any, tensors: Any, opts: Any) -> Any:
@@ -78,7 +80,8 @@ def _broadcast(backend: Any, tensors: Any, opts: Any) -> Any:
     _check_alike("broadcast", tensors, [])
     others = list(tensors)
     source = others.pop(opts.rootTensor)
-    return _then_copied(backend.group.broadcast(source, opts.rootRank, **backend._call_options(opts)), [source], [[each] for each in others])
+    work = backend.group.broadcast(source, opts.rootRank, **backend._call_options(opts))
+    return _then_copied(work, [source], [[each] for each in others], list(tensors))
 
 
 def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Any:
@@ -92,7 +95,7 @@ def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Any:
             raise RuntimeError(f"ProcessGroupGloo::allgather: outputs[{index}] has {len(output)} tensors, and there are {count * size}")
     rows = [list(outputs[0][start : start + count]) for start in range(0, count * size, count)]
     work = backend.group.all_gather_coalesced(rows, list(inputs), **backend._call_options(opts))
-    return _then_copied(work, list(outputs[0]), [list(output) for output in outputs[1:]])
+    return _then_copied(work, list(outputs[0]), [list(output) for output in outputs[1:]], [list(output) for output in outputs])
 
 
 _FORMS: dict[str, Callable[..., Any]] = {"allreduce": _all_reduce, "broadcast": _broadcast, "allgather": _all_gather}

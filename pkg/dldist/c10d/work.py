@@ -104,16 +104,16 @@ class PythonCallbackWork(FutureWork):
 
 
 class FollowedWork(FutureWork):
-    """An operation, and what has to be done here when it has ended well."""
+    """An operation, and what has to be done here when it has ended well; `value` is then its value."""
 
-    def __init__(self, work: _core.Work, follow: Callable[[], object]) -> None:
+    def __init__(self, work: _core.Work, follow: Callable[[], object], value: Any) -> None:
         self._before = work.get_future()
-        super().__init__(self._before.then(lambda before: self._followed(before, follow)))
+        super().__init__(self._before.then(lambda before: self._followed(before, follow, value)))
         self._work = work
 
     @staticmethod
-    def _followed(before: Future, follow: Callable[[], object]) -> Any:
-        value = before.value()
+    def _followed(before: Future, follow: Callable[[], object], value: Any) -> Any:
+        before.value()  # raises what the operation did
         follow()
         return value
 
