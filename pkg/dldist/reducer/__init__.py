@@ -339,7 +339,7 @@ class Reducer(C10dNames):
         shape = family.shape(gradient)
         if shape != parameter.shape:
             raise ValueError(f"mark_ready(): the gradient of parameter {parameter} has the shape {shape}, not {parameter.shape}")
-        put = _core._add_tensor if slot.is_partial else _core._copy_tensor
+        put = _core._reduce_tensor if slot.is_partial else _core._copy_tensor
         try:
             put(slot.part, family.source(gradient))
         except (TypeError, ValueError) as error:
