@@ -44,6 +44,20 @@ def all_reduce_two(dist, make, group, rank):
     return tensors
 
 
+def all_reduce_one_twice(dist, make, group, rank):
+    tensor = make(rank + 1)
+    group.allreduce([tensor, tensor], dist.AllreduceOptions()).wait()
+    return [tensor]
+
+
+def all_reduce_coalesced_one_twice(dist, make, group, rank):
+    tensor, other = make(rank + 1), make(10)
+    tensors = [tensor, other, tensor]
+    work = group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
+    work.wait()
+    return tensors
+
+
 def broadcast_two(dist, make, group, rank):
     opts = options(dist.BroadcastOptions, rootRank=group.size() - 1, rootTensor=1)
     tensors = [make(rank), make(10 + rank)]
@@ -59,6 +73,8 @@ def all_gather_two(dist, make, group, rank):
 
 CASES = {
     all_reduce_two: lambda size: [[11 * sum(range(size)), 3 * size]] * 2,
+    all_reduce_one_twice: lambda size: [[size * (size + 1)]],
+    all_reduce_coalesced_one_twice: lambda size: [[size * (size + 1) // 2], [10 * size], [size * (size + 1) // 2]],
     broadcast_two: lambda size: [[10 + size - 1]] * 2,
     all_gather_two: lambda size: [[value] for rank in range(size) for value in (rank, 10 + rank)] * 2,
 }
@@ -165,17 +181,209 @@ def test_what_fails_ends_the_work_too():
     assert in_groups(2, case)[0] == (dldist.DistTimeoutError, dldist.DistTimeoutError, True, False)
 
 
+# ---- reductions of several tensors of a rank
+
+
+REDUCED = {
+    ("SUM", "f4"): [17, 18],
+    ("PRODUCT", "f4"): [300, 196],
+    ("MIN", "f4"): [3, 2],
+    ("MAX", "f4"): [5, 7],
+    ("AVG", "f4"): [8.5, 9],
+    ("SUM", "i8"): [17, 18],
+    ("PRODUCT", "u1"): [300 % 256, 196],
+    ("BAND", "i4"): [0, 2],
+    ("BOR", "i4"): [7, 7],
+    ("BXOR", "i4"): [7, 0],
+    ("PRODUCT", "f2"): [300, 196],
+    ("SUM", "?"): [True, True],
+}
+
+
+def reduced(dist, make, group, rank, op):
+    """What each of two tensors has afterwards."""
+    tensors = [make([3 + rank, 7]), make([5, 2])]
+    group.allreduce(tensors, options(dist.AllreduceOptions, reduceOp=getattr(dist.ReduceOp, op))).wait()
+    return [each.tolist() for each in tensors]
+
+
+@pytest.mark.parametrize(("op", "dtype"), REDUCED)
+def test_reductions_of_several_tensors(op, dtype):
+    def case(group, rank):
+        return reduced(dldist, lambda values: np.array(values, dtype), group, rank, op)
+
+    assert in_groups(2, case) == [[REDUCED[op, dtype]] * 2] * 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("op", "dtype"), [each for each in REDUCED if each[0] != "AVG"])
+def test_torchs_reductions_of_several_tensors(op, dtype):
+    import torch
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    def run(rank):
+        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+        return reduced(dist, lambda values: torch.from_numpy(np.array(values, dtype)), group, rank, op)
+
+    assert on_threads(2, run) == [[REDUCED[op, dtype]] * 2] * 2
+
+
+def test_several_tensors_that_are_not_contiguous():
+    whole = {rank: np.arange(8.0).reshape(2, 4) for rank in range(2)}
+
+    def case(group, rank):
+        group.allreduce([whole[rank][:, 1], whole[rank][:, 3]], op=dldist.ReduceOp.MAX).wait()
+        return whole[rank].tolist()
+
+    assert in_groups(2, case) == [[[0, 3, 2, 3], [4, 7, 6, 7]]] * 2
+
+
+def test_a_factor_multiplies_the_sum_once():
+    def case(group, rank):
+        tensors = [np.array([1.0 + rank]), np.array([3.0])]
+        group.allreduce(tensors, op=dldist.ReduceOp.PREMUL_SUM(0.5)).wait()
+        return [each.tolist() for each in tensors]
+
+    assert in_groups(2, case) == [[[4.5], [4.5]]] * 2
+
+
+def test_nothing_is_written_where_there_is_no_such_reduction():
+    def case(group, rank):
+        tensors = [np.ones(1, "c8"), np.ones(1, "c8")]
+        with pytest.raises(ValueError, match="there is no MAX of complex64"):
+            group.allreduce(tensors, op=dldist.ReduceOp.MAX)
+        group.barrier().wait()
+        return [each.tolist() for each in tensors]
+
+    assert in_groups(1, case) == [[[1], [1]]]
+
+
+# ---- what is refused, in Gloo's words
+
+
+def with_root(dist, kind, **fields):
+    return options(getattr(dist, kind), **fields)
+
+
+F4, F8 = np.float32, np.float64
+
+WRONG = [
+    ("requires non-empty tensor list", lambda dist, t, g: g.allreduce([], dist.AllreduceOptions())),
+    ("invalid tensor type at index", lambda dist, t, g: g.allreduce([t(1), t(1, F8)], dist.AllreduceOptions())),
+    ("invalid tensor size at index", lambda dist, t, g: g.allreduce([t(1), t(2)], dist.AllreduceOptions())),
+    (
+        "Cannot use ReduceOp.BOR with non-integral dtype",
+        lambda dist, t, g: g.allreduce([t(1), t(1)], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.BOR)).wait(),
+    ),
+    ("requires non-empty tensor list", lambda dist, t, g: g.allreduce_coalesced([], dist.AllreduceCoalescedOptions())),
+    ("tensors must all have the same type", lambda dist, t, g: g.allreduce_coalesced([t(1), t(1, F8)], dist.AllreduceCoalescedOptions())),
+    ("invalid root rank: -1", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootRank=-1))),
+    ("invalid root rank: 2", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootRank=2))),
+    ("invalid root tensor: -1", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootTensor=-1))),
+    ("invalid root tensor: 0", lambda dist, t, g: g.broadcast([], dist.BroadcastOptions())),
+    ("invalid root tensor: 2", lambda dist, t, g: g.broadcast([t(1)] * 2, with_root(dist, "BroadcastOptions", rootTensor=2))),
+    ("invalid tensor type at index", lambda dist, t, g: g.broadcast([t(1), t(1, F8)], dist.BroadcastOptions())),
+    ("invalid tensor size at index", lambda dist, t, g: g.broadcast([t(1), t(2)], dist.BroadcastOptions())),
+    ("invalid root rank: 2", lambda dist, t, g: g.reduce([t(1)], with_root(dist, "ReduceOptions", rootRank=2))),
+    ("invalid root tensor: 1", lambda dist, t, g: g.reduce([t(1)], with_root(dist, "ReduceOptions", rootTensor=1))),
+    ("requires a single-element tensor list", lambda dist, t, g: g.reduce([t(1)] * 2, dist.ReduceOptions())),
+    ("requires non-empty input tensor list", lambda dist, t, g: g.allgather([], [])),
+    ("requires input/output tensor lists to have the same length", lambda dist, t, g: g.allgather([], [t(1)])),
+    ("requires input/output tensor lists to have the same length", lambda dist, t, g: g.allgather([[t(1)] * 2] * 2, [t(1)])),
+    ("invalid output tensor list at index 0 (expected length 2, got 1)", lambda dist, t, g: g.allgather([[t(1)]], [t(1)])),
+    ("invalid output tensor list at index 0 (expected length 2, got 3)", lambda dist, t, g: g.allgather([[t(1)] * 3], [t(1)])),
+    ("invalid tensor type at index 1", lambda dist, t, g: g.allgather([[t(1)] * 4] * 2, [t(1), t(1, F8)])),
+    ("invalid tensor size at index 1", lambda dist, t, g: g.allgather([[t(1)] * 4] * 2, [t(1), t(2)])),
+    ("invalid tensor type at index 1", lambda dist, t, g: g.allgather([[t(1), t(1, F8)]], [t(1)])),
+    ("requires non-empty input tensor list", lambda dist, t, g: g.allgather_coalesced([], [])),
+    ("output lists should be equal to world size", lambda dist, t, g: g.allgather_coalesced([[t(1)] for _ in range(3)], [t(1)])),
+    ("invalid output size: (expected length 1, got 2)", lambda dist, t, g: g.allgather_coalesced([[t(1), t(1)] for _ in range(2)], [t(1)])),
+    ("invalid size of output tensor at index 0", lambda dist, t, g: g.allgather_coalesced([[t(2)] for _ in range(2)], [t(1)])),
+    ("invalid tensor type at index 0", lambda dist, t, g: g.allgather_coalesced([[t(1, F8)] for _ in range(2)], [t(1)])),
+    ("invalid root rank: -1", lambda dist, t, g: g.gather([], [t(1)], with_root(dist, "GatherOptions", rootRank=-1))),
+    ("requires a single-element input tensor list", lambda dist, t, g: g.gather([], [], with_root(dist, "GatherOptions", rootRank=0))),
+    ("requires a single-element input tensor list", lambda dist, t, g: g.gather([], [t(1)] * 2, with_root(dist, "GatherOptions", rootRank=0))),
+    (
+        "requires a single-element output list containing a list with 2 tensors.",
+        lambda dist, t, g: g.gather([], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "Incorrect output list size 3. Output list size should be 2, same as size of the process group.",
+        lambda dist, t, g: g.gather([[t(1)] * 3], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "invalid tensor type at index 0",
+        lambda dist, t, g: g.gather([[t(1, F8) for _ in range(2)]], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "requires empty output on non-root",
+        lambda dist, t, g: g.gather([[t(1)] * 2], [t(1)], with_root(dist, "GatherOptions", rootRank=1 - g.rank())),
+    ),
+    ("invalid root rank: 2", lambda dist, t, g: g.scatter([t(1)], [], with_root(dist, "ScatterOptions", rootRank=2))),
+    ("requires a single-element output tensor list", lambda dist, t, g: g.scatter([], [], with_root(dist, "ScatterOptions", rootRank=0))),
+    (
+        "requires a single-element input list containing a list with 2 tensors.",
+        lambda dist, t, g: g.scatter([t(1)], [], with_root(dist, "ScatterOptions", rootRank=g.rank())),
+    ),
+    (
+        "Incorrect input list size 1. Input list size should be 2, same as size of the process group.",
+        lambda dist, t, g: g.scatter([t(1)], [[t(1)]], with_root(dist, "ScatterOptions", rootRank=g.rank())),
+    ),
+    ("invalid tensor type at index 0", lambda dist, t, g: g.scatter([t(1)], [[t(1, F8)] * 2], with_root(dist, "ScatterOptions", rootRank=g.rank()))),
+    ("invalid tensor size at index 0", lambda dist, t, g: g.scatter([t(1)], [[t(2)] * 2], with_root(dist, "ScatterOptions", rootRank=g.rank()))),
+    (
+        "requires empty input on non-root",
+        lambda dist, t, g: g.scatter([t(1)], [[t(1)] * 2], with_root(dist, "ScatterOptions", rootRank=1 - g.rank())),
+    ),
+    ("reduce_scatter only supports 1 output", lambda dist, t, g: g.reduce_scatter([], [], dist.ReduceScatterOptions())),
+    ("invalid input tensor list size, must be world size", lambda dist, t, g: g.reduce_scatter([t(1)], [[t(1)]], dist.ReduceScatterOptions())),
+    ("takes a single tensor", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
+]
+
+
+def errors_of_wrong_calls(dist, make, group):
+    return [error_of(call, dist, make, group) for _, call in WRONG]
+
+
+def check_words(errors):
+    for (words, _), error in zip(WRONG, errors, strict=True):
+        assert isinstance(error, RuntimeError) and words in str(error), (words, error)
+
+
+def test_wrong_arguments_are_refused_in_gloos_words():
+    def case(group, rank):
+        errors = errors_of_wrong_calls(dldist, lambda count, dtype=F4: np.zeros(count, dtype), group)
+        group.barrier().wait()  # nothing was sent
+        return errors
+
+    for errors in in_groups(2, case):
+        check_words(errors)
+
+
+@pytest.mark.torch
+def test_torchs_words_are_these():
+    import torch
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    def run(rank):
+        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+        return errors_of_wrong_calls(dist, lambda count, dtype=F4: torch.from_numpy(np.zeros(count, dtype)), group)
+
+    for errors in on_threads(2, run):
+        check_words(errors)
+
+
 REFUSED = [
-    (lambda group: group.allreduce([vector(1), vector(1)], op=dldist.ReduceOp.MAX), RuntimeError, "not reduced by MAX"),
-    (lambda group: group.allreduce([vector(1), vector(1, 2)]), ValueError, "tensors of a rank are alike"),
-    (lambda group: group.allreduce([vector(1), array.array("f", [1])]), ValueError, "tensors of a rank are alike"),
-    (lambda group: group.allreduce([vector(1), b"12345678"]), ValueError, "read-only|writable"),
-    (lambda group: group.allreduce([]), RuntimeError, "single-element tensor list, not one of 0"),
-    (lambda group: group.broadcast([vector(1)] * 2, options(dldist.BroadcastOptions, rootTensor=2)), RuntimeError, "invalid root tensor: 2"),
-    (lambda group: group.allgather([[vector(1)]] * 2, [vector(1)]), RuntimeError, "1 inputs want as many lists of outputs, not 2"),
-    (lambda group: group.allgather([[vector(1)]] * 2, [vector(1)] * 2), RuntimeError, r"outputs\[0\] has 1 tensors, and there are 2"),
-    (lambda group: group.reduce([vector(1)] * 2), RuntimeError, "single-element"),
+    (lambda group: group.allreduce([vector(1), memoryview(vector(1)).toreadonly()]), ValueError, "read-only|writable"),
+    (lambda group: group.allreduce_coalesced([np.zeros(2), np.zeros(3)[1:], memoryview(np.zeros(2)).toreadonly()]), ValueError, "read-only|writable"),
     (lambda group: group.allreduce_sparse([vector(1)]), RuntimeError, "not sparse"),
+    (lambda group: group.allreduce_sparse([]), RuntimeError, "requires non-empty tensor list"),
+    (lambda group: group.broadcast([vector(1), object()]), TypeError, "not object"),
+    (lambda group: group.allreduce(3), TypeError, "not int"),
 ]
 
 
@@ -184,6 +392,17 @@ def test_what_is_refused(call, kind, text):
     def case(group, rank):
         with pytest.raises(kind, match=text):
             call(group)
+        group.barrier().wait()
+
+    in_groups(1, case)
+
+
+def test_outputs_that_overlap_are_refused_as_ever():
+    whole = np.zeros(3)
+
+    def case(group, rank):
+        with pytest.raises(ValueError, match="are the same memory or overlap"):
+            group.allreduce_coalesced([whole[:2], whole[1:]])
         group.barrier().wait()
 
     in_groups(1, case)

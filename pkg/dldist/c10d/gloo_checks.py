@@ -40,8 +40,8 @@ def _unlike(expected: Any, tensors: Any, first: int = 0) -> Iterator[str]:
             yield f"invalid tensor size at index {index} (expected {wanted.shape}, got {found.shape})"
 
 
-def _root(opts: Any, size: int) -> Iterator[str]:
-    if opts.rootRank not in range(size):
+def _root(backend: Any, opts: Any) -> Iterator[str]:
+    if opts.rootRank not in range(backend.size()):
         yield f"invalid root rank: {opts.rootRank}"
 
 
@@ -50,9 +50,10 @@ def _root_tensor(opts: Any, tensors: Any) -> Iterator[str]:
         yield f"invalid root tensor: {opts.rootTensor}"
 
 
-def _roots_lists(what: str, lists: Any, tensor: Any, is_root: bool, size: int) -> Iterator[str]:
+def _roots_lists(what: str, lists: Any, tensor: Any, root: int, backend: Any) -> Iterator[str]:
     """The tensors for all ranks, which only the root has."""
-    if not is_root:
+    size = backend.size()
+    if backend.rank() != root:
         if lists:
             yield f"requires empty {what} on non-root"
         return
@@ -70,15 +71,16 @@ def _roots_lists(what: str, lists: Any, tensor: Any, is_root: bool, size: int) -
 # ---- the calls
 
 
-def _all_reduce(rank: int, size: int, tensors: Any, opts: Any) -> Iterator[str]:
+def _all_reduce(backend: Any, tensors: Any, opts: Any) -> Iterator[str]:
     if not tensors:
         yield "requires non-empty tensor list"
     yield from _unlike(tensors[0], tensors[1:], 1)
-    if opts.reduceOp.name in ("BAND", "BOR", "BXOR") and not _Facts(tensors[0]).dtype.startswith(("int", "uint", "bool")):
-        yield f"Cannot use ReduceOp.{opts.reduceOp.name} with non-integral dtype"
+    op = backend._op(opts).name
+    if op in ("BAND", "BOR", "BXOR") and not _Facts(tensors[0]).dtype.startswith(("int", "uint", "bool")):
+        yield f"Cannot use ReduceOp.{op} with non-integral dtype"
 
 
-def _all_reduce_coalesced(rank: int, size: int, tensors: Any, opts: Any) -> Iterator[str]:
+def _all_reduce_coalesced(backend: Any, tensors: Any, opts: Any) -> Iterator[str]:
     if not tensors:
         yield "requires non-empty tensor list"
     for complaint in _unlike(tensors[0], tensors[1:], 1):
@@ -90,27 +92,27 @@ def _all_reduce_coalesced(rank: int, size: int, tensors: Any, opts: Any) -> Iter
         yield "unsupported layout"
 
 
-def _broadcast(rank: int, size: int, tensors: Any, opts: Any) -> Iterator[str]:
-    yield from _root(opts, size)
+def _broadcast(backend: Any, tensors: Any, opts: Any) -> Iterator[str]:
+    yield from _root(backend, opts)
     yield from _root_tensor(opts, tensors)
     yield from _unlike(tensors[0], tensors[1:], 1)
     if sparse.layout_of(tensors[0]) is not None:
         yield "only supports dense tensors"
 
 
-def _reduce(rank: int, size: int, tensors: Any, opts: Any) -> Iterator[str]:
-    yield from _root(opts, size)
+def _reduce(backend: Any, tensors: Any, opts: Any) -> Iterator[str]:
+    yield from _root(backend, opts)
     yield from _root_tensor(opts, tensors)
     if len(tensors) != 1:
         yield "requires a single-element tensor list"
 
 
-def _all_gather(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
+def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
     if not inputs:
         yield "requires non-empty input tensor list"
     if len(outputs) != len(inputs):
         yield "requires input/output tensor lists to have the same length"
-    wanted = len(inputs) * size
+    wanted = len(inputs) * backend.size()
     for index, output in enumerate(outputs):
         if len(output) != wanted:
             yield f"invalid output tensor list at index {index} (expected length {wanted}, got {len(output)})"
@@ -119,10 +121,10 @@ def _all_gather(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) -> I
         yield from _unlike(inputs[0], output)
 
 
-def _all_gather_coalesced(rank: int, size: int, lists: Any, inputs: Any, opts: Any) -> Iterator[str]:
+def _all_gather_coalesced(backend: Any, lists: Any, inputs: Any, opts: Any) -> Iterator[str]:
     if not inputs:
         yield "requires non-empty input tensor list"
-    if len(lists) != size:
+    if len(lists) != backend.size():
         yield "output lists should be equal to world size"
     for outputs in lists:
         if len(outputs) != len(inputs):
@@ -135,24 +137,24 @@ def _all_gather_coalesced(rank: int, size: int, lists: Any, inputs: Any, opts: A
                 yield f"invalid tensor type at index {index} (expected {wanted.dtype}, got {found.dtype})"
 
 
-def _gather(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
-    yield from _root(opts, size)
+def _gather(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
+    yield from _root(backend, opts)
     if len(inputs) != 1:
         yield "requires a single-element input tensor list"
-    yield from _roots_lists("output", outputs, inputs[0], rank == opts.rootRank, size)
+    yield from _roots_lists("output", outputs, inputs[0], opts.rootRank, backend)
 
 
-def _scatter(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
-    yield from _root(opts, size)
+def _scatter(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
+    yield from _root(backend, opts)
     if len(outputs) != 1:
         yield "requires a single-element output tensor list"
-    yield from _roots_lists("input", inputs, outputs[0], rank == opts.rootRank, size)
+    yield from _roots_lists("input", inputs, outputs[0], opts.rootRank, backend)
 
 
-def _reduce_scatter(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
+def _reduce_scatter(backend: Any, outputs: Any, inputs: Any, opts: Any) -> Iterator[str]:
     if len(outputs) != 1:
         yield "reduce_scatter only supports 1 output"
-    if len(inputs) != 1 or len(inputs[0]) != size:
+    if len(inputs) != 1 or len(inputs[0]) != backend.size():
         yield "invalid input tensor list size, must be world size"
     yield from _unlike(outputs[0], inputs[0])
 
@@ -160,6 +162,7 @@ def _reduce_scatter(rank: int, size: int, outputs: Any, inputs: Any, opts: Any) 
 _CHECKS: dict[str, Callable[..., Iterator[str]]] = {
     "allreduce": _all_reduce,
     "allreduce_coalesced": _all_reduce_coalesced,
+    "allreduce_sparse": _all_reduce,
     "broadcast": _broadcast,
     "reduce": _reduce,
     "allgather": _all_gather,
@@ -170,14 +173,14 @@ _CHECKS: dict[str, Callable[..., Iterator[str]]] = {
 }
 
 
-def error_of(method: str, arguments: tuple[Any, ...], rank: int, size: int, refusal: Exception | None) -> Exception | None:
+def error_of(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception | None) -> Exception | None:
     """The error with Gloo's words for a call that its backend has refused; None if Gloo would have nothing to say."""
     check = _CHECKS.get(method)
     if check is None:
         return None
     try:
-        complaint = next(check(rank, size, *arguments), None)
-    except _core.DistArgumentError:
+        complaint = next(check(backend, *arguments), None)
+    except (_core.DistArgumentError, TypeError):
         return None  # a tensor that cannot be looked at: the refusal says why
     if complaint is None:
         return None

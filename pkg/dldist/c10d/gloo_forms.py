@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
     """Run a call otherwise; raises where that cannot be."""
     is_several = isinstance(refusal, NotOneTensor)
-    if is_several or isinstance(refusal, _core.DistArgumentError):
-        error = gloo_checks.error_of(method, arguments, backend.rank(), backend.size(), None if is_several else refusal)
+    is_of_arguments = isinstance(refusal, _core.DistArgumentError)
+    if is_of_arguments or not isinstance(refusal, TypeError):
+        error = gloo_checks.error_of(backend, method, arguments, refusal if is_of_arguments else None)
         if error is not None:
             raise error from refusal
     form = (_OF_SEVERAL if is_several else _OTHERWISE).get(method)
@@ -30,7 +31,7 @@ def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exceptio
     return form(backend, *arguments, refusal)
 
 
-def all_reduce_sparse(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
+def _all_reduce_sparse(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
     return sparse.all_reduce(backend.group, tensors, backend._op(opts), timeout_of(opts), True, refusal)
 
 
@@ -48,13 +49,18 @@ def _then_copied(work: Any, sources: list[Any], targets: list[list[Any]], value:
     return None
 
 
+def _check_writable(tensors: Any) -> None:
+    """Raises before anything is written or sent."""
+    for tensor in tensors:
+        _core._describe_tensor(tensor, True)
+
+
 def _all_reduce(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
     """What all tensors of all ranks are reduced to, in each of them. An average is over the ranks."""
     if sparse.layout_of(tensors[0]) is not None:
-        return all_reduce_sparse(backend, tensors, opts, refusal)
+        return _all_reduce_sparse(backend, tensors, opts, refusal)
     op = backend._op(opts)
-    for each in tensors:
-        _core._describe_tensor(each, True)  # raises before anything is written
+    _check_writable(tensors)
     first, *others = tensors
     for each in others:
         _core._reduce_tensor(first, each, int(op))
@@ -74,6 +80,7 @@ def _all_reduce_repeated(backend: Any, tensors: Any, opts: Any, refusal: Excepti
 
 def _broadcast(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
     """The tensor number rootTensor of the root, in all tensors of all ranks."""
+    _check_writable(tensors)
     others = list(tensors)
     source = others.pop(opts.rootTensor)
     work = backend.group.broadcast(source, opts.rootRank, **backend._call_options(opts))
@@ -82,6 +89,8 @@ def _broadcast(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any
 
 def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exception) -> Any:
     """All tensors of all ranks, in each list of outputs: those of a rank one after another."""
+    for output in outputs:
+        _check_writable(output)
     count = len(inputs)
     rows = [list(outputs[0][start : start + count]) for start in range(0, count * backend.size(), count)]
     work = backend.group.all_gather_coalesced(rows, list(inputs), **backend._call_options(opts))
@@ -91,5 +100,9 @@ def _all_gather(backend: Any, outputs: Any, inputs: Any, opts: Any, refusal: Exc
 _OF_SEVERAL: dict[str, Callable[..., Any]] = {"allreduce": _all_reduce, "broadcast": _broadcast, "allgather": _all_gather}
 """For several tensors of a rank. Their arguments have been looked at."""
 
-_OTHERWISE: dict[str, Callable[..., Any]] = {"allreduce": all_reduce_sparse, "allreduce_coalesced": _all_reduce_repeated}
+_OTHERWISE: dict[str, Callable[..., Any]] = {
+    "allreduce": _all_reduce_sparse,
+    "allreduce_coalesced": _all_reduce_repeated,
+    "allreduce_sparse": _all_reduce_sparse,
+}
 """For what the group itself has refused."""

@@ -111,6 +111,8 @@ def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, 
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
     own: Any = parts[0]
     for other in parts[1:]:
+        if other.sparse_dim != own.sparse_dim:
+            raise ValueError("Sparse dimensions do not match")
         own.add(other)
     counts = _agree(calls, own, timeout)
     places, values = (_gather(calls, part, counts, timeout) for part in (own.places, own.values))
