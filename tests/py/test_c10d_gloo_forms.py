@@ -1,6 +1,7 @@
 """Gloo's backend with several tensors in a call, and with devices; each case next to torch's Gloo where torch is installed."""
 
 import array
+import re
 import threading
 import time
 from datetime import timedelta
@@ -24,6 +25,51 @@ def in_groups(size, case):
             return case(group, rank)
         finally:
             group.shutdown()
+
+    return on_threads(size, run)
+
+
+def gloos(store, rank, size):
+    import torch.distributed as dist
+
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=10))
+
+
+def torchs_over_dldist(store, rank, size):
+    """The group of the backend "dldist" that is made in Python."""
+    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._runner import Runner
+
+    return ProcessGroup(Runner.meeting(store, "forms", list(range(size)), rank, timedelta(seconds=10)))
+
+
+def torchs_in_cpp_over_dldist(store, rank, size):
+    from dldist.torch import _native
+    from dldist.torch._runner import Runner
+
+    module = _native.load()
+    if module is None:
+        pytest.skip("nothing can be compiled here")
+    limit = timedelta(seconds=10)
+    return module.Backend(Runner.meeting(store, "forms", list(range(size)), rank, limit), "dldist", limit)
+
+
+OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in_cpp_over_dldist])
+
+
+def in_groups_of_torch(made, size, case):
+    """case(dist, group, rank) on a thread for each rank."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    def run(rank):
+        group = made(store, rank, size)
+        try:
+            return case(dist, group, rank)
+        finally:
+            if made is not gloos:
+                group.shutdown()
 
     return on_threads(size, run)
 
@@ -113,32 +159,24 @@ def test_values_of_futures():
 
 
 @pytest.mark.torch
-def test_torchs_futures_have_the_same_values():
+@OF_TORCH
+def test_torchs_futures_have_the_same_values(made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
-
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
-        return values_of_futures(dist, group, lambda *values: torch.tensor(values))
-
-    assert on_threads(2, run) == [VALUES_OF_FUTURES] * 2
+    found = in_groups_of_torch(made, 2, lambda dist, group, _rank: values_of_futures(dist, group, lambda *values: torch.tensor(values)))
+    assert found == [VALUES_OF_FUTURES] * 2
 
 
 @pytest.mark.torch
+@OF_TORCH
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_torch_does_the_same(case):
+def test_torch_does_the_same(case, made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
-
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+    def run(dist, group, rank):
         return [each.tolist() for each in case(dist, lambda *values: torch.tensor(values), group, rank)]
 
-    assert on_threads(2, run) == [CASES[case](2)] * 2
+    assert in_groups_of_torch(made, 2, run) == [CASES[case](2)] * 2
 
 
 def test_the_work_ends_when_all_tensors_are_there():
@@ -216,18 +254,18 @@ def test_reductions_of_several_tensors(op, dtype):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("op", "dtype"), [each for each in REDUCED if each[0] != "AVG"])
-def test_torchs_reductions_of_several_tensors(op, dtype):
+@OF_TORCH
+@pytest.mark.parametrize(("op", "dtype"), REDUCED)
+def test_torchs_reductions_of_several_tensors(op, dtype, made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
+    if op == "AVG" and made is gloos:
+        pytest.skip("Gloo divides only the first tensor")
 
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+    def run(dist, group, rank):
         return reduced(dist, lambda values: torch.from_numpy(np.array(values, dtype)), group, rank, op)
 
-    assert on_threads(2, run) == [[REDUCED[op, dtype]] * 2] * 2
+    assert in_groups_of_torch(made, 2, run) == [[REDUCED[op, dtype]] * 2] * 2
 
 
 def test_several_tensors_that_are_not_contiguous():
@@ -363,18 +401,65 @@ def test_wrong_arguments_are_refused_in_gloos_words():
 
 
 @pytest.mark.torch
-def test_torchs_words_are_these():
+@OF_TORCH
+def test_torchs_words_are_these(made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
-
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+    def run(dist, group, rank):
         return errors_of_wrong_calls(dist, lambda count, dtype=F4: torch.from_numpy(np.zeros(count, dtype)), group)
 
-    for errors in on_threads(2, run):
+    for errors in in_groups_of_torch(made, 2, run):
         check_words(errors)
+
+
+@pytest.mark.torch
+@OF_TORCH
+def test_torchs_sparse_tensors(made):
+    import torch
+
+    def coo(place, value, size=3):
+        return torch.sparse_coo_tensor([[place]], [value], (size,), check_invariants=False)
+
+    def run(dist, group, rank):
+        several = [coo(0, 1.0 + rank), coo(1, 2.0)]
+        group.allreduce(several, dist.AllreduceOptions()).wait()
+        for words, tensors in (
+            ("invalid tensor layout at index 1", [coo(0, 1.0), torch.ones(3)]),
+            ("invalid tensor layout at index 1", [torch.ones(3), coo(0, 1.0)]),
+            ("invalid tensor size at index", [coo(0, 1.0), coo(0, 1.0, 4)]),
+        ):
+            with pytest.raises(RuntimeError, match=words):
+                group.allreduce(tensors, dist.AllreduceOptions())
+        with pytest.raises(RuntimeError, match="unsupported reduction operation"):
+            group.allreduce([coo(0, 1.0)], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX))
+        return [each.to_dense().tolist() for each in several]
+
+    assert in_groups_of_torch(made, 2, run) == [[[3.0, 4.0, 0.0]] * 2] * 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("made", [torchs_over_dldist, torchs_in_cpp_over_dldist])
+def test_who_is_late_or_lost_is_told_in_gloos_words(made):
+    may_go, has_left = threading.Event(), threading.Event()
+
+    def run(dist, group, rank):
+        if rank == 1:
+            may_go.wait(10)
+            group.shutdown()
+            has_left.set()
+            return None
+        message = options(dist.BarrierOptions, timeout=timedelta(milliseconds=50))
+        late = error_of(lambda: group.barrier(message).wait())
+        may_go.set()
+        has_left.wait(10)
+        return str(late)
+
+    assert re.search(r" Timed out waiting \d+ms", in_groups_of_torch(made, 2, run)[0])
+
+    def leave(dist, group, rank):
+        return rank == 0 and str(error_of(lambda: group.barrier(dist.BarrierOptions()).wait()))
+
+    assert " Connection closed by peer" in in_groups_of_torch(made, 2, leave)[0]
 
 
 REFUSED = [
