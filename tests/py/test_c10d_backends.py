@@ -585,7 +585,7 @@ def test_calls_in_their_flat_forms():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda group: group.allreduce([]), "single-element tensor list"),
+        (lambda group: group.allreduce([]), "requires non-empty tensor list"),
         (lambda group: group.broadcast([vector(1)], with_options(dldist.BroadcastOptions, rootTensor=1)), "invalid root tensor"),
         (lambda group: group.send([vector(1), vector(2)], 1 - group.rank(), 0), "takes a single tensor"),
         (lambda group: group.gather([] if group.rank() == 0 else [[vector(0)]], [vector(1)]), "output"),

@@ -1,6 +1,7 @@
 """Gloo's backend with several tensors in a call, and with devices; each case next to torch's Gloo where torch is installed."""
 
 import array
+import re
 import threading
 import time
 from datetime import timedelta
@@ -28,6 +29,51 @@ def in_groups(size, case):
     return on_threads(size, run)
 
 
+def gloos(store, rank, size):
+    import torch.distributed as dist
+
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=10))
+
+
+def torchs_over_dldist(store, rank, size):
+    """The group of the backend "dldist" that is made in Python."""
+    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._runner import Runner
+
+    return ProcessGroup(Runner.meeting(store, "forms", list(range(size)), rank, timedelta(seconds=10)))
+
+
+def torchs_in_cpp_over_dldist(store, rank, size):
+    from dldist.torch import _native
+    from dldist.torch._runner import Runner
+
+    module = _native.load()
+    if module is None:
+        pytest.skip("nothing can be compiled here")
+    limit = timedelta(seconds=10)
+    return module.Backend(Runner.meeting(store, "forms", list(range(size)), rank, limit), "dldist", limit)
+
+
+OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in_cpp_over_dldist])
+
+
+def in_groups_of_torch(made, size, case):
+    """case(dist, group, rank) on a thread for each rank."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+
+    def run(rank):
+        group = made(store, rank, size)
+        try:
+            return case(dist, group, rank)
+        finally:
+            if made is not gloos:
+                group.shutdown()
+
+    return on_threads(size, run)
+
+
 def options(kind, **fields):
     opts = kind()
     for name, value in fields.items():
@@ -41,6 +87,20 @@ def options(kind, **fields):
 def all_reduce_two(dist, make, group, rank):
     tensors = [make(rank, 1), make(10 * rank, 2)]
     group.allreduce(tensors, dist.AllreduceOptions()).wait()
+    return tensors
+
+
+def all_reduce_one_twice(dist, make, group, rank):
+    tensor = make(rank + 1)
+    group.allreduce([tensor, tensor], dist.AllreduceOptions()).wait()
+    return [tensor]
+
+
+def all_reduce_coalesced_one_twice(dist, make, group, rank):
+    tensor, other = make(rank + 1), make(10)
+    tensors = [tensor, other, tensor]
+    work = group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
+    work.wait()
     return tensors
 
 
@@ -59,6 +119,8 @@ def all_gather_two(dist, make, group, rank):
 
 CASES = {
     all_reduce_two: lambda size: [[11 * sum(range(size)), 3 * size]] * 2,
+    all_reduce_one_twice: lambda size: [[size * (size + 1)]],
+    all_reduce_coalesced_one_twice: lambda size: [[size * (size + 1) // 2], [10 * size], [size * (size + 1) // 2]],
     broadcast_two: lambda size: [[10 + size - 1]] * 2,
     all_gather_two: lambda size: [[value] for rank in range(size) for value in (rank, 10 + rank)] * 2,
 }
@@ -97,32 +159,24 @@ def test_values_of_futures():
 
 
 @pytest.mark.torch
-def test_torchs_futures_have_the_same_values():
+@OF_TORCH
+def test_torchs_futures_have_the_same_values(made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
-
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
-        return values_of_futures(dist, group, lambda *values: torch.tensor(values))
-
-    assert on_threads(2, run) == [VALUES_OF_FUTURES] * 2
+    found = in_groups_of_torch(made, 2, lambda dist, group, _rank: values_of_futures(dist, group, lambda *values: torch.tensor(values)))
+    assert found == [VALUES_OF_FUTURES] * 2
 
 
 @pytest.mark.torch
+@OF_TORCH
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_torch_does_the_same(case):
+def test_torch_does_the_same(case, made):
     import torch
-    import torch.distributed as dist
 
-    store = dist.HashStore()
-
-    def run(rank):
-        group = dist.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=10))
+    def run(dist, group, rank):
         return [each.tolist() for each in case(dist, lambda *values: torch.tensor(values), group, rank)]
 
-    assert on_threads(2, run) == [CASES[case](2)] * 2
+    assert in_groups_of_torch(made, 2, run) == [CASES[case](2)] * 2
 
 
 def test_the_work_ends_when_all_tensors_are_there():
@@ -165,17 +219,256 @@ def test_what_fails_ends_the_work_too():
     assert in_groups(2, case)[0] == (dldist.DistTimeoutError, dldist.DistTimeoutError, True, False)
 
 
+# ---- reductions of several tensors of a rank
+
+
+REDUCED = {
+    ("SUM", "f4"): [17, 18],
+    ("PRODUCT", "f4"): [300, 196],
+    ("MIN", "f4"): [3, 2],
+    ("MAX", "f4"): [5, 7],
+    ("AVG", "f4"): [8.5, 9],
+    ("SUM", "i8"): [17, 18],
+    ("PRODUCT", "u1"): [300 % 256, 196],
+    ("BAND", "i4"): [0, 2],
+    ("BOR", "i4"): [7, 7],
+    ("BXOR", "i4"): [7, 0],
+    ("PRODUCT", "f2"): [300, 196],
+    ("SUM", "?"): [True, True],
+}
+
+
+def reduced(dist, make, group, rank, op):
+    """What each of two tensors has afterwards."""
+    tensors = [make([3 + rank, 7]), make([5, 2])]
+    group.allreduce(tensors, options(dist.AllreduceOptions, reduceOp=getattr(dist.ReduceOp, op))).wait()
+    return [each.tolist() for each in tensors]
+
+
+@pytest.mark.parametrize(("op", "dtype"), REDUCED)
+def test_reductions_of_several_tensors(op, dtype):
+    def case(group, rank):
+        return reduced(dldist, lambda values: np.array(values, dtype), group, rank, op)
+
+    assert in_groups(2, case) == [[REDUCED[op, dtype]] * 2] * 2
+
+
+@pytest.mark.torch
+@OF_TORCH
+@pytest.mark.parametrize(("op", "dtype"), REDUCED)
+def test_torchs_reductions_of_several_tensors(op, dtype, made):
+    import torch
+
+    if op == "AVG" and made is gloos:
+        pytest.skip("Gloo divides only the first tensor")
+
+    def run(dist, group, rank):
+        return reduced(dist, lambda values: torch.from_numpy(np.array(values, dtype)), group, rank, op)
+
+    assert in_groups_of_torch(made, 2, run) == [[REDUCED[op, dtype]] * 2] * 2
+
+
+def test_several_tensors_that_are_not_contiguous():
+    whole = {rank: np.arange(8.0).reshape(2, 4) for rank in range(2)}
+
+    def case(group, rank):
+        group.allreduce([whole[rank][:, 1], whole[rank][:, 3]], op=dldist.ReduceOp.MAX).wait()
+        return whole[rank].tolist()
+
+    assert in_groups(2, case) == [[[0, 3, 2, 3], [4, 7, 6, 7]]] * 2
+
+
+def test_a_factor_multiplies_the_sum_once():
+    def case(group, rank):
+        tensors = [np.array([1.0 + rank]), np.array([3.0])]
+        group.allreduce(tensors, op=dldist.ReduceOp.PREMUL_SUM(0.5)).wait()
+        return [each.tolist() for each in tensors]
+
+    assert in_groups(2, case) == [[[4.5], [4.5]]] * 2
+
+
+def test_nothing_is_written_where_there_is_no_such_reduction():
+    def case(group, rank):
+        tensors = [np.ones(1, "c8"), np.ones(1, "c8")]
+        with pytest.raises(ValueError, match="there is no MAX of complex64"):
+            group.allreduce(tensors, op=dldist.ReduceOp.MAX)
+        group.barrier().wait()
+        return [each.tolist() for each in tensors]
+
+    assert in_groups(1, case) == [[[1], [1]]]
+
+
+# ---- what is refused, in Gloo's words
+
+
+def with_root(dist, kind, **fields):
+    return options(getattr(dist, kind), **fields)
+
+
+F4, F8 = np.float32, np.float64
+
+WRONG = [
+    ("requires non-empty tensor list", lambda dist, t, g: g.allreduce([], dist.AllreduceOptions())),
+    ("invalid tensor type at index", lambda dist, t, g: g.allreduce([t(1), t(1, F8)], dist.AllreduceOptions())),
+    ("invalid tensor size at index", lambda dist, t, g: g.allreduce([t(1), t(2)], dist.AllreduceOptions())),
+    (
+        "Cannot use ReduceOp.BOR with non-integral dtype",
+        lambda dist, t, g: g.allreduce([t(1), t(1)], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.BOR)).wait(),
+    ),
+    ("requires non-empty tensor list", lambda dist, t, g: g.allreduce_coalesced([], dist.AllreduceCoalescedOptions())),
+    ("tensors must all have the same type", lambda dist, t, g: g.allreduce_coalesced([t(1), t(1, F8)], dist.AllreduceCoalescedOptions())),
+    ("invalid root rank: -1", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootRank=-1))),
+    ("invalid root rank: 2", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootRank=2))),
+    ("invalid root tensor: -1", lambda dist, t, g: g.broadcast([t(1)], with_root(dist, "BroadcastOptions", rootTensor=-1))),
+    ("invalid root tensor: 0", lambda dist, t, g: g.broadcast([], dist.BroadcastOptions())),
+    ("invalid root tensor: 2", lambda dist, t, g: g.broadcast([t(1)] * 2, with_root(dist, "BroadcastOptions", rootTensor=2))),
+    ("invalid tensor type at index", lambda dist, t, g: g.broadcast([t(1), t(1, F8)], dist.BroadcastOptions())),
+    ("invalid tensor size at index", lambda dist, t, g: g.broadcast([t(1), t(2)], dist.BroadcastOptions())),
+    ("invalid root rank: 2", lambda dist, t, g: g.reduce([t(1)], with_root(dist, "ReduceOptions", rootRank=2))),
+    ("invalid root tensor: 1", lambda dist, t, g: g.reduce([t(1)], with_root(dist, "ReduceOptions", rootTensor=1))),
+    ("requires a single-element tensor list", lambda dist, t, g: g.reduce([t(1)] * 2, dist.ReduceOptions())),
+    ("requires non-empty input tensor list", lambda dist, t, g: g.allgather([], [])),
+    ("requires input/output tensor lists to have the same length", lambda dist, t, g: g.allgather([], [t(1)])),
+    ("requires input/output tensor lists to have the same length", lambda dist, t, g: g.allgather([[t(1)] * 2] * 2, [t(1)])),
+    ("invalid output tensor list at index 0 (expected length 2, got 1)", lambda dist, t, g: g.allgather([[t(1)]], [t(1)])),
+    ("invalid output tensor list at index 0 (expected length 2, got 3)", lambda dist, t, g: g.allgather([[t(1)] * 3], [t(1)])),
+    ("invalid tensor type at index 1", lambda dist, t, g: g.allgather([[t(1)] * 4] * 2, [t(1), t(1, F8)])),
+    ("invalid tensor size at index 1", lambda dist, t, g: g.allgather([[t(1)] * 4] * 2, [t(1), t(2)])),
+    ("invalid tensor type at index 1", lambda dist, t, g: g.allgather([[t(1), t(1, F8)]], [t(1)])),
+    ("requires non-empty input tensor list", lambda dist, t, g: g.allgather_coalesced([], [])),
+    ("output lists should be equal to world size", lambda dist, t, g: g.allgather_coalesced([[t(1)] for _ in range(3)], [t(1)])),
+    ("invalid output size: (expected length 1, got 2)", lambda dist, t, g: g.allgather_coalesced([[t(1), t(1)] for _ in range(2)], [t(1)])),
+    ("invalid size of output tensor at index 0", lambda dist, t, g: g.allgather_coalesced([[t(2)] for _ in range(2)], [t(1)])),
+    ("invalid tensor type at index 0", lambda dist, t, g: g.allgather_coalesced([[t(1, F8)] for _ in range(2)], [t(1)])),
+    ("invalid root rank: -1", lambda dist, t, g: g.gather([], [t(1)], with_root(dist, "GatherOptions", rootRank=-1))),
+    ("requires a single-element input tensor list", lambda dist, t, g: g.gather([], [], with_root(dist, "GatherOptions", rootRank=0))),
+    ("requires a single-element input tensor list", lambda dist, t, g: g.gather([], [t(1)] * 2, with_root(dist, "GatherOptions", rootRank=0))),
+    (
+        "requires a single-element output list containing a list with 2 tensors.",
+        lambda dist, t, g: g.gather([], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "Incorrect output list size 3. Output list size should be 2, same as size of the process group.",
+        lambda dist, t, g: g.gather([[t(1)] * 3], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "invalid tensor type at index 0",
+        lambda dist, t, g: g.gather([[t(1, F8) for _ in range(2)]], [t(1)], with_root(dist, "GatherOptions", rootRank=g.rank())),
+    ),
+    (
+        "requires empty output on non-root",
+        lambda dist, t, g: g.gather([[t(1)] * 2], [t(1)], with_root(dist, "GatherOptions", rootRank=1 - g.rank())),
+    ),
+    ("invalid root rank: 2", lambda dist, t, g: g.scatter([t(1)], [], with_root(dist, "ScatterOptions", rootRank=2))),
+    ("requires a single-element output tensor list", lambda dist, t, g: g.scatter([], [], with_root(dist, "ScatterOptions", rootRank=0))),
+    (
+        "requires a single-element input list containing a list with 2 tensors.",
+        lambda dist, t, g: g.scatter([t(1)], [], with_root(dist, "ScatterOptions", rootRank=g.rank())),
+    ),
+    (
+        "Incorrect input list size 1. Input list size should be 2, same as size of the process group.",
+        lambda dist, t, g: g.scatter([t(1)], [[t(1)]], with_root(dist, "ScatterOptions", rootRank=g.rank())),
+    ),
+    ("invalid tensor type at index 0", lambda dist, t, g: g.scatter([t(1)], [[t(1, F8)] * 2], with_root(dist, "ScatterOptions", rootRank=g.rank()))),
+    ("invalid tensor size at index 0", lambda dist, t, g: g.scatter([t(1)], [[t(2)] * 2], with_root(dist, "ScatterOptions", rootRank=g.rank()))),
+    (
+        "requires empty input on non-root",
+        lambda dist, t, g: g.scatter([t(1)], [[t(1)] * 2], with_root(dist, "ScatterOptions", rootRank=1 - g.rank())),
+    ),
+    ("reduce_scatter only supports 1 output", lambda dist, t, g: g.reduce_scatter([], [], dist.ReduceScatterOptions())),
+    ("invalid input tensor list size, must be world size", lambda dist, t, g: g.reduce_scatter([t(1)], [[t(1)]], dist.ReduceScatterOptions())),
+    ("takes a single tensor", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
+]
+
+
+def errors_of_wrong_calls(dist, make, group):
+    return [error_of(call, dist, make, group) for _, call in WRONG]
+
+
+def check_words(errors):
+    for (words, _), error in zip(WRONG, errors, strict=True):
+        assert isinstance(error, RuntimeError) and words in str(error), (words, error)
+
+
+def test_wrong_arguments_are_refused_in_gloos_words():
+    def case(group, rank):
+        errors = errors_of_wrong_calls(dldist, lambda count, dtype=F4: np.zeros(count, dtype), group)
+        group.barrier().wait()  # nothing was sent
+        return errors
+
+    for errors in in_groups(2, case):
+        check_words(errors)
+
+
+@pytest.mark.torch
+@OF_TORCH
+def test_torchs_words_are_these(made):
+    import torch
+
+    def run(dist, group, rank):
+        return errors_of_wrong_calls(dist, lambda count, dtype=F4: torch.from_numpy(np.zeros(count, dtype)), group)
+
+    for errors in in_groups_of_torch(made, 2, run):
+        check_words(errors)
+
+
+@pytest.mark.torch
+@OF_TORCH
+def test_torchs_sparse_tensors(made):
+    import torch
+
+    def coo(place, value, size=3):
+        return torch.sparse_coo_tensor([[place]], [value], (size,), check_invariants=False)
+
+    def run(dist, group, rank):
+        several = [coo(0, 1.0 + rank), coo(1, 2.0)]
+        group.allreduce(several, dist.AllreduceOptions()).wait()
+        for words, tensors in (
+            ("invalid tensor layout at index 1", [coo(0, 1.0), torch.ones(3)]),
+            ("invalid tensor layout at index 1", [torch.ones(3), coo(0, 1.0)]),
+            ("invalid tensor size at index", [coo(0, 1.0), coo(0, 1.0, 4)]),
+        ):
+            with pytest.raises(RuntimeError, match=words):
+                group.allreduce(tensors, dist.AllreduceOptions())
+        with pytest.raises(RuntimeError, match="unsupported reduction operation"):
+            group.allreduce([coo(0, 1.0)], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX))
+        return [each.to_dense().tolist() for each in several]
+
+    assert in_groups_of_torch(made, 2, run) == [[[3.0, 4.0, 0.0]] * 2] * 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("made", [torchs_over_dldist, torchs_in_cpp_over_dldist])
+def test_who_is_late_or_lost_is_told_in_gloos_words(made):
+    may_go, has_left = threading.Event(), threading.Event()
+
+    def run(dist, group, rank):
+        if rank == 1:
+            may_go.wait(10)
+            group.shutdown()
+            has_left.set()
+            return None
+        message = options(dist.BarrierOptions, timeout=timedelta(milliseconds=50))
+        late = error_of(lambda: group.barrier(message).wait())
+        may_go.set()
+        has_left.wait(10)
+        return str(late)
+
+    assert re.search(r" Timed out waiting \d+ms", in_groups_of_torch(made, 2, run)[0])
+
+    def leave(dist, group, rank):
+        return rank == 0 and str(error_of(lambda: group.barrier(dist.BarrierOptions()).wait()))
+
+    assert " Connection closed by peer" in in_groups_of_torch(made, 2, leave)[0]
+
+
 REFUSED = [
-    (lambda group: group.allreduce([vector(1), vector(1)], op=dldist.ReduceOp.MAX), RuntimeError, "not reduced by MAX"),
-    (lambda group: group.allreduce([vector(1), vector(1, 2)]), ValueError, "tensors of a rank are alike"),
-    (lambda group: group.allreduce([vector(1), array.array("f", [1])]), ValueError, "tensors of a rank are alike"),
-    (lambda group: group.allreduce([vector(1), b"12345678"]), ValueError, "read-only|writable"),
-    (lambda group: group.allreduce([]), RuntimeError, "single-element tensor list, not one of 0"),
-    (lambda group: group.broadcast([vector(1)] * 2, options(dldist.BroadcastOptions, rootTensor=2)), RuntimeError, "invalid root tensor: 2"),
-    (lambda group: group.allgather([[vector(1)]] * 2, [vector(1)]), RuntimeError, "1 inputs want as many lists of outputs, not 2"),
-    (lambda group: group.allgather([[vector(1)]] * 2, [vector(1)] * 2), RuntimeError, r"outputs\[0\] has 1 tensors, and there are 2"),
-    (lambda group: group.reduce([vector(1)] * 2), RuntimeError, "single-element"),
+    (lambda group: group.allreduce([vector(1), memoryview(vector(1)).toreadonly()]), ValueError, "read-only|writable"),
+    (lambda group: group.allreduce_coalesced([np.zeros(2), np.zeros(3)[1:], memoryview(np.zeros(2)).toreadonly()]), ValueError, "read-only|writable"),
     (lambda group: group.allreduce_sparse([vector(1)]), RuntimeError, "not sparse"),
+    (lambda group: group.allreduce_sparse([]), RuntimeError, "requires non-empty tensor list"),
+    (lambda group: group.broadcast([vector(1), object()]), TypeError, "not object"),
+    (lambda group: group.allreduce(3), TypeError, "not int"),
 ]
 
 
@@ -184,6 +477,17 @@ def test_what_is_refused(call, kind, text):
     def case(group, rank):
         with pytest.raises(kind, match=text):
             call(group)
+        group.barrier().wait()
+
+    in_groups(1, case)
+
+
+def test_outputs_that_overlap_are_refused_as_ever():
+    whole = np.zeros(3)
+
+    def case(group, rank):
+        with pytest.raises(ValueError, match="are the same memory or overlap"):
+            group.allreduce_coalesced([whole[:2], whole[1:]])
         group.barrier().wait()
 
     in_groups(1, case)

@@ -84,10 +84,38 @@ def test_low_level_calls(kind):
         group = dldist.group.WORLD
         x, y = sparse(kind, [[1, rank]]), sparse(kind, [[1, rank]])
         assert group.allreduce([x]).wait() and group.allreduce_sparse([y]).wait()
-        error = error_of(group.allreduce_sparse, [x, y])
-        return dense(x), dense(y), str(error)
+        return dense(x), dense(y)
 
-    assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]], "allreduce of sparse tensors takes a single tensor, not 2")] * 2
+    assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]])] * 2
+
+
+def test_several_of_a_rank(kind):
+    def case(rank):
+        group = dldist.group.WORLD
+        several = [sparse(kind, [[1, rank, 0]]), sparse(kind, [[0, 2, 0]])][: 1 + rank]  # of one, or of two
+        for call in (group.allreduce, group.allreduce_sparse):
+            work = call(several)
+            assert work.wait() and len(work.result()) == len(several)
+        return [dense(each) for each in several]
+
+    first = np.array([[2.0, 3.0, 0.0]])  # of the first call; of the second, once for each tensor
+    assert in_worlds(2, case) == [[(3 * first).tolist()] * (1 + rank) for rank in range(2)]
+
+
+def test_several_that_differ(kind):
+    def case(rank):
+        group = dldist.group.WORLD
+        x = sparse(kind, [[1, 2]])
+        for others, words in (
+            ([sparse(kind, [[1, 2, 3]])], r"invalid tensor size at index 1 \(expected \(1, 2\), got \(1, 3\)\)"),
+            ([x, np.ones((1, 2))], "invalid tensor layout at index 2"),
+        ):
+            for call in (group.allreduce, group.allreduce_sparse):
+                with pytest.raises(RuntimeError, match=words):
+                    call([x, *others])
+        return dense(x)
+
+    assert in_worlds(1, case) == [[[1.0, 2.0]]]
 
 
 def test_behind_what_compares_calls(kind):

@@ -849,16 +849,16 @@ def test_copies_between_what_shares_memory():
     assert x[:4].tolist() == [0, 0, 1, 2] and x[-1] == 19998
     _core._copy_tensor(x, x[::-1])
     assert x[0] == 19998 and x[-1] == 0
-    _core._add_tensor(x, x)
+    _core._reduce_tensor(x, x)
     assert x[0] == 2 * 19998
 
 
 def test_adding():
     total = numpy.ones((3, 4))
-    _core._add_tensor(total.T, numpy.full((4, 3), 2.0))
+    _core._reduce_tensor(total.T, numpy.full((4, 3), 2.0))
     assert (total == 3).all()
     with pytest.raises(ValueError, match="1 elements of float32 do not go into 1 of float64"):
-        _core._add_tensor(numpy.ones(1), numpy.ones(1, "float32"))
+        _core._reduce_tensor(numpy.ones(1), numpy.ones(1, "float32"))
 
 
 def test_converting():

@@ -1,4 +1,4 @@
-/* Copies, converts or adds the elements of one tensor into another. */
+/* Copies, converts or reduces the elements of one tensor into another. */
 #include "core/mem.h"
 #include "kernels/convert.h"
 #include "kernels/reduce.h"
@@ -8,41 +8,45 @@
 /* Anything smaller takes less time than releasing and retaking the GIL. */
 #define GIL_RELEASE_MIN_BYTES ((size_t)32768)
 
-/* `src` has as many elements as `dst`, in row-major order. False when memory runs out. */
-typedef bool transfer_fn(const dd_view *dst, const void *src, dd_dtype src_dtype);
+typedef struct tensor_transfer tensor_transfer;
 
-/* One of the functions of the module. */
-typedef struct tensor_transfer {
+/* `src` has as many elements as `dst`, in row-major order. False when memory runs out. */
+typedef bool transfer_fn(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype src_dtype);
+
+/* A call of one of the functions of the module. */
+struct tensor_transfer {
     const char *function;
     const char *dst; /* the names of its parameters */
     const char *src;
     transfer_fn *run;
-    bool (*is_supported)(dd_dtype dst, dd_dtype src);
-} tensor_transfer;
+    bool (*is_supported)(const tensor_transfer *t, dd_dtype dst, dd_dtype src);
+    dd_redop op; /* of run_reduce */
+};
 
 /* ---- the transfers */
 
 static bool
-is_same_dtype(dd_dtype dst, dd_dtype src)
+is_same_dtype(const tensor_transfer *Py_UNUSED(t), dd_dtype dst, dd_dtype src)
 {
     return dst == src;
 }
 
 static bool
-run_copy(const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
+run_copy(const tensor_transfer *Py_UNUSED(t), const dd_view *dst, const void *src,
+         dd_dtype Py_UNUSED(src_dtype))
 {
     dd_view_unpack(dst, src);
     return true;
 }
 
 static bool
-is_convertible(dd_dtype dst, dd_dtype src)
+is_convertible(const tensor_transfer *Py_UNUSED(t), dd_dtype dst, dd_dtype src)
 {
     return dst == src || dd_convert_is_supported(dst, src);
 }
 
 static bool
-run_convert(const dd_view *dst, const void *src, dd_dtype src_dtype)
+run_convert(const tensor_transfer *Py_UNUSED(t), const dd_view *dst, const void *src, dd_dtype src_dtype)
 {
     if (dst->is_contiguous) {
         dd_convert(dst->dtype, dst->data, src_dtype, src, dst->count);
@@ -59,34 +63,36 @@ run_convert(const dd_view *dst, const void *src, dd_dtype src_dtype)
 }
 
 static bool
-is_addable(dd_dtype dst, dd_dtype src)
+is_reducible(const tensor_transfer *t, dd_dtype dst, dd_dtype src)
 {
-    return dst == src && dd_reduce_is_supported(dst, DD_REDOP_SUM);
+    return dst == src && dd_reduce_is_supported(dst, t->op);
 }
 
+/* What is divided or multiplied once, by whoever has the whole sum, is only added up here. */
 static void
-add(dd_dtype dtype, void *sum, const void *src, size_t count)
+reduce(const tensor_transfer *t, dd_dtype dtype, void *result, const void *src, size_t count)
 {
-    dd_reduction reduction = {.dtype = dtype, .op = DD_REDOP_SUM};
-    const void *sources[] = {sum, src};
-    dd_reduce(&reduction, DD_STAGE_WHOLE, sum, sources, 2, count);
+    bool is_sum = t->op == DD_REDOP_AVG || t->op == DD_REDOP_PREMUL_SUM;
+    dd_reduction reduction = {.dtype = dtype, .op = is_sum ? DD_REDOP_SUM : t->op};
+    const void *sources[] = {result, src};
+    dd_reduce(&reduction, DD_STAGE_WHOLE, result, sources, 2, count);
 }
 
 static bool
-run_add(const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
+run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
 {
     if (dst->is_contiguous) {
-        add(dst->dtype, dst->data, src, dst->count);
+        reduce(t, dst->dtype, dst->data, src, dst->count);
         return true;
     }
-    void *sum = dd_mem_alloc(dd_view_nbytes(dst));
-    if (sum == NULL) {
+    void *result = dd_mem_alloc(dd_view_nbytes(dst));
+    if (result == NULL) {
         return false;
     }
-    dd_view_pack(dst, sum);
-    add(dst->dtype, sum, src, dst->count);
-    dd_view_unpack(dst, sum);
-    dd_mem_free(sum);
+    dd_view_pack(dst, result);
+    reduce(t, dst->dtype, result, src, dst->count);
+    dd_view_unpack(dst, result);
+    dd_mem_free(result);
     return true;
 }
 
@@ -127,12 +133,12 @@ is_same_memory(const dd_view *a, const dd_view *b)
 static bool
 transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 {
-    if (t->run != run_add && is_same_memory(dst, src)) {
+    if (t->run != run_reduce && is_same_memory(dst, src)) {
         return true;
     }
     bool is_shared = is_sharing_memory(dst, src);
     if (src->is_contiguous && !is_shared) {
-        return t->run(dst, src->data, src->dtype);
+        return t->run(t, dst, src->data, src->dtype);
     }
     if (t->run == run_copy && dst->is_contiguous && !is_shared) {
         dd_view_pack(src, dst->data);
@@ -143,7 +149,7 @@ transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
         return false;
     }
     dd_view_pack(src, packed);
-    bool is_done = t->run(dst, packed, src->dtype);
+    bool is_done = t->run(t, dst, packed, src->dtype);
     dd_mem_free(packed);
     return is_done;
 }
@@ -155,10 +161,16 @@ check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst
         !py_tensor_require_cpu(src, state, t->function, t->src)) {
         return false;
     }
-    if (dst->view.count != src->view.count || !t->is_supported(dst->view.dtype, src->view.dtype)) {
+    if (dst->view.count != src->view.count || !t->is_supported(t, dst->view.dtype, src->view.dtype)) {
+        const char *dtype = dd_dtype_name(dst->view.dtype);
+        bool is_reduction = t->run == run_reduce && dst->view.dtype == src->view.dtype;
+        if (is_reduction && dst->view.count == src->view.count) {
+            PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): there is no %s of %s", t->function,
+                         dd_redop_name(t->op), dtype);
+            return false;
+        }
         PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): %zu elements of %s do not go into %zu of %s",
-                     t->function, src->view.count, dd_dtype_name(src->view.dtype), dst->view.count,
-                     dd_dtype_name(dst->view.dtype));
+                     t->function, src->view.count, dd_dtype_name(src->view.dtype), dst->view.count, dtype);
         return false;
     }
     return true;
@@ -200,15 +212,11 @@ take_pair(const tensor_transfer *t, py_state *state, PyObject *const *args, Py_s
 }
 
 static PyObject *
-call(const tensor_transfer *t, PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+transfer_objects(const tensor_transfer *t, py_state *state, PyObject *dst_object, PyObject *src_object)
 {
-    PyObject *dst_object;
-    PyObject *src_object;
-    py_state *state = PyModule_GetState(module);
     py_tensor dst = {0};
     py_tensor src = {0};
-    bool is_done = take_pair(t, state, args, nargs, kwnames, &dst_object, &src_object) &&
-                   py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, t->dst) &&
+    bool is_done = py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, t->dst) &&
                    py_tensor_init(&src, state, src_object, PY_TENSOR_IN, t->function, t->src) &&
                    transfer_tensors(t, state, &dst, &src);
     py_tensor_fini(&src);
@@ -216,31 +224,58 @@ call(const tensor_transfer *t, PyObject *module, PyObject *const *args, Py_ssize
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
+static PyObject *
+call(const tensor_transfer *t, PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *dst;
+    PyObject *src;
+    py_state *state = PyModule_GetState(module);
+    return take_pair(t, state, args, nargs, kwnames, &dst, &src) ? transfer_objects(t, state, dst, src)
+                                                                 : NULL;
+}
+
 PyObject *
 py_tensor_copy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer copy = {"_copy_tensor", "dst", "src", run_copy, is_same_dtype};
+    static const tensor_transfer copy = {"_copy_tensor", "dst", "src", run_copy, is_same_dtype, DD_REDOP_SUM};
     return call(&copy, module, args, nargs, kwnames);
 }
 
 PyObject *
 py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer convert = {"_convert_tensor", "dst", "src", run_convert, is_convertible};
+    static const tensor_transfer convert = {"_convert_tensor", "dst",          "src",
+                                            run_convert,       is_convertible, DD_REDOP_SUM};
     return call(&convert, module, args, nargs, kwnames);
 }
 
 PyObject *
-py_tensor_add(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+py_tensor_reduce(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer addition = {"_add_tensor", "dst", "src", run_add, is_addable};
-    return call(&addition, module, args, nargs, kwnames);
+    tensor_transfer reduction = {"_reduce_tensor", "dst", "src", run_reduce, is_reducible, DD_REDOP_SUM};
+    PyObject *dst;
+    PyObject *src;
+    int op = DD_REDOP_SUM;
+    const py_params params = PY_PARAMS(reduction.function, 2, 3, {reduction.dst, PY_OBJECT, &dst},
+                                       {reduction.src, PY_OBJECT, &src}, {"op", PY_INT, &op});
+    py_state *state = PyModule_GetState(module);
+    if (!py_params_read(&params, state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    if (op < 0 || op >= DD_REDOP_COUNT) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': no operation has the number %d",
+                     reduction.function, op);
+        return NULL;
+    }
+    reduction.op = (dd_redop)op;
+    return transfer_objects(&reduction, state, dst, src);
 }
 
 PyObject *
 py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const tensor_transfer copy = {"_copy_tensors", "dsts", "srcs", run_copy, is_same_dtype};
+    static const tensor_transfer copy = {"_copy_tensors", "dsts",        "srcs",
+                                         run_copy,        is_same_dtype, DD_REDOP_SUM};
     PyObject *dst_objects;
     PyObject *src_objects;
     py_state *state = PyModule_GetState(module);

@@ -101,11 +101,12 @@ PyObject *py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t
 /* Functions of the module that move elements (tensor/copy.c). dst and src must have the same number of elements
  * and may share memory. Large tensors are moved without the GIL. _copy_tensor(dst, src) needs equal dtypes.
  * _copy_tensors(dsts, srcs) does the same pair by pair. _convert_tensor(dst, src) takes equal dtypes or any two
- * floating-point dtypes. _add_tensor(dst, src) adds src to dst, like a reduction with SUM. */
+ * floating-point dtypes. _reduce_tensor(dst, src, op) reduces both into dst by the operation of this number; AVG and
+ * PREMUL_SUM only add up. */
 PyObject *py_tensor_copy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_copy_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *py_tensor_convert(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-PyObject *py_tensor_add(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_tensor_reduce(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 /* _core._digest(data, keys): the bytes of dd_digest (tensor/digest.c). */
 PyObject *py_tensor_digest(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

@@ -88,7 +88,7 @@ def all_reduce(
     except (_core.DistArgumentError, TypeError) as refusal:
         from dldist.c10d import sparse
 
-        return sparse.all_reduce(calls, tensor, op, timeout, async_op, refusal)
+        return sparse.all_reduce(calls, [tensor], op, timeout, async_op, refusal)
 
 
 def broadcast(

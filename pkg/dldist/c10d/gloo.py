@@ -129,7 +129,7 @@ class ProcessGroupGloo(OverGroup):
         from dldist.c10d import gloo_forms
 
         refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: the tensor is not sparse")
-        return gloo_forms.all_reduce_sparse(self, tensors, opts, refusal)
+        return gloo_forms.run(self, "allreduce_sparse", (tensors, opts), refusal)
 
     # ---- devices, which groups do not use
 

@@ -29,6 +29,13 @@ class _OfTorch:
         self.places = own.indices().t().contiguous()
         self.values = own.values().contiguous()
 
+    def add(self, other: _OfTorch) -> None:
+        """Have the elements of another, too."""
+        import torch
+
+        self.places = torch.cat([self.places, other.places])
+        self.values = torch.cat([self.values, other.values])
+
     def put(self, places: list[Any], values: list[Any]) -> None:
         """Be the tensor of these elements."""
         import torch
@@ -54,6 +61,12 @@ class _OfScipy:
         self.places = numpy.stack(coords, axis=1).astype("int64")
         self.values = own.data
 
+    def add(self, other: _OfScipy) -> None:
+        import numpy
+
+        self.places = numpy.concatenate([self.places, other.places])
+        self.values = numpy.concatenate([self.values, other.values])
+
     def put(self, places: list[Any], values: list[Any]) -> None:
         import numpy
 
@@ -66,32 +79,46 @@ class _OfScipy:
 _OF_SCIPY = ("coo", "csr", "csc")
 
 
+def layout_of(tensor: Any) -> str | None:
+    """Of a sparse tensor: torch's name of its layout, or SciPy's of its format. None of what is dense."""
+    torch, scipy = sys.modules.get("torch"), sys.modules.get("scipy.sparse")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return None if tensor.layout is torch.strided else str(tensor.layout)
+    return str(tensor.format) if scipy is not None and scipy.issparse(tensor) else None
+
+
 def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
     """None of what is not sparse."""
-    torch, scipy = sys.modules.get("torch"), sys.modules.get("scipy.sparse")
-    if torch is not None and isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
-        if tensor.layout is not torch.sparse_coo:
-            raise TypeError(f"all_reduce of a {tensor.layout} tensor: of torch's sparse tensors only COO can be reduced (to_sparse_coo())")
-        return _OfTorch(tensor)
-    if scipy is not None and scipy.issparse(tensor):
-        if tensor.format not in _OF_SCIPY:
-            raise TypeError(f"all_reduce of SciPy's format {tensor.format!r}: only {', '.join(_OF_SCIPY)} can be reduced (tocoo())")
-        return _OfScipy(tensor)
-    return None
+    layout = layout_of(tensor)
+    if layout is None or layout == "torch.sparse_coo":
+        return None if layout is None else _OfTorch(tensor)
+    if layout.startswith("torch."):
+        raise TypeError(
+            f"unsupported layout: all_reduce of a {layout} tensor: of torch's sparse tensors only COO can be reduced (to_sparse_coo())"
+        )
+    if layout not in _OF_SCIPY:
+        raise TypeError(f"all_reduce of SciPy's format {layout!r}: only {', '.join(_OF_SCIPY)} can be reduced (tocoo())")
+    return _OfScipy(tensor)
 
 
-def all_reduce(calls: Any, tensor: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
-    """Reduce a sparse tensor in place; raises the refusal of what is dense. It waits for the other ranks in any case: the work of an
-    asynchronous call is done."""
-    parts = _taken_apart(tensor)
-    if parts is None:
+def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
+    """Reduce sparse tensors of this rank to one sum, in place; raises the refusal of what is dense. It waits for the other ranks in
+    any case: the work of an asynchronous call is done."""
+    parts = [_taken_apart(tensor) for tensor in tensors]
+    if not all(parts):
         raise refusal
     if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
-    counts = _agree(calls, parts, timeout)
-    places, values = (_gather(calls, part, counts, timeout) for part in (parts.places, parts.values))
-    parts.put(places, values)
-    return done_work([tensor]) if is_async else None
+    own: Any = parts[0]
+    for other in parts[1:]:
+        if other.sparse_dim != own.sparse_dim:
+            raise ValueError("Sparse dimensions do not match")
+        own.add(other)
+    counts = _agree(calls, own, timeout)
+    places, values = (_gather(calls, part, counts, timeout) for part in (own.places, own.values))
+    for part in parts:
+        part.put(places, values)
+    return done_work(list(tensors)) if is_async else None
 
 
 def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:

@@ -421,7 +421,7 @@ class Reducer(C10dNames):
         if self._is_batched and self._is_sync and not slot.is_partial:
             self._buckets[slot.bucket_index].waiting.append((slot, gradient))
             return
-        put = _core._add_tensor if slot.is_partial else _core._copy_tensor
+        put = _core._reduce_tensor if slot.is_partial else _core._copy_tensor
         try:
             put(slot.part, arrays.source_of(gradient))
         except (TypeError, ValueError) as error:

@@ -33,8 +33,21 @@ def as_torchs(error: BaseException) -> BaseException:
     """The same exception, made an instance of torch's class too. It is unchanged if torch has no such class."""
     kind = _AS_TORCHS.get(type(error))
     if kind is not None:
+        _add_words(error)
         error.__class__ = kind  # the exception keeps its identity, its traceback and its attributes
     return error
+
+
+def _add_words(error: BaseException) -> None:
+    """Programs look for what Gloo says when a rank is late or lost."""
+    if isinstance(error, dldist.DistTimeoutError):
+        waited_ms = round(1000 * (error.elapsed or 0))
+        words = f"Timed out waiting {waited_ms}ms" if waited_ms > 0 else "Timed out waiting for the other ranks"
+    elif isinstance(error, dldist.DistPeerLostError):
+        words = "Connection closed by peer"
+    else:
+        return
+    error.args = (f"{error} [in Gloo's words: {words}]", *error.args[1:])
 
 
 class Converting:

@@ -85,7 +85,7 @@ class Runner:
                     output.copy_(copy)
 
         if work is not None and pairs:
-            return FollowedWork(work, copy_back)
+            return FollowedWork(work, copy_back, arguments[0])
         copy_back()
         return work
 

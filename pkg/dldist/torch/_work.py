@@ -93,10 +93,15 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A future for result()."""
+        """A future for result(), in a list for each input where there are several."""
         if self._future is None:
-            self._future = _future_of(self._work, lambda: flat(self._outputs))
+            self._future = _future_of(self._work, self._value)
         return self._future
+
+    def _value(self) -> list[Any]:
+        outputs = self._outputs
+        is_several = isinstance(outputs, (list, tuple)) and len(outputs) > 1 and isinstance(outputs[0], (list, tuple))
+        return [list(each) for each in outputs] if is_several else flat(outputs)
 
     def get_future_result(self) -> Any:
         """A future that tells how the call ends: its value is a number of WorkResult."""
@@ -141,7 +146,7 @@ class Together(Work):
     __slots__ = ("_works",)
 
     def __init__(self, works: list[Work]) -> None:
-        super().__init__(None, [work._outputs for work in works], int(OpType.COALESCED))
+        super().__init__(None, flat([work._outputs for work in works]), int(OpType.COALESCED))
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
