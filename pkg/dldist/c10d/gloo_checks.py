@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class _Facts:
     """What is compared of a tensor. A sparse one has its shape instead of a number of elements."""
 
+    size: int | tuple[int, ...]
+
     def __init__(self, tensor: Any) -> None:
         self.layout = sparse.layout_of(tensor)
         if self.layout is None:

@@ -104,12 +104,12 @@ def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
 def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
     """Reduce sparse tensors of this rank to one sum, in place; raises the refusal of what is dense. It waits for the other ranks in
     any case: the work of an asynchronous call is done."""
-    parts = [_taken_apart(tensor) for tensor in tensors]
-    if not all(parts):
+    parts: list[Any] = [_taken_apart(tensor) for tensor in tensors]
+    if None in parts:
         raise refusal
     if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
-    own: Any = parts[0]
+    own = parts[0]
     for other in parts[1:]:
         if other.sparse_dim != own.sparse_dim:
             raise ValueError("Sparse dimensions do not match")
