@@ -101,7 +101,8 @@ def set_as_gloo(is_wanted: bool) -> None:
     current: Any = distributed_c10d.ProcessGroupGloo
     torchs = current.torchs if isinstance(current, _InPlaceOfGloo) else current
     chosen = _InPlaceOfGloo("ProcessGroupGloo", (), {"torchs": torchs}) if is_wanted else torchs
-    for module in (dist, distributed_c10d, _distributed_c10d):
+    modules: Any = (dist, distributed_c10d, _distributed_c10d)
+    for module in modules:
         module.ProcessGroupGloo = chosen
     _let_wrappers_have(torchs)
 

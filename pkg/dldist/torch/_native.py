@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,21 @@ _LIMIT_S = 600  # for compiling, and for waiting until another process has
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
 
 _logger = logging.getLogger("dldist")
+_loading = threading.Lock()  # threads may make their first groups at the same time
 
 
 class CannotBuild(Exception):
     """Why there is no backend in C++."""
 
 
-@functools.cache
 def load() -> Any:
     """The module with the class Backend; None if groups are made in Python, which the log gives the reason for."""
+    with _loading:
+        return _load_once()
+
+
+@functools.cache
+def _load_once() -> Any:
     wish = settings.value("torch_backend")
     if wish == "python":
         return None
@@ -216,19 +223,18 @@ def _loaded(library: pathlib.Path) -> Any:
 
 def _give_sequence_numbers() -> None:
     """Groups ask their backend for sequence numbers only if it is one of torch's own."""
-    get_of_torchs = dist.ProcessGroup._get_sequence_number_for_group
-    set_of_torchs = dist.ProcessGroup._set_sequence_number_for_group
+    kind: Any = dist.ProcessGroup
+    get_of_torchs, set_of_torchs = kind._get_sequence_number_for_group, kind._set_sequence_number_for_group
 
     def get(group: Any) -> int:
         runner = _runner_of(group)
-        return get_of_torchs(group) if runner is None else runner.sequence()
+        return int(get_of_torchs(group) if runner is None else runner.sequence())
 
     def set_(group: Any) -> None:
         if _runner_of(group) is None:
             set_of_torchs(group)
 
-    dist.ProcessGroup._get_sequence_number_for_group = get  # type: ignore[method-assign]
-    dist.ProcessGroup._set_sequence_number_for_group = set_  # type: ignore[method-assign]
+    kind._get_sequence_number_for_group, kind._set_sequence_number_for_group = get, set_
 
 
 def _runner_of(group: Any) -> Any:
