@@ -59,7 +59,16 @@ class Gil {
   PyGILState_STATE state_;
 };
 
-// A Python object that may be let go of on any thread. Where Python has ended, nothing is released.
+// Whether threads can take the GIL no more: the interpreter is ending.
+bool isPythonEnding() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// A Python object that may be let go of on any thread. Where Python is ending, nothing is released.
 class Held {
  public:
   Held() = default;
@@ -70,7 +79,7 @@ class Held {
     return *this;
   }
   ~Held() {
-    if (object_ != nullptr && Py_IsInitialized()) {
+    if (object_ != nullptr && Py_IsInitialized() && !isPythonEnding()) {
       Gil gil;
       Py_DECREF(object_);
     }
