@@ -57,3 +57,6 @@ def setup(app):
     app.connect("source-read", lead_to_pages)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", find_public_name)
+
+# Two classes are called Join, of the reducer and of algorithms.join: Sphinx takes one for the other's annotation, and says so.
+suppress_warnings = ["ref.python"]

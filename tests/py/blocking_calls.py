@@ -56,6 +56,7 @@ BLOCKING = {
     "Group.recv": "g.recv(x, 1)",
     "Group.monitored_barrier": "g.monitored_barrier()",
     "Group.split": "g.split([0, 1])",
+    "Group.suspend": "g.suspend()",
     "Group.close": "tagged and g.close(60)",
     "Group.__init__": "_core.Group(_core.HashStore(), 0, 2, connect_timeout=60)",
     # ---- works, futures, plans
@@ -178,7 +179,7 @@ HEARD_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
 # Public and never waiting for anybody: what only looks, makes something of this process, starts something, or ends it at once.
 NOT_BLOCKING = {
     *(f"Group.{name}" for name in dir(_core.Group) if name.startswith("plan_")),
-    *("Group." + name for name in "isend irecv batch_isend_irecv coalesce empty abort".split()),
+    *("Group." + name for name in "isend irecv batch_isend_irecv coalesce empty abort revoke memory_stats resume".split()),
     *("Work." + name for name in "is_completed is_success exception result source_rank get_future get_future_result".split()),
     *("Work." + name for name in "block_current_stream boxed unbox".split()),
     *("Plan." + name for name in "start is_completed close".split()),
@@ -207,6 +208,9 @@ ELSEWHERE = {
     "init_process_group": "meets as World() does: below, in a process without a default world",
     "destroy_process_group": "close() with a time-out of its own",
     "shrink_group": "new_group() of those that stay",
+    "revoke_process_group": "revoke() of its World",
+    "init_device_mesh": "new_group() for each dimension",
+    "functional.wait_tensor": "wait() of the works that are registered for the tensor",
     "spawn": "waits for processes: test_spawn.py",
 }
 

@@ -475,7 +475,7 @@ class Reducer(C10dNames):
     def _all_reduce_sparse(self, slot: SparseSlot) -> Any:
         """The average of a sparse gradient, which is there when this returns."""
         if slot.rows is None:
-            sparse.all_reduce(self._operations, slot.sent, "sum", self._timeout, False, TypeError("a gradient is not sparse"))
+            sparse.all_reduce(self._operations, [slot.sent], "sum", self._timeout, False, TypeError("a gradient is not sparse"))
         else:
             self._operations.all_reduce(slot.sent, "sum", timeout=self._timeout)
         return slot.sent.div_(self._divisor()) if self._op == "avg" else slot.sent

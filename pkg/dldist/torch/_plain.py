@@ -168,7 +168,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _is_absent(self, kind: str) -> bool:
         """Whether we serve this type of device, but this machine has no such device."""
-        is_ours = self._is_ours(kind)
+        is_ours = self._names_of_backends().get(kind) == self.serves_as
         return kind == "cuda" and is_ours and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:

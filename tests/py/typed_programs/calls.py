@@ -31,6 +31,7 @@ def worlds(store: dist.Store) -> None:
         assert_type(half, dist.ProcessGroup)
     rest = dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT if store.num_keys() else dist.SHRINK_DEFAULT)
     assert_type(rest, dist.ProcessGroup)
+    dist.revoke_process_group(rest, dist.REVOKE_DEFAULT)
     dist.set_timeout(5, rest)
     dist.set_timeout(timedelta(seconds=5))
     assert_type(dist.get_backend(), str)
