@@ -73,6 +73,8 @@ class _InPlaceOfGloo(type):
 
     torchs: Any
     """PyTorch's class."""
+    torchs_create_wrapper: Any
+    """PyTorch's function, which makes an object of that class."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
         from dldist.torch._groups import create_gloo
@@ -99,15 +101,20 @@ def set_as_gloo(is_wanted: bool) -> None:
     from torch.distributed import distributed_c10d
 
     current: Any = distributed_c10d.ProcessGroupGloo
-    torchs = current.torchs if isinstance(current, _InPlaceOfGloo) else current
-    chosen = _InPlaceOfGloo("ProcessGroupGloo", (), {"torchs": torchs}) if is_wanted else torchs
+    if isinstance(current, _InPlaceOfGloo) == is_wanted:
+        return
+    if is_wanted:
+        kept = {"torchs": current, "torchs_create_wrapper": distributed_c10d._create_process_group_wrapper}
+        chosen, create_wrapper = _InPlaceOfGloo("ProcessGroupGloo", (), kept), _create_wrapper_with(current)
+    else:
+        chosen, create_wrapper = current.torchs, current.torchs_create_wrapper
     modules: Any = (dist, distributed_c10d, _distributed_c10d)
     for module in modules:
         module.ProcessGroupGloo = chosen
-    _let_wrappers_have(torchs)
+    distributed_c10d._create_process_group_wrapper = create_wrapper
 
 
-def _let_wrappers_have(torchs: Any) -> None:
+def _create_wrapper_with(torchs: Any) -> Any:
     """The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL is in C++, and takes PyTorch's own class alone to talk to the other ranks."""
     from torch.distributed import distributed_c10d
 
@@ -117,4 +124,4 @@ def _let_wrappers_have(torchs: Any) -> None:
         helper = torchs(distributed_c10d.PrefixStore(prefix, store), rank, world_size, timeout=limit)
         return distributed_c10d._ProcessGroupWrapper(wrapped_pg, helper)
 
-    distributed_c10d._create_process_group_wrapper = create_wrapper
+    return create_wrapper

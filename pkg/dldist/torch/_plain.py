@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -261,7 +262,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Say goodbye to the other ranks."""
-        call_all([*(_end_of(group) for group in self._served.values()), self._runner.shutdown])
+        # torch made the others, and keeps track of them.
+        call_all([*(partial(dist.destroy_process_group, group) for group in self._served.values()), self._runner.shutdown])
 
     def abort(self) -> None:
         """End the group and its unfinished calls at once, on all ranks."""
@@ -301,11 +303,6 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         name = group_name or f"{self._runner.name}:merged"
         return _named(ProcessGroup(self._runner.merge(store, size, name, timeout), serves_as=self.serves_as), group_desc)
-
-
-def _end_of(group: Any) -> Callable[[], object]:
-    """The function that ends a group that torch made for this one and keeps track of."""
-    return lambda: dist.destroy_process_group(group)
 
 
 def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:

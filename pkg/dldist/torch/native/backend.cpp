@@ -360,8 +360,6 @@ class Work final : public c10d::Work {
     checked(PyObject_VectorcallMethod(names().watch, args, 2, nullptr));
   }
 
-  bool isOver() const { return !work_; }
-
  private:
   // Of the future: the outputs, in a list for each input where there are several.
   c10::IValue value() const {
