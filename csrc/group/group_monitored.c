@@ -113,7 +113,7 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
         dd_error_prepend(
             err,
             "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
-            "send/recv from rank 0",
+            "send/recv from rank 0. Please check rank 0 logs for faulty rank",
             group->rank);
     }
     return status;

@@ -485,7 +485,7 @@ miss_monitored(team_rank *self)
         CHECK_CONTAINS(check_message(), is_all ? "Ranks 1, 3 failed" : "Rank 1 failed");
         CHECK_CONTAINS(check_message(), self->rank == 0 ? "[Rank 0]" : "Rank 2 successfully reached");
         CHECK_CONTAINS(check_message(),
-                       self->rank == 0 ? " ms (group" : "errors while waiting for send/recv from rank 0");
+                       self->rank == 0 ? " ms (group" : "Please check rank 0 logs for faulty rank: rank 0");
     }
     team_rendezvous(self, "missed");
     if (is_missing) {

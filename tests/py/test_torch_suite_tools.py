@@ -26,6 +26,7 @@ def replaced(transformer, source):
         ("init('cpu:gloo,cuda:nccl')", "init('cpu:dldist,cuda:nccl')"),
         ("fail('gloo is not there')", "fail('gloo is not there')"),
         ("x == dist.Backend.GLOO", "x == 'dldist'"),
+        ("list(dist.Backend.backend_list)", "list([name for name in dist.Backend.backend_list if name != 'gloo'])"),
         ("c10d.ProcessGroupGloo(store, 0, 2)", "made(store, 0, 2)"),
         ("c10d.ProcessGroupGloo.create_device()", "c10d.ProcessGroupGloo.create_device()"),
         ("CPU_PROFILING_SUPPORTED = ['gloo']", "CPU_PROFILING_SUPPORTED = ['gloo']"),

@@ -18,7 +18,7 @@ import dldist.torch
 import torch
 import torch.distributed as dist
 from dldist.torch import _native, _profile
-from dldist.torch._groups import runner_of
+from dldist.torch._runner import runner_of
 from torch._C import _distributed_c10d as c10d
 
 SHORT = datetime.timedelta(milliseconds=300)
@@ -80,7 +80,7 @@ def end_future(future, is_async):
 def who_it_is(rank, size):
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup) and isinstance(group, dldist.torch.ProcessGroup) == (not IS_IN_CPP)
-    assert dist.get_backend() == "dldist" and (IS_IN_CPP or group.name() == group._get_backend_name() == "dldist")
+    assert dist.get_backend() == group.name() == group._get_backend_name() == "dldist"
     assert (group.rank(), group.size()) == (rank, size) == (dist.get_rank(), dist.get_world_size())
     assert group.group_name == "0" and group.group_desc == "default_pg"
     assert c10d.ProcessGroup.unbox(group.boxed()) is group
@@ -200,6 +200,8 @@ def the_groups_own_calls(rank, size):
         assert out is None or out.tolist() == [10.0 * other + 1 for other in range(size)]
     assert group.barrier().wait()
     group.monitored_barrier(datetime.timedelta(seconds=10))
+    dist.monitored_barrier()
+    dist.monitored_barrier(group, 10.0, wait_all_ranks=True)
     x = of(rank, 1)
     if rank == 0:
         group.send([x], 1, 5).wait()

@@ -13,7 +13,7 @@ import dldist.torch
 import torch
 import torch.distributed as dist
 from dldist.torch import _buckets
-from dldist.torch._groups import runner_of
+from dldist.torch._runner import runner_of
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 256

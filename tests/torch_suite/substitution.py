@@ -1,7 +1,8 @@
 """What is replaced in PyTorch's tests, so that they test something else than they were written for.
 
 Backend puts a backend in the place of "gloo": in every string that names a backend ("gloo", "cpu:gloo"), for Backend.GLOO and where a
-ProcessGroupGloo is made. The lists of backends whose calls torch's profiler shows stay as they are.
+ProcessGroupGloo is made; the list of all backends is without Gloo. The lists of backends whose calls torch's profiler shows stay as they
+are.
 
 Front puts dldist, the package, in the place of torch.distributed: wherever the module or one of its names is imported or written out.
 What dldist does not have, stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms).
@@ -51,6 +52,8 @@ class Backend(ast.NodeTransformer):
         self.generic_visit(node)
         if node.attr == "GLOO" and written(node.value).split(".")[-1] == "Backend":
             return ast.copy_location(ast.Constant(self.backend), node)
+        if node.attr == "backend_list":
+            return put(node, f"[name for name in {ast.unparse(node)} if name != 'gloo']")
         return node
 
     def visit_Assign(self, node):

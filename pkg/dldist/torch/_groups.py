@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dldist.torch import _native, _recorder
+from dldist.torch import _for_our_groups, _native
 from dldist.torch._compiler import not_compiled
 from dldist.torch._runner import Runner
 
@@ -49,7 +49,7 @@ def create_gloo(store: Any, rank: int, size: int, options: Any = None, *, timeou
     given = timeout if options is None else getattr(options, "_timeout", options)
     limit = dist.distributed_c10d.default_pg_timeout if given is None else given
     ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
-    return _over(Runner.meeting(store, "gloo", ranks, rank, limit), backend="gloo")
+    return _over(Runner.meeting(store, "gloo", ranks, rank, limit, serves_as="gloo"))
 
 
 def is_in_place_of_gloo(thing: Any) -> bool:
@@ -57,27 +57,12 @@ def is_in_place_of_gloo(thing: Any) -> bool:
     return getattr(thing, "serves_as", "") == "gloo"
 
 
-def _over(runner: Runner, device_type: str = "cpu", backend: str = "dldist") -> Any:
-    _recorder.add_to_torchs_dumps()
+def _over(runner: Runner, device_type: str = "cpu") -> Any:
+    _for_our_groups.answer()
     native = _native.load()
     if native is not None:
-        return native.Backend(runner, backend, runner.group.timeout)
+        return native.Backend(runner, runner.group.timeout)
     from dldist.torch._plain import ProcessGroup
 
-    config = ",".join(f"{served}:{backend}" for served in dict.fromkeys(("cpu", device_type)))
-    return ProcessGroup(runner, config, backend)
-
-
-def runner_of(group: Any) -> Runner | None:
-    """What runs the calls of a torch group; None if that is not ours."""
-    if not isinstance(group, dist.ProcessGroup):
-        return None
-    runner = getattr(group, "_runner", None)
-    if isinstance(runner, Runner):
-        return runner
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return None  # it has none for the CPU
-    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
-    return getattr(backend, "runner", None)
+    config = ",".join(f"{served}:{runner.serves_as}" for served in dict.fromkeys(("cpu", device_type)))
+    return ProcessGroup(runner, config)

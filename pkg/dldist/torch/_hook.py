@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from dldist.torch._groups import runner_of
+from dldist.torch._runner import runner_of
 
 if TYPE_CHECKING:
     from dldist.torch._buckets import Buckets

@@ -217,27 +217,4 @@ def _loaded(library: pathlib.Path) -> Any:
         raise CannotBuild(f"{library} cannot be loaded: {error}") from error
     for name in ("create_default_device", "create_device"):  # as programs ask one of Gloo's backends for devices
         setattr(module.Backend, name, staticmethod(getattr(dist.ProcessGroupGloo, name)))
-    _give_sequence_numbers()
     return module
-
-
-def _give_sequence_numbers() -> None:
-    """Groups ask their backend for sequence numbers only if it is one of torch's own."""
-    kind: Any = dist.ProcessGroup
-    get_of_torchs, set_of_torchs = kind._get_sequence_number_for_group, kind._set_sequence_number_for_group
-
-    def get(group: Any) -> int:
-        runner = _runner_of(group)
-        return int(get_of_torchs(group) if runner is None else runner.sequence())
-
-    def set_(group: Any) -> None:
-        if _runner_of(group) is None:
-            set_of_torchs(group)
-
-    kind._get_sequence_number_for_group, kind._set_sequence_number_for_group = get, set_
-
-
-def _runner_of(group: Any) -> Any:
-    from dldist.torch._groups import runner_of  # which imports this module
-
-    return runner_of(group)

@@ -93,13 +93,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     Every call takes torch's forms with lists and options as well as the flat ones. All ranks are group ranks.
     """
 
-    def __init__(self, runner: Runner, config: str = "", serves_as: str = "dldist") -> None:
+    def __init__(self, runner: Runner, config: str = "") -> None:
         super().__init__(runner.group.rank, runner.group.size)  # type: ignore[call-arg]
         self._runner = runner
-        self.serves_as = runner.cpu.serves_as = serves_as
-        """The name of the backend."""
+        self.serves_as = runner.serves_as
         self._desc = "undefined"
-        self._config = config or f"cpu:{serves_as}"  # used if torch.distributed does not know this group
+        self._config = config or f"cpu:{self.serves_as}"  # used if torch.distributed does not know this group
         # join() passes the work of an all_reduce of a number to DDP's reducer. The reducer keeps only the C++ half of that work,
         # and waits for it in the next backward pass. Without the Python half it would wait for ever.
         self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
@@ -285,7 +284,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{name}/", self._runner.store)
-        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout), serves_as=self.serves_as), group_desc)
+        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout)), group_desc)
 
     splitGroup = split_group
 
@@ -302,7 +301,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         All ranks of each group call it. The ranks of one group get consecutive ranks in the new one.
         """
         name = group_name or f"{self._runner.name}:merged"
-        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout), serves_as=self.serves_as), group_desc)
+        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
 
 
 def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:

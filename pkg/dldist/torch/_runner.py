@@ -33,26 +33,31 @@ class CudaBackend(FromTorch, ProcessGroupNCCL):
 
 @not_compiled
 class Runner:
-    """Runs the calls of one group. `group` is the World behind it; `ranks` are the global ranks of its members."""
+    """Runs the calls of one group. `group` is the World behind it; `ranks` are the global ranks of its members; `serves_as` is the
+    name of the backend."""
 
-    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int]) -> None:
+    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
         self.store = store
         """torch's store in which the ranks have met."""
         self.group = world
         self.name = name
         self.ranks = ranks
+        self.serves_as = serves_as
         self.cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
+        self.cpu.serves_as = serves_as
         self.buckets = Buckets(world)
         self._cuda: CudaBackend | None = None
 
     @classmethod
-    def meeting(cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "") -> Runner:
-        """The runner of a group that is made now: all of its ranks come to this. `label` is what its World is called."""
+    def meeting(
+        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", serves_as: str = "dldist"
+    ) -> Runner:
+        """The runner of a new group: all of its ranks call this. `label` names its World."""
         size = len(ranks)
         meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
         with torchs_errors:
             world = dldist.World(meeting_place, rank, size, timeout=timeout, name=label or name)
-        return cls(store, world, name, ranks)
+        return cls(store, world, name, ranks, serves_as)
 
     # ---- calls
 
@@ -144,7 +149,7 @@ class Runner:
         """The runner of a group of these ranks, in this order. They alone call this."""
         with torchs_errors:
             part = dldist.Group.split(self.group, list(ranks), name, timeout)
-        return Runner(store, part, name, [self.ranks[rank] for rank in ranks])
+        return Runner(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
 
     def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
         """The runner of a group of `size` ranks: those of this group, and those of the others that come to the same store. The
@@ -157,4 +162,19 @@ class Runner:
             self.group.broadcast(first, 0)
         if int(first) + self.group.size > size:  # all ranks of this group find the same
             raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
-        return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout)
+        return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout, serves_as=self.serves_as)
+
+
+def runner_of(group: Any) -> Runner | None:
+    """What runs the calls of a torch group; None if that is not ours."""
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    runner = getattr(group, "_runner", None)
+    if isinstance(runner, Runner):
+        return runner
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None  # it has none for the CPU
+    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return getattr(backend, "runner", None)

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -606,13 +607,32 @@ bool isPlain(const Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
 }
 
-bool isPlain(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return isPlain(tensor); });
-}
+// The tensors that a call reads, or those it writes to, as the call has them: they are copied only for a work or a profiler.
+class Operands {
+ public:
+  Operands() = default; // there are none
+  Operands(const Tensor& tensor) : operands_(&tensor) {}
+  Operands(const Tensors& tensors) : operands_(&tensors) {}
+  Operands(const TensorLists& lists) : operands_(&lists) {}
 
-bool isPlain(const TensorLists& lists) {
-  return std::all_of(lists.begin(), lists.end(), [](const Tensors& tensors) { return isPlain(tensors); });
-}
+  bool arePlain() const { return std::visit([](auto operands) { return arePlain(operands); }, operands_); }
+  TensorLists lists() const { return std::visit([](auto operands) { return lists(operands); }, operands_); }
+
+ private:
+  static bool arePlain(std::monostate) { return true; }
+  static bool arePlain(const Tensor* tensor) { return isPlain(*tensor); }
+  static bool arePlain(const Tensors* tensors) { return std::all_of(tensors->begin(), tensors->end(), isPlain); }
+  static bool arePlain(const TensorLists* lists) {
+    return std::all_of(lists->begin(), lists->end(), [](const Tensors& tensors) { return arePlain(&tensors); });
+  }
+
+  static TensorLists lists(std::monostate) { return {}; }
+  static TensorLists lists(const Tensor* tensor) { return {{*tensor}}; }
+  static TensorLists lists(const Tensors* tensors) { return {*tensors}; }
+  static TensorLists lists(const TensorLists* lists) { return *lists; }
+
+  std::variant<std::monostate, const Tensor*, const Tensors*, const TensorLists*> operands_;
+};
 
 // Where the backend is in Gloo's place, c10d::Logger takes it for a c10d::ProcessGroupGloo without asking, and reads how many threads
 // there are. So these options, and the first members of Backend, lie as those of that class do.
@@ -625,12 +645,11 @@ struct OwnOptions final : c10d::Backend::Options {
 
 class Backend : public c10d::Backend {
  public:
-  // `name` is the backend's. With the GIL.
-  Backend(const py::object& runner, std::string name, milliseconds timeout)
+  // With the GIL.
+  Backend(const py::object& runner, milliseconds timeout)
       : c10d::Backend(
             runner.attr("group").attr("rank").cast<int>(), runner.attr("group").attr("size").cast<int>()),
-        options_(c10::make_intrusive<OwnOptions>(name, timeout)),
-        name_(std::move(name)),
+        options_(c10::make_intrusive<OwnOptions>(runner.attr("serves_as").cast<std::string>(), timeout)),
         group_(py::object(runner.attr("group")).release().ptr()),
         runner_(py::object(runner).release().ptr()) {
     options_->global_ranks_in_group = runner.attr("ranks").cast<std::vector<uint64_t>>();
@@ -644,7 +663,7 @@ class Backend : public c10d::Backend {
     }
   }
 
-  const std::string getBackendName() const override { return name_; }
+  const std::string getBackendName() const override { return options_->backend; }
 
   // A copy: ProcessGroup::splitGroup() writes the part's name and time-out into it.
   intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
@@ -657,7 +676,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     return run(
-        ALL_REDUCE, opts, tensors.size() == 1 && isPlain(tensors), tensors, {tensors},
+        ALL_REDUCE, opts, tensors.size() == 1, tensors, tensors,
         [&](Arguments& arguments) {
           arguments.add(tensors[0]);
           arguments.addReduction(opts.reduceOp);
@@ -672,7 +691,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
     return run(
-        ALL_REDUCE_COALESCED, opts, isPlain(tensors), tensors, {tensors},
+        ALL_REDUCE_COALESCED, opts, true, tensors, tensors,
         [&](Arguments& arguments) {
           arguments.add(tensors);
           arguments.addReduction(opts.reduceOp);
@@ -682,7 +701,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return run(
-        BROADCAST, opts, tensors.size() == 1 && opts.rootTensor == 0 && isPlain(tensors), tensors, {tensors},
+        BROADCAST, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
         [&](Arguments& arguments) {
           arguments.add(tensors[0]);
           arguments.add(opts.rootRank);
@@ -692,7 +711,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
     return run(
-        REDUCE, opts, tensors.size() == 1 && opts.rootTensor == 0 && isPlain(tensors), tensors, {tensors},
+        REDUCE, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
         [&](Arguments& arguments) {
           arguments.add(tensors[0]);
           arguments.add(opts.rootRank);
@@ -705,7 +724,7 @@ class Backend : public c10d::Backend {
       TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
-        ALL_GATHER, opts, isOne && isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        ALL_GATHER, opts, isOne, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs[0]);
           arguments.add(inputs[0]);
@@ -716,7 +735,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> _allgather_base(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        ALL_GATHER_SINGLE, opts, true, input, output,
         [&](Arguments& arguments) {
           arguments.add(output);
           arguments.add(input);
@@ -727,7 +746,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> allgather_coalesced(
       TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        ALL_GATHER_COALESCED, opts, true, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs);
           arguments.add(inputs);
@@ -738,7 +757,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_SINGLE_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        ALL_GATHER_SINGLE_COALESCED, opts, true, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs);
           arguments.add(inputs);
@@ -750,7 +769,7 @@ class Backend : public c10d::Backend {
     bool isRoot = opts.rootRank == getRank();
     bool isOne = inputs.size() == 1 && outputs.size() == (isRoot ? 1 : 0);
     return run(
-        GATHER, opts, isOne && isPlain(outputs) && isPlain(inputs), inputs, outputs,
+        GATHER, opts, isOne, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(inputs[0]);
           isRoot ? arguments.add(outputs[0]) : arguments.addNone();
@@ -764,7 +783,7 @@ class Backend : public c10d::Backend {
     bool isRoot = opts.rootRank == getRank();
     bool isOne = outputs.size() == 1 && inputs.size() == (isRoot ? 1 : 0);
     return run(
-        SCATTER, opts, isOne && isPlain(outputs) && isPlain(inputs), flat(inputs), {outputs},
+        SCATTER, opts, isOne, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs[0]);
           isRoot ? arguments.add(inputs[0]) : arguments.addNone();
@@ -777,7 +796,7 @@ class Backend : public c10d::Backend {
       Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
-        REDUCE_SCATTER, opts, isOne && isPlain(outputs) && isPlain(inputs), flat(inputs), {outputs},
+        REDUCE_SCATTER, opts, isOne, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs[0]);
           arguments.add(inputs[0]);
@@ -789,7 +808,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> _reduce_scatter_base(
       Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     return run(
-        REDUCE_SCATTER_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        REDUCE_SCATTER_SINGLE, opts, true, input, output,
         [&](Arguments& arguments) {
           arguments.add(output);
           arguments.add(input);
@@ -801,7 +820,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
     return run(
-        REDUCE_SCATTER_COALESCED, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        REDUCE_SCATTER_COALESCED, opts, true, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs);
           arguments.add(inputs);
@@ -817,7 +836,7 @@ class Backend : public c10d::Backend {
       std::vector<int64_t>& inputSplits,
       const c10d::AllToAllOptions& opts) override {
     return run(
-        ALL_TO_ALL_SINGLE, opts, isPlain(output) && isPlain(input), {input}, {{output}},
+        ALL_TO_ALL_SINGLE, opts, true, input, output,
         [&](Arguments& arguments) {
           arguments.add(output);
           arguments.add(input);
@@ -830,7 +849,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     return run(
-        ALL_TO_ALL, opts, isPlain(outputs) && isPlain(inputs), inputs, {outputs},
+        ALL_TO_ALL, opts, true, inputs, outputs,
         [&](Arguments& arguments) {
           arguments.add(outputs);
           arguments.add(inputs);
@@ -857,12 +876,12 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> recv(Tensors& tensors, int rank, int tag) override {
     return runMessage(
-        RECV, tensors, {tensors}, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
+        RECV, tensors, tensors, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
   }
 
   intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override {
     return runMessage(
-        RECV_ANY_SOURCE, tensors, {tensors}, std::nullopt, tag, [&] { return py::make_tuple(listOf(tensors), tag); });
+        RECV_ANY_SOURCE, tensors, tensors, std::nullopt, tag, [&] { return py::make_tuple(listOf(tensors), tag); });
   }
 
   // ---- many as one
@@ -937,7 +956,7 @@ class Backend : public c10d::Backend {
     }
     Gil gil;
     py::object part = callRunner("split", store, ranks, opts->group_name, opts->timeout);
-    return c10::make_intrusive<Backend>(part, name_, opts->timeout);
+    return c10::make_intrusive<Backend>(part, opts->timeout);
   }
 
   intrusive_ptr<c10d::Backend> merge(
@@ -948,8 +967,8 @@ class Backend : public c10d::Backend {
     std::vector<int> ranks(static_cast<size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     Gil gil;
-    py::object all = callRunner("meeting", store, opts->group_name, ranks, rank, opts->timeout);
-    return c10::make_intrusive<Backend>(all, name_, opts->timeout);
+    py::object all = callRunner("meeting", store, opts->group_name, ranks, rank, opts->timeout, "", options_->backend);
+    return c10::make_intrusive<Backend>(all, opts->timeout);
   }
 
   // ---- what it is called
@@ -974,18 +993,18 @@ class Backend : public c10d::Backend {
     return checked(PyObject_CallObject(bound.ptr(), arguments.ptr()));
   }
 
-  // Runs a collective: by the group's method, whose arguments `fill` gives, if its tensors are plain; else by the runner, whose
-  // arguments, those of c10d's call, `lower` gives.
+  // Runs a collective: by the group's method, whose arguments `fill` gives, if the group has this form (`fits`) and the tensors are
+  // plain; else by the runner, whose arguments, those of c10d's call, `lower` gives.
   template <class Opts, class Fill, class Lower>
   intrusive_ptr<c10d::Work> run(
       Which which,
       const Opts& opts,
-      bool isPlain,
-      const Tensors& inputs,
-      TensorLists outputs,
+      bool fits,
+      const Operands& inputs,
+      const Operands& outputs,
       Fill&& fill,
       Lower&& lower) {
-    return start(which, inputs, std::move(outputs), isPlain, opts.asyncOp, lower, [&](PyObject* method) {
+    return start(which, inputs, outputs, fits, opts.asyncOp, lower, [&](PyObject* method) {
       Arguments arguments;
       fill(arguments);
       return arguments.call(method, opts.asyncOp, opts.timeout);
@@ -994,9 +1013,8 @@ class Backend : public c10d::Backend {
 
   template <class Lower>
   intrusive_ptr<c10d::Work> runMessage(
-      Which which, const Tensors& tensors, TensorLists outputs, std::optional<int> rank, int tag, Lower&& lower) {
-    bool isHere = tensors.size() == 1 && isPlain(tensors);
-    return start(which, tensors, std::move(outputs), isHere, true, lower, [&](PyObject* method) {
+      Which which, const Tensors& tensors, const Operands& outputs, std::optional<int> rank, int tag, Lower&& lower) {
+    return start(which, tensors, outputs, tensors.size() == 1, true, lower, [&](PyObject* method) {
       Arguments arguments;
       arguments.add(tensors[0]);
       rank ? arguments.add(static_cast<int64_t>(*rank)) : arguments.addNone();
@@ -1007,30 +1025,38 @@ class Backend : public c10d::Backend {
 
   template <class Lower, class Call>
   intrusive_ptr<c10d::Work> start(
-      Which which, const Tensors& inputs, TensorLists outputs, bool isPlain, bool isAsync, Lower&& lower, Call&& call) {
+      Which which,
+      const Operands& inputs,
+      const Operands& outputs,
+      bool fits,
+      bool isAsync,
+      Lower&& lower,
+      Call&& call) {
     const Operation& operation = OPERATIONS[which];
     intrusive_ptr<Work> work;
     if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // a profiler's entry begins now
-      work = c10::make_intrusive<Work>(getRank(), operation.type, operation.title, inputs);
+      work = c10::make_intrusive<Work>(getRank(), operation.type, operation.title, flat(inputs.lists()));
     }
     Gil gil;
     if (!isDescribed_.exchange(true)) {
       describe(); // the description has come after the name
     }
-    auto began = std::chrono::steady_clock::now();
+    bool isHooked = onCompletionHook_ != nullptr;
+    auto began = isHooked ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    bool isPlain = fits && inputs.arePlain() && outputs.arePlain();
     py::object started = isPlain ? resultOf(call(methods_[which].get())) : py::object();
     if (!started) {
       py::tuple arguments = py::make_tuple(operation.call) + lower();
       started = callRunnerWith("perform", arguments);
     }
-    if (started.is_none() && !isAsync && !work && !onCompletionHook_ && !isCoalescing()) {
+    if (started.is_none() && !isAsync && !work && !isHooked && !isCoalescing()) {
       return nullptr; // as PyTorch's other backends do: there is nothing to wait for
     }
     if (!work) {
       work = c10::make_intrusive<Work>(getRank(), operation.type, nullptr, std::nullopt);
     }
-    work->begin(std::move(started), std::move(outputs));
-    if (onCompletionHook_) {
+    work->begin(std::move(started), outputs.lists());
+    if (isHooked) {
       tellWhenDone(work, operation.type, began);
     }
     std::lock_guard<std::mutex> lock(coalescing_);
@@ -1090,7 +1116,6 @@ class Backend : public c10d::Backend {
 
   const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see OwnOptions); there is nothing in it
   const intrusive_ptr<OwnOptions> options_;
-  const std::string name_;
   const Held group_;
   const Held runner_;
   std::vector<Held> methods_; // of OPERATIONS
@@ -1164,10 +1189,7 @@ PYBIND11_MODULE(DLDIST_MODULE, module) {
   names();
   py::class_<Backend, c10d::Backend, intrusive_ptr<Backend>>(module, "Backend")
       .def(
-          py::init<const py::object&, std::string, milliseconds>(),
-          py::arg("runner"),
-          py::arg("name"),
-          py::arg("timeout"))
+          py::init<const py::object&, milliseconds>(), py::arg("runner"), py::arg("timeout"))
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("get_error", [](Backend& self) { return static_cast<int>(self.getError()); })
       .def_property_readonly("options", &Backend::options)

@@ -1,0 +1,59 @@
+"""Functions of PyTorch that answer for its own backends alone: with a group of ours, they answer for it, too.
+
+They are replaced when the first group of ours is made. What they do for other groups stays what it was.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dldist.torch._recorder import add_to_torchs_dumps
+from dldist.torch._runner import Runner, runner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@functools.cache
+def answer() -> None:
+    """Replace the functions, once in a process."""
+    add_to_torchs_dumps()
+    for name in ("name", "_get_backend_name"):  # of others than its own, PyTorch says "custom"
+        _replace_method(name, lambda runner: runner.serves_as)
+    _replace_method("_get_sequence_number_for_group", Runner.sequence)
+    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start
+    monitored_barrier = _monitored_barrier(distributed_c10d.monitored_barrier)
+    for module in (dist, distributed_c10d):
+        vars(module)["monitored_barrier"] = monitored_barrier
+
+
+def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
+    """Have PyTorch's groups over a backend of ours give what `ours` gives for it."""
+    torchs = getattr(dist.ProcessGroup, name)
+
+    @functools.wraps(torchs)
+    def method(group: Any) -> Any:
+        runner = runner_of(group)
+        return torchs(group) if runner is None else ours(runner)
+
+    setattr(dist.ProcessGroup, name, method)
+
+
+def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's function refuses every backend that is not called "gloo"."""
+
+    @functools.wraps(torchs)
+    def monitored_barrier(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        runner = runner_of(dist.group.WORLD if group is None else group)
+        if runner is None:
+            torchs(group, timeout, wait_all_ranks)
+        else:
+            limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+            runner.monitored_barrier(limit, wait_all_ranks)
+
+    return monitored_barrier
