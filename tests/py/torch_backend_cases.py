@@ -752,11 +752,12 @@ def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
     assert not torch.cuda.is_available() and torch.version.cuda is None and group._device_types == [torch.device("cpu")]
     dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
     before = dldist.torch.world_of().timeout
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         dist.distributed_c10d._set_pg_timeout(limit, group)
-    assert ["only supported for either nccl or gloo" in str(warning.message) for warning in seen] == [True]
-    assert dldist.torch.world_of().timeout == before
+    assert dldist.torch.world_of().timeout == limit
+    dist.distributed_c10d._set_pg_timeout(before)
+    assert dldist.torch.world_of().timeout == group._get_backend(torch.device("cpu")).options._timeout == before
     with raises(RuntimeError, "CUDA"):  # a tensor there would be another matter
         runner_of(group).serving("cuda")
 

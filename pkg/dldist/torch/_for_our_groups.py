@@ -27,9 +27,8 @@ def answer() -> None:
         _replace_method(name, lambda runner: runner.serves_as)
     _replace_method("_get_sequence_number_for_group", Runner.sequence)
     _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start
-    monitored_barrier = _monitored_barrier(distributed_c10d.monitored_barrier)
-    for module in (dist, distributed_c10d):
-        vars(module)["monitored_barrier"] = monitored_barrier
+    _replace_function("monitored_barrier", _monitored_barrier)
+    _replace_function("_set_pg_timeout", _set_pg_timeout)
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
@@ -44,12 +43,24 @@ def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
     setattr(dist.ProcessGroup, name, method)
 
 
-def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch's function refuses every backend that is not called "gloo"."""
+def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
+    """Put what `make` makes of PyTorch's function in its place, in each module that has it."""
+    torchs = getattr(distributed_c10d, name)
+    ours = functools.wraps(torchs)(make(torchs))
+    for module in (dist, distributed_c10d):
+        if name in vars(module):
+            vars(module)[name] = ours
 
-    @functools.wraps(torchs)
+
+def _runner_of(group: Any) -> Runner | None:
+    return runner_of(dist.group.WORLD if group is None else group)
+
+
+def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's refuses every backend that is not called "gloo"."""
+
     def monitored_barrier(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
-        runner = runner_of(dist.group.WORLD if group is None else group)
+        runner = _runner_of(group)
         if runner is None:
             torchs(group, timeout, wait_all_ranks)
         else:
@@ -57,3 +68,15 @@ def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
             runner.monitored_barrier(limit, wait_all_ranks)
 
     return monitored_barrier
+
+
+def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's warns of every backend that is not Gloo or NCCL, and does nothing."""
+
+    def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        if _runner_of(group) is None:
+            torchs(timeout, group)
+        else:
+            (dist.group.WORLD if group is None else group).set_timeout(timeout)
+
+    return _set_pg_timeout
