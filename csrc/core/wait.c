@@ -33,6 +33,12 @@ dd_wait_elapsed_s(const dd_wait *wait)
     return (double)(dd_clock_now_ns() - wait->start_ns) / (double)DD_NS_PER_S;
 }
 
+double
+dd_wait_limit_s(const dd_wait *wait)
+{
+    return (double)(wait->deadline_ns - wait->start_ns) / (double)DD_NS_PER_S;
+}
+
 int64_t
 dd_wait_slice_ns(const dd_wait *wait)
 {

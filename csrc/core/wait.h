@@ -43,6 +43,8 @@ dd_wait_let_go(const dd_wait *wait)
 
 bool dd_wait_is_over(const dd_wait *wait);
 double dd_wait_elapsed_s(const dd_wait *wait);
+/* How long the caller is willing to wait, from the start to the deadline. */
+double dd_wait_limit_s(const dd_wait *wait);
 
 /* How long to sleep before looking at the wait again: the rest of the deadline, at most one slice. That is a 16th of the time
  * since the start, within the bounds above. */

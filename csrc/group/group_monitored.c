@@ -67,8 +67,8 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     }
     dd_error_set(err, why.code,
                  "[Rank 0]: Rank%s %s failed to pass monitoredBarrier in %lld ms (group \"%.*s\"): %s",
-                 nmissing > 1 ? "s" : "", missing, timeout_ms, (int)group->name.len,
-                 (const char *)group->name.data, why.message);
+                 is_all ? "s" : "", missing, timeout_ms, (int)group->name.len, (const char *)group->name.data,
+                 why.message);
     group_blame(group, first, err);
     return why.code;
 }

@@ -643,13 +643,19 @@ dd_keyspace_error_missing(const dd_keyspace *ks, const dd_store_request *request
     if (request->op == DD_STORE_BARRIER) {
         return error_barrier(ks, request, where, wait, err);
     }
-    dd_bytes missing[DD_STORE_MISSING_SHOWN];
+    dd_bytes shown[DD_STORE_MISSING_SHOWN];
     size_t nmissing = 0;
     for (size_t i = 0; i < request->nkeys; i++) {
         if (!is_key_ready(ks, request, i) && nmissing++ < DD_STORE_MISSING_SHOWN) {
-            missing[nmissing - 1] = request->keys[i];
+            shown[nmissing - 1] = request->keys[i];
         }
     }
-    return dd_store_error_missing(err, dd_store_op_name(request->op), where, missing, nmissing,
-                                  request->nkeys, wait);
+    dd_store_missing missing = {.opening = "Wait timeout",
+                                .root = "",
+                                .what = dd_store_op_name(request->op),
+                                .where = where,
+                                .keys = shown,
+                                .nkeys = nmissing,
+                                .nasked = request->nkeys};
+    return dd_store_error_missing(&missing, wait, err);
 }

@@ -240,21 +240,21 @@ dd_store_extended_api_yes(dd_store *store)
 }
 
 dd_status
-dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
-                       size_t nmissing, size_t nkeys, const dd_wait *wait)
+dd_store_error_missing(const dd_store_missing *missing, const dd_wait *wait, dd_error *err)
 {
-    char list[DD_STORE_MISSING_SHOWN * 82 + 8];
+    char list[DD_STORE_MISSING_SHOWN * 84 + 8];
     size_t used = 0;
-    size_t nshown = nmissing < DD_STORE_MISSING_SHOWN ? nmissing : DD_STORE_MISSING_SHOWN;
+    size_t nshown = missing->nkeys < DD_STORE_MISSING_SHOWN ? missing->nkeys : DD_STORE_MISSING_SHOWN;
     list[0] = '\0';
     for (size_t i = 0; i < nshown; i++) {
         char key[80];
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
-                                 dd_bytes_print(missing[i], key, sizeof key));
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s%s", i > 0 ? ", " : "", missing->root,
+                                 dd_bytes_print(missing->keys[i], key, sizeof key));
     }
-    if (nshown < nmissing) {
+    if (nshown < missing->nkeys) {
         (void)snprintf(list + used, sizeof list - used, ", ...");
     }
-    return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: keys missing: %s (%zu of %zu)",
-                        what, dd_wait_elapsed_s(wait), where, list, nmissing, nkeys);
+    return dd_error_set(err, DD_TIMED_OUT, "%s after %.0fms, keys: %s (%zu of %zu missing): %s on %s",
+                        missing->opening, dd_wait_limit_s(wait) * 1e3, list, missing->nkeys, missing->nasked,
+                        missing->what, missing->where);
 }

@@ -31,7 +31,7 @@ typedef struct dd_store dd_store;
  *                         value is what the key holds afterwards; for a missing key that was not set, `expected`
  *   wait, check           every key is there: has a value or a queue that is not empty. wait waits for it
  *   delete_key            a value, not a queue; tells whether there was one
- *   num_keys, list_keys   those with a value
+ *   num_keys, list_keys   those with a value; a kind may count keys of its own, which are not in the list
  *   append                to the value; a missing key counts as empty
  *   multi_get, multi_set  get and set for many keys; multi_get waits until all have values
  *   queue_*               queues live beside values: a key may have both. First in, first out. DD_QUEUE_EMPTY from a
@@ -203,12 +203,21 @@ bool dd_store_extended_api_yes(dd_store *store);
 dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 
-/* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
- * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns
+/* Keys that a call has waited for in vain. */
+typedef struct dd_store_missing {
+    const char *opening; /* c10d's words, for which programs look; they differ by kind */
+    const char *root;    /* goes before each key, as c10d shows it */
+    const char *what;
+    const char *where;
+    const dd_bytes *keys; /* at least the first DD_STORE_MISSING_SHOWN, which are shown */
+    size_t nkeys;
+    size_t nasked;
+} dd_store_missing;
+
+/* The text of a time-out: "<opening> after 1500ms, keys: a, b (2 of 5 missing): <what> on <where>". Returns
  * DD_TIMED_OUT. */
 #define DD_STORE_MISSING_SHOWN 8
-dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
-                                 size_t nmissing, size_t nkeys, const dd_wait *wait);
+dd_status dd_store_error_missing(const dd_store_missing *missing, const dd_wait *wait, dd_error *err);
 
 /* Constructors of the kinds without a connection. */
 

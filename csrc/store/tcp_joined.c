@@ -43,10 +43,9 @@ joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wa
     }
     return dd_error_set(
         err, DD_TIMED_OUT,
-        "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
-        "joined%s%s",
-        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size,
-        server->joined, turned_away);
+        "Timed out after %.15g seconds waiting for clients. %lld/%lld clients joined%s; the store's port is %u%s",
+        dd_wait_limit_s(wait), (long long)server->njoined, (long long)world_size, server->joined,
+        server->port, turned_away);
 }
 
 dd_status

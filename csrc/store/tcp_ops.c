@@ -199,9 +199,14 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     bool is_known = find_missing(store, request, &missing) == DD_OK && missing.count > 0;
     /* Else the server does not answer any more, or they have come since: all that can be said is what was
      * asked. */
-    return dd_store_error_missing(err, dd_store_op_name(request->op), store->where,
-                                  is_known ? missing.keys : request->keys,
-                                  is_known ? missing.count : request->nkeys, request->nkeys, wait);
+    dd_store_missing told = {.opening = "wait timeout",
+                             .root = "/",
+                             .what = dd_store_op_name(request->op),
+                             .where = store->where,
+                             .keys = is_known ? missing.keys : request->keys,
+                             .nkeys = is_known ? missing.count : request->nkeys,
+                             .nasked = request->nkeys};
+    return dd_store_error_missing(&told, wait, err);
 }
 
 /* `count` is the number of those who have come, as the server stores it: in decimal. */

@@ -534,6 +534,7 @@ miss_rank_zero(team_rank *self)
     if (self->rank > 0) {
         CHECK_STATUS(monitored(self, 50 * DD_NS_PER_MS, false), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "successfully reached monitoredBarrier, but received errors");
+        CHECK_CONTAINS(check_message(), "from rank 0. Please check rank 0 logs for faulty rank: ");
         CHECK_CONTAINS(check_message(), "rank 0 (");
     }
     team_rendezvous(self, "late");

@@ -167,7 +167,7 @@ TEST(settings_and_errors_are_the_underlying_stores)
     CHECK(strcmp(t.q->ops->kind, "PrefixStore") == 0);
     dd_wait wait = dd_wait_after(0);
     CHECK_STATUS(dd_store_get(t.q, BYTES("k"), &value, &wait, check_err()), DD_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "on HashStore: keys missing: p/q/k (1 of 1)");
+    CHECK_CONTAINS(check_message(), "keys: p/q/k (1 of 1 missing): get on HashStore");
     tower_fini(&t);
 }
 

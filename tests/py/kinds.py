@@ -15,6 +15,7 @@ class Kind:
 
     features = frozenset({"queues", "list_keys", "barrier"})
     where = ()  # what a time-out must say about the place
+    own_keys = 0  # that num_keys counts beside those of programs
 
     def open(self):
         """A new handle on the same data."""
@@ -33,6 +34,8 @@ class Hash(Kind):
 
 
 class File(Kind):
+    own_keys = 1
+
     def __init__(self, directory):
         self.path = os.path.join(directory, "store")
         self.where = (self.path,)

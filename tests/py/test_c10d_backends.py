@@ -112,7 +112,7 @@ def test_a_plain_creator(register):
         assert total(group) == 101
         assert (dldist.get_backend(), dldist.get_backend_config()) == ("noting", "cpu:noting")
         backend = dldist.get_backend_impl()
-        assert backend is made[0][-1] and dldist.group.WORLD.name() == "noting"
+        assert backend is made[0][-1] and (backend.name(), dldist.group.WORLD.name()) == ("noting", "custom")
         for call in (dldist.broadcast, dldist.reduce):
             assert f"Backend noting does not support {call.__name__}" in str(error_of(call, vector(1), 0))
         assert isinstance(error_of(dldist.split_group, None, [[0]]), RuntimeError)

@@ -50,7 +50,7 @@ def test_second_job_does_not_see_the_first(path, world_size):
     second = open_store(path, world_size)
     assert second.check(["old"]) is False
     assert second.queue_len("q") == 0
-    assert second.num_keys() == 0
+    assert len(second.list_keys()) == 0
     second.set("new", "1")
     assert second.get("new") == b"1"
 
@@ -95,7 +95,7 @@ def test_killed_job_is_over(path, world_size, procs):
     assert os.path.getsize(path) > 0
     store = open_store(path, world_size)
     assert store.check(["stale"]) is False
-    assert store.num_keys() == 0
+    assert len(store.list_keys()) == 0
     store.set("fresh", "1")
     assert open_store(path, world_size).get("fresh") == b"1"
 
@@ -109,9 +109,9 @@ def test_killed_member_of_a_job_that_lives(path, procs):
     child.wait_exit()
     assert store.get("b") == f"by {child.pid}".encode()
     store.set("c", "1")
-    assert store.num_keys() == 3
+    assert len(store.list_keys()) == 3
     del store
-    assert open_store(path).num_keys() == 0
+    assert len(open_store(path).list_keys()) == 0
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
@@ -134,7 +134,7 @@ def test_record_torn_by_a_crash(path, part):
     assert other.get("after") == b"2"
     third = open_store(path)
     assert third.get("after") == b"2" and third.get("whole") == b"1"
-    assert third.num_keys() == 2
+    assert len(third.list_keys()) == 2
 
 
 def test_zeros_at_the_end_are_nothing(path):
@@ -144,7 +144,7 @@ def test_zeros_at_the_end_are_nothing(path):
     with open(path, "ab") as file:
         file.write(bytes(37))
     other = open_store(path)
-    assert other.num_keys() == 1
+    assert len(other.list_keys()) == 1
     other.set("after", "1")
     assert open_store(path).multi_get(["whole", "after"]) == [b"1", b"1"]
 
@@ -158,7 +158,7 @@ def test_garbage_at_the_end_is_not_read(path):
     size = os.path.getsize(path)
     other = open_store(path)
     assert other.get("whole") == b"1"
-    assert other.num_keys() == 1
+    assert len(other.list_keys()) == 1
     with pytest.raises(dldist.DistStoreError, match="damaged") as raised:
         other.set("after", "1")
     assert path in str(raised.value)
@@ -175,7 +175,7 @@ def test_file_that_is_something_else(tmp_path):
         assert str(path) in str(error)
         assert path.read_bytes() == b"dear diary, " * 100
     else:
-        assert store.num_keys() == 0
+        assert len(store.list_keys()) == 0
 
 
 def test_directory_that_comes_late(tmp_path, procs):
@@ -261,13 +261,22 @@ def test_kill_while_writing(path, procs):
         assert store.get("survivor") == str(round_number).encode()
 
 
+def test_num_keys_counts_a_key_of_the_stores_own(path):
+    """As c10d's does."""
+    store = open_store(path)
+    assert (store.num_keys(), store.list_keys()) == (1, [])
+    store.set("a", "1")
+    assert (store.num_keys(), store.list_keys()) == (2, ["a"])
+    assert dldist.PrefixStore("p", store).num_keys() == 2
+
+
 def test_two_stores_of_one_process(path):
     first, second = open_store(path), open_store(path)
     first.set("a", "1")
     assert second.get("a") == b"1"
     del first
     second.set("b", "1")
-    assert open_store(path).num_keys() == 2
+    assert len(open_store(path).list_keys()) == 2
 
 
 def test_file_is_private_to_the_user(path):

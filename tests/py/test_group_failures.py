@@ -119,7 +119,7 @@ def test_leaving_by_an_exception(teams):
     assert "DistAbortedError" in heard["kinds"] and "no such thing" in heard["text"], heard
 
 
-@pytest.mark.parametrize(("absent", "is_all", "named"), [([1], False, "Rank 1 "), ([1, 2], True, "Ranks 1, 2 "),
+@pytest.mark.parametrize(("absent", "is_all", "named"), [([1], False, "Rank 1 "), ([1], True, "Ranks 1 "), ([1, 2], True, "Ranks 1, 2 "),
                                                          ([2, 3], False, "Rank 2 "), ([], True, None)])
 def test_monitored_barrier(teams, absent, is_all, named):
     replies = teams(4).run(cases.monitored, absent, is_all, 0.5)

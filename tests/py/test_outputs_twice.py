@@ -4,7 +4,7 @@ import array
 
 import dldist
 import pytest
-from thread_ranks import error_of, on_threads
+from thread_ranks import error_of, in_worlds, on_threads
 
 numpy = pytest.importorskip("numpy")
 
@@ -70,6 +70,22 @@ def test_positions_among_many():
         error = error_of(group.all_reduce_coalesced, given)
         assert f"outputs [{first}] and [{second}] " in str(error)
     group.close()
+
+
+def coalesced_calls(rank):
+    for is_async in (False, True):
+        x, y = (numpy.full(2, 1 + rank, "f4") for _ in range(2))
+        result = dldist.all_reduce_coalesced([x, y, x], async_op=is_async)
+        assert not is_async or [id(each) for each in result.wait()] == [id(each) for each in (x, y, x)]
+        assert x.tolist() == y.tolist() == [3, 3]
+    error = error_of(dldist.all_reduce_coalesced, [x, x[:1]])
+    assert isinstance(error, dldist.DistArgumentError) and "outputs [0] and [1] are the same memory or overlap" in str(error)
+    dldist.barrier()  # refused before anything was sent
+
+
+@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
+def test_the_c10d_call_of_all_reduce_coalesced_reduces_it_once():
+    in_worlds(2, coalesced_calls)
 
 
 def allowed_calls(group):

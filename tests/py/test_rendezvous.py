@@ -214,8 +214,9 @@ def test_by_hand_the_store_comes_when_all_have(procs, port):
 
 
 def test_by_hand_the_missing_are_waited_for():
-    with pytest.raises(dldist.DistStoreError, match="1/2 clients joined"):
-        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=0.3))
+    with pytest.raises(dldist.DistStoreError, match="1/2 clients joined") as caught:
+        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=1))
+    assert str(caught.value).startswith("Timed out after 1 seconds waiting for clients. 1/2 clients joined: ")  # c10d's words
 
 
 def test_only_rank_0_can_take_any_port():

@@ -39,15 +39,17 @@ def test_backend(source, wanted):
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [
-        ("import torch.distributed as dist", "import dldist as dist"),
+        ("import torch.distributed as dist", "import front as dist"),
         ("import torch.distributed.distributed_c10d as c10d", "import dldist.distributed_c10d as c10d"),
-        ("from torch import distributed as dist", "import dldist as dist"),
+        ("from torch import distributed as dist", "import front as dist"),
         ("from torch.distributed import all_reduce, rpc", "from dldist import all_reduce\nfrom torch.distributed import rpc"),
         ("import torch.distributed", "import torch.distributed"),
         ("torch.distributed.all_reduce(x)", "ours.all_reduce(x)"),
         ("torch.distributed.distributed_c10d._get_default_group()", "ours.distributed_c10d._get_default_group()"),
         ("torch.distributed.fsdp.fully_shard(x)", "torch.distributed.fsdp.fully_shard(x)"),
         ("torch.tensor(1)", "torch.tensor(1)"),
+        ("torch.futures.wait_all(futures)", "ours.wait_for_futures(futures)"),
+        ("agent = TensorPipeAgent(store, name)", "agent = ours.agent_of_rpc(store, name)"),
     ],
 )
 def test_front(source, wanted):
@@ -96,19 +98,24 @@ class Unprepared(unittest.TestCase):
 """
 
 
+def run_file(folder, aim, text):
+    """{test: outcome} of a file of tests."""
+    pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
+    (folder / "test_these.py").write_text(text)
+    results = folder / "results.json"
+    command = [sys.executable, SUITE / "run.py", f"--aims={aim}", "--once", "--limit=30", "--json", results]
+    ran = subprocess.run([*command, "--tests", folder, "test_these.py"], capture_output=True, text=True, timeout=160, check=False)
+    assert results.exists(), ran.stderr
+    return json.loads(results.read_text())["files"]["test_these.py"][aim]
+
+
 @pytest.mark.torch
 @pytest.mark.deadline(170)
 def test_a_death_or_a_hang_costs_one_test(tmp_path):
-    pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest")
-    (tmp_path / "test_endings.py").write_text(ENDINGS)
-    results = tmp_path / "results.json"
-    command = [sys.executable, SUITE / "run.py", "--aims=gloo", "--once", "--limit=30", "--json", results]
-    ran = subprocess.run([*command, "--tests", tmp_path, "test_endings.py"], capture_output=True, text=True, timeout=160, check=False)
-    assert results.exists(), ran.stderr
-    outcomes = json.loads(results.read_text())["files"]["test_endings.py"]["gloo"]
+    outcomes = run_file(tmp_path, "gloo", ENDINGS)
     said = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
     assert said == {
-        "setUpClass (test_endings.Unprepared)": ("failed", "OSError: nothing there"),
+        "setUpClass (test_these.Unprepared)": ("failed", "OSError: nothing there"),
         "Endings.test_a_passes": ("passed", ""),
         "Endings.test_b_dies": ("failed", "died with 7"),
         "Endings.test_c_fails": ("failed", "AssertionError: as it should"),
@@ -116,6 +123,54 @@ def test_a_death_or_a_hang_costs_one_test(tmp_path):
         "Endings.test_e_is_skipped": ("skipped", "not today"),
         "Endings.test_f_passes": ("passed", ""),
     }
+
+
+IN_THE_PLACE = """
+import front
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
+from torch.testing._internal.common_utils import TestCase
+
+ranks = []
+
+class Threads(MultiThreadedTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+    def test_threads(self):
+        ranks.append(dist.get_rank())
+    def tearDown(self):
+        super().tearDown()
+        assert sorted(ranks) == [0, 1], ranks
+
+class Place(TestCase):
+    def test_ddp(self):
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(2)).sum().backward()
+        assert type(model.reducer).__module__.startswith("dldist."), type(model.reducer)
+        dist.destroy_process_group()
+    def test_rpc(self):
+        options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://localhost:0")
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+        assert rpc.rpc_sync("alone", max, args=(1, 2)) == 2
+        rpc.shutdown()
+        assert len(front.stores_given) == 1
+    def test_what_dldist_does_not_have(self):
+        assert dist._functional_collectives is torch.distributed._functional_collectives
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.deadline(170)
+def test_dldist_is_under_ddp_rpc_and_ranks_that_are_threads(tmp_path):
+    outcomes = run_file(tmp_path, "front", IN_THE_PLACE)
+    assert {table.short(test): outcome for test, outcome in outcomes.items() if outcome["status"] != "passed"} == {}
+    assert len(outcomes) == 4
 
 
 def results_of(**by_test):

@@ -210,7 +210,7 @@ def file_member(channel, path, world_size, keys):
     store = dldist.FileStore(path, world_size, timeout=timedelta(seconds=20))
     for key in keys:
         store.set(key, f"by {os.getpid()}")
-    channel.send(store.num_keys())
+    channel.send(len(store.list_keys()))
     channel.recv()
     del store
     return os.path.exists(path)

@@ -11,7 +11,8 @@ AIM says what is tested:
     front     dldist, the package, in the place of torch.distributed
 
 "+cpu" after it: tests for GPUs run on the CPU. What is replaced in FILE, in what it imports from its folder and in the modules of
-torch.testing that make groups, is said in substitution.py. With "dldist", the backend is torch's default for the CPU, too.
+torch.testing that make groups, is said in substitution.py. With "dldist", the backend is torch's default for the CPU, too. With "front",
+names are replaced in torch's DDP, its hooks, RPC and the like, too (CALLING).
 
 "list" prints the ids of all tests. The other words say how tests start their ranks: "spawn" as PyTorch does it, or "fork", which saves
 each rank the import of torch. REPORT_FD gets a line of JSON when a test begins and when it ends; FINISHED is a file with ids of tests
@@ -43,6 +44,22 @@ OF_THE_WHEEL = {
     "torch.testing._internal.distributed._tensor.common_dtensor",
     "torch.testing._internal.distributed.distributed_test",
 }
+# Those modules of the wheel that call torch.distributed: with the aim "front", they call dldist.
+CALLING = {
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks",
+    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+    "torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks",
+    "torch.distributed.algorithms.join",
+    "torch.distributed.collective_utils",
+    "torch.distributed.rpc",
+    "torch.distributed.rpc.backend_registry",
+    "torch.distributed.utils",
+    "torch.nn.parallel.distributed",
+    "torch.testing._internal.distributed.multi_threaded_pg",
+}
 # What the modules with a substitution find in themselves, beside what is written there.
 MAKE_GROUP, FRONT, STAND_INS = "_dldist_make_group", "_dldist", "_on_cpu"
 # Names of older files that have been given another one, and nothing else.
@@ -66,6 +83,7 @@ class Aim:
         self.name, _, suffix = text.partition("+")
         self.transformers = []
         self.found = {}
+        self.modules = OF_THE_WHEEL
         if suffix == "cpu":
             import on_cpu
 
@@ -75,10 +93,11 @@ class Aim:
             self.transformers.append(substitution.Backend("dldist", MAKE_GROUP))
             self.found[MAKE_GROUP] = make_group
         elif self.name == "front":
-            import dldist
+            import front
 
             self.transformers.append(substitution.Front(FRONT))
-            self.found[FRONT] = dldist
+            self.found[FRONT] = front
+            self.modules = OF_THE_WHEEL | CALLING
 
     def prepare(self):
         """What holds for the whole process, before the tests are imported."""
@@ -121,7 +140,7 @@ class Finder:
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             return None
-        if name in OF_THE_WHEEL or os.path.dirname(spec.origin) == self.folder:
+        if name in self.aim.modules or os.path.dirname(spec.origin) == self.folder:
             return importlib.util.spec_from_file_location(
                 name,
                 spec.origin,

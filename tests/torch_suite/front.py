@@ -1,44 +1,57 @@
-"""Runs test cases of PyTorch's test_c10d_gloo.py with dldist in torch.distributed's place, DDP's included: no backend of torch's takes part.
+"""What stands in the place of torch.distributed for the aim "front": dldist, torch's own for what dldist does not have, and stand-ins.
 
-    python front.py FILE [CLASS[.TEST]...]
-
-FILE is test_c10d_gloo.py; the classes are DistributedDataParallelTest and ReducerTest unless others are named. The tests start their
-ranks by fork.
+Modules of torch find this in themselves while torch is being imported, so it must not import torch itself.
 """
 
-import contextlib
 import pathlib
 import sys
-import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
+import dldist
+from dldist import distributed_c10d
 
-import aim
-from torch_programs import front
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "py"))
 
-CLASSES = ["DistributedDataParallelTest", "ReducerTest"]
-
-
-class TestFront(front.Front):
-    """The tests look into the module distributed_c10d, too, and ask the group's backend for a device."""
-
-    @property
-    def distributed_c10d(self):
-        return self
+import thread_ranks  # noqa: E402
 
 
-def main(path, *names):
-    tests = aim.load("gloo", path)
-    aim.start_ranks_by_fork()
-    ours = TestFront()
-    for module in (tests, sys.modules["test_c10d_common"]):
-        module.c10d = module.dist = ours
-    loader = unittest.defaultTestLoader
-    suite = unittest.TestSuite(loader.loadTestsFromName(name, tests) for name in names or CLASSES)
-    with front.substituted(), contextlib.redirect_stdout(sys.stderr):
-        result = unittest.TextTestRunner(verbosity=2).run(suite)
-    return not result.wasSuccessful()
+def __getattr__(name):
+    for ours in (dldist, distributed_c10d):
+        if hasattr(ours, name):
+            return getattr(ours, name)
+    import torch.distributed
+
+    return getattr(torch.distributed, name)
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+class ThreadLocalWorld(thread_ranks.WorldOfThread):
+    """A world for each rank, where ranks are threads."""
+
+    _get_world = thread_ranks.WorldOfThread._own
+
+
+def wait_for_futures(futures):
+    """torch.futures.wait_all for futures of dldist."""
+    return [future.wait() for future in futures]
+
+
+STORE_CALLS = ("set", "get", "add", "compare_set", "delete_key", "check", "wait")
+# C++ calls a store's methods only as long as somebody holds the object of Python.
+stores_given = []
+
+
+def torchs_store(store):
+    """A store of torch that hands all calls on to one of dldist."""
+    import torch.distributed
+
+    def handing_on(name):
+        return lambda _self, *arguments: getattr(store, name)(*arguments)
+
+    stores_given.append(type("Store", (torch.distributed.Store,), {name: handing_on(name) for name in STORE_CALLS})())
+    return stores_given[-1]
+
+
+def agent_of_rpc(store, *arguments):
+    """TensorPipeAgent, which is in C++ and takes torch's stores alone."""
+    import torch
+
+    return torch._C._distributed_rpc.TensorPipeAgent(torchs_store(store), *arguments)

@@ -5,7 +5,7 @@ ProcessGroupGloo is made; the list of all backends is without Gloo. The lists of
 are.
 
 Front puts dldist, the package, in the place of torch.distributed: wherever the module or one of its names is imported or written out.
-What dldist does not have, stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms).
+What dldist does not have stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms; RPC). So front.py has it.
 
 OntoCpu makes tests for GPUs tests for the CPU: "cuda" becomes "cpu", "nccl" "gloo", torch.cuda and torch.accelerator become the stand-ins
 of on_cpu.py, with as many devices as a host of tests has, and DDP is told of no devices.
@@ -61,13 +61,21 @@ class Backend(ast.NodeTransformer):
 
 
 class Front(ast.NodeTransformer):
-    """front: the name, in the module, of dldist."""
+    """front: the name, in the module, of front.py."""
 
+    WHOLE = "front"
     MODULES = {
         "torch.distributed": "dldist",
         "torch.distributed.distributed_c10d": "dldist.distributed_c10d",
         "torch.distributed.rendezvous": "dldist.rendezvous",
         "torch._C._distributed_c10d": "dldist.distributed_c10d",
+    }
+
+    # What takes torch's objects alone, or looks into them.
+    STAND_INS = {
+        "TensorPipeAgent": "agent_of_rpc",
+        "ThreadLocalWorld": "ThreadLocalWorld",
+        "torch.futures.wait_all": "wait_for_futures",
     }
 
     def __init__(self, front):
@@ -77,7 +85,7 @@ class Front(ast.NodeTransformer):
         """A module without another name is torch's whole tree, and stays."""
         for alias in node.names:
             if alias.asname:
-                alias.name = self.MODULES.get(alias.name, alias.name)
+                alias.name = self.WHOLE if alias.name == "torch.distributed" else self.MODULES.get(alias.name, alias.name)
         return node
 
     def visit_ImportFrom(self, node):
@@ -94,18 +102,25 @@ class Front(ast.NodeTransformer):
 
     def import_distributed(self, node):
         (distributed,) = [alias for alias in node.names if alias.name == "distributed"]
-        ours = ast.copy_location(ast.Import([ast.alias("dldist", distributed.asname or "distributed")]), node)
+        ours = ast.copy_location(ast.Import([ast.alias(self.WHOLE, distributed.asname or "distributed")]), node)
         node.names.remove(distributed)
         return [ours, node] if node.names else ours
 
     def visit_Attribute(self, node):
         name = written(node)
+        if name in self.STAND_INS:
+            return put(node, f"{self.front}.{self.STAND_INS[name]}")
         for module, ours in self.MODULES.items():
             if name.startswith(module + "."):
                 rest = name[len(module) + 1 :]
                 if hasattr(importlib.import_module(ours), rest.split(".")[0]):
                     return put(node, f"{ours}.{rest}".replace("dldist", self.front, 1))
         return self.generic_visit(node)
+
+    def visit_Name(self, node):
+        if node.id in self.STAND_INS and isinstance(node.ctx, ast.Load):
+            return put(node, f"{self.front}.{self.STAND_INS[node.id]}")
+        return node
 
 
 class OntoCpu(ast.NodeTransformer):

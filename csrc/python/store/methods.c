@@ -276,7 +276,10 @@ PyMethodDef py_store_methods[] = {
      "check($self, keys)\n--\n\nWhether every key has a value or a queue that is not empty."},
     {"delete_key", PY_FAST_METHOD(store_delete_key),
      "delete_key($self, key)\n--\n\nDeletes the value at the key; tells whether there was one."},
-    {"num_keys", PY_FAST_METHOD(store_num_keys), "num_keys($self)\n--\n\nHow many keys have a value."},
+    {"num_keys", PY_FAST_METHOD(store_num_keys),
+     "num_keys($self)\n--\n\n"
+     "How many keys have a value. Like c10d's, a FileStore counts one of its own, too, and so does a TCPStore\n"
+     "with a world_size."},
     {"append", PY_FAST_METHOD(store_append),
      "append($self, key, value)\n--\n\nAppends to the value at the key; a missing one is empty."},
     {"multi_get", PY_FAST_METHOD(store_multi_get),

@@ -150,7 +150,7 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
         return false;
     }
     arguments->registry = arguments->is_multi_tenant ? state->tcp_registry : NULL;
-    return check_port(arguments) && check_world_size(arguments) && check_listen_fd(arguments) &&
+    return check_world_size(arguments) && check_port(arguments) && check_listen_fd(arguments) &&
            take_limits(arguments) && take_secret(arguments);
 }
 

@@ -190,7 +190,7 @@ def barrier(
         True
     """
     calls = calls_of(group)
-    if isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup):
+    if _is_group_of_cpu(calls):
         beside = calls._device_group if device_ids else None
         if beside is None:  # on the CPU there are no devices to choose from
             return calls.barrier(timeout=timeout, async_op=async_op)
@@ -198,6 +198,10 @@ def barrier(
     if not isinstance(device_ids, list | None):
         raise TypeError("Invalid function argument: device_ids type should be List[int]")
     return calls.barrier(timeout=timeout, async_op=async_op, device_ids=device_ids)
+
+
+def _is_group_of_cpu(calls: Any) -> bool:
+    return isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
 
 
 def monitored_barrier(
@@ -603,7 +607,7 @@ def all_reduce_coalesced(
     """Deprecated: several all_reduces in one. all_reduce in a `with dldist._coalescing_manager()` block is the same.
 
     Args:
-        tensors: A list or tuple of tensors of one dtype, or one tensor; reduced in place.
+        tensors: A list or tuple of tensors of one dtype, or one tensor; reduced in place. One that is there twice is reduced once.
         op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
         group: None is the default world.
         async_op: Return a Future at once, instead of waiting.
@@ -613,7 +617,15 @@ def all_reduce_coalesced(
     """
     _deprecated("all_reduce_coalesced", "_coalescing_manager")
     many: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-    return _as_future(calls_of(group).all_reduce_coalesced(many, op, async_op=async_op))
+    calls = calls_of(group)
+    try:
+        return _as_future(calls.all_reduce_coalesced(many, op, async_op=async_op))
+    except _core.DistArgumentError as refusal:
+        if not _is_group_of_cpu(calls):
+            raise
+        from dldist.c10d.gloo_forms import all_reduce_repeated
+
+        return _as_future(all_reduce_repeated(calls, many, op, {"async_op": async_op}, refusal))
 
 
 def _former_name(name: str, call: Any) -> Any:

@@ -35,6 +35,11 @@ class BackendCalls:
     def name(self) -> str:
         return getattr(self._target, "group_name", None) or self._target.name()
 
+    @property
+    def _backend_name(self) -> str:
+        backends = getattr(self._target, "_distinct_backends", list)()
+        return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
+
     # ---- collectives
 
     def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
@@ -46,7 +51,7 @@ class BackendCalls:
     def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
         call = CALL_OF.get(operation.name)
         if call is None:
-            raise RuntimeError(f"Backend {self._target.name()} does not support {operation.name}")
+            raise RuntimeError(f"Backend {self._backend_name} does not support {operation.name}")
         opts = _prepared(call.options(), timeout, is_async)
         return _end(getattr(self._target, call.name)(*call.lowered(values, opts)), is_async)
 
@@ -91,7 +96,7 @@ class BackendCalls:
     def _refuse_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
             raise _core.DistArgumentError(
-                f"{name}(): argument 'timeout': the low-level calls of backend {self._target.name()} take none for messages: pass "
+                f"{name}(): argument 'timeout': the low-level calls of backend {self._backend_name} take none for messages: pass "
                 "it to wait()"
             )
 

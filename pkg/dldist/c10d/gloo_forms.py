@@ -69,12 +69,16 @@ def _all_reduce(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> An
 
 
 def _all_reduce_repeated(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
-    """The same tensor in several places is reduced once."""
+    return all_reduce_repeated(backend.group, tensors, backend._op(opts), backend._call_options(opts), refusal)
+
+
+def all_reduce_repeated(group: _core.Group, tensors: Any, op: Any, options: dict[str, Any], refusal: Exception) -> Any:
+    """The same tensor in several places is reduced once. `options` are those of the group's all_reduce_coalesced, which has refused."""
     seen = [_core._describe_tensor(each, True) for each in tensors]
     different = {(each["data"], each["count"], each["strides"]): tensor for each, tensor in zip(seen, tensors)}
     if len(different) == len(seen):
         raise refusal
-    work = backend.group.all_reduce_coalesced(list(different.values()), backend._op(opts), **backend._call_options(opts))
+    work = group.all_reduce_coalesced(list(different.values()), op, **options)
     return _then_copied(work, [], [], list(tensors))
 
 

@@ -126,8 +126,10 @@ class ProcessGroup(Member):
     # ---- who it is
 
     def getBackendName(self) -> str:
-        backends = self._distinct_backends()
-        return backends[0].name() if backends else "undefined"
+        """The name of its first backend; "custom" for one that is not c10d's own, whose name get_backend() has."""
+        for kind, backend in self._backends.items():
+            return "custom" if self._backend_types[kind] == BackendType.CUSTOM else backend.name()
+        return "undefined"
 
     @property
     def group_name(self) -> str:
