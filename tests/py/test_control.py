@@ -430,6 +430,13 @@ def run(code, **env):
     )
 
 
+def test_the_socket_is_removed_where_the_program_has_changed_its_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with control.serve("relative"):
+        monkeypatch.chdir("/")
+    assert not os.listdir(tmp_path)
+
+
 def test_worker_main(tmp_path):
     path = str(tmp_path / "socket")
     code = """if True:
