@@ -18,6 +18,7 @@ import dldist
 import pytest
 from control_cases import case
 from dldist import control, distributed_c10d
+from dldist.control import handlers
 from dldist.control import http as connection
 from dldist.control import server as control_server
 
@@ -234,6 +235,12 @@ def test_what_is_no_status_is_the_handlers_error(path, query):
     assert status == 500 and b"200 to 599" in content
 
 
+def test_content_that_is_neither_text_nor_bytes_is_the_handlers_error():
+    for content in (5, None):
+        with pytest.raises(TypeError):
+            handlers.Answer().set_content(content, "text/plain")
+
+
 def test_flight_recorder(path):
     world = dldist.World(dldist.HashStore(), 0, 1)
     world.barrier()
@@ -442,6 +449,7 @@ def test_worker_main(tmp_path):
     code = """if True:
         import os, sys
         from dldist import control
+from dldist.control.handlers import Answer
         @control.worker_main()
         def main():
             return os.path.exists(sys.argv[1]) if sys.argv[1:] else os.path.exists(os.environ["P"])
