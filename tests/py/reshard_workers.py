@@ -58,6 +58,17 @@ def push_often(channel, rank, size, address, delta):
         return moved
 
 
+def receive_nothing(channel, rank, size, address):
+    """Rank 0 has one element, which is for rank 1; the others have empty parts."""
+    with dldist.World(serve_store(channel, rank, address), rank, size, timeout=10) as world:
+        layout = Layout({"w": ((1,), "int32", [Shard(0)])}, size - 1 if rank else 1)
+        with Link(world, **{"destination" if rank else "source": layout}) as link:
+            version = link.receive() if rank else link.push({"w": np.full(1, 5, "int32")}).version
+            assert version == 1
+            world.barrier()
+            return np.asarray(link.arrays["w"]).tolist() if rank else None
+
+
 def lose(channel, rank, size, victim):
     """One good version; then the victim goes silent until it is killed, and the others try two more."""
     world = dldist.World(serve_store(channel, rank), rank, size, timeout=15)

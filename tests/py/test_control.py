@@ -18,6 +18,7 @@ import dldist
 import pytest
 from control_cases import case
 from dldist import control, distributed_c10d
+from dldist.control import handlers
 from dldist.control import http as connection
 from dldist.control import server as control_server
 
@@ -234,6 +235,12 @@ def test_what_is_no_status_is_the_handlers_error(path, query):
     assert status == 500 and b"200 to 599" in content
 
 
+def test_content_that_is_neither_text_nor_bytes_is_the_handlers_error():
+    for content in (5, None):
+        with pytest.raises(TypeError):
+            handlers.Answer().set_content(content, "text/plain")
+
+
 def test_flight_recorder(path):
     world = dldist.World(dldist.HashStore(), 0, 1)
     world.barrier()
@@ -430,11 +437,19 @@ def run(code, **env):
     )
 
 
+def test_the_socket_is_removed_where_the_program_has_changed_its_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with control.serve("relative"):
+        monkeypatch.chdir("/")
+    assert not os.listdir(tmp_path)
+
+
 def test_worker_main(tmp_path):
     path = str(tmp_path / "socket")
     code = """if True:
         import os, sys
         from dldist import control
+from dldist.control.handlers import Answer
         @control.worker_main()
         def main():
             return os.path.exists(sys.argv[1]) if sys.argv[1:] else os.path.exists(os.environ["P"])

@@ -181,6 +181,97 @@ def test_a_version_that_one_source_has_not_given_is_made_up_for_by_the_next():
     in_world(3, run)
 
 
+def test_a_push_that_was_late_for_one_is_another_version_than_the_next():
+    one, two = (Layout({"w": ((4,), "int32", [Replicate()])}, mesh) for mesh in (1, 2))
+    late = threading.Event()
+
+    def run(world):
+        if world.rank == 0:
+            with Link(world, source=one) as link:
+                error = error_of(link.push, {"w": np.full(4, 1, "int32")}, timeout=0.3)
+                assert isinstance(error, dldist.DistTimeoutError) and "rank 2 (" in str(error)
+                late.set()
+                assert link.push({"w": np.full(4, 2, "int32")}).version == 2
+                world.barrier()
+            return
+        with Link(world, destination=two) as link:
+            assert link.receive() == 1 if world.rank == 1 else late.wait(10)
+            assert link.receive() == 2 and np.asarray(link.arrays["w"]).tolist() == [2] * 4
+            world.barrier()
+
+    in_world(3, run)
+
+
+def test_a_push_that_was_late_for_one_can_be_made_up_for_and_leaves_the_others_alone():
+    one, two = (Layout({"w": ((4,), "int32", [Replicate()])}, mesh) for mesh in (1, 2))
+    late = threading.Event()
+
+    def run(world):
+        if world.rank == 0:
+            with Link(world, source=one) as link:
+                assert isinstance(error_of(link.push, {"w": np.full(4, 7, "int32")}, 7, timeout=0.3), dldist.DistTimeoutError)
+                assert isinstance(error_of(link.push, {"w": np.full(4, 6, "int32")}, 6), ValueError)
+                late.set()
+                assert link.push({"w": np.full(4, 7, "int32")}, 7).nbytes == 16  # rank 1 does not ask for it again
+                world.barrier()
+            return
+        with Link(world, destination=two) as link:
+            assert world.rank == 1 or late.wait(10)
+            assert link.receive() == 7 and np.asarray(link.arrays["w"]).tolist() == [7] * 4
+            world.barrier()
+
+    in_world(3, run)
+
+
+def test_nothing_is_flipped_to_while_a_newer_version_is_being_written():
+    layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
+    whole = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
+    pushed, looked = threading.Event(), threading.Event()
+
+    def run(world):
+        if world.rank < 2:
+            with Link(world, source=layout) as link:
+                link.push({"w": np.full(2, 1, "int32")})
+                if world.rank == 0:
+                    link.push({"w": np.full(2, 2, "int32")})  # rank 1 only when it has been looked at
+                    pushed.set()
+                assert looked.wait(10)
+                if world.rank == 1:
+                    link.push({"w": np.full(2, 2, "int32")})
+                world.barrier()
+            return
+        with Link(world, destination=whole) as link:
+            assert link.receive(flip=False) == 1
+            assert isinstance(error_of(link.receive, timeout=0.5, flip=False), dldist.DistTimeoutError) and pushed.wait(10)
+            assert link.flip() == 0 and np.asarray(link.arrays["w"]).tolist() == [0] * 4
+            looked.set()
+            assert link.receive() == 2 and np.asarray(link.arrays["w"]).tolist() == [2] * 4
+            world.barrier()
+
+    in_world(3, run)
+
+
+def test_an_exchange_of_two_versions_is_an_error_and_not_seen():
+    rows = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
+    whole = Layout({"w": ((4,), "int32", [Replicate()])}, 2)
+
+    def run(world):
+        with Link(world, source=rows, destination=whole) as link:
+            error = error_of(link.exchange, {"w": np.full(2, world.rank, "int32")}, version=1 + world.rank, timeout=1)
+            if world.rank == 0:
+                assert isinstance(error, dldist.DistMismatchError)
+                assert "rank 0 gave version 1, and ranks [1] gave 2" in str(error)
+            else:  # it waits for rank 0 to come as far
+                assert isinstance(error, dldist.DistTimeoutError)
+            assert link.version == 0
+            world.barrier()
+            assert link.exchange({"w": np.full(2, world.rank, "int32")}, version=3) == 3
+            assert np.asarray(link.arrays["w"]).tolist() == [0, 0, 1, 1]
+            world.barrier()
+
+    in_world(2, run)
+
+
 # ---- deltas
 
 
@@ -316,6 +407,17 @@ def test_between_hosts(procs, places, delta):
     assert all(one[0] == one[1] > 0 for one in moved)
     # Slot 0 has version 3 after 1, and slot 1 has 4 after 2, which is the same.
     assert all(one[3] == (0 if delta else one[0]) for one in moved)
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
+def test_a_rank_of_another_host_that_needs_nothing_hears_of_versions(procs):
+    with netns.Hosts(2) as hosts:
+        children = [
+            hosts.start(procs, place, workers.receive_nothing, rank, 3, hosts.address(0)) for rank, place in enumerate((0, 1, 1))
+        ]
+        assert results_of(children) == [None, [5], []]
+        procs.close()
 
 
 def results_of(children):

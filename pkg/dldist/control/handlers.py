@@ -74,7 +74,7 @@ class Answer(Response):
     def set_content(self, content: str | bytes, content_type: str) -> None:
         if not content_type.isprintable() or not content_type.isascii():
             raise ValueError(f"set_content(): argument 'content_type' must be printable ASCII, not {content_type!r}")
-        self.content = content.encode() if isinstance(content, str) else bytes(content)
+        self.content = content.encode() if isinstance(content, str) else bytes(memoryview(content))  # a number is none
         self.content_type = content_type
 
     def set_status(self, status: int) -> None:

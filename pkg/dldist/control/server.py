@@ -55,7 +55,7 @@ class _Life:
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
         self._listener = listener
-        self._path = path
+        self._path = os.path.abspath(path) if path else path  # the program may change its directory
         self._inode = os.stat(path).st_ino if path else 0
         self._token = token
         self._pid = os.getpid()
@@ -175,7 +175,8 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 class Server:
-    """Answers requests about this process on threads of its own; made by serve(). It ends with shutdown(), a `with`, or the process."""
+    """Answers requests about this process on threads of its own; made by serve(). It ends with shutdown(), a `with`,
+    the process, or when nobody holds it any more."""
 
     port: int
     """Of TCP; 0 with a Unix socket."""
@@ -221,7 +222,7 @@ def serve(
         anyone: Allow an address that is not loopback without a secret: whoever reaches the port can call every handler.
 
     Returns:
-        The server, which can be used in a `with`.
+        The server, which can be used in a `with`. Keep it: it ends when nobody holds it any more.
 
     Raises:
         RuntimeError: The path exists, or cannot be bound; neither can host and port.

@@ -29,13 +29,22 @@ class Outgoing:
     """One destination of this rank."""
 
     def __init__(
-        self, group: World, rank: int, stream: streams.Stream, slots: int, slot_memory: SlotMemory, is_delta: bool
+        self,
+        group: World,
+        rank: int,
+        stream: streams.Stream,
+        slots: int,
+        slot_memory: SlotMemory,
+        is_near: bool,
+        is_delta: bool,
     ) -> None:
         self.rank, self._group, self._stream, self._slots = rank, group, stream, slots
         self._peer = 1 - group.rank
-        views = [slot_memory.words_at(rank, slot) for slot in range(slots)]
+        views = [slot_memory.words_at(rank, slot) for slot in range(slots)] if is_near else []
         self._views = [view for view in views if view is not None]
         self._changes = streams.Changes() if is_delta else None
+        self.version = 0
+        """The last one that has been written."""
         self.lost: _core.DistPeerLostError | None = None
         self._go = bytearray(8)
         self._work = self._listen()
@@ -70,6 +79,7 @@ class Outgoing:
             self._group.abort(f"a push has not come to its end: {error}")  # what is left of it must not be taken for the next one
             self.lost = _lost("push", self.rank, error, "it is left out from now on")
             return 0
+        self.version = version
         return moved
 
     def _slot_asked_for(self) -> int:

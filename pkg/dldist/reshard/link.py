@@ -102,7 +102,7 @@ class Link:
         groups = self._pair_up(found)
         self._own = found.get((world.rank, world.rank))
         self._outgoing = [
-            Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, pair[0] in sides.deltas)
+            Outgoing(groups[pair], pair[1], stream, sides.slots[pair[1]], self._memory, sides.is_near(*pair), pair[0] in sides.deltas)
             for pair, stream in found.items()
             if pair[0] == world.rank != pair[1]
         ]
@@ -115,7 +115,9 @@ class Link:
             if pair[1] == world.rank != pair[0]
         ]
         self._groups = groups
-        self._visible, self._version, self._arrived, self._pushed = 0, 0, 0, 0
+        self._visible, self._version, self._arrived = 0, 0, 0
+        self._begun, self._pushed = 0, 0
+        """The last push, and the last that all destinations have."""
         self._broken: _core.DistPeerLostError | None = None
 
     def _pair_up(self, found: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
@@ -159,7 +161,8 @@ class Link:
 
         Args:
             arrays: The local arrays of this rank by name. They are not written to, and not needed when the call has returned.
-            version: A number above that of the push before, the same on all sources; one more than that unless given.
+            version: A number above that of the push before, the same on all sources; one more than that unless given. After a
+                time-out that of the push which has failed, too: destinations that have it already are left alone.
             timeout: Seconds or a timedelta; the link's unless given.
 
         Returns:
@@ -183,8 +186,8 @@ class Link:
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
         """Wait for a new version and make it visible.
 
-        With two slots `arrays` may be read meanwhile, from any thread; views of the version before it no longer. After a time-out
-        the next receive() goes on.
+        With two slots `arrays` may be read meanwhile, from any thread; views of the version before it no longer. A version that
+        has not been made visible yet is given up for the new one. After a time-out the next receive() goes on.
 
         Args:
             timeout: Seconds or a timedelta; the link's unless given.
@@ -264,7 +267,8 @@ class Link:
     # ---- pushing
 
     def _push(self, words: dict[str, Any], version: int, deadline: float) -> Pushed:
-        waiting = [one for one in self._outgoing if one.lost is None]
+        self._begun = version  # before it may fail: some have it then, and the next one must be another
+        waiting = [one for one in self._outgoing if one.lost is None and one.version != version]
         moved = 0
         while waiting:
             for one in list(waiting):
@@ -281,9 +285,9 @@ class Link:
         return Pushed(version, moved, tuple(one.lost for one in self._outgoing if one.lost is not None))
 
     def _next_version(self, version: int | None) -> int:
-        number = self._pushed + 1 if version is None else int(version)
-        if number <= self._pushed:
-            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._pushed} has been pushed; it has to grow")
+        number = self._begun + 1 if version is None else int(version)
+        if number <= self._pushed or number < self._begun:
+            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._begun} has been pushed; it has to grow")
         return number
 
     def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -330,6 +334,7 @@ class Link:
     def _take(self, own: dict[str, Any] | None, own_version: int, deadline: float) -> None:
         """Fill the next slot with one version from all sources."""
         slot = self._next_slot()
+        self._arrived = self._version  # until all is there, there is nothing to flip to
         if own is not None and self._own is not None:
             self._own.copy(own, self._words[slot])
         while True:
@@ -339,15 +344,22 @@ class Link:
                 if not one.finish(deadline):
                     self._raise_late("receive", "the next version", [o.rank for o in self._incoming if o.version is None], "not pushed it")
             versions = [one.version or 0 for one in self._incoming] + ([own_version] if own is not None else [])
-            self._arrived = max(versions)
+            newest = max(versions)
             # A source whose push has ended too early for this rank is asked for the next one.
-            behind = [one for one in self._incoming if one.version != self._arrived]
+            behind = [one for one in self._incoming if one.version != newest]
             if not behind:
                 break
             for one in behind:
                 one.version = None
+        sources = [one.rank for one in self._incoming]
         for one in self._incoming:
             one.version = None
+        if own is not None and own_version != newest:
+            raise _core.DistMismatchError(
+                f"exchange(): rank {self._world.rank} gave version {own_version}, and ranks {sources} gave {newest}: "
+                "nothing is made visible; give the same on all sources"
+            )
+        self._arrived = newest
 
     # ---- words and time
 
