@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from _dldist_torch import register, set_as_gloo
 
-from dldist.torch._runner import runner_of
 from dldist.torch._hook import averaged_in_shared_memory
 from dldist.torch._plain import ProcessGroup
+from dldist.torch._runner import runner_of
 from dldist.torch._work import Work
 from dldist.world import World
 
