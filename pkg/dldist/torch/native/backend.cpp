@@ -1091,7 +1091,11 @@ class Backend : public c10d::Backend {
     }
     work->watch([hook, type, sequence, began, pending] {
       auto ended = std::chrono::steady_clock::now();
-      hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+      try {
+        hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+      } catch (const std::exception& error) { // no caller is left that could catch it
+        LOG(ERROR) << "a hook on completion failed: " << error.what();
+      }
       std::lock_guard<std::mutex> lock(pending->mutex);
       pending->count--;
       pending->isNone.notify_all();
