@@ -108,6 +108,50 @@ def test_a_folder_that_others_can_write_to_is_not_loaded_from(environment, tmp_p
     assert "are made in Python" in done.stdout and "nobody else may write to it" in done.stderr
 
 
+NO_HOME = """
+import os, pwd
+def unknown(_):
+    raise KeyError("no such user")
+pwd.getpwuid = unknown
+os.environ.pop("HOME", None)
+os.environ.pop("XDG_CACHE_HOME", None)
+from dldist.torch import _native
+print(_native.state())
+"""
+
+
+def state_after(environment, program):
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_user_without_a_home(environment):
+    done = state_after(environment, NO_HOME)
+    assert "are made in Python: there is no folder to keep it in" in done.stdout, done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to(environment, library):
+    folder = pathlib.Path(environment["XDG_CACHE_HOME"]) / "dldist" / library.parent.name
+    (folder / "lock").mkdir(parents=True)  # where files are made; permissions would not stop root
+    done = run(environment)
+    assert "are made in Python" in done.stdout and "cannot be used" in done.stdout, done.stderr
+
+
+NO_LOCKS = """
+import errno, fcntl
+def flock(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+fcntl.flock = flock
+from dldist.torch import _native
+print(_native.state())
+"""
+
+
+def test_a_file_system_without_locks(environment, tmp_path, library):
+    environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp "{library}" "$2"')
+    done = state_after(environment, NO_LOCKS)
+    assert "are made in C++" in done.stdout, done.stderr
+
+
 AS_GLOO = """
 import json, sys, tempfile
 from datetime import timedelta
@@ -130,6 +174,9 @@ x = torch.ones(2)
 dist.all_reduce(x)
 dist.monitored_barrier(timeout=timedelta(seconds=9))
 assert group._get_sequence_number_for_group() >= 1
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    dist.all_reduce(x)
+assert "gloo:all_reduce" in {event.name for event in profiler.events()}
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
 assert dldist.torch.world_of().timeout == timedelta(seconds=7)
 made = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo._Options())

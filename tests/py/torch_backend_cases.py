@@ -728,6 +728,23 @@ def hooks_on_completion(rank, size):
     dist.destroy_process_group(group)
 
 
+def a_hook_on_completion_that_raises(rank, size):
+    if not IS_IN_CPP:
+        return
+    group = dist.new_group()
+
+    def hook(info):
+        raise ValueError("mine")
+
+    group._register_on_completion_hook(hook)
+    time.sleep(0.1 * rank)  # so that the call is still under way on rank 0, and another thread comes to the hook
+    x = of(rank, 2)
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    group._wait_for_pending_works()
+    check(x, total(size, 2))
+    dist.destroy_process_group(group)
+
+
 def torchs_dumps_have_the_calls(rank, size):
     x = of(rank, 3)
     dist.all_reduce(x)

@@ -19,6 +19,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -52,31 +53,34 @@ class CannotBuild(Exception):
 
 def load() -> Any:
     """The module with the class Backend; None if groups are made in Python, which the log gives the reason for."""
+    return _loaded_or_why_not()[0]
+
+
+def _loaded_or_why_not() -> tuple[Any, str]:
     with _loading:
         return _load_once()
 
 
 @functools.cache
-def _load_once() -> Any:
+def _load_once() -> tuple[Any, str]:
+    """The module, or None and why there is none."""
     wish = settings.value("torch_backend")
     if wish == "python":
-        return None
+        return None, "DLDIST_TORCH_BACKEND=python"
     try:
-        return _loaded(_built(tries_again=wish == "c++"))
+        return _loaded(_built(tries_again=wish == "c++")), ""
     except CannotBuild as reason:
         if wish == "c++":
             raise RuntimeError(f"DLDIST_TORCH_BACKEND=c++: {reason}") from reason
         _logger.warning('groups of the backend "dldist" are made in Python, and their calls take longer: %s', reason)
-        return None
+        return None, str(reason)
 
 
 def state() -> str:
     """A sentence that says which way groups are made."""
-    module = load()
+    module, reason = _loaded_or_why_not()
     if module is not None:
         return f'groups of the backend "dldist" are made in C++: {module.__file__}'
-    wish = settings.value("torch_backend")
-    reason = "DLDIST_TORCH_BACKEND=python" if wish == "python" else _reason_kept(_folder())
     return f'groups of the backend "dldist" are made in Python: {reason}'
 
 
@@ -90,10 +94,17 @@ def build() -> pathlib.Path:
 
 def _folder() -> pathlib.Path:
     """The folder of what is compiled from this source for this PyTorch and this Python."""
-    base = pathlib.Path(settings.value("cache_home") or pathlib.Path.home() / ".cache")
+    base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
     versions = f"{torch.__version__}-{torch.version.git_version}-{sysconfig.get_config_var('SOABI')}-{' '.join(_FLAGS)}"
     mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
     return base / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{mark}"
+
+
+def _home() -> pathlib.Path:
+    try:
+        return pathlib.Path.home()
+    except RuntimeError as error:  # a user that the machine does not know, as in many containers, and no HOME
+        raise CannotBuild(f"there is no folder to keep it in: {error} XDG_CACHE_HOME names one") from error
 
 
 def _private(folder: pathlib.Path) -> pathlib.Path:
@@ -108,13 +119,6 @@ def _private(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def _reason_kept(folder: pathlib.Path) -> str:
-    try:
-        return (folder / "failed").read_text(encoding="utf-8").strip()
-    except OSError:
-        return "it could not be loaded"
-
-
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
     """One process of the user's at a time."""
@@ -124,10 +128,12 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise CannotBuild(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
                 time.sleep(0.1)
+            except OSError:
+                break  # some file systems of clusters have no locks: several may compile at once, and the last one's is kept
         yield
 
 
@@ -139,19 +145,25 @@ def _built(tries_again: bool) -> pathlib.Path:
     library = folder / f"{_MODULE}.so"
     if library.exists():
         return library
-    with _alone(folder):
-        if library.exists():
-            return library
-        failed = folder / "failed"
-        if failed.exists() and not tries_again:
-            raise CannotBuild(_reason_kept(folder))
-        try:
-            _compile(library)
-        except CannotBuild as reason:
-            failed.write_text(str(reason), encoding="utf-8")
-            raise
-        failed.unlink(missing_ok=True)
+    try:
+        with _alone(folder):
+            if not library.exists():
+                _compile_unless_it_failed(library, tries_again)
+    except OSError as error:
+        raise CannotBuild(f"{folder} cannot be used ({error}); XDG_CACHE_HOME names another place") from error
     return library
+
+
+def _compile_unless_it_failed(library: pathlib.Path, tries_again: bool) -> None:
+    failed = library.parent / "failed"
+    if failed.exists() and not tries_again:
+        raise CannotBuild(failed.read_text(encoding="utf-8"))
+    try:
+        _compile(library)
+    except CannotBuild as reason:
+        failed.write_text(str(reason), encoding="utf-8")
+        raise
+    failed.unlink(missing_ok=True)
 
 
 def _compile(library: pathlib.Path) -> None:
@@ -160,7 +172,7 @@ def _compile(library: pathlib.Path) -> None:
         'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
         torch.__version__,
     )
-    made = library.with_suffix(f".{os.getpid()}.so")
+    made = library.with_suffix(f".{secrets.token_hex(8)}.so")  # hosts with one home may have the same process ids
     try:
         done = subprocess.run(
             [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],

@@ -65,10 +65,10 @@ def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
     has_outputs = name not in ("barrier", "send")  # the others write to their first argument
     is_reduced = name == "allreduce"
-    name_of_entry = _profile.name_of_entry(name)
+    title = _profile.title_of(name)
 
     def run_here(self: ProcessGroup, arguments: tuple[Any, ...]) -> Work:
-        with _profile.entry(name_of_entry) as entry:
+        with _profile.entry(self.serves_as, title) as entry:
             started = self._runner.perform(method, *arguments)
             outputs: Any = arguments[0] if has_outputs else ()
             kind = Typed if is_reduced and outputs[0].dtype is torch.float16 else Work

@@ -1,4 +1,5 @@
-"""Entries for PyTorch's profiler. Each call has one, named "dldist:all_reduce" and so on, from its start to its end."""
+"""Entries for PyTorch's profiler. Each call has one, named "dldist:all_reduce" and so on, from its start to its end; in Gloo's place it
+is "gloo:all_reduce"."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 _is_on: Any = torch.autograd._profiler_enabled
 
 
-def name_of_entry(method: str) -> str:
-    """The entry's name for any method of a group, in all its forms: "_allgather_base" is an all_gather."""
-    return f"dldist:{CALLS[method].operation.collective if method in CALLS else method.partition('_')[0]}"
+def title_of(method: str) -> str:
+    """What the entry calls any method of a group, in all its forms: "_allgather_base" is an all_gather."""
+    if method == "recv_anysource":
+        return "recvAnySource"
+    return CALLS[method].operation.collective if method in CALLS else method
 
 
 class _Nothing:
@@ -46,6 +49,6 @@ _nothing = _Nothing()
 
 
 @not_compiled
-def entry(name: str) -> Any:
+def entry(backend: str, title: str) -> Any:
     """A `with` block to start a call in. Pass the call's work to lasts_until()."""
-    return _Entry(name) if _is_on() else _nothing
+    return _Entry(f"{backend}:{title}") if _is_on() else _nothing

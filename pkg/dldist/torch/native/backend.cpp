@@ -16,6 +16,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -507,7 +508,7 @@ struct Operation {
   const char* method; // of dldist.Group
   const char* call;   // of c10d's Backend
   OpType type;
-  const char* title;  // in the profiler
+  const char* title;  // in the profiler, after the name of the backend: "gloo:all_reduce"
 };
 
 enum Which : size_t {
@@ -534,25 +535,25 @@ enum Which : size_t {
 };
 
 constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
-    {"all_reduce", "allreduce", OpType::ALLREDUCE, "dldist:all_reduce"},
-    {"all_reduce_coalesced", "allreduce_coalesced", OpType::ALLREDUCE_COALESCED, "dldist:all_reduce"},
-    {"broadcast", "broadcast", OpType::BROADCAST, "dldist:broadcast"},
-    {"reduce", "reduce", OpType::REDUCE, "dldist:reduce"},
-    {"all_gather", "allgather", OpType::ALLGATHER, "dldist:all_gather"},
-    {"all_gather_single", "all_gather_single", OpType::_ALLGATHER_BASE, "dldist:all_gather"},
-    {"all_gather_coalesced", "allgather_coalesced", OpType::ALLGATHER_COALESCED, "dldist:all_gather"},
-    {"all_gather_single_coalesced", "all_gather_single_coalesced", OpType::COALESCED, "dldist:all_gather"},
-    {"gather", "gather", OpType::GATHER, "dldist:gather"},
-    {"scatter", "scatter", OpType::SCATTER, "dldist:scatter"},
-    {"reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER, "dldist:reduce_scatter"},
-    {"reduce_scatter_single", "reduce_scatter_single", OpType::_REDUCE_SCATTER_BASE, "dldist:reduce_scatter"},
-    {"reduce_scatter_coalesced", "reduce_scatter_single_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED, "dldist:reduce_scatter"},
-    {"all_to_all_single", "all_to_all_single", OpType::ALLTOALL_BASE, "dldist:all_to_all"},
-    {"all_to_all", "alltoall", OpType::ALLTOALL, "dldist:all_to_all"},
-    {"barrier", "barrier", OpType::BARRIER, "dldist:barrier"},
-    {"isend", "send", OpType::SEND, "dldist:send"},
-    {"irecv", "recv", OpType::RECV, "dldist:recv"},
-    {"irecv", "recv_anysource", OpType::RECVANYSOURCE, "dldist:recv"},
+    {"all_reduce", "allreduce", OpType::ALLREDUCE, "all_reduce"},
+    {"all_reduce_coalesced", "allreduce_coalesced", OpType::ALLREDUCE_COALESCED, "all_reduce"},
+    {"broadcast", "broadcast", OpType::BROADCAST, "broadcast"},
+    {"reduce", "reduce", OpType::REDUCE, "reduce"},
+    {"all_gather", "allgather", OpType::ALLGATHER, "all_gather"},
+    {"all_gather_single", "all_gather_single", OpType::_ALLGATHER_BASE, "all_gather"},
+    {"all_gather_coalesced", "allgather_coalesced", OpType::ALLGATHER_COALESCED, "all_gather"},
+    {"all_gather_single_coalesced", "all_gather_single_coalesced", OpType::COALESCED, "all_gather"},
+    {"gather", "gather", OpType::GATHER, "gather"},
+    {"scatter", "scatter", OpType::SCATTER, "scatter"},
+    {"reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER, "reduce_scatter"},
+    {"reduce_scatter_single", "reduce_scatter_single", OpType::_REDUCE_SCATTER_BASE, "reduce_scatter"},
+    {"reduce_scatter_coalesced", "reduce_scatter_single_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter"},
+    {"all_to_all_single", "all_to_all_single", OpType::ALLTOALL_BASE, "all_to_all"},
+    {"all_to_all", "alltoall", OpType::ALLTOALL, "all_to_all"},
+    {"barrier", "barrier", OpType::BARRIER, "barrier"},
+    {"isend", "send", OpType::SEND, "send"},
+    {"irecv", "recv", OpType::RECV, "recv"},
+    {"irecv", "recv_anysource", OpType::RECVANYSOURCE, "recvAnySource"},
 }};
 
 // The arguments of a group's method, by position. With the GIL.
@@ -634,6 +635,12 @@ class Operands {
   std::variant<std::monostate, const Tensor*, const Tensors*, const TensorLists*> operands_;
 };
 
+// The text, for as long as the process lives: a profiler may read a title after its group has gone. With the GIL.
+const char* kept(std::string text) {
+  static auto& texts = *new std::set<std::string>();
+  return texts.insert(std::move(text)).first->c_str();
+}
+
 // Where the backend is in Gloo's place, c10d::Logger takes it for a c10d::ProcessGroupGloo without asking, and reads how many threads
 // there are. So these options, and the first members of Backend, lie as those of that class do.
 struct OwnOptions final : c10d::Backend::Options {
@@ -660,6 +667,7 @@ class Backend : public c10d::Backend {
       if (!methods_.back()) {
         throw py::error_already_set();
       }
+      titles_.push_back(kept(options_->backend + ":" + operation.title));
     }
   }
 
@@ -1035,7 +1043,7 @@ class Backend : public c10d::Backend {
     const Operation& operation = OPERATIONS[which];
     intrusive_ptr<Work> work;
     if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // a profiler's entry begins now
-      work = c10::make_intrusive<Work>(getRank(), operation.type, operation.title, flat(inputs.lists()));
+      work = c10::make_intrusive<Work>(getRank(), operation.type, titles_[which], flat(inputs.lists()));
     }
     Gil gil;
     if (!isDescribed_.exchange(true)) {
@@ -1091,7 +1099,11 @@ class Backend : public c10d::Backend {
     }
     work->watch([hook, type, sequence, began, pending] {
       auto ended = std::chrono::steady_clock::now();
-      hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+      try {
+        hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
+      } catch (const std::exception& error) { // no caller is left that could catch it
+        LOG(ERROR) << "a hook on completion failed: " << error.what();
+      }
       std::lock_guard<std::mutex> lock(pending->mutex);
       pending->count--;
       pending->isNone.notify_all();
@@ -1118,7 +1130,8 @@ class Backend : public c10d::Backend {
   const intrusive_ptr<OwnOptions> options_;
   const Held group_;
   const Held runner_;
-  std::vector<Held> methods_; // of OPERATIONS
+  std::vector<Held> methods_; // of OPERATIONS, as are the next
+  std::vector<const char*> titles_;
   const std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::atomic<bool> isDescribed_{false};
   std::mutex coalescing_;     // guards the next one; nobody runs Python under it
