@@ -260,7 +260,9 @@ def test_time_outs_say_timeout():
         with pytest.raises(dldist.DistTimeoutError) as raised:
             _core._raise_status(code)
         assert str(raised.value).lower().count("timeout") == 1, str(raised.value)
-    with pytest.raises(dldist.DistTimeoutError, match=r"wait .* 0\.\d+ s.*\(timeout\)$"):
+    with pytest.raises(dldist.DistTimeoutError, match=r"barrier timed out after 0\.\d+ s.*\(timeout\)$"):
+        dldist.HashStore().barrier("k", 2, timedelta(milliseconds=1))
+    with pytest.raises(dldist.DistTimeoutError, match="^Wait timeout after 1ms(?!.*timeout)"):
         dldist.HashStore().wait(["k"], timedelta(milliseconds=1))
     with pytest.raises(dldist.DistTimeoutError, match="timeout"):
         dldist.Future().wait(0.001)

@@ -31,6 +31,8 @@ SELECTION = [
     ("dldist", [], ["_tensor/test_redistribute.py", "checkpoint/test_file_system_checkpoint_cpu.py"]),
     ("dldist", ["--onto-cpu"], [f"_composable/fsdp/test_fully_shard_{part}.py" for part in ("autograd", "extensions", "frozen")]),
     ("front", [], ["test_store.py", "test_c10d_object_collectives.py"]),
+    ("front", [], ["test_control_collectives.py", "test_collective_utils.py"]),
+    ("front", ["--only=DistributedDataParallelTest,ReducerTest"], ["test_c10d_gloo.py"]),
 ]
 
 

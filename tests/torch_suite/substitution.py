@@ -5,7 +5,7 @@ ProcessGroupGloo is made; the list of all backends is without Gloo. The lists of
 are.
 
 Front puts dldist, the package, in the place of torch.distributed: wherever the module or one of its names is imported or written out.
-What dldist does not have stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms; RPC). So front.py has it.
+What dldist does not have stays torch's (its parallelism: DDP, FSDP, DTensor; its algorithms; RPC); front.py hands it on.
 
 OntoCpu makes tests for GPUs tests for the CPU: "cuda" becomes "cpu", "nccl" "gloo", torch.cuda and torch.accelerator become the stand-ins
 of on_cpu.py, with as many devices as a host of tests has, and DDP is told of no devices.

@@ -37,7 +37,7 @@ class BackendCalls:
 
     @property
     def _backend_name(self) -> str:
-        backends = getattr(self._target, "_distinct_backends", list)()
+        backends: list[Any] = getattr(self._target, "_distinct_backends", list)()
         return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
 
     # ---- collectives
