@@ -368,6 +368,10 @@ def test_calls_that_are_wrong_are_refused_at_once():
         assert link.push({"w": np.zeros(4, "float32")}, version=3).version == 3
         with pytest.raises(ValueError, match="is 3, and 3 has been pushed"):
             link.push({"w": np.zeros(4, "float32")}, version=3)
+        with pytest.raises(ValueError, match="more than 18446744073709551615"):
+            link.push({"w": np.zeros(4, "float32")}, version=2**64)
+        with pytest.raises(ValueError, match="not nan"):
+            link.push({"w": np.zeros(4, "float32")}, timeout=float("nan"))
         with pytest.raises(ValueError, match="call exchange"):
             link.receive()
     with dldist.World() as world, pytest.raises(ValueError, match="'source' or 'destination'"):

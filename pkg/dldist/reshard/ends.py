@@ -23,6 +23,8 @@ CONTROL_TAG, DATA_TAG = 0, 1
 SLICE_S = 0.002
 # Of what waits for its peer between two calls, which nobody is late for.
 FOREVER = timedelta(days=3650)
+# Versions travel as 64 bits.
+LAST_VERSION = 2**64 - 1
 
 
 class Outgoing:

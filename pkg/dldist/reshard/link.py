@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from dldist import _core
 from dldist.reshard import memory
-from dldist.reshard.ends import FOREVER, Incoming, Outgoing
+from dldist.reshard.ends import FOREVER, LAST_VERSION, Incoming, Outgoing
 from dldist.reshard.layouts import Layout
 from dldist.reshard.sides import Sides
 
@@ -288,6 +288,8 @@ class Link:
         number = self._begun + 1 if version is None else int(version)
         if number <= self._pushed or number < self._begun:
             raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._begun} has been pushed; it has to grow")
+        if number > LAST_VERSION:
+            raise _core.DistArgumentError(f"push(): argument 'version' is {number}: more than {LAST_VERSION}")
         return number
 
     def _checked(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -424,4 +426,6 @@ def _into(outcome: list[Any], call: Any, *arguments: Any) -> None:
 
 def _seconds(timeout: Timeout) -> float:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if math.isnan(seconds):
+        raise _core.DistArgumentError("argument 'timeout' must be a number of seconds, not nan")
     return seconds if math.isfinite(seconds) else FOREVER.total_seconds()
