@@ -204,7 +204,7 @@ def test_in_the_place_of_gloo(library, way, how):
     )
     assert done.returncode == 0, done.stderr
     # DDP asks a backend of that name in C++, and only there can ours answer.
-    assert json.loads(done.stdout) == (["gloo", 1] if way == "c++" else ["dldist", None])
+    assert json.loads(done.stdout) == (["gloo", 2] if way == "c++" else ["dldist", None])
 
 
 WRAPPED = """

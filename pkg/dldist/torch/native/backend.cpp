@@ -647,7 +647,7 @@ struct OwnOptions final : c10d::Backend::Options {
   OwnOptions(const std::string& backend, milliseconds timeout) : c10d::Backend::Options(backend, timeout) {}
 
   std::vector<std::shared_ptr<void>> devices;
-  int threads{1}; // whoever waits does the work
+  int threads{2}; // as many as Gloo says; here, the thread that waits does the work
 };
 
 class Backend : public c10d::Backend {
