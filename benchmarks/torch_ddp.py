@@ -51,8 +51,16 @@ class Timer:
         return elapsed.item()
 
 
+def group_in_python(dist):
+    """A group of dldist that may be given another class, as those with a backend in C++ may not."""
+    import dldist.torch
+    from dldist.torch._runner import runner_of
+
+    return dldist.torch.ProcessGroup(runner_of(dist.new_group(backend="dldist", timeout=TIMEOUT)))
+
+
 def silence(group):
-    """Make a group of dldist one without communication; returned is the list of the sizes of buckets, which grows with every one."""
+    """Make the group one without communication, and give the list of the sizes of buckets, which grows with each."""
     import dldist.torch
 
     bucket_sizes = []
@@ -67,7 +75,7 @@ def silence(group):
 
 
 def reduce_numbers_alone(group):
-    """Make a group of dldist one whose ranks meet at every bucket, and leave it as it is."""
+    """Make the group one whose ranks meet at every bucket, and leave it as it is."""
     import dldist.torch
     import torch
 
@@ -151,9 +159,9 @@ def worker(options):
     store = dist.FileStore(options.store, options.world)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.world, timeout=TIMEOUT)
     groups = {backend: dist.new_group(backend=backend, timeout=TIMEOUT) for backend in BACKENDS}
-    groups[MEETING] = dist.new_group(backend="dldist", timeout=TIMEOUT)
+    groups[MEETING] = group_in_python(dist)
     reduce_numbers_alone(groups[MEETING])
-    groups[NONE] = dist.new_group(backend="dldist", timeout=TIMEOUT)
+    groups[NONE] = group_in_python(dist)
     bucket_sizes = silence(groups[NONE])
     timer = Timer(torch, dist.new_group(backend="gloo"))
     results = {millions: measure(torch, timer, groups, bucket_sizes, millions, options) for millions in options.millions}
