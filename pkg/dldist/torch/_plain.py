@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,8 +153,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _names_of_backends(self) -> dict[str, str]:
         """The name of the backend for each type of device, from the group's configuration."""
-        config = distributed_c10d._world.pg_backend_config.get(self, self._config)
-        return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
+        return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config))
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
@@ -302,6 +301,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         name = group_name or f"{self._runner.name}:merged"
         return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
+
+
+@cache
+def _names_in(config: str) -> dict[str, str]:
+    return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
 
 def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
