@@ -70,6 +70,13 @@ def test_of_the_wheel(tmp_path, part):
     assert count(outcomes, "passed") >= 0.2 * len(outcomes), outcomes
 
 
+def test_of_the_wheel_in_the_place_of_gloo(tmp_path):
+    """What only Gloo is asked for: the profiler's entries by name, DDP's log, monitored_barrier."""
+    outcomes = outcomes_of(tmp_path, "as-gloo", "--ranks=3", "--only=profiler,ddp_logging,monitored_barrier,all_reduce_sum,gather_full")
+    check(outcomes, "as-gloo")
+    assert count(outcomes, "passed") >= 10, outcomes
+
+
 @pytest.mark.skipif(not FILES, reason="DLDIST_TORCH_TESTS names no folder with PyTorch's tests")
 @pytest.mark.parametrize(("aim", "options", "files"), SELECTION, ids=[f"{aim}-{files[0]}" for aim, _, files in SELECTION])
 def test_of_files(tmp_path, aim, options, files):
