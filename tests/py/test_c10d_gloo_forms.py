@@ -51,7 +51,7 @@ def torchs_in_cpp_over_dldist(store, rank, size):
     if module is None:
         pytest.skip("nothing can be compiled here")
     limit = timedelta(seconds=10)
-    return module.Backend(Runner.meeting(store, "forms", list(range(size)), rank, limit), "dldist", limit)
+    return module.Backend(Runner.meeting(store, "forms", list(range(size)), rank, limit), limit)
 
 
 OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in_cpp_over_dldist])

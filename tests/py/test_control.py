@@ -449,7 +449,6 @@ def test_worker_main(tmp_path):
     code = """if True:
         import os, sys
         from dldist import control
-from dldist.control.handlers import Answer
         @control.worker_main()
         def main():
             return os.path.exists(sys.argv[1]) if sys.argv[1:] else os.path.exists(os.environ["P"])

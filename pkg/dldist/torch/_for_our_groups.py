@@ -52,15 +52,11 @@ def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
             vars(module)[name] = ours
 
 
-def _runner_of(group: Any) -> Runner | None:
-    return runner_of(dist.group.WORLD if group is None else group)
-
-
 def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
     """PyTorch's refuses every backend that is not called "gloo"."""
 
     def monitored_barrier(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
-        runner = _runner_of(group)
+        runner = runner_of(dist.group.WORLD if group is None else group)
         if runner is None:
             torchs(group, timeout, wait_all_ranks)
         else:
@@ -74,9 +70,10 @@ def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
     """PyTorch's warns of every backend that is not Gloo or NCCL, and does nothing."""
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        if _runner_of(group) is None:
+        meant: Any = dist.group.WORLD if group is None else group
+        if runner_of(meant) is None:
             torchs(timeout, group)
         else:
-            (dist.group.WORLD if group is None else group).set_timeout(timeout)
+            meant.set_timeout(timeout)
 
     return _set_pg_timeout
