@@ -2,12 +2,13 @@
 
     python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--private] [--json FILE]
 
-The same processes train four copies of a multilayer perceptron: with each of the backends; with one whose all_reduce leaves
+The same processes train four copies of a multilayer perceptron: with each of the backends; with a communication hook that leaves
 everything as it is ("none"), which is the step without communication; and with one that reduces a single number for each bucket
-("meeting"), which is what it costs that ranks, which are never equally fast, wait for each other. They take turns, a few steps each
-a round, in an order that rotates. The communication of a backend is its step minus the step without; beside it stands an all_reduce
-of the same buckets, in the memory that they are in, with nothing to overlap. Times are those of the slowest rank; printed are medians
-over the rounds, and how many times longer gloo takes, as the quotient of medians and with the quartiles of the rounds' own quotients.
+("meeting"), by dldist, which is what it costs that ranks, which are never equally fast, wait for each other. They take turns, a few
+steps each a round, in an order that rotates. The communication of a backend is its step minus the step without; beside it stands an
+all_reduce of the same buckets, in the memory that they are in, with nothing to overlap. Times are those of the slowest rank; printed
+are medians over the rounds, and how many times longer gloo takes, as the quotient of medians and with the quartiles of the rounds' own
+quotients.
 With dldist the buckets are in shared memory, unless --private is given.
 
 Where Gloo does not find an address: unshare -n sh -c 'ip link set lo up; python benchmarks/torch_ddp.py'
@@ -51,55 +52,38 @@ class Timer:
         return elapsed.item()
 
 
-def group_in_python(dist):
-    """A group of dldist that may be given another class, as those with a backend in C++ may not."""
-    import dldist.torch
-    from dldist.torch._runner import runner_of
+def leave_as_it_is(torch, bucket_sizes):
+    """A communication hook without communication. It notes the sizes of buckets in the list."""
 
-    return dldist.torch.ProcessGroup(runner_of(dist.new_group(backend="dldist", timeout=TIMEOUT)))
+    def hook(_state, bucket):
+        bucket_sizes.append(bucket.buffer().numel())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
 
-
-def silence(group):
-    """Make the group one without communication, and give the list of the sizes of buckets, which grows with each."""
-    import dldist.torch
-
-    bucket_sizes = []
-
-    class Silent(dldist.torch.ProcessGroup):
-        def allreduce(self, tensors, options=None):
-            bucket_sizes.append(tensors[0].numel())
-            return dldist.torch.Work(None, tensors, 0)
-
-    group.__class__ = Silent
-    return bucket_sizes
+    return hook
 
 
-def reduce_numbers_alone(group):
-    """Make the group one whose ranks meet at every bucket, and leave it as it is."""
-    import dldist.torch
-    import torch
-
+def reduce_a_number(torch, group):
+    """A communication hook whose ranks meet, and leave the bucket as it is."""
     number = torch.zeros(1)
 
-    class Meeting(dldist.torch.ProcessGroup):
-        def allreduce(self, tensors, options=None):
-            return dldist.torch.Work(super().allreduce([number])._work, tensors, 0)
+    def hook(_state, bucket):
+        buffer = bucket.buffer()
+        return group.allreduce([number]).get_future().then(lambda _done: buffer)
 
-    group.__class__ = Meeting
+    return hook
 
 
-def make_step(torch, millions, group, shares_buckets):
-    """A function that makes a step of training."""
-    import dldist.torch
-
+def make_step(torch, millions, group, prepare):
+    """A function that makes a step of training. prepare(model) may give the model a communication hook."""
     torch.manual_seed(0)
     widths = LAYERS[millions]
     layers = [torch.nn.Linear(before, after, bias=False) for before, after in zip(widths, widths[1:], strict=False)]
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True
     )
-    if shares_buckets:
-        dldist.torch.share_buckets(model)
+    prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     inputs = torch.randn(BATCH, widths[0])
 
@@ -130,10 +114,24 @@ def make_all_reduces(torch, groups, bucket_sizes):
     return {"gloo": make_all_reduce(private, groups["gloo"]), "dldist": make_all_reduce(shared, groups["dldist"])}
 
 
-def measure(torch, timer, groups, bucket_sizes, millions, options):
+def hook_registrar(hook):
+    return lambda model: model.register_comm_hook(None, hook)
+
+
+def measure(torch, timer, groups, millions, options):
     """{what: {backend: seconds, for each round}}, `what` being "step" or "all_reduce"."""
-    sharing = () if options.private else ("dldist",)
-    steps = {backend: make_step(torch, millions, group, backend in sharing) for backend, group in groups.items()}
+    import dldist.torch
+
+    bucket_sizes = []
+    preparations = {
+        "gloo": lambda model: None,
+        "dldist": (lambda model: None) if options.private else dldist.torch.share_buckets,
+        MEETING: hook_registrar(reduce_a_number(torch, groups["dldist"])),
+        NONE: hook_registrar(leave_as_it_is(torch, bucket_sizes)),
+    }
+    steps = {
+        name: make_step(torch, millions, groups.get(name, groups["dldist"]), prepare) for name, prepare in preparations.items()
+    }
     bucket_sizes.clear()
     steps[NONE]()
     nbuckets = len(bucket_sizes)
@@ -159,12 +157,8 @@ def worker(options):
     store = dist.FileStore(options.store, options.world)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.world, timeout=TIMEOUT)
     groups = {backend: dist.new_group(backend=backend, timeout=TIMEOUT) for backend in BACKENDS}
-    groups[MEETING] = group_in_python(dist)
-    reduce_numbers_alone(groups[MEETING])
-    groups[NONE] = group_in_python(dist)
-    bucket_sizes = silence(groups[NONE])
     timer = Timer(torch, dist.new_group(backend="gloo"))
-    results = {millions: measure(torch, timer, groups, bucket_sizes, millions, options) for millions in options.millions}
+    results = {millions: measure(torch, timer, groups, millions, options) for millions in options.millions}
     if options.rank == 0:
         print(json.dumps(results))
     dist.destroy_process_group()

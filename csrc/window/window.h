@@ -88,7 +88,8 @@ dd_status dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
 /* One more signal from this rank to `rank`: adds one to its word. Does not wait for the taker. */
 dd_status dd_window_signal(dd_window *window, int rank, int channel, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
-/* The same, but the last one must have been taken: waits until the word is 0. DD_OP_TIMED_OUT says that `rank` has not taken it. */
+/* The same, but the last one must have been taken: waits until the word is 0. DD_OP_TIMED_OUT says that `rank` has not taken it. The signal
+ * is taken back then; a far rank does so when it hears of it, by the next flush at the latest. */
 dd_status dd_window_signal_alone(dd_window *window, int rank, int channel, const dd_wait *wait,
                                  dd_error *err) DD_MUST_CHECK;
 /* Takes one signal of `rank`; waits for it. DD_OP_TIMED_OUT names the rank; DD_PEER_LOST and the like as in group.h, within a second. */

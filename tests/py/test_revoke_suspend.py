@@ -26,11 +26,15 @@ def in_groups(size, case, **options):
 
 
 def test_what_is_under_way_ends_on_all_ranks():
+    under_way = threading.Barrier(3)
+
     def case(group):
         if group.rank == 2:
+            under_way.wait(10)
             group.revoke("a rank is ill")
             return str(error_of(group.barrier))
         work = group.all_reduce(numpy.ones(4), async_op=True)
+        under_way.wait(10)
         error = error_of(work.wait)
         assert isinstance(error, dldist.DistAbortedError) and error.rank == 2
         assert "revoked the group: a rank is ill" in str(error)

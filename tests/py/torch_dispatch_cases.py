@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch_backend_cases as backend_cases
 from dldist.torch import _dispatcher, _native
+from dldist.torch._runner import runner_of
 from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
@@ -122,6 +123,25 @@ def operations_that_begin_in_cpp(rank, size):
     check(x, total(size, 3))
     works = [torch.ops.c10d.broadcast_([x], group.boxed(), 0, 0)[1] for _ in range(20)]
     assert all(c10d.Work.unbox(work).wait() for work in works)
+
+
+def groups_in_python_and_in_cpp_side_by_side(rank, size):
+    """The kernels of groups in Python run calls that return no work, too."""
+    native = _native.load()
+    if native is None:  # this process makes groups in Python alone, so there is nothing beside them
+        return
+    runner = runner_of(dist.new_group())
+    in_python = dldist.torch.ProcessGroup(runner)
+    x = of(rank, 3)
+    in_python.allreduce([x]).wait()
+    check(x, total(size, 3))
+    x = of(rank, 3)
+    dist.all_reduce(x)
+    check(x, total(size, 3))
+    dist.barrier()
+    gathered = [torch.empty(3) for _ in range(size)]
+    assert dist.all_gather(gathered, of(rank, 3)) is None
+    check(torch.stack(gathered), torch.stack([of(other, 3) for other in range(size)]))
 
 
 def other_backends_keep_their_kernels(rank, size):

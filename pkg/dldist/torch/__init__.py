@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from _dldist_torch import register, set_as_gloo
 
-from dldist.torch._hook import averaged_in_shared_memory
+from dldist.torch._hook import Shared, averaged_in_shared_memory
 from dldist.torch._plain import ProcessGroup
 from dldist.torch._runner import runner_of
 from dldist.torch._work import Work
@@ -63,8 +63,8 @@ def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     may have taken the address of one before, as DLPack and data_ptr() do. (After x.numpy() a bucket stays where it is.)
     """
     group = model.process_group
-    _runner_of(group, "share_buckets(): argument 'model' must have a process_group")
-    model.register_comm_hook(group, averaged_in_shared_memory)
+    runner = _runner_of(group, "share_buckets(): argument 'model' must have a process_group")
+    model.register_comm_hook(Shared(group, runner.buckets), averaged_in_shared_memory)
 
 
 def _runner_of(group: Any, what: str) -> Any:

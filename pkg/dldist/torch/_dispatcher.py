@@ -215,7 +215,7 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
                 arguments.append(value)
         arguments += [opts] if opts is not None else []
         if not hasattr(group, "_run_here"):
-            work = _run_there(group, kind, method, arguments)
+            work = _run_there(group, kind, method, arguments) or _ended()
         else:
             work = group._run_here(method, tuple(arguments))
             if call is not None:
@@ -231,6 +231,13 @@ def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
     """Run it through the group's backend, which releases the GIL. The old kernel would be called with the GIL, and keep it."""
     backend = group._get_backend(torch.device(kind))
     return getattr(backend, _name_in_backends(method))(*arguments)
+
+
+def _ended() -> Any:
+    """The work of a synchronous call: backends may return None, but in Python an operation has to return a work."""
+    future: Any = torch._C.Future([])
+    future.set_result(None)
+    return c10d._create_work_from_future(future)
 
 
 def _name_in_backends(method: str) -> str:

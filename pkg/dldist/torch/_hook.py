@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-
-from dldist.torch._runner import runner_of
 
 if TYPE_CHECKING:
     from dldist.torch._buckets import Buckets
 
 
-def averaged_in_shared_memory(group, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
-    """A communication hook of DDP: the mean over the ranks of `group`, in the bucket."""
+class Shared(NamedTuple):
+    """The state of the hook: a model's group, and the group's buckets."""
+
+    group: Any
+    buckets: Buckets
+
+
+def averaged_in_shared_memory(shared, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
+    """A communication hook of DDP: the mean over the ranks of the group, in the bucket."""
+    group, buckets = shared
     tensor = bucket.buffer()
-    buckets: Buckets = runner_of(group).buckets
     opts = dist.AllreduceOptions()
     if tensor.layout is torch.strided:
         opts.reduceOp = dist.ReduceOp.AVG

@@ -21,9 +21,7 @@ c10d: Any = _distributed_c10d
 
 
 def add_to_torchs_dumps() -> None:
-    """Have PyTorch's functions put our entries beside its own."""
-    if getattr(c10d._dump_fr_trace, "__module__", "") == __name__:
-        return
+    """Have PyTorch's functions put our entries beside its own. Once in a process."""
     pickled, as_json = c10d._dump_fr_trace, c10d._dump_fr_trace_json
 
     def _dump_fr_trace(
