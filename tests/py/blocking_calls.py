@@ -5,6 +5,7 @@ before, and again for every call: an interrupt ends a group.
 """
 
 import array
+import itertools
 import os
 import re
 import signal
@@ -99,7 +100,7 @@ BLOCKING = {
     "Store.wait": "store.wait(['absent'], 60)",
     "Store.multi_get": "store.multi_get(['absent'])",
     "Store.queue_pop": "store.queue_pop('absent', True, 60)",
-    "Store.barrier": "store.barrier('two', 2, 60)",
+    "Store.barrier": "store.barrier(new_key(), 2, 60)",  # a barrier counts who has been interrupted, too
     "Store.get of a HashStore": "_core.HashStore().get('absent', 60)",
     "Store.get of a FileStore": "_core.FileStore(file_place(), timeout=60).get('absent', 60)",
     "Store.get of a PrefixStore": "_core.PrefixStore('p', store).get('absent', 60)",
@@ -265,7 +266,11 @@ def _names(world, frozen, store):
         "free_port": _free_port,
         "free_place": lambda: f"tcp://{LOOPBACK}:{_free_port()}",
         "file_place": _file_place,
+        "new_key": lambda: f"key {next(_numbers)}",
     }
+
+
+_numbers = itertools.count()
 
 
 def _free_port():

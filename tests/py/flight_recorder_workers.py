@@ -156,10 +156,10 @@ def after_fork(channel):
 
 
 def time_calls(channel, calls):
-    """Seconds that so many small calls take."""
+    """Seconds of its core that so many small calls take."""
     group = dldist.Group(None, 0, 1)
     tensor = floats(1)
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(calls):
         group.all_reduce(tensor)
-    channel.send(time.perf_counter() - started)
+    channel.send(time.thread_time() - started)

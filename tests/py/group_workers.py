@@ -1069,8 +1069,11 @@ def monitored(group, absent, wait_all_ranks, timeout):
     """Some come when the others have failed."""
     part = group.split(list(range(group.size)), "monitored")
     if group.rank in absent:
-        time.sleep(timeout + 0.3)
+        group.recv(make("b", [0]), 0, 78)  # rank 0 has failed
     result = attempt(part, lambda: part.monitored_barrier(timeout, wait_all_ranks))
+    if group.rank == 0:
+        for rank in absent:
+            group.send(make("b", [1]), rank, 78)
     group.barrier()
     again = attempt(part, part.monitored_barrier)
     part.close()
@@ -1133,12 +1136,13 @@ def aborted(group):
     """The last rank aborts while the others wait."""
     part = group.split(list(range(group.size)), "aborted")
     if group.rank == group.size - 1:
-        time.sleep(0.2)
+        group.barrier()
         part.abort("enough of it")
         part.abort("not heard")
         result = attempt(part, part.barrier)
     else:
         work = part.irecv(make("i", [0]), group.size - 1)
+        group.barrier()
         result = attempt(part, part.barrier)
         assert raised(work.wait)[0] == "DistAbortedError"
     later = attempt(part, lambda: part.all_reduce(make("i", [1])))
@@ -1351,8 +1355,8 @@ def sleeps_in_barrier(channel, path, rank):
     """How often rank 0 has given its core away to sleep until rank 1 came."""
     group = dldist.Group(dldist.FileStore(path, 2), rank, 2, timeout=60)
     group.barrier()
-    if rank == 1:
-        time.sleep(0.5)
+    if rank == 1:  # those that sleep do so for 25 ms at a time
+        time.sleep(0.5 if os.environ["DLDIST_WAIT"] == "poll" else 2)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     group.barrier()
     count = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
@@ -1371,7 +1375,7 @@ def reduces_until_it_fails(channel, port, rank):
     rounds = 0
     while code is None:
         try:
-            group.all_reduce(x, timeout=0.5 if rank == 0 else 20)
+            group.all_reduce(x, timeout=0.5 if rank == 0 and rounds >= 3 else 20)
         except dldist.DistError as error:
             code = error.code
         rounds += 1

@@ -194,6 +194,8 @@ def all_reduce_until_error(channel, group, timeout, count=100_000):
         error = attempt(failed.all_reduce, array.array("i", [1]) * count, timeout=timeout)
         if error is not None:
             break
+        if calls == 2:
+            channel.send("in the middle")
     second = attempt(groups[calls % 2].all_reduce, array.array("i", [1]) * count, timeout=timeout)
     third = attempt(failed.barrier, timeout=timeout)
     return {"calls": calls, "first": error, "other": second, "again": third}
@@ -235,6 +237,7 @@ def late_for_cut(channel, group, timeout):
     channel.send("ready")
     channel.recv()
     began = time.monotonic()
+    channel.send("under way")
     error = attempt(oracle.run, group, oracle.Case("all_reduce", "d", 50_000, seed=3), timeout=timeout)
     return error, time.monotonic() - began
 

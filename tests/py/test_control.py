@@ -21,6 +21,7 @@ from dldist import control, distributed_c10d
 from dldist.control import handlers
 from dldist.control import http as connection
 from dldist.control import server as control_server
+from procs import poll_until
 
 SECRET = "of the job"
 FUZZ = Path(__file__).parent.parent / "fuzz"
@@ -491,4 +492,5 @@ def test_no_thread_and_no_descriptor_is_left(tmp_path):
     for _ in range(20):
         with control.serve(tmp_path / "socket") as server:
             ask(server.address, "POST", "/handler/ping")
-    assert held() == before
+    # A connection's thread is still on its way out when the server has closed, here and before.
+    poll_until(lambda: all(now <= then for now, then in zip(held(), before)), what="fewer threads and descriptors")

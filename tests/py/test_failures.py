@@ -53,7 +53,7 @@ def test_server_killed_while_clients_are_blocked(procs):
             assert "DistNetworkError" in kinds, (name, kinds, text)
             assert "DistTimeoutError" not in kinds, (name, kinds, text)
             assert f"{LOOPBACK}:{port}" in text, (name, text)
-            assert at - killed < 1.0, f"{name} failed {at - killed:.2f} s after the kill"
+            assert at - killed < helper.under_load(3), f"{name} failed {at - killed:.2f} s after the kill"
         assert later is not None and "DistNetworkError" in later[0], later
 
 
@@ -322,6 +322,7 @@ def test_workers_of_whom_some_come(procs):
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
     child = procs.start(workers.joining_client, port, 3)
+    assert child.recv() == "joining"
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         dldist.TCPStore(LOOPBACK, port, 3, True, timedelta(seconds=3), master_listen_fd=listener.detach())
     text = str(raised.value)
@@ -334,6 +335,7 @@ def test_workers_that_all_come(procs):
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
     children = [procs.start(workers.joining_client, port, 3) for _ in range(2)]
+    assert [child.recv() for child in children] == ["joining"] * 2
     store = dldist.TCPStore(LOOPBACK, port, 3, True, LONG, master_listen_fd=listener.detach())
     for child in children:
         assert child.recv() == "joined"
@@ -380,7 +382,7 @@ def test_connect_to_nobody():
         with pytest.raises(dldist.DistNetworkTimeoutError) as raised:
             dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=seconds))
         elapsed = time.monotonic() - start
-        assert seconds - 0.02 <= elapsed < seconds + 0.7
+        assert seconds - 0.02 <= elapsed < helper.under_load(seconds + 2)
         assert LOOPBACK in str(raised.value) and str(port) in str(raised.value)
         assert isinstance(raised.value, dldist.DistNetworkError) and isinstance(raised.value, TimeoutError)
     nobody.close()

@@ -10,7 +10,7 @@ import dldist
 import group_team
 import group_workers as cases
 import pytest
-from procs import under_load
+from procs import under_load, wait_asleep
 from thread_ranks import error_of, on_threads
 
 HOST = group_team.host_name()
@@ -154,7 +154,7 @@ def test_peer_lost(procs, what):
             assert (error["rank"], error["host"], error["pid"]) == (2, HOST, pids[2]), error
             assert error["code"] == "PEER_LOST"
             assert "rank 2" in error["text"] and str(pids[2]) in error["text"]
-        assert results[0]["at"] - killed_at < 1.0
+        assert results[0]["at"] - killed_at < under_load(3)
     for child in ranks[:2]:
         child.send("end")
         assert child.result() is None
@@ -163,19 +163,19 @@ def test_peer_lost(procs, what):
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
 def test_interrupt(procs, what):
-    """Ctrl-C within 100 ms, and the others learn of it."""
+    """Ctrl-C soon (test_blocking_calls.py: within 100 ms), and the others learn of it."""
     ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, what)
     for child in ranks:
         child.recv()
-    time.sleep(0.3)
+    wait_asleep([ranks[0].pid], ranks[0].pid)
     sent_at = time.monotonic()
     ranks[0].kill(signal.SIGINT)
     error, heard = ranks[0].recv(10), ranks[1].recv(10)
     assert error["kinds"][0] == "KeyboardInterrupt", error
-    assert error["at"] - sent_at < 0.15, error["at"] - sent_at
+    assert error["at"] - sent_at < under_load(2), error["at"] - sent_at
     assert "DistAbortedError" in heard["kinds"], heard
     assert "interrupted" in heard["text"] and heard["rank"] == 0, heard
-    assert heard["at"] - sent_at < 1.0
+    assert heard["at"] - sent_at < under_load(2)
     for child in ranks:
         child.send("end")
         child.result()

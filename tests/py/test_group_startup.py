@@ -1,5 +1,6 @@
 """Making a group and splitting it waits for the other ranks, and for nothing else."""
 
+import itertools
 import time
 
 import dldist
@@ -7,29 +8,30 @@ from pairs import on_both, open_pair
 
 # Far above what it takes (a millisecond and a tenth of one), far below any nap or slice of a wait in the library.
 LIMIT_S = 0.008
-ATTEMPTS = 9
+TRYING_S = 20
 
 
-def best_of(call):
-    times = []
-    for _ in range(ATTEMPTS):
-        start = time.monotonic()
+def is_soon(call):
+    """Whether the call takes less than the limit, once the machine has time for it."""
+    end = time.monotonic() + TRYING_S
+    while (start := time.monotonic()) < end:
         call()
-        times.append(time.monotonic() - start)
-    return min(times)
+        if time.monotonic() - start < LIMIT_S:
+            return True
+    return False
 
 
 def test_split():
     with open_pair(timeout=10) as groups:
-        assert best_of(lambda: on_both(groups, lambda group, _: group.split([0, 1]))) < LIMIT_S
+        assert is_soon(lambda: on_both(groups, lambda group, _: group.split([0, 1])))
 
 
 def test_open():
     store = dldist.HashStore()
-    names = iter("abcdefghijklm")
+    numbers = itertools.count()
 
     def open_both():
-        name = next(names)
+        name = f"group {next(numbers)}"
         on_both([None, None], lambda _, rank: dldist.Group(store, rank, 2, name=name))
 
-    assert best_of(open_both) < LIMIT_S
+    assert is_soon(open_both)

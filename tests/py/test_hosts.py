@@ -260,7 +260,7 @@ def test_range_of_ports(team):
 def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, algorithm):
     ours = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
     ours.recv()
-    time.sleep(0.3)  # in the middle of them
+    ours.recv()  # they are in the middle of them
     ours.hosts.cut(1)
     cut_at = time.monotonic()
     for rank, result in enumerate(ours.results()):
@@ -334,7 +334,7 @@ def test_large_message_that_is_lost(procs, hosts):
 def test_interface_that_goes_down(team):
     ours = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
     ours.recv()
-    time.sleep(0.3)
+    ours.recv()
     ours.hosts.unplug(1)
     for rank, result in enumerate(ours.results()):
         error = result["first"]
@@ -349,11 +349,12 @@ def test_cable_that_comes_back_in_time(team, seconds):
     ours.recv()
     ours.hosts.cut(0)
     ours.send()
+    ours.recv()
     time.sleep(seconds)
     ours.hosts.mend(0)
     for error, took in ours.results():
         assert error is None, error
-        assert took > seconds * 0.8
+        assert took > seconds
 
 
 @pytest.mark.deadline(60)
@@ -362,7 +363,7 @@ def test_cable_that_comes_back_in_time(team, seconds):
 def test_killed_process_on_another_host(team, layout, algorithm):
     ours = team(layout, "all_reduce_until_error", 15.0, env={"DLDIST_ALGORITHM": algorithm})
     pid = ours.recv()[-1]["pid"]
-    time.sleep(0.3)
+    ours.recv()
     victim = len(layout) - 1
     killed_at = time.monotonic()
     ours.children[victim].kill()
@@ -371,8 +372,8 @@ def test_killed_process_on_another_host(team, layout, algorithm):
         for error in (result["first"], result["other"], result["again"]):
             assert error["kind"] == "DistPeerLostError", error
             assert (error["rank"], error["host"], error["pid"]) == (victim, ours.hosts.name(layout[victim]), pid)
-        assert result["first"]["at"] - killed_at < 1.0
-        assert result["other"]["at"] - killed_at < 1.5
+        assert result["first"]["at"] - killed_at < procs_module.under_load(3)
+        assert result["other"]["at"] - killed_at < procs_module.under_load(3)
 
 
 @pytest.mark.deadline(60)
@@ -387,7 +388,7 @@ def test_death_while_all_are_idle(team):
         error = child.result()
         assert error["kind"] == "DistPeerLostError", error
         assert (error["rank"], error["host"], error["pid"]) == (3, "host1", pid)
-        assert error["took"] < 0.5
+        assert error["took"] < procs_module.under_load(3)
 
 
 @pytest.mark.deadline(60)
@@ -403,7 +404,7 @@ def test_death_before_the_first_message(team, layout):
         error = child.result()
         assert error["kind"] == "DistPeerLostError", error
         assert (error["rank"], error["host"], error["pid"]) == (len(layout) - 1, ours.hosts.name(layout[-1]), pid)
-        assert error["took"] < 1.0
+        assert error["took"] < procs_module.under_load(3)
 
 
 @pytest.mark.deadline(60)
@@ -446,4 +447,4 @@ def test_a_peer_of_another_host_dies(team):
     ours.children[1].process.kill()
     failure = ours.children[0].recv()
     assert failure["kind"] == "DistPeerLostError" and failure["rank"] == 1
-    assert failure["at"] - killed < 1.0
+    assert failure["at"] - killed < procs_module.under_load(3)

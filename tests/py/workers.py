@@ -76,6 +76,7 @@ def blocked_client(channel, port, names):
 
 def joining_client(channel, port, world_size):
     """Joins a master that waits for its workers."""
+    channel.send("joining")
     store = dldist.TCPStore(LOOPBACK, port, world_size, False, LONG)
     channel.send("joined")
     channel.recv()
