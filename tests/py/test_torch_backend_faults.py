@@ -3,6 +3,7 @@
 import dldist
 import pytest
 import torch_backend_faults as workers
+from procs import under_load
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
 
@@ -32,9 +33,9 @@ def test_a_killed_rank_is_named(run):
     assert first.recv(START_S) is True and second.recv(START_S) is True
     (backward, reduction), error, future = first.result(START_S)
     for said in (backward, reduction):
-        assert "rank 1" in said[1] and said[2] < 1, said
+        assert "rank 1" in said[1] and said[2] < under_load(3), said
     assert names(reduction, "dldist.DistPeerLostError", "torch.DistBackendError", "dldist.DistError", "builtins.RuntimeError")
-    assert error == 2
+    assert error is True
     assert "rank 1" in future[1], future
 
 

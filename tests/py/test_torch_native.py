@@ -86,6 +86,94 @@ def test_what_cannot_be_loaded_is_done_without(environment, tmp_path):
     assert done.returncode == 0 and "are made in Python" in done.stdout and "cannot be loaded" in done.stderr
 
 
+def test_what_cannot_be_loaded_is_made_anew_when_asked(environment, tmp_path, library):
+    environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp "{library}" "$2"')
+    assert run(environment, "--build").returncode == 0
+    (kept,) = pathlib.Path(environment["XDG_CACHE_HOME"]).glob("dldist/torch-*/*.so")
+    kept.unlink()
+    kept.write_text("nonsense")
+    assert "cannot be loaded" in run(environment).stdout
+    done = run(environment, "--build")
+    assert done.returncode == 0 and "are made in C++" in done.stdout, done.stdout
+    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    kept.unlink()
+    done = run(environment, "--build")
+    assert done.returncode == 1 and "cannot be loaded" in done.stdout
+
+
+TWO_RANKS = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+import torch, torch.distributed as dist
+from dldist.base import completions
+from dldist.torch._groups import create_gloo
+store = dist.HashStore()
+with ThreadPoolExecutor(2) as pool:
+    first, second = pool.map(lambda rank: create_gloo(store, rank, 2, timeout=timedelta(seconds=20)), range(2))
+
+def refused(call):
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it did not fail")
+
+def no_thread():
+    raise RuntimeError("can't start new thread")
+"""
+
+NO_THREAD = """
+start, completions.start_completion_thread = completions.start_completion_thread, no_thread
+work = first.allreduce([torch.ones(4)])
+assert "can't start new thread" in refused(work.get_future)
+completions.start_completion_thread = start
+assert "can't start new thread" in refused(work.get_future().wait), "the future is there, and has failed"
+second.allreduce([torch.ones(4)]).wait()
+assert work.wait()
+"""
+
+WAITED_FOR_AGAIN = """
+import dldist
+opts = dist.AllreduceOptions()
+opts.timeout = timedelta(seconds=0.3)
+future = first.allreduce([torch.ones(4)], opts).get_future()
+then = future.then(lambda done: done.value())
+for _ in range(3):
+    for call in (future.wait, future.value, then.wait, lambda: torch.futures.wait_all([future])):
+        assert "rank 1 has not arrived" in refused(call)
+try:
+    future.wait()
+except dldist.DistTimeoutError as error:
+    assert error.rank == 1
+"""
+
+A_FUTURE_THAT_HAS_A_VALUE = """
+told = []
+sys.unraisablehook = told.append
+x = torch.ones(4)
+work = first.allreduce([x])
+work.get_future().set_result([x])
+second.allreduce([torch.ones(4)]).wait()
+assert work.wait()
+deadline = time.monotonic() + 20
+while not told and time.monotonic() < deadline:
+    time.sleep(0.01)
+assert len(told) == 1 and told[0].exc_type is RuntimeError, told
+"""
+
+
+@pytest.mark.parametrize(
+    "case", [NO_THREAD, WAITED_FOR_AGAIN, A_FUTURE_THAT_HAS_A_VALUE], ids=["no_thread", "waited_for_again", "a_future_that_has_a_value"]
+)
+def test_futures_that_go_wrong(library, case):
+    environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND="c++")
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_RANKS + case], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_processes_that_start_together_compile_once(environment, tmp_path, library):
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; sleep 1; cp "{library}" "$2"')
     started = [subprocess.Popen(STATE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(3)]

@@ -5,6 +5,7 @@ No pytest here: the children start sooner.
 
 import collections
 import datetime
+import functools
 import json
 import os
 import pickle
@@ -527,15 +528,20 @@ def profiler_has_an_entry_for_each_call(rank, size):
 
 
 def profiler_has_the_time_from_start_to_end(rank, size):
-    def late_all_reduce():
-        if rank == size - 1:
-            time.sleep(0.5)
+    store = dist.distributed_c10d._get_default_store()
+
+    def late_all_reduce(turn):
         x = of(rank, 3)
-        dist.all_reduce(x, async_op=True).wait()
+        if rank == size - 1:
+            store.wait([f"turn {turn}: rank {other} has begun" for other in range(size - 1)])
+            time.sleep(0.5)
+        work = dist.all_reduce(x, async_op=True)
+        store.set(f"turn {turn}: rank {rank} has begun", "")
+        work.wait()
         return x
 
-    for _ in range(2):
-        x, counts, (seconds,) = profile(late_all_reduce)
+    for turn in range(2):
+        x, counts, (seconds,) = profile(functools.partial(late_all_reduce, turn))
         check(x, total(size, 3))
         assert counts == {"dldist:all_reduce": 1}
         assert rank == size - 1 or seconds > 0.3, seconds
@@ -706,7 +712,8 @@ def settings(rank, size):
     dist.barrier(group=group)
     assert group._get_sequence_number_for_group() == before + 1
     group._set_sequence_number_for_group()
-    assert not group._has_hooks() and (IS_IN_CPP or int(group.get_error()) == 0)  # a method of groups only in torch 2.14
+    backend = group._get_backend(torch.device("cpu")) if IS_IN_CPP else group  # a method of groups only in torch 2.14
+    assert not group._has_hooks() and backend.get_error() == c10d.ErrorType.SUCCESS
     with raises(TypeError, "world_of"):
         dldist.torch.world_of("group")
 
@@ -726,6 +733,18 @@ def hooks_on_completion(rank, size):
     with raises(RuntimeError, "has a hook already"):
         group._register_on_completion_hook(told.append)
     dist.destroy_process_group(group)
+
+
+def synchronous_calls_may_be_waited_for_as_tensors(rank, size):
+    """PyTorch registers what such a call returns, where compiled programs take the tensors of calls that are under way."""
+    x = of(rank, 2)
+    c10d._set_allow_inflight_collective_as_graph_input(True)
+    try:
+        dist.all_reduce(x)
+    finally:
+        c10d._set_allow_inflight_collective_as_graph_input(False)
+    torch.ops._c10d_functional.wait_tensor(x)
+    check(x, total(size, 2))
 
 
 def a_hook_on_completion_that_raises(rank, size):

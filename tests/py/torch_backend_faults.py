@@ -42,7 +42,7 @@ def killed(channel, port, rank, size):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     said = [told(lambda: model(torch.ones(1, 4)).sum().backward()), told(lambda: dist.all_reduce(torch.ones(2)))]
-    error = int(dist.group.WORLD._get_backend(torch.device("cpu")).get_error())
+    error = dist.group.WORLD._get_backend(torch.device("cpu")).get_error() == torch._C._distributed_c10d.ErrorType.COMM_ERROR
     work_error = told(lambda: dist.barrier(async_op=True).get_future().wait())
     dist.destroy_process_group()
     return said, error, work_error
@@ -60,7 +60,8 @@ def timed_out(channel, port, rank, size):
 
 def groups_timeout(channel, port, rank, size):
     torch, dist, _ = start(port, rank, size)
-    group = dist.new_group(timeout=SHORT)
+    group = dist.new_group()
+    group.set_timeout(SHORT)  # which the ranks need not meet in
     said = told(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank == 0 else None
     channel.send("done")
     channel.recv()
@@ -85,8 +86,9 @@ def aborted(channel, port, rank, size):
     if rank == 1:
         channel.recv()
         return None
+    work = dist.group.WORLD.allreduce([torch.ones(1)])
     threading.Timer(0.2, lambda: dist.distributed_c10d._abort_process_group()).start()
-    return told(lambda: dist.group.WORLD.allreduce([torch.ones(1)]).wait())
+    return told(work.wait)
 
 
 def again(channel, port, rank, size):

@@ -1,12 +1,13 @@
-"""Runs calls of a group through PyTorch's dispatcher when something observes operations, to trace, count or fake them.
+"""Runs calls of a group in Python through PyTorch's dispatcher when something observes operations, to trace, count or fake them.
 
-PyTorch's own groups start every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose kernel calls the group's
-backend in C++. Our groups run calls themselves, which is faster. But then a dispatch mode, a transform of torch.func or a tensor
-with its own implementation would not see the call: make_fx() would leave it out of its graph. So in their presence a call becomes
-its operation, here.
+PyTorch's own groups, and ours in C++, start every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose
+kernel calls the group's backend in C++. Groups in Python run calls themselves: an operation in Python takes longer. But then
+a dispatch mode, a transform of torch.func or a tensor with its own implementation would not see the call: make_fx() would
+leave it out of its graph. So in their presence a call becomes its operation, here.
 
-The kernels on the CPU are replaced. The new ones run the operations of our groups themselves, and those of other groups through
-the groups' backends. So operations that start in C++, or in a graph that make_fx() has made, reach our groups, too.
+Where there is a group in Python, the kernels on the CPU are replaced. The new ones run the operations of our groups
+themselves, and those of other groups through the groups' backends. So operations that start in C++, or in a graph that
+make_fx() has made, reach our groups, too.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ They are replaced when the first group of ours is made. What they do for other g
 from __future__ import annotations
 
 import functools
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@functools.cache
+_answering = threading.Lock()  # threads may make their first groups at the same time
+
+
 def answer() -> None:
     """Replace the functions, once in a process."""
+    with _answering:
+        _answer()
+
+
+@functools.cache
+def _answer() -> None:
     add_to_torchs_dumps()
     for name in ("name", "_get_backend_name"):  # of others than its own, PyTorch says "custom"
         _replace_method(name, lambda runner: runner.serves_as)

@@ -85,8 +85,15 @@ def state() -> str:
 
 
 def build() -> pathlib.Path:
-    """Compile it unless that is done; raises CannotBuild."""
-    return _built(tries_again=True)
+    """Compile it unless that is done, and load it; raises CannotBuild."""
+    with _loading:
+        library = _built(tries_again=True)
+        try:
+            _loaded(library)
+        except CannotBuild:  # it is broken, or was made on another host that has the same home
+            library.unlink(missing_ok=True)
+            _loaded(_built(tries_again=True))
+        return library
 
 
 # ---- where it is kept
@@ -219,6 +226,7 @@ def _first_error(text: str) -> str:
 # ---- loading it
 
 
+@functools.cache
 def _loaded(library: pathlib.Path) -> Any:
     loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
     spec = importlib.util.spec_from_file_location(_MODULE, str(library), loader=loader)

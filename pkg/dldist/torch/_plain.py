@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from dldist.c10d.backend_base import Backend
@@ -245,7 +246,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def get_error(self) -> Any:
         """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
-        return self._runner.error_type()
+        return _distributed_c10d.ErrorType(int(self._runner.error_type()))  # type: ignore[attr-defined]
 
     def _has_hooks(self) -> bool:
         return False

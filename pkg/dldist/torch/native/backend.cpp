@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -168,6 +169,44 @@ const Names& names() {
   throw py::error_already_set();
 }
 
+// A Python exception that may be thrown again and again, as those that wait for a future throw its error. What pybind11 throws may
+// become a Python exception only once.
+class Failure final : public std::exception {
+ public:
+  // With the GIL.
+  explicit Failure(const py::error_already_set& raised)
+      : error_(std::make_shared<Held>(Py_NewRef(raised.value().ptr()))), text_(raised.what()) {}
+
+  const char* what() const noexcept override { return text_.c_str(); }
+
+  // Raises it in Python. With the GIL.
+  void raise() const { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error_->get())), error_->get()); }
+
+ private:
+  std::shared_ptr<const Held> error_;
+  std::string text_;
+};
+
+// For a future: what is thrown there, and wherever the future is waited for.
+std::exception_ptr lasting(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const py::error_already_set& raised) {
+    Gil gil;
+    return std::make_exception_ptr(Failure(raised));
+  } catch (...) {
+    return thrown;
+  }
+}
+
+void raiseFailures(std::exception_ptr thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Failure& failure) {
+    failure.raise();
+  }
+}
+
 py::object checked(PyObject* result) {
   if (result == nullptr) {
     throwAsTorchs();
@@ -199,8 +238,16 @@ py::list listOf(const TensorLists& lists) {
 
 extern "C" PyObject* runThen(PyObject* capsule, PyObject*) {
   auto* then = static_cast<std::function<void()>*>(PyCapsule_GetPointer(capsule, nullptr));
-  py::gil_scoped_release released;
-  (*then)();
+  try {
+    py::gil_scoped_release released;
+    (*then)();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
   return Py_NewRef(Py_None);
 }
 
@@ -252,7 +299,12 @@ class Work final : public c10d::Work {
         limit = given.ptr();
       }
       PyObject* args[] = {work_.get(), limit};
-      checked(PyObject_VectorcallMethod(names().wait, args, 2, nullptr));
+      PyObject* waited = PyObject_VectorcallMethod(names().wait, args, 2, nullptr);
+      if (waited == nullptr) {
+        py::error_scope failure; // kept meanwhile
+        isCompleted();
+      }
+      checked(waited);
     }
     endEntry();
     return true;
@@ -350,7 +402,7 @@ class Work final : public c10d::Work {
     return ending;
   }
 
-  // Has `then` called once the call has ended, on a thread of dldist's: now, if it has. With the GIL.
+  // Has `then` called once the call has ended: here and now if it has, else on a thread of dldist's. With the GIL.
   void watch(std::function<void()> then) {
     if (!work_) {
       then();
@@ -400,17 +452,22 @@ class Work final : public c10d::Work {
       }
     }
     auto self = intrusive_ptr<Work>::reclaim_copy(this);
-    watch([self, future, value = std::move(value), ofFailure = std::move(ofFailure)] {
-      self->endEntry();
-      std::exception_ptr failure = self->exception();
-      if (!failure) {
-        future->markCompleted(value(*self));
-      } else if (ofFailure) {
-        future->markCompleted(ofFailure(isTimeout(failure)));
-      } else {
-        future->setError(failure);
-      }
-    });
+    try {
+      watch([self, future, value = std::move(value), ofFailure = std::move(ofFailure)] {
+        self->endEntry();
+        std::exception_ptr failure = self->exception();
+        if (!failure) {
+          future->markCompleted(value(*self));
+        } else if (ofFailure) {
+          future->markCompleted(ofFailure(isTimeout(failure)));
+        } else {
+          future->setError(lasting(failure));
+        }
+      });
+    } catch (...) { // whoever has this future already does not wait for ever
+      future->setErrorIfNeeded(lasting(std::current_exception()));
+      throw;
+    }
   }
 
   static bool isTimeout(const std::exception_ptr& failure) {
@@ -424,15 +481,15 @@ class Work final : public c10d::Work {
 
   // Ends the profiler's entry. That must happen while the profiler still runs: before anybody sees that the call has ended.
   void endEntry() {
-    if (isProfiled_ && !hasEnded_.exchange(true)) {
-      finish();
+    if (isProfiled_) {
+      std::call_once(ended_, [this] { finish(); });
     }
   }
 
   Held work_;
   TensorLists outputs_;
   const bool isProfiled_;
-  std::atomic<bool> hasEnded_{false};
+  std::once_flag ended_;
   std::mutex futures_; // guards the next two
   intrusive_ptr<Future> future_;
   intrusive_ptr<Future> ending_;
@@ -1057,7 +1114,9 @@ class Backend : public c10d::Backend {
       py::tuple arguments = py::make_tuple(operation.call) + lower();
       started = callRunnerWith("perform", arguments);
     }
-    if (started.is_none() && !isAsync && !work && !isHooked && !isCoalescing()) {
+    bool isWorkWanted = isAsync || work || isHooked || isCoalescing() ||
+        c10d::allow_inflight_collective_as_graph_input(); // then PyTorch registers what it gets
+    if (started.is_none() && !isWorkWanted) {
       return nullptr; // as PyTorch's other backends do: there is nothing to wait for
     }
     if (!work) {
@@ -1092,21 +1151,15 @@ class Backend : public c10d::Backend {
   void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, std::chrono::steady_clock::time_point began) {
     auto hook = onCompletionHook_;
     uint64_t sequence = getSequenceNumberForGroup();
-    auto pending = pending_;
-    {
-      std::lock_guard<std::mutex> lock(pending->mutex);
-      pending->count++;
-    }
-    work->watch([hook, type, sequence, began, pending] {
+    // It goes with the watcher, whether that is called or not.
+    std::shared_ptr<void> entry = Pending::enter(pending_);
+    work->watch([hook, type, sequence, began, entry = std::move(entry)] {
       auto ended = std::chrono::steady_clock::now();
       try {
         hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
       } catch (const std::exception& error) { // no caller is left that could catch it
         LOG(ERROR) << "a hook on completion failed: " << error.what();
       }
-      std::lock_guard<std::mutex> lock(pending->mutex);
-      pending->count--;
-      pending->isNone.notify_all();
     });
   }
 
@@ -1115,6 +1168,18 @@ class Backend : public c10d::Backend {
     std::mutex mutex;
     std::condition_variable isNone;
     int count = 0;
+
+    // Counts one more, for as long as what it returns is kept.
+    static std::shared_ptr<void> enter(const std::shared_ptr<Pending>& pending) {
+      pending->add(1);
+      return {nullptr, [pending](void*) { pending->add(-1); }};
+    }
+
+    void add(int more) {
+      std::lock_guard<std::mutex> lock(mutex);
+      count += more;
+      isNone.notify_all();
+    }
   };
 
   // Tells reports and dumps what PyTorch calls the group.
@@ -1200,11 +1265,12 @@ TORCH_LIBRARY_IMPL(c10d, Negative, library) {
 PYBIND11_MODULE(DLDIST_MODULE, module) {
   py::module_::import("torch");
   names();
+  py::register_exception_translator(raiseFailures);
   py::class_<Backend, c10d::Backend, intrusive_ptr<Backend>>(module, "Backend")
       .def(
           py::init<const py::object&, milliseconds>(), py::arg("runner"), py::arg("timeout"))
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
-      .def("get_error", [](Backend& self) { return static_cast<int>(self.getError()); })
+      .def("get_error", &Backend::getError)
       .def_property_readonly("options", &Backend::options)
       .def_property_readonly("serves_as", [](const Backend& self) { return self.getBackendName(); })
       .def_property_readonly("runner", &Backend::runner);
