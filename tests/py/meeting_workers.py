@@ -8,9 +8,10 @@ from group_workers import describe
 
 
 def join(channel, place, rank, size, timeout):
-    """Tries to make a world, and tells what became of it, and how long it took."""
+    """Tries to make a world once the parent says so, and tells what became of it, and how long it took."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     channel.send("begin")
+    channel.recv()
     began = time.monotonic()
     try:
         dldist.World(init_method=place, rank=rank, world_size=size, timeout=timeout)

@@ -27,9 +27,14 @@ class Rank:
         self.dist, self.stubs, self.rank, self.size = dist, stubs, rank, size
         self.store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
 
-    def init(self, timeout=LIMIT_S):
-        timeout = datetime.timedelta(seconds=timeout)
+    def init(self):
+        timeout = datetime.timedelta(seconds=LIMIT_S)
         self.dist.init_process_group("nccl", store=self.store, rank=self.rank, world_size=self.size, timeout=timeout, device_id=self.rank)
+
+    def init_with_a_short_time_out(self):
+        """Of operations: the ranks have longer to make the communicator."""
+        self.init()
+        self.dist.set_timeout(1.0)
 
     def open(self, **options):
         from dldist import nccl
@@ -88,7 +93,7 @@ def destroy_after_long_work(ctx):
 
 
 def destroy_while_it_times_out(ctx):
-    ctx.init(timeout=1.0)
+    ctx.init_with_a_short_time_out()
     x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     error = raised_by(ctx.dist.destroy_process_group)
     ctx.stubs.cuda.open_gate(gate)
@@ -97,7 +102,7 @@ def destroy_while_it_times_out(ctx):
 
 def with_while_it_times_out(ctx):
     def run():
-        with ctx.open(timeout=1.0) as group:
+        with ctx.open(timeout=1.0, init_timeout=LIMIT_S) as group:
             gates.append(ctx.reduce_behind_a_gate(group.all_reduce)[1])
 
     gates = []
@@ -108,7 +113,7 @@ def with_while_it_times_out(ctx):
 
 def destroy_after_it_has_timed_out(ctx):
     """Nobody has asked meanwhile, so nobody has been told."""
-    ctx.init(timeout=1.0)
+    ctx.init_with_a_short_time_out()
     x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
     while ctx.stubs.nccl.calls("ncclCommAbort") == 0:
         time.sleep(0.01)
@@ -119,7 +124,7 @@ def destroy_after_it_has_timed_out(ctx):
 
 def destroy_after_being_told(ctx):
     """One error is enough: wait() has raised it."""
-    ctx.init(timeout=1.0)
+    ctx.init_with_a_short_time_out()
     x = ctx.array(1.0)
     gate = ctx.hold_up(x)
     work = ctx.dist.all_reduce(x, async_op=True)
@@ -165,8 +170,8 @@ def shrink_behind_work(ctx):
         while ctx.stubs.nccl.calls("ncclCommShrink") == finalized:
             time.sleep(0.01)
         ctx.store.set("shrunk", b"")
-        ctx.stubs.cuda.open_gate(gate)
         opened.set()
+        ctx.stubs.cuda.open_gate(gate)
 
     threading.Thread(target=run, daemon=True).start()
     ctx.dist.shrink_group([1])

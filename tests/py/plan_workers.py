@@ -270,15 +270,18 @@ def fails(group, how):
         if how == "mismatch":
             first = cases.raised(lambda: group.all_reduce(array.array("i", [1, 2])))
         elif how == "abort":
-            time.sleep(0.05)
+            group.recv(array.array("b", [0]), 0)
             group.abort("the end")
             first = cases.raised(plan)
         elif how == "late":
-            time.sleep(1.0)
+            told = cases.raised(lambda: group.recv(array.array("b", [0]), 0))
+            assert told[0] == "DistTimeoutError", told
             first = cases.raised(plan)
     else:
         plan.start()
+        under_way = group.isend(array.array("b", [0]), 1) if how == "abort" else None
         first = cases.raised(plan.wait)
+        del under_way
         again = cases.raised(plan.wait)
         assert again == first, (again, first)
     return first, cases.raised(plan.start), cases.raised(lambda: dldist.start_all([plan]))

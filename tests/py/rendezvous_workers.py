@@ -56,7 +56,9 @@ def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
 
 
 def find_nobody(channel, init_method, rank, world_size, timeout):
-    """What a rank is told whose others do not come."""
+    """What a rank is told whose others do not come, from when the parent says so."""
+    channel.send("begin")
+    channel.recv()
     began = time.monotonic()
     meeting = None
     try:

@@ -26,9 +26,16 @@ def start(children, place, size, ranks, timeouts=None):
     started = {
         rank: children.start(meeting_workers.join, place, rank, size, (timeouts or {}).get(rank, LONG)) for rank in ranks
     }
-    for child in started.values():
-        assert child.recv() == "begin"
+    let_go(started.values())
     return started
+
+
+def let_go(children):
+    """All at once, when the last of them has started: their time-outs begin here."""
+    for child in children:
+        assert child.recv() == "begin"
+    for child in children:
+        child.send("go")
 
 
 def await_joined(store, ranks, prefix):
@@ -83,7 +90,7 @@ def test_a_port_of_ones_own_that_is_taken_is_no_loss_of_rank_0(procs, port):
     (waiting,) = start(procs, place, 2, [0]).values()
     wait_for_ranks(port, [0])
     failing = procs.start(meeting_workers.join_without_a_port, place, 1, 2)
-    assert failing.recv() == "begin"
+    let_go([failing])
     outcome = failing.recv()
     assert "DistNetworkError" in outcome["kinds"] and outcome["text"].startswith("cannot listen on "), outcome
     waiting.kill()
@@ -176,9 +183,8 @@ def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short,
 def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, secret):
     place = f"tcp://127.0.0.1:{port}"
     waiting = procs.start(meeting_workers.join, place, 0, 2, 3.0, env={"DLDIST_SECRET": "right", "DLDIST_LOG": "INFO"})
-    assert waiting.recv() == "begin"
     refused = procs.start(meeting_workers.join, place, 1, 2, 2.0, env={"DLDIST_SECRET": secret})
-    assert refused.recv() == "begin"
+    let_go([waiting, refused])
     assert "DistAuthError" in refused.recv()["kinds"]
     outcome = waiting.recv()
     assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1

@@ -72,7 +72,8 @@ def test_interrupts(tmp_path):
 
 
 def test_surface(tmp_path):
-    assert run("surface", 2, tmp_path)[0] == [NOTHING] * 2
+    # The abort of one, at the end, is no business of the other, which may have something to look at yet.
+    assert run("surface", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})[0] == [NOTHING] * 2
 
 
 def test_premul_by_a_tensor(tmp_path):

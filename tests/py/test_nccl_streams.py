@@ -10,6 +10,8 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT_S = 100
 
+pytestmark = pytest.mark.deadline(LIMIT_S + 10)
+
 
 @pytest.mark.parametrize("version", ["2.19.3", "2.32.3"])
 def test_streams_of_version(version):

@@ -537,6 +537,10 @@ def test_a_rank_that_never_comes_is_named(procs, port):
     """Rank 0, which serves, goes no sooner than the others have been told, too."""
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.find_nobody, url, rank, 3, 1.5) for rank in range(2)]
+    for child in children:
+        assert child.recv() == "begin"
+    for child in children:
+        child.send("go")
     for kind, text, seconds in [child.result() for child in children]:
         assert kind == "DistTimeoutError"
         assert "2 of 3 have come" in text

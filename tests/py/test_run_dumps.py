@@ -31,6 +31,11 @@ def read_until(process, words):
     return "".join(lines)
 
 
+def files_in(folder):
+    """Without those that a rank was writing when it was ended."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def end(process):
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
@@ -42,7 +47,7 @@ def test_a_time_out_leaves_dumps_of_all_ranks_and_says_who_is_missing(tmp_path):
     assert code == 1
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert sorted(path.name for path in folder.iterdir()) == ["trace_0", "trace_1"]
+    assert files_in(folder) == ["trace_0", "trace_1"]
     assert f"dlrun: {MISSING}" in err
     assert f"dlrun: the flight recorders of the ranks are in {folder}; python -m dldist.trace {folder}\n" in err
     assert err.splitlines()[-1].startswith("dldist.DistTimeoutError: all_reduce #2"), err
@@ -87,8 +92,8 @@ def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
     for pid in pids:  # a rank itself is not ended by it either
         os.kill(pid, signal.SIGUSR2)
     end(process)
-    # Somebody has asked for these, and may want to read them. A rank that was ended may have been writing another.
-    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == ["trace_0", "trace_1"]
+    # Somebody has asked for these, and may want to read them.
+    assert files_in(folder) == ["trace_0", "trace_1"]
 
 
 @pytest.mark.parametrize("format", ["pickle", "json"])
@@ -96,9 +101,9 @@ def test_dumps_of_earlier_jobs_are_no_part_of_the_verdict(tmp_path, format):
     """Of a job that had more ranks, and another format."""
     env = {"DLDIST_FR_DUMP_FILE": f"{tmp_path}/mine_", "DLDIST_FR_DUMP_FORMAT": {"json": "pickle", "pickle": "json"}[format]}
     code, _, err = dlrun("--nproc-per-node", 3, program("lags.py"), env=env)
-    assert code == 1 and len(list(tmp_path.iterdir())) == 3, err
+    assert code == 1 and len(files_in(tmp_path)) == 3, err
     code, _, err = dlrun("--nproc-per-node", 2, program("lags.py"), env={**env, "DLDIST_FR_DUMP_FORMAT": format})
-    assert code == 1 and len(list(tmp_path.iterdir())) == 5
+    assert code == 1 and len(files_in(tmp_path)) == 5
     assert f"dlrun: {MISSING} of group \"default\"; " in err and "ank 2" not in err, err
 
 

@@ -134,7 +134,7 @@ def test_binary_keys(store, key):
     store.set(key, "v")
     assert store.get(key) == b"v"
     assert store.check([key])
-    store.wait([key], SHORT)
+    store.wait([key], LONG)
     assert store.multi_get([key, key]) == [b"v", b"v"]
     assert store.compare_set(key, "v", "7") == b"7"
     assert store.add(key, 1) == 8
@@ -186,7 +186,7 @@ def test_get_timeout_argument(kind, store):
     with pytest.raises(dldist.DistStoreTimeoutError):
         store.get("absent", SHORT)
     store.set("absent", "now")
-    assert store.get("absent", timeout=SHORT) == b"now"
+    assert store.get("absent", timeout=LONG) == b"now"
 
 
 # -- add ----------------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def test_queue_pop_timeout_takes_nothing_later(kind, store):
     store.queue_push("q", "x")
     finish(store)
     assert kind.open().queue_len("q") == 1
-    assert store.queue_pop("q", timeout=SHORT) == b"x"
+    assert store.queue_pop("q", timeout=LONG) == b"x"
 
 
 def test_queue_items_go_to_one_each(kind, store):
@@ -466,7 +466,7 @@ def test_queue_and_values_are_apart(kind, store):
     need(kind, "queues")
     store.queue_push("q", "item")
     assert store.check(["q"]) is True
-    assert store.wait(["q"], SHORT) is None
+    assert store.wait(["q"], LONG) is None
     if not type(kind).__name__.startswith("Torch"):
         assert store.num_keys() == kind.own_keys
     assert store.delete_key("q") is False

@@ -10,6 +10,7 @@ import netns
 import pytest
 import strangers_workers
 import workers
+from procs import under_load
 
 LOOPBACK = "127.0.0.1"
 MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
@@ -29,7 +30,7 @@ def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, wo
         client = dldist.TCPStore(LOOPBACK, port, secret="a secret", timeout=timedelta(seconds=20))
         client.set(f"key {i}", b"value")
         assert client.get(f"key {i}") == b"value"
-        assert time.monotonic() - start < 3, "a second, with room for a machine that is busy"
+        assert time.monotonic() - start < under_load(3), "a second, with room for a machine that is busy"
     server.send(None)
     server.result()
     strangers.send("stop")
@@ -76,7 +77,7 @@ def test_flood_of_data_ports_does_not_keep_ranks_from_meeting(procs):
     for rank in range(3):
         ranks[rank].send(("second", rank, 3, True))
     for rank in range(3):
-        assert ranks[rank].recv()[0] < 4, "two seconds, with room for a machine that is busy"
+        assert ranks[rank].recv()[0] < under_load(4), "two seconds, with room for a machine that is busy"
     finish(ranks)
 
 

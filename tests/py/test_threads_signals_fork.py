@@ -105,13 +105,13 @@ def test_blocked_time_outs_are_their_own(kind, opened):
         except dldist.DistStoreTimeoutError:
             ends[milliseconds] = time.monotonic() - start
 
-    threads = [threading.Thread(target=block, args=(ms,)) for ms in (800, 100, 400)]
+    threads = [threading.Thread(target=block, args=(ms,)) for ms in (3000, 100, 400)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    for milliseconds in (100, 400, 800):
-        assert milliseconds / 1000 - 0.01 <= ends[milliseconds] < milliseconds / 1000 + 0.35, ends
+    for milliseconds in (100, 400, 3000):
+        assert milliseconds / 1000 - 0.01 <= ends[milliseconds] < milliseconds / 1000 + helper.under_load(2), ends
 
 
 @pytest.mark.deadline(60)
@@ -140,29 +140,17 @@ def test_one_client_hammered_by_threads(kind, opened):
     assert store.add("total", 0) == 800
 
 
-def test_interpreter_goes_on_while_a_call_blocks(kind, opened):
-    """The lock is released: a ticking thread keeps ticking."""
+def test_interpreter_goes_on_while_a_call_blocks(opened):
+    """The lock is released: else the call would keep this thread from watching it at rest, and from freeing it."""
     store, _ = opened
-    ticks = []
-    stop = threading.Event()
-
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.monotonic())
-            time.sleep(0.002)
-
-    thread = threading.Thread(target=tick)
+    values = []
+    thread = threading.Thread(target=lambda: values.append(store.get("k")))
     thread.start()
-    start = time.monotonic()
-    with pytest.raises(dldist.DistStoreTimeoutError):
-        store.get("absent", timeout=timedelta(milliseconds=600))
-    end = time.monotonic()
-    stop.set()
-    thread.join()
-    inside = [start] + [at for at in ticks if start <= at <= end] + [end]
-    longest = max(after - before for before, after in zip(inside, inside[1:]))
-    print(f"{kind}: {len(inside)} ticks, longest gap {longest * 1e3:.1f} ms")
-    assert len(inside) > 30 and longest < 0.25
+    helper.wait_at_rest([thread.native_id])
+    assert not values
+    store.set("k", "v")
+    thread.join(10)
+    assert values == [b"v"]
 
 
 # -- signals ------------------------------------------------------------------------------------------------------
@@ -198,7 +186,7 @@ def test_ctrl_c(kind, call, tmp_path, procs):
     how, at, usable = child.result()
     assert how == "interrupted"
     print(f"{kind} {call}: KeyboardInterrupt after {(at - sent) * 1e3:.1f} ms")
-    assert at - sent < 0.3
+    assert at - sent < helper.under_load(2)
     if usable is not None:
         assert usable == (b"1", b"item", 0)
 

@@ -60,6 +60,7 @@ def test_clocks_of_programs():
             assert abs(clocks.offsets[rank] - (offset - case.clocks[0])) < 200_000_000
 
 
+@pytest.mark.deadline(110)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
 def test_torch_agrees(tmp_path):
     cases = []

@@ -440,6 +440,7 @@ def abort_ends_waits(world):
     """Of all threads and all ranks, whoever aborts."""
     part = world.split(range(world.size), timeout=30)
     memory = part.rendezvous(part.empty(4))
+    world.barrier()  # or the abort might come while others are making the window
     if world.rank == world.size - 1:
         threading.Timer(0.2, part.abort, ["enough"]).start()
     start = time.monotonic()
