@@ -97,7 +97,7 @@ def check_parameter_server(lines, workers):
     for rank in range(1, workers + 1):
         (line,) = [line for line in lines if line.startswith(f"rank {rank}: ")]
         found = re.fullmatch(r"rank \d+: the loss fell from (\S+) to (\S+)", line)
-        assert float(found[2]) < 1e-4 < float(found[1])
+        assert float(found[2]) < 0.01 < float(found[1])  # who is early has the others' updates to come
 
 
 def test_parameter_server():
