@@ -291,20 +291,12 @@ class Work final : public c10d::Work {
 
   bool wait(milliseconds timeout) override {
     if (work_) {
-      Gil gil;
-      PyObject* limit = Py_None;
-      py::object given;
-      if (timeout > kNoTimeout) {
-        given = py::float_(std::chrono::duration<double>(timeout).count());
-        limit = given.ptr();
+      try {
+        waitForEnd(timeout);
+      } catch (...) {
+        isCompleted(); // ends the profiler's entry, unless the call goes on
+        throw;
       }
-      PyObject* args[] = {work_.get(), limit};
-      PyObject* waited = PyObject_VectorcallMethod(names().wait, args, 2, nullptr);
-      if (waited == nullptr) {
-        py::error_scope failure; // kept meanwhile
-        isCompleted();
-      }
-      checked(waited);
     }
     endEntry();
     return true;
@@ -415,6 +407,18 @@ class Work final : public c10d::Work {
   }
 
  private:
+  void waitForEnd(milliseconds timeout) {
+    Gil gil;
+    PyObject* limit = Py_None;
+    py::object given;
+    if (timeout > kNoTimeout) {
+      given = py::float_(std::chrono::duration<double>(timeout).count());
+      limit = given.ptr();
+    }
+    PyObject* args[] = {work_.get(), limit};
+    checked(PyObject_VectorcallMethod(names().wait, args, 2, nullptr));
+  }
+
   // Of the future: the outputs, in a list for each input where there are several.
   c10::IValue value() const {
     if (outputs_.size() > 1) {
@@ -464,7 +468,7 @@ class Work final : public c10d::Work {
           future->setError(lasting(failure));
         }
       });
-    } catch (...) { // whoever has this future already does not wait for ever
+    } catch (...) { // another caller may have this future, and would wait for ever
       future->setErrorIfNeeded(lasting(std::current_exception()));
       throw;
     }
