@@ -177,8 +177,8 @@ class Meeting:
         self._generation = generation
         self._is_host = place.is_host and place.world_size > 1
         self._must_tell = place.is_guest
-        # Rank 0's pid and host if it serves the store: "4711 node-a".
-        self._server = raw.try_get(self._key_of_server()) if place.is_guest else None
+        # Rank 0's pid and host if it serves the store: "4711 node-a". It says so just after it has opened the meeting.
+        self._server = raw.get(self._key_of_server()) if place.is_guest else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size

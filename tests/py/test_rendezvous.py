@@ -611,6 +611,19 @@ def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port)
     host.close()
 
 
+def test_a_guest_knows_who_serves_the_store_however_soon_it_comes():
+    """Rank 0 opens the meeting, and says who it is a moment later."""
+    server = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=20)
+    assert server.add("dldist/open/default_pg/count", 1) == 1
+    coming = concurrent.futures.ThreadPoolExecutor(1).submit(meet, f"tcp://{LOOPBACK}:{server.port}", 1, 2, timeout=20)
+    poll_until(lambda: server.try_get("dldist/open/default_pg/rank/1"))
+    server.set("dldist/open/default_pg/1", "4711 node-a")
+    guest = coming.result(20)
+    del server
+    with pytest.raises(dldist.DistPeerLostError, match=r"lost rank 0 \(node-a, pid 4711\), which served the store"), guest:
+        guest.store.get("key")
+
+
 @pytest.mark.deadline(60)
 def test_two_processes_meet_again_and_again(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
