@@ -56,7 +56,12 @@ CUDA_TYPES = {
     "dd_cuda_pointer_attribute": "CUpointer_attribute",
     "dd_cuda_memory_type": "CUmemorytype",
     "dd_cuda_copy_2d": "CUDA_MEMCPY2D_v2",
+    "dd_cuda_pool": "CUmemoryPool",
+    "dd_cuda_location": "CUmemLocation",
+    "dd_cuda_pool_props": "CUmemPoolProps",
+    "dd_cuda_access": "CUmemAccessDesc",
 }
+CUDA_STRUCTS = ("dd_cuda_copy_2d", "dd_cuda_location", "dd_cuda_pool_props", "dd_cuda_access")
 # Structs that are not made of a list: our name, since.
 PLAIN_STRUCTS = {"dd_nccl_sim_info": 22203, "dd_nccl_abi_encryption": 23203, "dd_nccl_signal_wait": 22902}
 TYPE_SINCE = {"ncclCommMemStat_t": 22907, "ncclWindow_t": 22703, "ncclCollConfig_t": 23102, "ncclSimInfo_t": 22203,
@@ -202,7 +207,7 @@ def fields_of(struct: str) -> list[str]:
         text = (ROOT / "csrc/nccl" / header).read_text(encoding="utf-8")
         match = re.search(rf"typedef struct {struct} \{{(.*?)\}}", text, re.S)
         if match is not None:
-            return re.findall(r"(\w+);", match[1])
+            return re.findall(r"(\w+)(?:\[\d+\])?;", match[1])
     raise SystemExit(f"no struct {struct}")
 
 
@@ -214,8 +219,9 @@ def check_cuda(header: Path, rows: dict[str, list[list[str]]]) -> bool:
         check.value(ours, name)
     for ours, name in CUDA_TYPES.items():
         check.size(ours, name)
-    for name in fields_of("dd_cuda_copy_2d"):
-        check.field("dd_cuda_copy_2d", CUDA_TYPES["dd_cuda_copy_2d"], name)
+    for ours in CUDA_STRUCTS:
+        for name in fields_of(ours):
+            check.field(ours, CUDA_TYPES[ours], name)
     for symbol, params in rows["cufunction"]:
         check.prototype(symbol, f"CUresult (*){theirs(params, CUDA_TYPES)}")
     return check.report(header, f"{version // 1000}.{version % 1000 // 10}", [header.parent])

@@ -9,11 +9,18 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* What the process has of a device. */
+typedef struct held_device {
+    dd_cuda_context context; /* NULL: nobody has asked */
+    dd_cuda_pool pool;       /* NULL: the same, or there is none */
+    bool has_asked_for_pool;
+} held_device;
+
 struct dd_cuda_contexts {
     dd_dylib lib;             /* const after open */
     uint64_t fork_generation; /* const after open */
     dd_lock mu;
-    dd_cuda_context of[]; /* guarded by mu; NULL: nobody has asked */
+    held_device of[]; /* guarded by mu */
 };
 
 #define SYMBOL_REQUIRED(field, symbol, params) {#symbol, offsetof(dd_cuda_api, field), false},
@@ -72,7 +79,7 @@ start_driver(dd_cuda *cuda, dd_error *err)
 static dd_status
 contexts_create(dd_cuda *cuda, dd_dylib *lib, dd_error *err)
 {
-    size_t size = sizeof(dd_cuda_contexts) + (size_t)cuda->ndevices * sizeof(dd_cuda_context);
+    size_t size = sizeof(dd_cuda_contexts) + (size_t)cuda->ndevices * sizeof(held_device);
     dd_cuda_contexts *contexts = dd_mem_zalloc(size);
     if (contexts == NULL) {
         return dd_error_no_memory(err, size);
@@ -110,6 +117,19 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
     return DD_OK;
 }
 
+/* At the process's end there is nobody to tell how it went. */
+static void
+let_go(const dd_cuda *cuda, int device)
+{
+    held_device *held = &cuda->contexts->of[device];
+    if (held->pool != NULL) {
+        (void)cuda->api.cuMemPoolDestroy(held->pool);
+    }
+    if (held->context != NULL) {
+        (void)cuda->api.cuDevicePrimaryCtxRelease(device);
+    }
+}
+
 void
 dd_cuda_close(dd_cuda *cuda)
 {
@@ -119,10 +139,7 @@ dd_cuda_close(dd_cuda *cuda)
     dd_cuda_contexts *contexts = cuda->contexts;
     if (contexts->fork_generation == dd_fork_generation()) {
         for (int device = 0; device < cuda->ndevices; device++) {
-            if (contexts->of[device] != NULL) {
-                (void)cuda->api.cuDevicePrimaryCtxRelease(
-                    device); /* at the process's end there is nobody to tell */
-            }
+            let_go(cuda, device);
         }
         dd_lock_fini(&contexts->mu);
     }
@@ -150,7 +167,8 @@ retain_locked(const dd_cuda *cuda, int device, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    return dd_cuda_check(cuda, cuda->api.cuDevicePrimaryCtxRetain(&cuda->contexts->of[device], handle), err,
+    return dd_cuda_check(cuda,
+                         cuda->api.cuDevicePrimaryCtxRetain(&cuda->contexts->of[device].context, handle), err,
                          "cuDevicePrimaryCtxRetain of device %d", device);
 }
 
@@ -163,13 +181,84 @@ dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *context, dd
     }
     dd_cuda_contexts *contexts = cuda->contexts;
     dd_lock_take(&contexts->mu);
-    if (contexts->of[device] == NULL) {
+    if (contexts->of[device].context == NULL) {
         status = retain_locked(cuda, device, err);
     }
-    *context = contexts->of[device];
+    *context = contexts->of[device].context;
     dd_lock_release(&contexts->mu);
     return status;
 }
+
+/* ---- pools */
+
+static bool
+has_pools(const dd_cuda *cuda, dd_cuda_device device)
+{
+    int has = 0;
+    const dd_cuda_api *api = &cuda->api;
+    return api->cuMemPoolCreate != NULL && api->cuMemPoolDestroy != NULL && api->cuMemPoolSetAccess != NULL &&
+           api->cuMemAllocFromPoolAsync != NULL && api->cuMemFreeAsync != NULL &&
+           api->cuDeviceCanAccessPeer != NULL &&
+           api->cuDeviceGetAttribute(&has, DD_CUDA_DEVICE_MEMORY_POOLS_SUPPORTED, device) ==
+               DD_CUDA_SUCCESS &&
+           has != 0;
+}
+
+/* To all devices that can reach this one. */
+static bool
+open_to_peers(const dd_cuda *cuda, dd_cuda_pool pool, int device)
+{
+    dd_cuda_access *accesses = dd_mem_alloc_array((size_t)cuda->ndevices, sizeof *accesses);
+    size_t n = 0;
+    for (int peer = 0; accesses != NULL && peer < cuda->ndevices; peer++) {
+        int can = 0;
+        if (peer != device && cuda->api.cuDeviceCanAccessPeer(&can, peer, device) == DD_CUDA_SUCCESS && can) {
+            accesses[n++] = (dd_cuda_access){.location = {DD_CUDA_LOCATION_DEVICE, peer},
+                                             .flags = DD_CUDA_ACCESS_READWRITE};
+        }
+    }
+    bool is_open =
+        accesses != NULL && (n == 0 || cuda->api.cuMemPoolSetAccess(pool, accesses, n) == DD_CUDA_SUCCESS);
+    dd_mem_free(accesses);
+    return is_open;
+}
+
+/* Where anything fails there is none: callers have another way. */
+static dd_cuda_pool
+make_pool(const dd_cuda *cuda, int device)
+{
+    dd_cuda_device handle;
+    dd_cuda_pool pool = NULL;
+    if (cuda->api.cuDeviceGet(&handle, device) != DD_CUDA_SUCCESS || !has_pools(cuda, handle)) {
+        return NULL;
+    }
+    dd_cuda_pool_props props = {.allocType = DD_CUDA_ALLOCATION_PINNED,
+                                .location = {DD_CUDA_LOCATION_DEVICE, device}};
+    if (cuda->api.cuMemPoolCreate(&pool, &props) != DD_CUDA_SUCCESS) {
+        return NULL;
+    }
+    if (!open_to_peers(cuda, pool, device)) {
+        (void)cuda->api.cuMemPoolDestroy(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+dd_cuda_pool
+dd_cuda_pool_of(const dd_cuda *cuda, int device)
+{
+    held_device *held = &cuda->contexts->of[device];
+    dd_lock_take(&cuda->contexts->mu);
+    if (!held->has_asked_for_pool) {
+        held->has_asked_for_pool = true;
+        held->pool = make_pool(cuda, device);
+    }
+    dd_cuda_pool pool = held->pool;
+    dd_lock_release(&cuda->contexts->mu);
+    return pool;
+}
+
+/* ---- what is current */
 
 dd_status
 dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err)
@@ -216,6 +305,20 @@ dd_cuda_is_gone(const dd_cuda *cuda)
 {
     dd_cuda_context current;
     return dd_cuda_is_shutting_down(cuda->api.cuCtxGetCurrent(&current));
+}
+
+dd_cuda_capture_mode
+dd_cuda_relax_capture(const dd_cuda *cuda)
+{
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+void
+dd_cuda_restore_capture(const dd_cuda *cuda, dd_cuda_capture_mode before)
+{
+    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&before);
 }
 
 dd_status

@@ -30,6 +30,9 @@ dd_status dd_cuda_check_device(const dd_cuda *cuda, int device, dd_error *err) D
 /* The device's primary context, retained by the first caller. Any thread. */
 dd_status dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *context,
                              dd_error *err) DD_MUST_CHECK;
+/* Memory of the device, ordered on streams, that all devices of the process can reach: NCCL reads buffers of ranks of one process directly.
+ * Made by the first caller. NULL where the driver or the device has none. Any thread, with the device's context current. */
+dd_cuda_pool dd_cuda_pool_of(const dd_cuda *cuda, int device);
 /* The device of the calling thread's current context; DD_CUDA_NO_CURRENT where there is none. */
 #define DD_CUDA_NO_CURRENT (-1)
 dd_status dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err) DD_MUST_CHECK;
@@ -41,6 +44,11 @@ dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *er
 bool dd_cuda_is_shutting_down(dd_cuda_result result);
 /* Asks the driver. */
 bool dd_cuda_is_gone(const dd_cuda *cuda);
+
+/* While somebody captures a graph, a question to the device, or memory that is made or freed, spoils the capture, unless the thread that asks
+ * says that it has nothing to do with it. Says so for the calling thread; gives what it said before, to be restored. */
+dd_cuda_capture_mode dd_cuda_relax_capture(const dd_cuda *cuda);
+void dd_cuda_restore_capture(const dd_cuda *cuda, dd_cuda_capture_mode before);
 
 /* Makes a device's primary context the calling thread's current one until leave, which puts the caller's back, whatever NCCL
  * has set in between. One thread, properly nested. */

@@ -11,6 +11,7 @@ typedef unsigned long long dd_cuda_ptr;
 typedef struct dd_cuda_opaque_context *dd_cuda_context;
 typedef struct dd_cuda_opaque_stream *dd_cuda_stream;
 typedef struct dd_cuda_opaque_event *dd_cuda_event;
+typedef struct dd_cuda_opaque_pool *dd_cuda_pool;
 typedef uint64_t dd_cuda_capture_id;
 
 /* X(name, value, CUDA's name). */
@@ -65,10 +66,13 @@ typedef uint64_t dd_cuda_capture_id;
     X(ARRAY, 3, CU_MEMORYTYPE_ARRAY)   \
     X(UNIFIED, 4, CU_MEMORYTYPE_UNIFIED)
 
-/* Values that are flags. */
-#define DD_CUDA_FLAG_LIST(X)                            \
-    X(STREAM_NON_BLOCKING, 1, CU_STREAM_NON_BLOCKING)   \
-    X(EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING) \
+/* Values that are flags, and of enums that we use one value of. */
+#define DD_CUDA_FLAG_LIST(X)                                   \
+    X(ALLOCATION_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED)     \
+    X(LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE)         \
+    X(ACCESS_READWRITE, 3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE) \
+    X(STREAM_NON_BLOCKING, 1, CU_STREAM_NON_BLOCKING)          \
+    X(EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING)        \
     X(MEMHOSTALLOC_PORTABLE, 1, CU_MEMHOSTALLOC_PORTABLE)
 
 #define DD_CUDA_ENUM(name, value, theirs) DD_CUDA_##name = (value),
@@ -118,6 +122,27 @@ typedef struct dd_cuda_copy_2d {
     size_t WidthInBytes;
     size_t Height;
 } dd_cuda_copy_2d;
+
+/* CUmemLocation, CUmemPoolProps and CUmemAccessDesc. */
+typedef struct dd_cuda_location {
+    int type;
+    int id;
+} dd_cuda_location;
+
+typedef struct dd_cuda_pool_props {
+    int allocType;
+    int handleTypes;
+    dd_cuda_location location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} dd_cuda_pool_props;
+
+typedef struct dd_cuda_access {
+    dd_cuda_location location;
+    int flags;
+} dd_cuda_access;
 
 /* X(name, symbol, params); all return dd_cuda_result. */
 #define DD_CUDA_REQUIRED(X)                                                                                \
@@ -173,8 +198,14 @@ typedef struct dd_cuda_copy_2d {
       (void *value, dd_cuda_pointer_attribute attribute, dd_cuda_ptr data))
 
 /* Of CUDA 11.2; devices must have memory pools besides. */
-#define DD_CUDA_OPTIONAL(X)                                                                         \
-    X(cuMemAllocAsync, cuMemAllocAsync, (dd_cuda_ptr * data, size_t nbytes, dd_cuda_stream stream)) \
+#define DD_CUDA_OPTIONAL(X)                                                                                 \
+    X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, dd_cuda_device device, dd_cuda_device peer)) \
+    X(cuMemPoolCreate, cuMemPoolCreate, (dd_cuda_pool * pool, const dd_cuda_pool_props *props))             \
+    X(cuMemPoolDestroy, cuMemPoolDestroy, (dd_cuda_pool pool))                                              \
+    X(cuMemPoolSetAccess, cuMemPoolSetAccess,                                                               \
+      (dd_cuda_pool pool, const dd_cuda_access *accesses, size_t count))                                    \
+    X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                                     \
+      (dd_cuda_ptr * data, size_t nbytes, dd_cuda_pool pool, dd_cuda_stream stream))                        \
     X(cuMemFreeAsync, cuMemFreeAsync, (dd_cuda_ptr data, dd_cuda_stream stream))
 
 #define DD_CUDA_POINTER(name, symbol, params) dd_cuda_result(*name) params;

@@ -46,8 +46,8 @@ dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size)
     return out;
 }
 
-static dd_status
-check_fork(const dd_nccl_comm *comm, dd_error *err)
+dd_status
+dd_nccl_comm_check_fork(const dd_nccl_comm *comm, dd_error *err)
 {
     if (comm->fork_generation != dd_fork_generation()) {
         return dd_error_set(err, DD_FORKED, "the NCCL communicator belongs to the process before the fork");
@@ -86,37 +86,11 @@ dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wai
 
 /* ---- use */
 
-static void
-go_in_locked(dd_nccl_comm *comm, dd_nccl_comm_handle *handle)
-{
-    comm->is_inside = true;
-    *handle = comm->handle;
-}
-
 dd_status
-dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err)
+dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                   dd_nccl_comm_handle *handle, dd_error *err)
 {
-    dd_status status = check_fork(comm, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_lock_take(&comm->mu);
-    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        dd_cond_wait(&comm->changed, &comm->mu);
-    }
-    status = check_state_locked(comm, err);
-    if (status == DD_OK) {
-        go_in_locked(comm, handle);
-    }
-    dd_lock_release(&comm->mu);
-    return status;
-}
-
-dd_status
-dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
-                         dd_nccl_comm_handle *handle, dd_error *err)
-{
-    dd_status status = check_fork(comm, err);
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
     if (status != DD_OK) {
         return status;
     }
@@ -132,7 +106,8 @@ dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_w
         status = check_state_locked(comm, err);
     }
     if (status == DD_OK) {
-        go_in_locked(comm, handle);
+        comm->is_inside = true;
+        *handle = comm->handle;
     }
     dd_lock_release(&comm->mu);
     return status;
@@ -162,7 +137,7 @@ dd_status
 dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
 {
     *result = DD_NCCL_SUCCESS;
-    dd_status status = check_fork(comm, err);
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
     if (status != DD_OK) {
         return status;
     }
@@ -183,7 +158,7 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
     (void)snprintf(what, sizeof what, "NCCL's communicator of %s has failed",
                    dd_nccl_comm_print(comm, who, sizeof who));
     dd_nccl_result result;
-    dd_status status = check_fork(comm, NULL);
+    dd_status status = dd_nccl_comm_check_fork(comm, NULL);
     if (status != DD_OK) {
         return DD_OK;
     }
@@ -223,85 +198,7 @@ dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool 
     }
 }
 
-/* ---- the end */
-
-/* The handle is nobody else's any more. */
-static dd_status
-end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
-{
-    if (dd_cuda_is_gone(comm->cuda)) {
-        return DD_OK;
-    }
-    dd_cuda_guard guard;
-    dd_status status = dd_cuda_enter(comm->cuda, comm->device, &guard, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    const dd_nccl_api *api = &comm->lib->api;
-    dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
-    dd_cuda_leave(&guard);
-    char who[64];
-    return dd_nccl_check(comm->lib, NULL, result, err, "%s of %s",
-                         is_abort ? "ncclCommAbort" : "ncclCommDestroy",
-                         dd_nccl_comm_print(comm, who, sizeof who));
-}
-
-static dd_nccl_comm_handle
-take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
-{
-    dd_nccl_comm_handle handle = comm->handle;
-    comm->state = state;
-    comm->handle = NULL;
-    dd_cond_broadcast(&comm->changed);
-    return handle;
-}
-
-dd_status
-dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
-{
-    dd_status status = check_fork(comm, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
-    dd_lock_take(&comm->mu);
-    if (comm->state != DD_NCCL_COMM_READY) {
-        dd_lock_release(&comm->mu);
-        return DD_OK;
-    }
-    (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
-    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
-    while (comm->is_inside && !dd_wait_is_over(&patience)) {
-        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
-    }
-    dd_lock_release(&comm->mu);
-    return end_handle(comm, handle, true, err);
-}
-
-dd_status
-dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
-{
-    dd_status status = check_fork(comm, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_lock_take(&comm->mu);
-    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        dd_cond_wait(&comm->changed, &comm->mu);
-    }
-    if (comm->state != DD_NCCL_COMM_READY) {
-        dd_lock_release(&comm->mu);
-        return DD_OK;
-    }
-    /* Destroying one that has failed would wait for ranks that may be gone. */
-    dd_nccl_result health = DD_NCCL_SUCCESS;
-    dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, &health);
-    bool is_well = asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
-    bool must_abort = comm->must_abort || !is_well;
-    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
-    dd_lock_release(&comm->mu);
-    return end_handle(comm, handle, must_abort, err);
-}
+/* ---- lives */
 
 dd_nccl_comm *
 dd_nccl_comm_acquire(dd_nccl_comm *comm)
@@ -351,6 +248,18 @@ const dd_cuda *
 dd_nccl_comm_cuda(const dd_nccl_comm *comm)
 {
     return comm->cuda;
+}
+
+dd_nccl_comm_handle
+dd_nccl_comm_pointer(dd_nccl_comm *comm)
+{
+    if (dd_nccl_comm_check_fork(comm, NULL) != DD_OK) {
+        return NULL;
+    }
+    dd_lock_take(&comm->mu);
+    dd_nccl_comm_handle handle = comm->handle;
+    dd_lock_release(&comm->mu);
+    return handle;
 }
 
 bool

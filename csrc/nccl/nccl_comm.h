@@ -73,11 +73,14 @@ const dd_nccl_lib *dd_nccl_comm_lib(const dd_nccl_comm *comm);
 const dd_cuda *dd_nccl_comm_cuda(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_blocking(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_over(dd_nccl_comm *comm); /* aborted, or destroyed */
+/* ncclComm_t, for other libraries; NULL once it has ended. */
+dd_nccl_comm_handle dd_nccl_comm_pointer(dd_nccl_comm *comm);
 uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 
-/* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits (for a while only, see abort).
- * DD_ABORTED with the reason, DD_CLOSED once it is destroyed. Waits for the thread inside, until the communicator ends. */
-dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
+/* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits, see there. DD_ABORTED with the reason, DD_CLOSED
+ * once it is destroyed. Waits for another thread inside: DD_OP_TIMED_OUT, DD_INTERRUPTED, DD_ABORTED when `stop` (may be NULL) becomes true. */
+dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                             dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_comm_leave(dd_nccl_comm *comm);
 /* After a call on a communicator that is not blocking: waits until NCCL is through with it. Inside or not; a thread inside keeps others
  * from calling meanwhile, which NCCL would refuse. DD_OK at once for a blocking one. */
@@ -88,14 +91,22 @@ dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const at
  * that does not block. */
 dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 
-/* Ends it from any thread, whatever another one does with it; idempotent, the first reason stays. Kernels under way end. Waits for
- * a thread inside for at most a second and then aborts beside it, as NCCL allows. May block in NCCL: callers that must not
- * have a thread for it. */
+/* Ends it from any thread, whatever another one does with it; idempotent, the first reason stays. Kernels under way end. May block in NCCL:
+ * callers that must not have a thread for it.
+ *
+ * NCCL promises nothing when a communicator is freed while a thread is in a call on it: that thread would come back to memory that is gone. So
+ * the handle is freed when no thread is inside. One that does not block lets its thread go at once. In a blocking one a thread may wait for
+ * ranks that never come, in its first collective for example; NCCL 2.22.3 and newer can be told to give that up before
+ * anything is freed. A thread that stays inside all the same keeps the communicator: DD_OP_TIMED_OUT after a while, and what is left happens when it
+ * leaves. Older ones are freed beside it after a second, since nothing else would ever end that thread's call. */
 dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err);
 /* In good order: everything enqueued is carried out first. finalize, then destroy. `stop` as with the makers. */
 dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
+/* The same, and NCCL, which frees memory and so waits for all that the device has to do, others' work too, is waited for no longer than `wait`:
+ * it goes on on a thread of its own. */
+dd_status dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */
 dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* 2.28.7 */

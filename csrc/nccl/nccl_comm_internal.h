@@ -8,6 +8,8 @@
 
 /* How long an abort, and others that cannot wait for long, give a thread inside to leave. */
 #define DD_NCCL_LEAVE_NS (1 * DD_NS_PER_S)
+/* How long an abort waits for a thread inside that has been told to give up. */
+#define DD_NCCL_GIVE_UP_NS (5 * DD_NS_PER_S)
 /* Polling NCCL: at first soon again, later with less effort. */
 #define DD_NCCL_POLL_MIN_NS (50 * DD_NS_PER_US)
 #define DD_NCCL_POLL_MAX_NS (5 * DD_NS_PER_MS)
@@ -42,9 +44,7 @@ struct dd_nccl_comm {
 dd_nccl_comm *dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device);
 void dd_nccl_comm_free_record(dd_nccl_comm *comm);
 
-/* dd_nccl_comm_enter with an end: DD_OP_TIMED_OUT when somebody else is inside until then. */
-dd_status dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
-                                   dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_check_fork(const dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 /* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED): success, in progress, or DD_BACKEND of `what`. For the thread that is
  * inside; one that does not block may be asked by no other. */
 dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,

@@ -68,7 +68,7 @@ task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, co
     dd_nccl_comm *parent = t->parent;
     char who[64];
     (void)snprintf(t->what, sizeof t->what, "%s of %s", call, dd_nccl_comm_print(parent, who, sizeof who));
-    dd_status status = dd_nccl_comm_enter_until(parent, stop, wait, &t->parent_handle, err);
+    dd_status status = dd_nccl_comm_enter(parent, stop, wait, &t->parent_handle, err);
     if (status != DD_OK) {
         dd_error_prepend(err, "%s", t->what);
     }

@@ -15,7 +15,7 @@ begin(management *call, dd_nccl_comm *comm, dd_error *err)
 {
     *call = (management){.comm = comm};
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
-    dd_status status = dd_nccl_comm_enter_until(comm, NULL, &patience, &call->handle, err);
+    dd_status status = dd_nccl_comm_enter(comm, NULL, &patience, &call->handle, err);
     if (status != DD_OK) {
         return status;
     }

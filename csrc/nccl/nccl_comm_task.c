@@ -202,6 +202,7 @@ call_and_await(dd_nccl_task *t, dd_error *err)
 static dd_status
 carry_out(dd_nccl_task *t, dd_error *err)
 {
+    (void)dd_cuda_relax_capture(&t->cuda);
     dd_status status = dd_cuda_check(&t->cuda, t->cuda.api.cuCtxSetCurrent(t->context), err,
                                      "cuCtxSetCurrent for %s", t->what);
     if (status != DD_OK) {

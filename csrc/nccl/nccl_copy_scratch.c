@@ -33,8 +33,8 @@ nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, v
     nccl_device *device = channel->device;
     dd_cuda_ptr ptr = 0;
     dd_cuda_result result;
-    if (device->has_pools) {
-        result = api->cuMemAllocAsync(&ptr, nbytes, channel->stream);
+    if (device->pool != NULL) {
+        result = api->cuMemAllocFromPoolAsync(&ptr, nbytes, device->pool, channel->stream);
     } else {
         reclaim(group, device, false);
         result = api->cuMemAlloc(&ptr, nbytes);
@@ -75,7 +75,7 @@ nccl_scratch_free(dd_nccl_group *group, nccl_channel *channel, void *data)
     if (data == NULL) {
         return;
     }
-    if (channel->device->has_pools) {
+    if (channel->device->pool != NULL) {
         (void)group->cuda->api.cuMemFreeAsync((dd_cuda_ptr)(uintptr_t)data, channel->stream);
     } else {
         retire(group, channel, (dd_cuda_ptr)(uintptr_t)data);

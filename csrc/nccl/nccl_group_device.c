@@ -81,25 +81,16 @@ fill_device(dd_nccl_group *group, nccl_device *device, dd_error *err)
 {
     const dd_cuda *cuda = group->cuda;
     int number = device->number;
-    dd_cuda_device handle;
-    int has_pools = 0;
-    dd_status status =
-        dd_cuda_check(cuda, cuda->api.cuDeviceGet(&handle, number), err, "cuDeviceGet %d", number);
-    if (status == DD_OK && cuda->api.cuMemAllocAsync != NULL && cuda->api.cuMemFreeAsync != NULL &&
-        cuda->api.cuDeviceGetAttribute(&has_pools, DD_CUDA_DEVICE_MEMORY_POOLS_SUPPORTED, handle) ==
-            DD_CUDA_SUCCESS) {
-        device->has_pools = has_pools != 0;
-    }
-    if (status == DD_OK) {
-        status = create_stream(group, number, &device->all.stream, err);
-    }
+    void *barrier = NULL;
+    device->pool = dd_cuda_pool_of(cuda, number);
+    dd_status status = create_stream(group, number, &device->all.stream, err);
     if (status == DD_OK) {
         status = dd_cuda_check(cuda, cuda->api.cuEventCreate(&device->order, DD_CUDA_EVENT_DISABLE_TIMING),
                                err, "cuEventCreate on device %d", number);
     }
     if (status == DD_OK) {
-        status = dd_cuda_check(cuda, cuda->api.cuMemAlloc(&device->barrier, BARRIER_NBYTES), err,
-                               "cuMemAlloc of %u bytes on device %d", BARRIER_NBYTES, number);
+        status = nccl_scratch_alloc(group, &device->all, BARRIER_NBYTES, &barrier, err);
+        device->barrier = (dd_cuda_ptr)(uintptr_t)barrier;
     }
     if (status == DD_OK) {
         status = dd_cuda_check(
@@ -130,11 +121,9 @@ create_device(dd_nccl_group *group, int number, dd_error *err)
     device->context = context;
     dd_list_init(&device->retired);
     init_channel(&device->all, group, device, NCCL_ALL_RANKS);
-    /* A thread that captures a graph may allocate memory only when it says that it knows what it does. */
-    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
-    (void)group->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(group->cuda);
     status = fill_device(group, device, err);
-    (void)group->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    dd_cuda_restore_capture(group->cuda, mode);
     dd_cuda_leave(&guard);
     if (status != DD_OK) {
         nccl_device_destroy(group, device);
@@ -206,6 +195,12 @@ becomes_idle(const dd_nccl_group *group, const nccl_device *device)
     return is_idle;
 }
 
+static bool
+has_more_memory(const nccl_device *device)
+{
+    return device->barrier != 0 || device->host != NULL || !dd_list_is_empty(&device->retired);
+}
+
 void
 nccl_device_close(dd_nccl_group *group, nccl_device *device)
 {
@@ -220,10 +215,13 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     if (status != DD_OK) {
         return; /* the driver is gone, and what it had with it */
     }
-    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED; /* as when it was made */
-    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
-    /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
-    if (becomes_idle(group, device)) {
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(cuda);
+    if (device->pool != NULL && device->barrier != 0) {
+        (void)cuda->api.cuMemFreeAsync(device->barrier, device->all.stream);
+        device->barrier = 0;
+    }
+    /* Other memory is freed by waiting for the device, forever perhaps. What is still used stays until the process ends. */
+    if (has_more_memory(device) && becomes_idle(group, device)) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {
             (void)cuda->api.cuMemFree(device->barrier);
@@ -241,7 +239,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
             close_stream(cuda, &device->pairs[peer]->stream);
         }
     }
-    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    dd_cuda_restore_capture(cuda, mode);
     dd_cuda_leave(&guard);
 }
 

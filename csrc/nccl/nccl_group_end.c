@@ -320,7 +320,7 @@ close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         dd_nccl_comm *comm = atomic_load(&channel->comm);
         dd_status status = dd_nccl_comm_finalize(comm, &group->stop, &limited, err);
         if (status == DD_OK) {
-            status = dd_nccl_comm_destroy(comm, err);
+            status = dd_nccl_comm_destroy_within(comm, &limited, err);
         }
         if (status != DD_OK) {
             dd_error_prepend(

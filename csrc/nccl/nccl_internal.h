@@ -54,7 +54,7 @@ struct nccl_device {
     dd_cuda_event order;     /* launch; recorded in one stream for another to wait for, and then free again */
     dd_cuda_ptr barrier;     /* const; what a barrier reduces */
     void *host;              /* launch; pinned, for looking through inputs; NULL until the first */
-    bool has_pools;          /* const; memory can be had in the order of a stream */
+    dd_cuda_pool pool;       /* const; for memory in the order of a stream; NULL: there is none */
     bool is_closed;          /* launch; what it had is gone, but for events of works that are still held */
     nccl_events events[2];   /* lock; without and with timing */
     dd_list retired;         /* launch; memory that the device may still use, where there are no pools */

@@ -482,7 +482,8 @@ nccl_launch_post(nccl_launch *launch)
     if (launch->call->nops == 0) {
         return DD_OK;
     }
-    dd_status status = dd_nccl_comm_enter(comm, &launch->comm, launch->err);
+    dd_status status =
+        dd_nccl_comm_enter(comm, &launch->group->stop, launch->wait, &launch->comm, launch->err);
     if (status != DD_OK) {
         return status;
     }

@@ -153,7 +153,7 @@ run_call(call *c, dd_error *err)
     int nentered = 0;
     dd_status status = DD_OK;
     while (nentered < c->ncomms && status == DD_OK) {
-        status = dd_nccl_comm_enter(c->comms[nentered], &c->handles[nentered], err);
+        status = dd_nccl_comm_enter(c->comms[nentered], NULL, c->wait, &c->handles[nentered], err);
         nentered += status == DD_OK;
     }
     if (status == DD_OK) {

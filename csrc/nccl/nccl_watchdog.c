@@ -219,9 +219,7 @@ static void *
 run_watchdog(void *arg)
 {
     dd_nccl_watchdog *watchdog = arg;
-    /* A graph that somebody captures is none of its business: its questions are about other streams. */
-    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
-    (void)watchdog->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    (void)dd_cuda_relax_capture(watchdog->cuda);
     watchdog->busy_ns = dd_clock_now_ns();
     while (!is_stopping(watchdog)) {
         bool is_busy;

@@ -241,11 +241,10 @@ nccl_works_release_ended(dd_list *ended)
 static dd_cuda_result
 query(const nccl_work *work, dd_cuda_event event)
 {
-    const dd_cuda_api *api = &work->group->cuda->api;
-    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
-    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
-    dd_cuda_result result = api->cuEventQuery(event);
-    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
+    const dd_cuda *cuda = work->group->cuda;
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(cuda);
+    dd_cuda_result result = cuda->api.cuEventQuery(event);
+    dd_cuda_restore_capture(cuda, mode);
     return result;
 }
 

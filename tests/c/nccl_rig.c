@@ -66,6 +66,7 @@ load_stubs(nccl_rig *rig)
     TAKE(rig->slow_write, cuda, "slow_write");
     TAKE(rig->gate, cuda, "gate");
     TAKE(rig->open_gate, cuda, "open_gate");
+    TAKE(rig->free, cuda, "free");
     TAKE(rig->async_error, nccl, "async_error");
     TAKE(rig->hang_kernel, nccl, "hang_kernel");
     TAKE(rig->slow_kernels, nccl, "slow_kernels");
@@ -237,7 +238,7 @@ nccl_rig_alloc(nccl_rig_rank *self, size_t nbytes)
 void
 nccl_rig_free(nccl_rig_rank *self, void *data)
 {
-    CHECK_INT(self->rig->cuda->api.cuMemFree((dd_cuda_ptr)(uintptr_t)data), DD_CUDA_SUCCESS);
+    CHECK_INT(self->rig->free(data), DD_CUDA_SUCCESS);
 }
 
 dd_nccl_call

@@ -47,6 +47,7 @@ typedef struct nccl_rig {
     __typeof__(dd_stub_hang_kernel) *hang_kernel;
     __typeof__(dd_stub_slow_kernels) *slow_kernels;
     __typeof__(dd_stub_slow_launches) *slow_launches;
+    int (*free)(void *data); /* at once, where cuMemFree waits for the device */
     dd_cuda *cuda;
     dd_nccl_lib *lib;
     dd_nccl_watchdog *watchdog;
@@ -75,7 +76,8 @@ bool nccl_rig_open_group(nccl_rig_rank *self, const char *name);
 /* All ranks come here before any leaves. */
 void nccl_rig_meet(nccl_rig_rank *self);
 
-/* Memory of the rank's device, which the host may look at between operations. Freed by nccl_rig_free. */
+/* Memory of the rank's device, which the host may look at between operations, as of a framework that keeps what is given back: freeing
+ * it waits for nothing. */
 void *nccl_rig_alloc(nccl_rig_rank *self, size_t nbytes);
 void nccl_rig_free(nccl_rig_rank *self, void *data);
 

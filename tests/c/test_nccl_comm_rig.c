@@ -159,3 +159,10 @@ comm_rig_release(comm_rig_rank *ranks, int n)
         dd_nccl_comm_release(ranks[i].comm);
     }
 }
+
+dd_status
+comm_rig_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle)
+{
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+    return dd_nccl_comm_enter(comm, NULL, &wait, handle, check_err());
+}

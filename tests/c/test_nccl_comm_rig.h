@@ -68,5 +68,7 @@ void comm_rig_init(comm_rig_rank *rank);
 /* All at once: communicators of n ranks, or a failure that has been counted. */
 bool comm_rig_connect(comm_rig *rig, comm_rig_rank *ranks, int n, bool is_nonblocking);
 void comm_rig_release(comm_rig_rank *ranks, int n);
+/* dd_nccl_comm_enter with plenty of time. */
+dd_status comm_rig_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle);
 
 #endif

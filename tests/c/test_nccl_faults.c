@@ -369,7 +369,8 @@ TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
 }
 
-/* Freeing memory waits for the whole device: not while any stream of the group is stuck there, that of a pair, say. */
+/* Freeing memory waits for the whole device, as NCCL does when it aborts: a stream that is stuck, the caller's, say, keeps that abort in its
+ * thread, and nothing of the group from going on. */
 static void
 stuck_pair_body(nccl_rig_rank *self)
 {
@@ -387,19 +388,23 @@ stuck_pair_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
     long nfrees = cuda->calls("cuMemFree");
     nccl_rig_meet(self);
-    dd_wait wait = nccl_rig_patience();
-    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
-    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    dd_wait brief = dd_wait_after(100 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_nccl_group_abort(self->group, "enough", &brief, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "left to its thread");
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_ABORTED);
+    CHECK_OK(dd_nccl_group_close(self->group, &brief, check_err()));
     nccl_rig_meet(self);
     CHECK_INT(cuda->calls("cuMemFree"), nfrees);
     nccl_rig_meet(self);
     self->rig->open_gate(gate);
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
     wait_until_free(work);
     dd_work_release(&work->base);
     nccl_rig_free(self, data);
 }
 
-TEST(memory_is_not_freed_while_a_pair_is_stuck)
+TEST(a_stuck_stream_keeps_nothing_but_the_abort)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .leaves_some = true}, stuck_pair_body,
                  NULL);

@@ -327,6 +327,17 @@ take_apart(field *f, worker *workers)
     }
 }
 
+static void
+run_workers(worker *workers, int n)
+{
+    for (int i = 0; i < n; i++) {
+        CHECK_OK(dd_thread_start(&workers[i].thread, "worker", reduce_two, &workers[i], check_err()));
+    }
+    for (int i = 0; i < n; i++) {
+        pthread_join(workers[i].thread, NULL);
+    }
+}
+
 TEST(a_team_taken_apart_works_in_threads)
 {
     field f;
@@ -351,10 +362,9 @@ TEST(a_team_taken_apart_works_in_threads)
         field_fill(&f);
         for (int i = 0; i < NDEVICES; i++) {
             workers[i].is_default = is_default;
-            CHECK_OK(dd_thread_start(&workers[i].thread, "worker", reduce_two, &workers[i], check_err()));
         }
+        run_workers(workers, NDEVICES);
         for (int i = 0; i < NDEVICES; i++) {
-            pthread_join(workers[i].thread, NULL);
             CHECK_INT(workers[i].status, DD_OK);
         }
         field_sync(&f, is_default);
@@ -369,17 +379,33 @@ TEST(a_team_taken_apart_works_in_threads)
     field_close(&f);
 }
 
-TEST(an_abort_handle_frees_a_stuck_rank)
+static void
+check_stuck_rank(bool is_connected)
 {
     field f;
     REQUIRE(field_open(&f));
     worker workers[NDEVICES];
     take_apart(&f, workers);
+    if (is_connected) {
+        run_workers(workers, NDEVICES);
+        field_sync(&f, false);
+    }
     dd_nccl_comm *handle = dd_nccl_comm_acquire(workers[0].comm);
-    reduce_two(&workers[0]); /* the others never come: the kernel waits */
-    CHECK_INT(workers[0].status, DD_OK);
-    CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
+    long ncalls = f.rig.on_nccl.calls("ncclGroupEnd");
+    CHECK_OK(dd_thread_start(&workers[0].thread, "worker", reduce_two, &workers[0], check_err()));
+    if (is_connected) { /* the others never come: the kernel waits, */
+        pthread_join(workers[0].thread, NULL);
+        CHECK_INT(workers[0].status, DD_OK);
+        CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
+    }
+    while (f.rig.on_nccl.calls("ncclGroupEnd") == ncalls && !dd_wait_is_over(&f.wait)) {
+        (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
+    }
     CHECK_OK(dd_nccl_comm_abort(handle, "a rank is gone", check_err()));
+    if (!is_connected) { /* or, in its first collective, the host */
+        pthread_join(workers[0].thread, NULL);
+        CHECK_INT(workers[0].status, DD_BACKEND);
+    }
     CHECK_INT(f.rig.cuda->api.cuStreamSynchronize(f.streams[0]), DD_CUDA_SUCCESS);
     reduce_two(&workers[0]);
     CHECK_INT(workers[0].status, DD_ABORTED);
@@ -391,6 +417,12 @@ TEST(an_abort_handle_frees_a_stuck_rank)
     CHECK(dd_nccl_comm_is_over(handle));
     dd_nccl_comm_release(handle);
     field_close(&f);
+}
+
+TEST(an_abort_handle_frees_a_stuck_rank)
+{
+    check_stuck_rank(true);
+    check_stuck_rank(false);
 }
 
 static void *

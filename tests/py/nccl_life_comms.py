@@ -11,6 +11,7 @@ import nccl_stubs
 import numpy
 import pytest
 from dldist import nccl
+from procs import poll_until
 
 LIMIT_S = 20.0
 
@@ -160,14 +161,31 @@ def test_a_rank_that_does_not_come(stubs):
     group.abort()
 
 
-def test_abort_handles(stubs):
+@pytest.mark.parametrize("where", ["on the device", "on the host"])
+def test_abort_handles(stubs, where):
+    """The other rank does not come: the kernel waits, or, in a first collective, the thread that calls."""
     first, second = nccl.NcclComms([0, 1]).split()
     handle = first.abort_handle()
     assert not handle.is_aborted
     x = array(stubs, [1.0])
-    first.all_reduce([x])  # the other rank does not come
     aborters = [lambda: handle.abort("that is enough")] * 4
-    on_threads(aborters)
+    if where == "on the device":
+        y = array(stubs, [1.0], device=1)
+        on_threads([lambda: first.all_reduce([x]), lambda: second.all_reduce([y])])
+        first.all_reduce([x])
+        on_threads(aborters)
+    else:
+        before = stubs.nccl.calls("ncclGroupEnd")
+
+        def abort():
+            poll_until(lambda: stubs.nccl.calls("ncclGroupEnd") > before, LIMIT_S)
+            handle.abort("that is enough")
+
+        def call():
+            with pytest.raises(RuntimeError, match="ncclAllReduce|all_reduce"):
+                first.all_reduce([x])
+
+        on_threads([call, *[abort] * 4])
     assert handle.is_aborted
     x.synchronize()
     with pytest.raises(RuntimeError, match="that is enough"):

@@ -103,8 +103,15 @@ class Device:
         return ["coalesced"] * len(ops)
 
     def part_to_fail(self, group):
-        """A time-out ends the group, and ranks send nothing to themselves."""
-        return group.split(list(range(group.size)), "to fail"), (group.rank + 1) % group.size
+        """A time-out ends the group, and ranks send nothing to themselves. They are connected: a first message would wait in its call."""
+        import dldist
+
+        part = group.split(list(range(group.size)), "to fail")
+        after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        greeting = [("isend", self.make("i", [0]), before), ("irecv", self.make("i", [0]), after)]
+        for work in part.batch_isend_irecv([dldist.P2POp(*words) for words in greeting]):
+            work.wait()
+        return part, after
 
     def failed(self, part):
         try:

@@ -44,6 +44,7 @@ bool cuda_is_down(void);
 DD_CUDA_REQUIRED(CUDA_PROTOTYPE)
 DD_CUDA_OPTIONAL(CUDA_PROTOTYPE)
 
+CUDA_EXPORT dd_cuda_result cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream stream);
 CUDA_EXPORT dd_cuda_result cuStreamCreate(dd_cuda_stream *made, unsigned int flags);
 CUDA_EXPORT dd_cuda_result cuLaunchHostFunc(dd_cuda_stream stream, void (*function)(void *arg), void *arg);
 CUDA_EXPORT dd_cuda_result cuStreamBeginCapture_v2(dd_cuda_stream stream, dd_cuda_capture_mode mode);
@@ -96,6 +97,8 @@ int cuda_enqueue(stub_stream *stream, const dd_stub_work *work);
 uint64_t cuda_queue_locked(stub_stream *stream, const dd_stub_work *work);
 void cuda_stream_wait_done_locked(stub_stream *stream, uint64_t number);
 int cuda_join_streams(stub_stream *earlier, stub_stream *later);
+/* For what all streams of the device hold now. */
+void cuda_wait_device(int device);
 
 /* ---- captures (cuda_stub_capture.c, cuda_stub_graph.c). Callers hold the lock */
 
@@ -115,6 +118,7 @@ struct stub_capture {
     bool is_invalid;
     stub_node *nodes;
     int nnodes;
+    int ngraphs; /* that run them */
     int nlanes;
     stub_capture *next; /* of those that are open */
 };
@@ -142,8 +146,13 @@ void capture_run(stub_capture *capture, void **launched);
 typedef struct allocation {
     char *data;
     size_t nbytes;
-    int device; /* -1: of the host */
+    int device;      /* -1: of the host */
+    bool is_private; /* no other device can read it */
 } allocation;
+
+dd_cuda_result cuda_allocate(int device, size_t nbytes, bool is_private, void **data);
+/* At once, whatever uses it. */
+dd_cuda_result cuda_release(void *data, bool is_host);
 
 /* False when data is in no allocation. */
 bool cuda_find_allocation(const void *data, allocation *found);
@@ -152,6 +161,7 @@ extern stub_table cuda_streams;
 extern stub_table cuda_events;
 extern stub_table cuda_graphs;
 extern stub_table cuda_execs;
+extern stub_table cuda_pools;
 extern stub_count cuda_contexts_retained;
 extern stub_count cuda_memory;
 extern stub_count cuda_host_memory;

@@ -28,13 +28,9 @@ close_locked(stub_capture *capture)
     capture->is_open = false;
 }
 
-void
-capture_release_locked(stub_capture *capture)
+static void
+drop_nodes(stub_capture *capture)
 {
-    if (atomic_fetch_sub(&capture->refs, 1) != 1) {
-        return;
-    }
-    close_locked(capture);
     for (int i = 0; i < capture->nnodes; i++) {
         const dd_stub_work *work = &capture->nodes[i].work;
         if (work->release != NULL) {
@@ -42,7 +38,18 @@ capture_release_locked(stub_capture *capture)
         }
     }
     free(capture->nodes);
-    free(capture);
+    capture->nodes = NULL;
+    capture->nnodes = 0;
+}
+
+void
+capture_release_locked(stub_capture *capture)
+{
+    if (atomic_fetch_sub(&capture->refs, 1) == 1) {
+        close_locked(capture);
+        drop_nodes(capture);
+        free(capture);
+    }
 }
 
 int
@@ -262,6 +269,9 @@ free_graph(stub_object *object)
 {
     stub_graph *graph = (struct stub_graph *)object;
     pthread_mutex_lock(&cuda_lock);
+    if (--graph->capture->ngraphs == 0) {
+        drop_nodes(graph->capture); /* events that were recorded in it keep none */
+    }
     capture_release_locked(graph->capture);
     pthread_mutex_unlock(&cuda_lock);
     free(graph);
@@ -274,6 +284,9 @@ add_graph(stub_table *table, stub_capture *capture)
     stub_graph *graph = stub_zalloc(sizeof *graph);
     stub_object_init(&graph->base, free_graph);
     graph->capture = capture;
+    pthread_mutex_lock(&cuda_lock);
+    capture->ngraphs++;
+    pthread_mutex_unlock(&cuda_lock);
     return stub_table_add(table, &graph->base);
 }
 

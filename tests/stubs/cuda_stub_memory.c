@@ -71,8 +71,8 @@ insert_locked(const allocation *made)
     nbytes_allocated += (long long)made->nbytes;
 }
 
-static dd_cuda_result
-allocate(int device, size_t nbytes, void **data)
+dd_cuda_result
+cuda_allocate(int device, size_t nbytes, bool is_private, void **data)
 {
     if (nbytes == 0) {
         return DD_CUDA_INVALID_VALUE;
@@ -82,7 +82,8 @@ allocate(int device, size_t nbytes, void **data)
     void *memory = is_too_much ? NULL : aligned_alloc(256, (nbytes + 255) / 256 * 256);
     if (memory != NULL) {
         memset(memory, FRESH, nbytes < FRESH_MAX ? nbytes : FRESH_MAX);
-        insert_locked(&(allocation){.data = memory, .nbytes = nbytes, .device = device});
+        insert_locked(
+            &(allocation){.data = memory, .nbytes = nbytes, .device = device, .is_private = is_private});
     }
     pthread_mutex_unlock(&lock);
     if (memory == NULL) {
@@ -93,8 +94,8 @@ allocate(int device, size_t nbytes, void **data)
     return DD_CUDA_SUCCESS;
 }
 
-static dd_cuda_result
-release(void *data, bool is_host)
+dd_cuda_result
+cuda_release(void *data, bool is_host)
 {
     pthread_mutex_lock(&lock);
     size_t rank = rank_locked(data);
@@ -118,13 +119,13 @@ release(void *data, bool is_host)
 int
 dd_stub_alloc(int device, size_t nbytes, void **data)
 {
-    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : allocate(device, nbytes, data));
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : cuda_allocate(device, nbytes, false, data));
 }
 
 int
 dd_stub_free(void *data)
 {
-    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : release(data, false));
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : cuda_release(data, false));
 }
 
 int
@@ -136,6 +137,13 @@ dd_stub_memory_device(const void *data, size_t nbytes)
         return -2;
     }
     return found.device;
+}
+
+int
+dd_stub_is_private(const void *data)
+{
+    allocation found;
+    return cuda_find_allocation(data, &found) && found.is_private;
 }
 
 static void *
@@ -154,17 +162,34 @@ cuMemAlloc_v2(dd_cuda_ptr *data, size_t nbytes)
     }
     int device = cuda_current_device();
     void *memory = NULL;
-    dd_cuda_result result = device < 0 ? DD_CUDA_INVALID_CONTEXT : allocate(device, nbytes, &memory);
+    dd_cuda_result result =
+        device < 0 ? DD_CUDA_INVALID_CONTEXT : cuda_allocate(device, nbytes, false, &memory);
     *data = (dd_cuda_ptr)(uintptr_t)memory;
     return result;
+}
+
+/* Freeing waits for everything that the device has been given so far, whoever gave it. */
+static dd_cuda_result
+free_when_idle(void *data, bool is_host)
+{
+    int unsafe = capture_check_unsafe();
+    if (unsafe != 0) {
+        return (dd_cuda_result)unsafe;
+    }
+    allocation found;
+    bool is_known = cuda_find_allocation(data, &found);
+    int device = is_known && found.device >= 0 ? found.device : cuda_current_device();
+    if (is_known && device >= 0) {
+        cuda_wait_device(device);
+    }
+    return cuda_release(data, is_host);
 }
 
 CUDA_EXPORT dd_cuda_result
 cuMemFree_v2(dd_cuda_ptr data)
 {
     ENTER(cuMemFree);
-    int unsafe = capture_check_unsafe();
-    return unsafe != 0 ? (dd_cuda_result)unsafe : data == 0 ? DD_CUDA_SUCCESS : release(pointer(data), false);
+    return data == 0 ? DD_CUDA_SUCCESS : free_when_idle(pointer(data), false);
 }
 
 CUDA_EXPORT dd_cuda_result
@@ -175,103 +200,14 @@ cuMemHostAlloc(void **data, size_t nbytes, unsigned int flags)
     int unsafe = capture_check_unsafe();
     return unsafe != 0                 ? (dd_cuda_result)unsafe
            : cuda_current_device() < 0 ? DD_CUDA_INVALID_CONTEXT
-                                       : allocate(-1, nbytes, data);
+                                       : cuda_allocate(-1, nbytes, false, data);
 }
 
 CUDA_EXPORT dd_cuda_result
 cuMemFreeHost(void *data)
 {
     ENTER(cuMemFreeHost);
-    int unsafe = capture_check_unsafe();
-    return unsafe != 0 ? (dd_cuda_result)unsafe : release(data, true);
-}
-
-/* ---- ordered on streams. The memory is there at once: that it may not be used earlier is the caller's affair. What a graph
- * allocates it keeps until it ends, also while the memory counts as freed. */
-
-static void
-run_nothing(void *ctx, void *launched)
-{
-    (void)ctx;
-    (void)launched;
-}
-
-static void
-end_with_graph(void *ctx)
-{
-    (void)release(ctx, false);
-}
-
-CUDA_EXPORT dd_cuda_result
-cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream handle)
-{
-    ENTER(cuMemAllocAsync);
-    int result;
-    stub_stream *stream = cuda_stream_find(handle, &result);
-    if (stream == NULL) {
-        return (dd_cuda_result)result;
-    }
-    void *memory = NULL;
-    result = (int)allocate(stream->device, nbytes, &memory);
-    if (result == 0) {
-        pthread_mutex_lock(&cuda_lock);
-        if (stream->capture != NULL) {
-            result = capture_add_locked(
-                stream, &(dd_stub_work){.run = run_nothing, .release = end_with_graph, .ctx = memory}, -1);
-        }
-        pthread_mutex_unlock(&cuda_lock);
-        if (result != 0) {
-            (void)release(memory, false);
-            memory = NULL;
-        }
-    }
-    *data = (dd_cuda_ptr)(uintptr_t)memory;
-    cuda_stream_release(stream);
-    return (dd_cuda_result)result;
-}
-
-static void
-run_free(void *ctx, void *launched)
-{
-    (void)launched;
-    (void)release(ctx, false);
-}
-
-/* A graph frees what it has allocated, and nothing else. */
-static int
-capture_free_locked(stub_stream *stream, const void *data)
-{
-    const stub_capture *capture = stream->capture;
-    for (int i = 0; i < capture->nnodes; i++) {
-        const dd_stub_work *work = &capture->nodes[i].work;
-        if (work->release == end_with_graph && work->ctx == data) {
-            return capture_add_locked(stream, &(dd_stub_work){.run = run_nothing}, -1);
-        }
-    }
-    stub_count_bad_use();
-    return DD_CUDA_INVALID_VALUE;
-}
-
-CUDA_EXPORT dd_cuda_result
-cuMemFreeAsync(dd_cuda_ptr data, dd_cuda_stream handle)
-{
-    ENTER(cuMemFreeAsync);
-    int result;
-    stub_stream *stream = cuda_stream_find(handle, &result);
-    if (stream == NULL) {
-        return (dd_cuda_result)result;
-    }
-    pthread_mutex_lock(&cuda_lock);
-    bool is_capturing = stream->capture != NULL;
-    if (is_capturing) {
-        result = capture_free_locked(stream, pointer(data));
-    }
-    pthread_mutex_unlock(&cuda_lock);
-    if (!is_capturing) {
-        result = cuda_enqueue(stream, &(dd_stub_work){.run = run_free, .ctx = pointer(data)});
-    }
-    cuda_stream_release(stream);
-    return (dd_cuda_result)result;
+    return free_when_idle(data, true);
 }
 
 CUDA_EXPORT dd_cuda_result

@@ -72,6 +72,39 @@ cuda_stream_wait_done_locked(stub_stream *stream, uint64_t number)
     }
 }
 
+typedef struct stub_place {
+    stub_stream *stream; /* a reference */
+    uint64_t number;
+} stub_place;
+
+void
+cuda_wait_device(int device)
+{
+    stub_place *places = NULL;
+    size_t n = 0;
+    pthread_mutex_lock(&cuda_lock);
+    for (int is_legacy = 0; is_legacy < 2; is_legacy++) {
+        stub_stream *stream = is_legacy ? legacy_streams[device] : streams_of[device];
+        for (; stream != NULL; stream = stream->next_of_device) {
+            if (stream->ndone < stream->nenqueued) {
+                places = realloc(places, (n + 1) * sizeof *places);
+                if (places == NULL) {
+                    abort();
+                }
+                places[n++] = (stub_place){stub_object_acquire(&stream->base), stream->nenqueued};
+            }
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        cuda_stream_wait_done_locked(places[i].stream, places[i].number);
+    }
+    pthread_mutex_unlock(&cuda_lock);
+    for (size_t i = 0; i < n; i++) {
+        stub_object_release(&places[i].stream->base);
+    }
+    free(places);
+}
+
 /* ---- fences: a place on one stream that waits for a place on another */
 
 typedef struct stub_fence {
@@ -422,4 +455,31 @@ dd_stub_stream_device(void *handle, int *device)
         cuda_stream_release(stream);
     }
     return result;
+}
+
+void
+dd_stub_wait_device(int device)
+{
+    cuda_wait_device(device);
+}
+
+int
+dd_stub_is_capturing(void *handle)
+{
+    int result;
+    stub_stream *stream = cuda_stream_find(handle, &result);
+    bool is_capturing = false;
+    if (stream != NULL) {
+        pthread_mutex_lock(&cuda_lock);
+        is_capturing = stream->capture != NULL;
+        pthread_mutex_unlock(&cuda_lock);
+        cuda_stream_release(stream);
+    }
+    return is_capturing;
+}
+
+int
+dd_stub_check_unsafe(void)
+{
+    return capture_check_unsafe();
 }

@@ -26,6 +26,14 @@ DD_STUB_EXPORT int dd_stub_current_device(int *device);
 DD_STUB_EXPORT int dd_stub_exchange_device(int device);
 /* The device that the nbytes at data are on; -1: host memory that the driver knows; -2: memory that it does not, or not all of it. */
 DD_STUB_EXPORT int dd_stub_memory_device(const void *data, size_t nbytes);
+/* Whether other devices of the process cannot read it. */
+DD_STUB_EXPORT int dd_stub_is_private(const void *data);
+/* Until the device has done all that its streams hold now. */
+DD_STUB_EXPORT void dd_stub_wait_device(int device);
+/* Whether what is put onto the stream becomes part of a graph. */
+DD_STUB_EXPORT int dd_stub_is_capturing(void *stream);
+/* For calls that are not allowed while somebody captures, as CUDA's modes say: 0, or the result for the caller. */
+DD_STUB_EXPORT int dd_stub_check_unsafe(void);
 DD_STUB_EXPORT int dd_stub_alloc(int device, size_t nbytes, void **data);
 DD_STUB_EXPORT int dd_stub_free(void *data);
 

@@ -41,8 +41,10 @@ typedef struct nccl_comm {
     /* Under nccl_lock. */
     dd_nccl_result state; /* what ncclCommGetAsyncError says */
     char error[NCCL_TEXT_MAX];
-    int njobs; /* threads of groups under way */
-    int nopen; /* calls on it in groups that threads have not ended yet */
+    int njobs;   /* threads of groups under way */
+    int nopen;   /* calls on it in groups that threads have not ended yet */
+    int ninside; /* calls that wait for other ranks just now, on threads of their callers */
+    int ngraphs; /* kernels in graphs that are alive, or in captures */
     int nrunning;
     uint64_t turn; /* the ticket of the kernel that may run */
     bool is_finalized;
@@ -51,6 +53,9 @@ typedef struct nccl_comm {
     int nchildren; /* splits, shrinks and grows so far: part of their names */
     nccl_redop *redops;
     int nredops;
+    bool is_connected;                    /* for collectives */
+    bool is_connected_to[WIRE_MAX_RANKS]; /* for messages to the rank */
+    bool is_connected_from[WIRE_MAX_RANKS];
 
     _Atomic uint64_t ntickets; /* kernels launched */
 } nccl_comm;
@@ -73,16 +78,26 @@ typedef enum nccl_need {
 nccl_comm *nccl_comm_find_ready(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_result *result);
 void nccl_comm_release(nccl_comm *comm);
 void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state, const char *text);
-/* Ends its kernels and waits for those that have begun. */
+/* Ends its kernels, those that have begun soon after. */
 void nccl_comm_stop(nccl_comm *comm);
+/* The same, and waits for those that have begun. */
+void nccl_comm_halt(nccl_comm *comm);
+/* Waits for the other ranks to come to the same call. False: it was aborted. */
+bool nccl_comm_barrier(nccl_comm *comm);
+/* A call of the real library that may not be made while somebody captures, unless the thread says that it knows what it does. */
+dd_nccl_result nccl_check_unsafe(const char *function);
 bool nccl_comm_is_blocking(const nccl_comm *comm);
 void nccl_comm_begin_job(nccl_comm *comm);
 void nccl_comm_end_job(nccl_comm *comm);
+/* Around what waits for other ranks on the caller's thread. */
+void nccl_comm_begin_inside(nccl_comm *comm);
+void nccl_comm_end_inside(nccl_comm *comm);
 
 dd_nccl_result nccl_abort(dd_nccl_comm_handle handle);
 dd_nccl_result nccl_destroy(dd_nccl_comm_handle handle);
 dd_nccl_result nccl_finalize(dd_nccl_comm_handle handle);
 dd_nccl_result nccl_revoke(dd_nccl_comm_handle handle);
+/* A barrier of all ranks, before and after. */
 dd_nccl_result nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended);
 dd_nccl_result nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value);
 dd_nccl_result nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state);
@@ -137,6 +152,10 @@ double nccl_read_scalar(const void *scalar, dd_nccl_dtype dtype);
 size_t nccl_dtype_size(dd_nccl_dtype dtype);
 bool nccl_is_message(nccl_op_kind kind);
 
+/* The first collective of a communicator, and the first message between two ranks in a direction, wait on the host until the others call
+ * theirs. */
+bool nccl_must_connect(const nccl_comm *comm, const nccl_op *ops, size_t nops);
+dd_nccl_result nccl_connect(nccl_comm *comm, const nccl_op *ops, size_t nops);
 /* Puts the operations of one communicator in one group onto its stream. Copies ops. */
 dd_nccl_result nccl_launch(nccl_comm *comm, const nccl_op *ops, size_t nops);
 /* Moves the bytes. */
@@ -157,13 +176,16 @@ struct nccl_job {
     dd_nccl_abi_config config;
     int color; /* of a split */
     int key;
-    bool is_abort; /* of a shrink */
+    bool is_abort;      /* of a shrink */
+    const nccl_op *ops; /* of a connection; borrowed */
+    size_t nops;
     dd_nccl_result result;
     char text[NCCL_TEXT_MAX];
     nccl_job *next;
 };
 
 void nccl_group_start(void);
+bool nccl_group_is_open(void); /* of the calling thread */
 dd_nccl_result nccl_group_end(void);
 dd_nccl_result nccl_group_simulate_end(dd_nccl_sim_info *info);
 /* Take what they are given. */

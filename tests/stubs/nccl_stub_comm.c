@@ -188,6 +188,31 @@ nccl_comm_end_job(nccl_comm *comm)
     pthread_mutex_unlock(&nccl_lock);
 }
 
+void
+nccl_comm_begin_inside(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->ninside++;
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_comm_end_inside(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->ninside--;
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+dd_nccl_result
+nccl_check_unsafe(const char *function)
+{
+    int cuda = dd_stub_check_unsafe();
+    return cuda == 0 ? DD_NCCL_SUCCESS
+                     : nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR,
+                                 "%s: Cuda failure %d: a stream is being captured", function, cuda);
+}
+
 /* ---- ends */
 
 void
@@ -199,6 +224,14 @@ nccl_comm_stop(nccl_comm *comm)
         wire_wake(comm->wire);
     }
     pthread_cond_broadcast(&nccl_changed);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_comm_halt(nccl_comm *comm)
+{
+    nccl_comm_stop(comm);
+    pthread_mutex_lock(&nccl_lock);
     while (comm->nrunning > 0) {
         pthread_cond_wait(&nccl_changed, &nccl_lock);
     }
@@ -225,17 +258,69 @@ wait_for_kernels(nccl_comm *comm)
     pthread_mutex_unlock(&nccl_lock);
 }
 
+/* As long as a graph with its kernels lives, a communicator does, whoever ends it. */
+static void
+wait_for_graphs(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    while (comm->ngraphs > 0) {
+        pthread_cond_wait(&nccl_changed, &nccl_lock);
+    }
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+/* Its memory is freed, which waits for everything on the device. */
+static void
+reclaim(nccl_comm *comm)
+{
+    wait_for_jobs(comm); /* of NCCL's own threads */
+    pthread_mutex_lock(&nccl_lock);
+    bool is_used = comm->ninside > 0 || comm->nopen > 0;
+    pthread_mutex_unlock(&nccl_lock);
+    if (is_used) {
+        stub_count_bad_use(); /* a thread is in a call on it, and comes back to memory that is not there */
+    }
+    wait_for_graphs(comm);
+    dd_stub_wait_device(comm->device);
+}
+
+/* Takes it out of the table, too, whose reference it lets go. */
+static void
+free_aborted(nccl_comm *comm)
+{
+    reclaim(comm);
+    nccl_comm *known = stub_table_remove(&nccl_comms, comm->base.handle);
+    if (known != NULL) {
+        nccl_comm_release(known);
+    }
+}
+
+static dd_nccl_result
+run_abort(nccl_job *job)
+{
+    free_aborted(job->comm);
+    return DD_NCCL_SUCCESS;
+}
+
+/* Inside a group, from 2.22.3 on, what it waits for ends at once, and the communicator at the end of the group. */
 dd_nccl_result
 nccl_abort(dd_nccl_comm_handle handle)
 {
-    nccl_comm *comm = handle != NULL ? stub_table_remove(&nccl_comms, handle) : NULL;
+    dd_nccl_result result = DD_NCCL_SUCCESS;
+    nccl_comm *comm = handle != NULL ? nccl_comm_find(handle, &result) : NULL;
     if (comm == NULL) {
-        return handle == NULL ? DD_NCCL_SUCCESS
-                              : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "corrupted communicator");
+        return result;
     }
+    (void)nccl_check_unsafe("ncclCommAbort"); /* it goes on, and the capture is spoiled */
     atomic_store(&comm->is_aborted, true);
     nccl_comm_stop(comm);
-    wait_for_jobs(comm);
+    if (nccl_group_is_open() && nccl_stub_version >= 22203 && nccl_comm_is_blocking(comm)) {
+        nccl_job *job = stub_zalloc(sizeof *job);
+        job->run = run_abort;
+        job->comm = comm;
+        return nccl_group_add_job(job);
+    }
+    free_aborted(comm);
     nccl_comm_release(comm);
     return DD_NCCL_SUCCESS;
 }
@@ -251,10 +336,12 @@ nccl_destroy(dd_nccl_comm_handle handle)
     if (comm == NULL) {
         return result;
     }
+    (void)nccl_check_unsafe("ncclCommDestroy");
     wait_for_jobs(comm);
     wait_for_kernels(comm);
     nccl_comm *own = stub_table_remove(&nccl_comms, handle);
-    nccl_comm_stop(comm);
+    nccl_comm_halt(comm);
+    reclaim(comm);
     nccl_comm_release(comm);
     if (own == NULL) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "corrupted communicator");
@@ -267,6 +354,7 @@ static dd_nccl_result
 run_finalize(nccl_job *job)
 {
     wait_for_kernels(job->comm);
+    wait_for_graphs(job->comm);
     return DD_NCCL_SUCCESS;
 }
 
@@ -278,6 +366,7 @@ nccl_finalize(dd_nccl_comm_handle handle)
     if (comm == NULL) {
         return result;
     }
+    (void)nccl_check_unsafe("ncclCommFinalize");
     pthread_mutex_lock(&nccl_lock);
     comm->is_finalized = true;
     pthread_mutex_unlock(&nccl_lock);
@@ -300,9 +389,46 @@ nccl_revoke(dd_nccl_comm_handle handle)
     pthread_mutex_lock(&nccl_lock);
     comm->is_revoked = true;
     pthread_mutex_unlock(&nccl_lock);
-    nccl_comm_stop(comm);
+    nccl_comm_halt(comm);
     nccl_comm_release(comm);
     return DD_NCCL_SUCCESS;
+}
+
+bool
+nccl_comm_barrier(nccl_comm *comm)
+{
+    char own = 0;
+    char all[WIRE_MAX_RANKS];
+    wire_exchange_args args = {.mine = &own, .nbytes = sizeof own, .all = all};
+    return comm->nranks == 1 || wire_exchange(comm->wire, &args, &comm->is_aborted) == WIRE_OK;
+}
+
+static dd_nccl_result
+suspend(nccl_comm *comm, bool is_suspended)
+{
+    dd_nccl_result unsafe = nccl_check_unsafe(is_suspended ? "ncclCommSuspend" : "ncclCommResume");
+    if (unsafe != DD_NCCL_SUCCESS) {
+        return unsafe;
+    }
+    pthread_mutex_lock(&nccl_lock);
+    bool was = comm->is_suspended;
+    pthread_mutex_unlock(&nccl_lock);
+    if (was == is_suspended) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE, "the communicator is %s",
+                         was ? "suspended already" : "not suspended");
+    }
+    if (is_suspended) {
+        dd_stub_wait_device(comm->device);
+    }
+    if (!nccl_comm_barrier(comm)) {
+        return nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted meanwhile");
+    }
+    pthread_mutex_lock(&nccl_lock);
+    comm->is_suspended = is_suspended;
+    pthread_mutex_unlock(&nccl_lock);
+    return nccl_comm_barrier(comm)
+               ? DD_NCCL_SUCCESS
+               : nccl_fail(DD_NCCL_INTERNAL_ERROR, "the communicator was aborted meanwhile");
 }
 
 dd_nccl_result
@@ -313,17 +439,11 @@ nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended)
     if (comm == NULL) {
         return result;
     }
-    pthread_mutex_lock(&nccl_lock);
-    bool was = comm->is_suspended;
-    comm->is_suspended = is_suspended;
-    pthread_mutex_unlock(&nccl_lock);
-    if (is_suspended) {
-        wait_for_kernels(comm);
-    }
+    nccl_comm_begin_inside(comm);
+    result = suspend(comm, is_suspended);
+    nccl_comm_end_inside(comm);
     nccl_comm_release(comm);
-    return was != is_suspended ? DD_NCCL_SUCCESS
-                               : nccl_fail(DD_NCCL_INVALID_USAGE, "the communicator is %s",
-                                           was ? "suspended already" : "not suspended");
+    return result;
 }
 
 /* ---- questions */

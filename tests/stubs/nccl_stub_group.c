@@ -26,6 +26,12 @@ nccl_group_start(void)
     own.depth++;
 }
 
+bool
+nccl_group_is_open(void)
+{
+    return own.depth > 0;
+}
+
 dd_nccl_result
 nccl_group_spoil(dd_nccl_result result)
 {
@@ -153,10 +159,10 @@ serve_job(void *arg)
 
 /* Side by side, since they may be ranks that wait for each other. */
 static void
-run_jobs(nccl_group *group)
+run_jobs(nccl_job *jobs)
 {
     int nleft = 0;
-    for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
+    for (nccl_job *job = jobs; job != NULL; job = job->next) {
         if (job->next == NULL) {
             run_job(job);
             break;
@@ -192,18 +198,81 @@ note_failure(group_outcome *outcome, dd_nccl_result result, const char *text)
     }
 }
 
+/* Of one communicator; for the caller to free. */
+static nccl_op *
+ops_of(const nccl_group *group, const nccl_comm *comm, size_t *nops)
+{
+    nccl_op *ops = stub_zalloc(group->nops * sizeof *ops);
+    *nops = 0;
+    for (size_t i = 0; i < group->nops; i++) {
+        if (group->ops[i].comm == comm) {
+            ops[(*nops)++] = group->ops[i].op;
+        }
+    }
+    return ops;
+}
+
+/* ---- connections: side by side, since the communicators may be ranks that wait for each other */
+
+static dd_nccl_result
+run_connect(nccl_job *job)
+{
+    nccl_comm_begin_inside(job->comm);
+    dd_nccl_result result = nccl_connect(job->comm, job->ops, job->nops);
+    nccl_comm_end_inside(job->comm);
+    return result;
+}
+
+typedef struct connections {
+    const nccl_group *group;
+    nccl_job *first;
+} connections;
+
+static void
+add_connection(nccl_comm *comm, void *ctx)
+{
+    connections *wanted = ctx;
+    size_t nops;
+    nccl_op *ops = ops_of(wanted->group, comm, &nops);
+    if (!nccl_must_connect(comm, ops, nops)) {
+        free(ops);
+        return;
+    }
+    nccl_job *job = stub_zalloc(sizeof *job);
+    job->run = run_connect;
+    job->comm = stub_object_acquire(&comm->base);
+    job->ops = ops;
+    job->nops = nops;
+    job->next = wanted->first;
+    wanted->first = job;
+}
+
+static void
+connect_all(group_outcome *outcome)
+{
+    connections wanted = {.group = outcome->group};
+    each_comm(outcome->group, add_connection, &wanted);
+    if (wanted.first != NULL) {
+        run_jobs(wanted.first);
+    }
+    while (wanted.first != NULL) {
+        nccl_job *job = wanted.first;
+        wanted.first = job->next;
+        note_failure(outcome, job->result, job->text);
+        free((void *)(uintptr_t)job->ops);
+        nccl_job_free(job);
+    }
+}
+
+/* ---- launches */
+
 static void
 launch_of(nccl_comm *comm, void *ctx)
 {
     group_outcome *outcome = ctx;
     nccl_group *group = outcome->group;
-    nccl_op *ops = stub_zalloc(group->nops * sizeof *ops);
-    size_t nops = 0;
-    for (size_t i = 0; i < group->nops; i++) {
-        if (group->ops[i].comm == comm) {
-            ops[nops++] = group->ops[i].op;
-        }
-    }
+    size_t nops;
+    nccl_op *ops = ops_of(group, comm, &nops);
     if (nops > 0 && outcome->result == DD_NCCL_SUCCESS) {
         dd_nccl_result result = nccl_launch(comm, ops, nops);
         note_failure(outcome, result, result != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
@@ -248,7 +317,7 @@ run_group(group_outcome *outcome)
 {
     static stub_site site = {.name = "(launch)"};
     nccl_group *group = outcome->group;
-    run_jobs(group);
+    run_jobs(group->jobs);
     for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
         note_failure(outcome, job->result, job->text);
         if (!has_ops(group, job->comm)) {
@@ -258,6 +327,9 @@ run_group(group_outcome *outcome)
     if (group->nops > 0) {
         dd_nccl_result fault = nccl_enter(&site);
         note_failure(outcome, fault, fault != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
+        if (outcome->result == DD_NCCL_SUCCESS) {
+            connect_all(outcome);
+        }
         each_comm(group, launch_of, outcome);
         each_comm(group, end_progress_of_ops, outcome);
     }

@@ -7,6 +7,7 @@
 
 struct kernel {
     nccl_comm *comm; /* a reference */
+    bool is_of_graph;
     size_t nops;
     nccl_op ops[];
 };
@@ -59,9 +60,21 @@ run_kernel(void *ctx, void *launched)
 }
 
 static void
+count_graphs(const struct kernel *kernel, int n)
+{
+    if (kernel->is_of_graph) {
+        pthread_mutex_lock(&nccl_lock);
+        kernel->comm->ngraphs += n;
+        pthread_cond_broadcast(&nccl_changed);
+        pthread_mutex_unlock(&nccl_lock);
+    }
+}
+
+static void
 release_kernel(void *ctx)
 {
     struct kernel *kernel = ctx;
+    count_graphs(kernel, -1);
     nccl_comm_release(kernel->comm);
     free(kernel);
 }
@@ -74,6 +87,8 @@ launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
     kernel->comm = stub_object_acquire(&comm->base);
     kernel->nops = nops;
     memcpy(kernel->ops, ops, nops * sizeof *ops);
+    kernel->is_of_graph = dd_stub_is_capturing(ops[0].stream);
+    count_graphs(kernel, 1);
     /* It is on the stream of the first; what the others hold comes before it, and what they get after it. */
     void *stream = ops[0].stream;
     int cuda = 0;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #define ID_MAGIC "dldist stub"
 
@@ -96,7 +97,7 @@ meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
         return result;
     }
     comm->spec = *spec;
-    comm->spec.card = (wire_card){.device = comm->device, .version = nccl_stub_version};
+    comm->spec.card = (wire_card){.device = comm->device, .version = nccl_stub_version, .pid = (int)getpid()};
     stub_wire *wire = NULL;
     switch (wire_open(&comm->spec, is_aborted, &wire)) {
     case WIRE_ABORTED:
@@ -321,7 +322,7 @@ static dd_nccl_result
 run_shrink(nccl_job *job)
 {
     if (job->is_abort) {
-        nccl_comm_stop(job->parent);
+        nccl_comm_halt(job->parent);
     }
     return make_child(job);
 }

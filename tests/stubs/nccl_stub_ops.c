@@ -39,6 +39,20 @@ is_dtype(dd_nccl_dtype dtype)
     return (unsigned)dtype < (unsigned)dtype_count();
 }
 
+/* Another rank of this process, on another device: it reads this rank's buffers itself. */
+static bool
+has_near_peer(const nccl_comm *comm)
+{
+    wire_card own = wire_card_of(comm->wire, comm->rank);
+    for (int rank = 0; rank < comm->nranks; rank++) {
+        wire_card card = wire_card_of(comm->wire, rank);
+        if (card.pid == own.pid && card.device != own.device) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static dd_nccl_result
 check_buffer(const nccl_comm *comm, const nccl_op *op, const char *which, const void *data, size_t nblocks)
 {
@@ -52,6 +66,13 @@ check_buffer(const nccl_comm *comm, const nccl_op *op, const char *which, const 
     if (device == -2) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is no memory that CUDA knows, or too short",
                          op->name, which);
+    }
+    if (has_near_peer(comm) && dd_stub_is_private(data)) {
+        return nccl_fail(
+            DD_NCCL_UNHANDLED_CUDA_ERROR,
+            "%s: %s is memory that other devices of this process cannot read (an illegal address on "
+            "a real one)",
+            op->name, which);
     }
     if (device >= 0 && device != comm->device) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is on device %d and the communicator on device %d",

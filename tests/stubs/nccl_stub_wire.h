@@ -20,6 +20,7 @@ typedef struct stub_wire stub_wire;
 typedef struct wire_card {
     int device;
     int version;
+    int pid;
 } wire_card;
 
 typedef struct wire_spec {
@@ -55,6 +56,8 @@ wire_result wire_exchange(stub_wire *wire, const wire_exchange_args *args, const
 typedef enum wire_lane {
     WIRE_COLLECTIVE,
     WIRE_MESSAGE,
+    WIRE_SENDER,   /* "I am ready to send to you", once */
+    WIRE_RECEIVER, /* "I am ready to receive from you", once */
     WIRE_LANES,
 } wire_lane;
 

@@ -249,12 +249,8 @@ PY_NCCL_METHOD(comm_pointer)
     dd_nccl_comm *comm = dd_nccl_group_find_comm(group->nccl->group, device);
     dd_nccl_comm_handle handle = NULL;
     if (comm != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        if (dd_nccl_comm_enter(comm, &handle, NULL) == DD_OK) {
-            dd_nccl_comm_leave(comm);
-        }
-        dd_nccl_comm_release(comm);
-        Py_END_ALLOW_THREADS
+        handle = dd_nccl_comm_pointer(comm);
+        py_nccl_comm_release(comm);
     }
     return PyLong_FromVoidPtr(handle);
 }

@@ -1,0 +1,287 @@
+/* How a communicator ends: at once, by the thread that says so, or on a thread of its own where that might take for ever. */
+#include "nccl/nccl_comm_internal.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+
+/* From here on, an abort within a group of NCCL's ends what the communicator waits for, and the end of the group frees it. */
+#define ABORTS_IN_GROUPS_SINCE 22203
+
+/* The handle is nobody else's any more. */
+static dd_status
+end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
+{
+    if (dd_cuda_is_gone(comm->cuda)) {
+        return DD_OK;
+    }
+    dd_cuda_guard guard;
+    dd_status status = dd_cuda_enter(comm->cuda, comm->device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    const dd_nccl_api *api = &comm->lib->api;
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(comm->cuda);
+    dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
+    dd_cuda_restore_capture(comm->cuda, mode);
+    dd_cuda_leave(&guard);
+    char who[64];
+    return dd_nccl_check(comm->lib, NULL, result, err, "%s of %s",
+                         is_abort ? "ncclCommAbort" : "ncclCommDestroy",
+                         dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+static dd_nccl_comm_handle
+take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
+{
+    dd_nccl_comm_handle handle = comm->handle;
+    comm->state = state;
+    comm->handle = NULL;
+    dd_cond_broadcast(&comm->changed);
+    return handle;
+}
+
+/* ---- on a thread of its own */
+
+typedef enum end_kind {
+    END_DESTROY,
+    END_ABORT,      /* once nobody is inside */
+    END_ABORT_TOLD, /* the same, and a thread inside is told to give up */
+} end_kind;
+
+typedef struct late_end {
+    atomic_uint refs;   /* the caller's and the thread's */
+    dd_nccl_comm *comm; /* counted */
+    dd_nccl_comm_handle handle;
+    end_kind kind;
+    dd_nccl_lib lib; /* copies, with the next two: the originals may end before a thread that hangs */
+    dd_cuda cuda;
+    dd_cuda_context context;
+    bool is_done; /* guarded by comm->mu: status and error are there */
+    dd_status status;
+    dd_error error;
+} late_end;
+
+static void
+release_late(late_end *late)
+{
+    if (atomic_fetch_sub_explicit(&late->refs, 1, memory_order_acq_rel) == 1) {
+        dd_nccl_comm_release(late->comm);
+        dd_mem_free(late);
+    }
+}
+
+static void
+wait_until_left(dd_nccl_comm *comm)
+{
+    dd_lock_take(&comm->mu);
+    while (comm->is_inside) {
+        dd_cond_wait(&comm->changed, &comm->mu);
+    }
+    dd_lock_release(&comm->mu);
+}
+
+static dd_nccl_result
+abort_in_two_steps(const late_end *late)
+{
+    const dd_nccl_api *api = &late->lib.api;
+    dd_nccl_result result = api->ncclGroupStart();
+    if (result != DD_NCCL_SUCCESS) {
+        return result;
+    }
+    result = api->ncclCommAbort(late->handle);
+    wait_until_left(late->comm);
+    dd_nccl_result ended = api->ncclGroupEnd();
+    return result != DD_NCCL_SUCCESS ? result : ended;
+}
+
+static dd_nccl_result
+end_now(const late_end *late)
+{
+    switch (late->kind) {
+    case END_DESTROY:
+        return late->lib.api.ncclCommDestroy(late->handle);
+    case END_ABORT:
+        wait_until_left(late->comm);
+        return late->lib.api.ncclCommAbort(late->handle);
+    case END_ABORT_TOLD:
+        break;
+    }
+    return abort_in_two_steps(late);
+}
+
+static void *
+run_late_end(void *arg)
+{
+    late_end *late = arg;
+    dd_nccl_comm *comm = late->comm;
+    char who[64];
+    (void)dd_cuda_relax_capture(&late->cuda);
+    late->status = dd_cuda_check(&late->cuda, late->cuda.api.cuCtxSetCurrent(late->context), &late->error,
+                                 "cuCtxSetCurrent for the end of an NCCL communicator");
+    if (late->status == DD_OK) {
+        late->status = dd_nccl_check(&late->lib, NULL, end_now(late), &late->error, "%s of %s",
+                                     late->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
+                                     dd_nccl_comm_print(comm, who, sizeof who));
+    }
+    dd_lock_take(&comm->mu);
+    late->is_done = true;
+    dd_cond_broadcast(&comm->changed);
+    dd_lock_release(&comm->mu);
+    release_late(late);
+    return NULL;
+}
+
+/* False: it goes on by itself. */
+static bool
+await_late(late_end *late, const dd_wait *wait)
+{
+    dd_nccl_comm *comm = late->comm;
+    dd_lock_take(&comm->mu);
+    while (!late->is_done && !dd_wait_is_over(wait)) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
+    }
+    bool is_done = late->is_done;
+    dd_lock_release(&comm->mu);
+    return is_done;
+}
+
+/* *is_done: within the time; else nothing is known of how it ends. */
+static dd_status
+end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, bool *is_done,
+         dd_error *err)
+{
+    pthread_t thread;
+    *is_done = true;
+    late_end *late = dd_mem_zalloc(sizeof *late);
+    if (late == NULL) {
+        return dd_error_no_memory(err, sizeof *late);
+    }
+    atomic_init(&late->refs, 2);
+    late->comm = dd_nccl_comm_acquire(comm);
+    late->handle = handle;
+    late->kind = kind;
+    late->lib = *comm->lib;
+    late->cuda = *comm->cuda;
+    dd_status status = dd_cuda_context_of(comm->cuda, comm->device, &late->context, err);
+    if (status == DD_OK) {
+        status = dd_thread_start(&thread, "dldist-end", run_late_end, late, err);
+    }
+    if (status != DD_OK) {
+        release_late(late);
+        release_late(late);
+        return status;
+    }
+    dd_thread_detach(thread);
+    *is_done = await_late(late, wait);
+    if (*is_done && late->status != DD_OK) {
+        status = dd_error_copy(err, &late->error);
+    }
+    release_late(late);
+    return status;
+}
+
+/* ---- aborting */
+
+static bool
+can_be_told(const dd_nccl_comm *comm)
+{
+    return comm->is_blocking && comm->lib->version >= ABORTS_IN_GROUPS_SINCE;
+}
+
+static bool
+leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
+{
+    dd_wait patience = dd_wait_after(patience_ns);
+    dd_lock_take(&comm->mu);
+    while (comm->is_inside && !dd_wait_is_over(&patience)) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
+    }
+    bool has_left = !comm->is_inside;
+    dd_lock_release(&comm->mu);
+    return has_left;
+}
+
+static dd_status
+abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
+{
+    bool is_done;
+    char who[64];
+    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
+    dd_status status =
+        end_late(comm, handle, can_be_told(comm) ? END_ABORT_TOLD : END_ABORT, &patience, &is_done, err);
+    return is_done ? status
+                   : dd_error_set(
+                         err, DD_OP_TIMED_OUT,
+                         "the NCCL communicator of %s was told to abort %.0f s ago, and a thread is still in "
+                         "a call on it; it ends when that thread comes back",
+                         dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
+}
+
+dd_status
+dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_lock_take(&comm->mu);
+    if (comm->state != DD_NCCL_COMM_READY) {
+        dd_lock_release(&comm->mu);
+        return DD_OK;
+    }
+    (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
+    bool is_inside = comm->is_inside;
+    dd_lock_release(&comm->mu);
+    if (is_inside && !can_be_told(comm)) {
+        /* One that blocks is too old to be told: it is freed beside the thread, if it must be. */
+        is_inside = !leaves_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
+    }
+    return is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
+}
+
+/* ---- destroying */
+
+/* NULL: it has ended. Destroying one that has failed would wait for ranks that may be gone. */
+static dd_nccl_comm_handle
+take_to_destroy(dd_nccl_comm *comm, bool *must_abort)
+{
+    dd_nccl_comm_handle handle = NULL;
+    dd_lock_take(&comm->mu);
+    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
+        dd_cond_wait(&comm->changed, &comm->mu);
+    }
+    if (comm->state == DD_NCCL_COMM_READY) {
+        dd_nccl_result health = DD_NCCL_SUCCESS;
+        dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, &health);
+        bool is_well =
+            asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
+        *must_abort = comm->must_abort || !is_well;
+        handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
+    }
+    dd_lock_release(&comm->mu);
+    return handle;
+}
+
+dd_status
+dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
+{
+    bool must_abort = false;
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    dd_nccl_comm_handle handle = status == DD_OK ? take_to_destroy(comm, &must_abort) : NULL;
+    return handle != NULL ? end_handle(comm, handle, must_abort, err) : status;
+}
+
+dd_status
+dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    bool must_abort = false;
+    bool is_done;
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    dd_nccl_comm_handle handle = status == DD_OK ? take_to_destroy(comm, &must_abort) : NULL;
+    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+        return status;
+    }
+    return end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, &is_done, err);
+}
