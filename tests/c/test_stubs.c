@@ -4,10 +4,12 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- libcuda */
@@ -370,6 +372,243 @@ TEST(a_kernel_hangs_until_its_communicator_is_aborted)
 {
     load_nccl("2.18.1");
     run_team(3, 1, run_missing);
+}
+
+static int64_t
+now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void
+sleep_ms(int ms)
+{
+    struct timespec duration = {.tv_nsec = ms * 1000000L};
+    nanosleep(&duration, NULL);
+}
+
+static void *
+destroy_graph_soon(void *graph)
+{
+    sleep_ms(100);
+    CU(cuGraphDestroy(graph));
+    return NULL;
+}
+
+/* ---- what the real ones are strict about */
+
+static void *
+open_soon(void *arg)
+{
+    sleep_ms(100);
+    cuda.dd_stub_open_gate(*(int *)arg);
+    return NULL;
+}
+
+TEST(freeing_waits_for_the_whole_device)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    void *kept = NULL;
+    CU(cuMemHostAlloc(&kept, 8, 0));
+    for (int gate = 100; gate < 102; gate++) {
+        void *data = make_memory(8);
+        pthread_t opener;
+        CHECK_INT(cuda.dd_stub_gate(stream, gate), 0);
+        pthread_create(&opener, NULL, open_soon, &gate);
+        if (gate == 100) {
+            free_memory(data);
+        } else {
+            CU(cuMemFreeHost(kept));
+        }
+        CHECK_INT(cuda.cuStreamQuery(stream), DD_CUDA_SUCCESS); /* another stream than the one that used it */
+        pthread_join(opener, NULL);
+        if (gate != 100) {
+            free_memory(data);
+        }
+    }
+    CU(cuStreamDestroy(stream));
+    CU(cuDevicePrimaryCtxRelease(0));
+    check_no_cuda_left();
+}
+
+/* One rank is late: the other's call does not return before it comes. */
+static atomic_bool has_come;
+
+static void
+run_late(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    *data = self->rank + 1;
+    if (self->rank == 1) {
+        sleep_ms(50);
+        atomic_store(&has_come, true);
+    }
+    NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    CHECK(atomic_load(&has_come));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK_INT(*data, 3);
+    free_memory(data);
+}
+
+TEST(a_first_collective_waits_on_the_host)
+{
+    load_nccl("2.22.3");
+    run_team(2, 1, run_late);
+}
+
+static void
+run_early(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    if (self->rank == 0) {
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+        CHECK(!atomic_load(&has_come));
+    }
+    pthread_barrier_wait(&self->team->barrier);
+    if (self->rank == 1) {
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    }
+    CU(cuStreamSynchronize(self->stream));
+    free_memory(data);
+}
+
+TEST(connections_that_are_made_with_the_communicator)
+{
+    load_nccl("2.22.3");
+    setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+    run_team(2, 1, run_early);
+}
+
+/* A rank whose call waits is told by an abort in a group, and the end of the group frees what it used. */
+static atomic_bool has_come_back;
+
+static void *
+abort_in_group(void *arg)
+{
+    member *self = arg;
+    use_device(self->rank);
+    while (nccl.dd_stub_calls("ncclAllReduce") == 0) {
+        sched_yield();
+    }
+    NC(ncclGroupStart());
+    NC(ncclCommAbort(self->comm));
+    while (!atomic_load(&has_come_back)) {
+        sched_yield();
+    }
+    NC(ncclGroupEnd());
+    CU(cuDevicePrimaryCtxRelease(self->rank));
+    return NULL;
+}
+
+static void
+run_told(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    pthread_t aborter;
+    pthread_create(&aborter, NULL, abort_in_group, self);
+    CHECK_INT(nccl.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream),
+              DD_NCCL_INTERNAL_ERROR);
+    atomic_store(&has_come_back, true);
+    pthread_join(aborter, NULL);
+    self->comm = NULL;
+    free_memory(data);
+}
+
+static void
+run_told_alone(member *self)
+{
+    if (self->rank == 0) {
+        run_told(self);
+    }
+}
+
+TEST(an_abort_in_a_group_ends_a_call_first)
+{
+    load_nccl("2.32.3");
+    run_team(2, 1, run_told_alone);
+}
+
+static void
+run_live_graph(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    void *graph = NULL;
+    CU(cuStreamBeginCapture(self->stream, DD_CUDA_CAPTURE_MODE_THREAD_LOCAL));
+    NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    CU(cuStreamEndCapture(self->stream, &graph));
+    pthread_t destroyer;
+    pthread_create(&destroyer, NULL, destroy_graph_soon, graph);
+    int64_t began = now_ms();
+    NC(ncclCommFinalize(self->comm));
+    CHECK(now_ms() - began >= 90);
+    pthread_join(destroyer, NULL);
+    free_memory(data);
+}
+
+TEST(a_live_graph_keeps_a_communicator)
+{
+    load_nccl("2.32.3");
+    run_team(1, 1, run_live_graph);
+}
+
+static void
+run_suspend_late(member *self)
+{
+    pthread_barrier_wait(&self->team->barrier);
+    int64_t began = now_ms();
+    if (self->rank == 1) {
+        sleep_ms(100);
+    }
+    NC(ncclCommSuspend(self->comm, DD_NCCL_SUSPEND_MEM));
+    CHECK(now_ms() - began >= 90);
+    NC(ncclCommResume(self->comm));
+}
+
+TEST(suspending_waits_for_all_ranks)
+{
+    load_nccl("2.32.3");
+    run_team(2, 1, run_suspend_late);
+}
+
+static void
+run_spoiling_end(member *self)
+{
+    void *graph = NULL;
+    dd_cuda_stream other = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    CU(cuStreamBeginCapture(other, DD_CUDA_CAPTURE_MODE_GLOBAL));
+    NC(ncclCommDestroy(self->comm));
+    self->comm = NULL;
+    CHECK_INT(cuda.cuStreamEndCapture(other, &graph), 901);
+    CU(cuStreamDestroy(other));
+}
+
+TEST(the_end_of_a_communicator_spoils_a_capture)
+{
+    load_nccl("2.32.3");
+    run_team(1, 1, run_spoiling_end);
+}
+
+static void
+run_private(member *self)
+{
+    dd_cuda_ptr data = 0;
+    CU(cuMemAllocAsync(&data, 8, self->stream));
+    CHECK_INT(nccl.ncclAllReduce((void *)(uintptr_t)data, (void *)(uintptr_t)data, 1, DD_NCCL_DTYPE_INT32,
+                                 DD_NCCL_SUM, self->comm, self->stream),
+              self->team->size == 1 ? DD_NCCL_SUCCESS : DD_NCCL_UNHANDLED_CUDA_ERROR);
+    CU(cuMemFreeAsync(data, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+}
+
+TEST(memory_of_a_private_pool_is_not_for_peers)
+{
+    load_nccl("2.32.3");
+    run_team(1, 1, run_private);
+    run_team(2, 1, run_private);
 }
 
 static void
