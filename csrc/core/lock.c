@@ -9,6 +9,7 @@
 /* What this thread holds, in the order in which it was taken. */
 static _Thread_local const dd_lock *held[MAX_HELD];
 static _Thread_local int nheld;
+static _Thread_local unsigned long ntaken;
 
 static const char *
 words_for(dd_lock_kind kind)
@@ -41,6 +42,13 @@ note_taken(const dd_lock *lock)
         abort();
     }
     held[nheld++] = lock;
+    ntaken++;
+}
+
+unsigned long
+dd_lock_ntaken(void)
+{
+    return ntaken;
 }
 
 static void

@@ -67,6 +67,11 @@ bool dd_lock_try(dd_lock *lock);
 bool dd_lock_take_within(dd_lock *lock, int64_t timeout_ns);
 void dd_lock_release(dd_lock *lock);
 
+#ifdef DD_FAULTS
+/* How many locks this thread has taken so far. Exists in test builds only. */
+unsigned long dd_lock_ntaken(void);
+#endif
+
 /* ---- conditions, on the monotonic clock */
 
 void dd_cond_init(pthread_cond_t *cond);
