@@ -16,12 +16,12 @@ DTYPES = {
 
 
 def tensor_type(stubs, device):
-    """Tensors of a device that read like an array.array."""
+    """Tensors of a device that read like an array.array. `stubs`: the doubles, or a device of the same form (tests/gpu/gpu_device.py)."""
     import dlpack_producer
     import nccl_stubs
     import numpy
 
-    class Tensor(nccl_stubs.CudaArray):
+    class Tensor(stubs.Array):
         def __init__(self, values, dtype="float32", **options):
             super().__init__(stubs, numpy.asarray(values, dtype=dtype), device=device, **options)
 
