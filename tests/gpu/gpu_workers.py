@@ -19,7 +19,7 @@ from gpu_device import DEVICE, Gpu
 from nccl_fault_workers import SLACK_S, SOON_S, check_error, raised_by, wait_until, works_again
 
 LIMIT_S = 60.0
-SHORT_S = 2.0
+SHORT_S = 1.0
 """The time-out of operations that do not end."""
 LATE_S = 1.5
 IS_REHEARSAL = "DLDIST_GPU_REHEARSAL" in os.environ
