@@ -17,7 +17,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("P
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 os.environ.setdefault("NCCL_MAX_CTAS", "4")
-os.environ.setdefault("NCCL_MIN_CTAS", "1")
 
 import deadlines  # noqa: E402
 from deadlines import deadline as deadline  # noqa: E402

@@ -115,8 +115,9 @@ def wait_until(condition, what, seconds=LIMIT_S):
 def start_works(ctx, group, count=3):
     """All-reduces under way, each with a future that is called back; what that gets."""
     works, called = [], []
-    for number in range(count):
-        work = group.all_reduce(ctx.array(1), async_op=True)
+    arrays = [ctx.array(1) for _ in range(count)]  # before anything hangs on the device
+    for number, array in enumerate(arrays):
+        work = group.all_reduce(array, async_op=True)
         work.get_future().add_done_callback(lambda future, number=number: called.append((number, future)))
         works.append(work)
     return works, called
