@@ -1,13 +1,44 @@
-"""Everything here needs a GPU; without one each test says so."""
+"""Everything here needs a GPU; without one each test says so.
+
+DLDIST_GPU_REHEARSAL=1 runs it over the doubles of tests/stubs: the same lines, without a GPU."""
 
 import os
+import sys
 
 import pytest
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+TESTS = os.path.join(os.path.dirname(HERE), "py")
+sys.path[:0] = [HERE, TESTS]
+
+# Processes of tests find their workers.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
 # Two ranks on one GPU; read by NCCL when it is loaded.
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 os.environ.setdefault("NCCL_MAX_CTAS", "4")
+
+import deadlines  # noqa: E402
+from deadlines import deadline as deadline  # noqa: E402
+from deadlines import procs as procs  # noqa: E402
+
+IS_REHEARSAL = "DLDIST_GPU_REHEARSAL" in os.environ
+if IS_REHEARSAL:
+    import nccl_stubs
+
+    os.environ.update(nccl_stubs.build().environment(devices=1))
+
+
+def pytest_configure(config):
+    deadlines.begin(config)
+
+
+def pytest_unconfigure():
+    deadlines.end()
+
+
+def pytest_report_header():
+    return "a rehearsal, over the doubles of libcuda and libnccl" if IS_REHEARSAL else "on a GPU"
 
 
 def pytest_collection_modifyitems(items):

@@ -47,11 +47,16 @@ class Team:
         finally:
             self.children.close()
         assert results == ["closed"] * self.size
-        assert noise == [""] * self.size, "\n".join(noise)
+        self.check_stderr(noise)
+
+    def check_stderr(self, texts):
+        assert texts == [""] * self.size, "\n".join(texts)
 
 
 class Teams:
     """Those of a module, made when first asked for, and anew when a test has broken one."""
+
+    team_type = Team
 
     def __init__(self):
         self._teams = {}
@@ -63,7 +68,7 @@ class Teams:
             team.children.close()
             team = None
         if team is None:
-            team = self._teams[key] = Team(size, **settings)
+            team = self._teams[key] = self.team_type(size, **settings)
         return team
 
     def close(self):

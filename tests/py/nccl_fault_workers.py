@@ -25,9 +25,12 @@ class Rank:
     def __init__(self, port, rank, size, version):
         import nccl_stubs
 
+        self.begin(port, rank, size, nccl_stubs.build(version), rank)
+
+    def begin(self, port, rank, size, stubs, device):
         self.rank, self.size = rank, size
-        self.device = rank
-        self.stubs = nccl_stubs.build(version)
+        self.device = device
+        self.stubs = stubs
         self.store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
         self.name = ""
         self.meetings = 0
@@ -41,10 +44,9 @@ class Rank:
         return _core.NcclGroup(store, self.rank, self.size, timeout=timeout, device=self.device, name=self.name + name, **options)
 
     def array(self, *values):
-        import nccl_stubs
         import numpy
 
-        return nccl_stubs.CudaArray(self.stubs, numpy.asarray(values or (1.0,), dtype="float32"), device=self.device)
+        return self.stubs.Array(self.stubs, numpy.asarray(values or (1.0,), dtype="float32"), device=self.device)
 
     def meet(self):
         """All ranks are here."""
@@ -113,8 +115,9 @@ def wait_until(condition, what, seconds=LIMIT_S):
 def start_works(ctx, group, count=3):
     """All-reduces under way, each with a future that is called back; what that gets."""
     works, called = [], []
-    for number in range(count):
-        work = group.all_reduce(ctx.array(1), async_op=True)
+    arrays = [ctx.array(1) for _ in range(count)]  # before anything hangs on the device
+    for number, array in enumerate(arrays):
+        work = group.all_reduce(array, async_op=True)
         work.get_future().add_done_callback(lambda future, number=number: called.append((number, future)))
         works.append(work)
     return works, called

@@ -14,6 +14,7 @@ import cuda_framework
 import nccl_stubs
 import numpy
 import pytest
+from cuda_driver import Graph
 from dldist import _core, nccl
 from nccl_workers_group import LIMIT_S, on_ranks
 from nccl_workers_group import no_faults as no_faults
@@ -302,27 +303,6 @@ def test_a_group_that_is_let_go_before_its_works_end_warns(stubs, framework, is_
 # ---- graphs
 
 
-class Graph:
-    def __init__(self, stubs, side):
-        self.cuda, self.side = stubs.cuda, side
-        self.graph, self.runnable = ctypes.c_void_p(), ctypes.c_void_p()
-
-    def __enter__(self):
-        self.cuda.call("cuStreamBeginCapture_v2", ctypes.c_void_p(self.side.handle), 0)
-        return self
-
-    def __exit__(self, *exception):
-        self.cuda.call("cuStreamEndCapture", ctypes.c_void_p(self.side.handle), ctypes.byref(self.graph))
-        self.cuda.call("cuGraphInstantiateWithFlags", ctypes.byref(self.runnable), self.graph, ctypes.c_uint64(0))
-
-    def launch(self):
-        self.cuda.call("cuGraphLaunch", self.runnable, ctypes.c_void_p(self.side.handle))
-
-    def destroy(self):
-        self.cuda.call("cuGraphExecDestroy", self.runnable)
-        self.cuda.call("cuGraphDestroy", self.graph)
-
-
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["exchange", "torch", "explicit"])
 def test_a_graph_is_replayed(stubs, framework, kind, is_async):
@@ -339,7 +319,7 @@ def test_a_graph_is_replayed(stubs, framework, kind, is_async):
             under_way = group.all_reduce(framework.exchange(busy), async_op=True)  # the watchdog asks about it all the time
         everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current(kind):
-            with Graph(stubs, side) as graph:
+            with Graph(stubs.cuda, side.handle) as graph:
                 work = group.all_reduce(x, async_op=is_async)
                 assert work is None or (work.wait() is True and work.is_completed() and work.wait() is True)
             everybody.wait(LIMIT_S)
@@ -365,7 +345,7 @@ def test_a_captured_work_is_not_asked_about(stubs, framework):
     array = side.array([1])
     x = framework.exchange(array)
     with stubs.cuda.on_device(0), side.current():
-        with Graph(stubs, side) as graph:
+        with Graph(stubs.cuda, side.handle) as graph:
             before = stubs.cuda.calls("cuEventQuery")
             work = group.all_reduce(x, async_op=True)
             waits = stubs.cuda.calls("cuStreamWaitEvent")

@@ -15,6 +15,7 @@ import fcntl
 import os
 import subprocess
 
+import cuda_driver
 import dlpack_producer
 import numpy
 
@@ -84,7 +85,7 @@ class Control:
         return self.library.dd_stub_bad_uses()
 
 
-class CudaControl(Control):
+class CudaControl(Control, cuda_driver.Driver):
     def shut_down(self, is_down=True):
         self.library.dd_stub_shut_down(int(is_down))
 
@@ -101,49 +102,6 @@ class CudaControl(Control):
 
     def open_gate(self, gate):
         self.library.dd_stub_open_gate(gate)
-
-    def call(self, function, *args):
-        result = getattr(self.library, function)(*args)
-        if result != 0:
-            raise OSError(f"{function} of the stub: CUDA result {result}")
-
-    @contextlib.contextmanager
-    def on_device(self, device):
-        """The device's primary context is current; it is retained while this lasts."""
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        try:
-            self.call("cuCtxPushCurrent_v2", context)
-            try:
-                yield
-            finally:
-                self.call("cuCtxPopCurrent_v2", None)
-        finally:
-            self.call("cuDevicePrimaryCtxRelease_v2", device)
-
-    def make_stream(self, device):
-        stream = ctypes.c_void_p()
-        with self.on_device(device):
-            self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
-        return stream.value
-
-    def destroy_stream(self, stream):
-        self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
-
-    def synchronize(self, stream, device):
-        with self.on_device(device):
-            self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
-
-    def order(self, earlier, later, device):
-        """What `later` gets from now on waits for what `earlier` holds now, as frameworks do it: by an event."""
-        event = ctypes.c_void_p()
-        with self.on_device(device):
-            self.call("cuEventCreate", ctypes.byref(event), 2)
-            try:
-                self.call("cuEventRecord", event, ctypes.c_void_p(earlier))
-                self.call("cuStreamWaitEvent", ctypes.c_void_p(later), event, 0)
-            finally:
-                self.call("cuEventDestroy_v2", event)
 
 
 class NcclControl(Control):
@@ -286,8 +244,10 @@ class CudaArray(dlpack_producer.Producer):
     def numpy(self):
         """What is there once the framework's stream has done what it holds now. Types that NumPy lacks come as unsigned integers."""
         self.synchronize()
-        image = numpy.frombuffer(ctypes.string_at(self._base, self._nbytes), "uint8")
-        return self._view(image).copy()
+        return self._view(numpy.frombuffer(self._read(), "uint8")).copy()
+
+    def _read(self):
+        return ctypes.string_at(self._base, self._nbytes)
 
     def synchronize(self):
         self.cuda.synchronize(self.stream, self.device)
@@ -331,6 +291,8 @@ class CudaArray(dlpack_producer.Producer):
             with contextlib.suppress(OSError):
                 self.close()
 
+
+Stubs.Array = CudaArray
 
 _STREAM_OF = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 

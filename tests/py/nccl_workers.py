@@ -16,12 +16,12 @@ DTYPES = {
 
 
 def tensor_type(stubs, device):
-    """Tensors of a device that read like an array.array."""
+    """Tensors of a device that read like an array.array. `stubs`: the doubles, or a device of the same form (tests/gpu/gpu_device.py)."""
     import dlpack_producer
     import nccl_stubs
     import numpy
 
-    class Tensor(nccl_stubs.CudaArray):
+    class Tensor(stubs.Array):
         def __init__(self, values, dtype="float32", **options):
             super().__init__(stubs, numpy.asarray(values, dtype=dtype), device=device, **options)
 
@@ -171,18 +171,26 @@ def member(channel, port, rank, size, how):
     import dldist
     import group_workers
     import nccl_stubs
-    import oracle
-    from dldist import _core, nccl
+    from dldist import nccl
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert nccl.is_available(), nccl.why_not_available()
     assert ".".join(map(str, nccl.get_version())) == version
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=30.0)
-    group_workers.place = Device(nccl_stubs.build(version), rank, store)
-    oracle.Memory = memory_on(group_workers.place)
-    group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
-    own = {name: case for name, case in globals().items() if name.startswith("group_")}
-    return group_workers.serve(channel, group, vars(group_workers) | own)
+    place = Device(nccl_stubs.build(version), rank, store)
+    return serve_group(channel, place, store, rank, size, {"timeout": LIMIT_S, "device": rank, **options})
+
+
+def serve_group(channel, place, store, rank, size, options):
+    """The cases of group_workers with tensors of `place`, in an NcclGroup of these options."""
+    import group_workers
+    import oracle
+    from dldist import _core
+
+    group_workers.place = place
+    oracle.Memory = memory_on(place)
+    group = _core.NcclGroup(store, rank, size, **options)
+    return group_workers.serve(channel, group, vars(group_workers))
 
 
 class Nccl:

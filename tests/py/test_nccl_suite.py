@@ -5,9 +5,8 @@ import group_workers as cases
 import nccl_stubs
 import nccl_workers
 import pytest
+from nccl_cases import CASES, COUNTS, DTYPES
 
-COUNTS = [0, 1, 5, 1000]
-DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
 NEWEST, OLDER = "2.32.3", ["2.18.1", "2.27.3"]
 
 
@@ -38,13 +37,6 @@ def test_reductions(teams, size, name):
 @pytest.mark.parametrize("name", DTYPES)
 def test_movements(teams, size, name):
     teams(size).run(cases.sweep_movements, name, COUNTS if size == 2 else [0, 5])
-
-
-CASES = [
-    cases.uneven, cases.coalesced, cases.coalescing, cases.strided, cases.transposed, cases.overlapping, cases.premultiplied,
-    cases.ring, cases.empty_message, cases.batches, cases.large_batch, cases.async_forms, cases.many_works,
-    cases.splits, cases.in_threads, cases.failing_works,
-]
 
 
 @pytest.mark.parametrize("size", [2, 4])
