@@ -17,8 +17,10 @@ static stub_count exec_count = {.kind = "exec"};
 stub_count cuda_contexts_retained = {.kind = "context"};
 stub_count cuda_memory = {.kind = "memory"};
 stub_count cuda_host_memory = {.kind = "host memory"};
-stub_count *const stub_counts[] = {&stream_count,           &event_count, &graph_count,      &exec_count,
-                                   &cuda_contexts_retained, &cuda_memory, &cuda_host_memory, NULL};
+stub_count cuda_modules = {.kind = "module"};
+stub_count *const stub_counts[] = {
+    &stream_count, &event_count,      &graph_count,  &exec_count, &cuda_contexts_retained,
+    &cuda_memory,  &cuda_host_memory, &cuda_modules, NULL};
 
 stub_table cuda_streams = STUB_TABLE(&stream_count, 1);
 stub_table cuda_events = STUB_TABLE(&event_count, 2);
