@@ -180,6 +180,15 @@ close_stream(const dd_cuda *cuda, dd_cuda_stream *stream)
     *stream = NULL;
 }
 
+static void
+free_nan_report(const dd_cuda *cuda, nccl_channel *channel)
+{
+    if (channel->nan_report != NULL) {
+        (void)cuda->api.cuMemFreeHost((void *)(uintptr_t)channel->nan_report);
+    }
+    channel->nan_report = NULL;
+}
+
 static bool
 stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *wait)
 {
@@ -231,7 +240,14 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
         if (device->host != NULL) {
             (void)cuda->api.cuMemFreeHost(device->host);
         }
+        free_nan_report(cuda, &device->all);
+        for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+            if (device->pairs[peer] != NULL) {
+                free_nan_report(cuda, device->pairs[peer]);
+            }
+        }
     }
+    dd_cuda_nan_report_keep(cuda->nan, atomic_load(&device->nan_report));
     if (device->order != NULL) {
         (void)cuda->api.cuEventDestroy(device->order);
     }
