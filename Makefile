@@ -83,7 +83,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl ruff tidy format \
+.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -198,7 +198,7 @@ coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file
 
 # ---- checks of the source
 
-check: layers headers format-check check-nccl ## layers, headers, format, NCCL's declarations (quick; `make tidy` is the slow one)
+check: layers headers format-check check-nccl check-nan ## layers, headers, format, NCCL's declarations, the kernel's PTX (quick; `make tidy` is the slow one)
 
 layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name
 	@$(PYTHON) tools/check_layers.py
@@ -219,6 +219,9 @@ ruff: ## ruff over all Python (pip install ruff), as pyproject.toml has it
 
 check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
 	@$(PYTHON) tools/check_nccl.py
+
+check-nan: ## csrc/nccl/nan_ptx.c against nan_kernel.cu, and against NVIDIA's compilers where there are any
+	@$(PYTHON) tools/make_nan_ptx.py --check
 
 # What tidy_model.h says is what status.c defines, so that one file goes without.
 tidy: ## clang-tidy over csrc/

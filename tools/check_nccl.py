@@ -49,6 +49,8 @@ CUDA_TYPES = {
     "dd_cuda_context": "CUcontext",
     "dd_cuda_stream": "CUstream",
     "dd_cuda_event": "CUevent",
+    "dd_cuda_module": "CUmodule",
+    "dd_cuda_function": "CUfunction",
     "dd_cuda_capture_id": "cuuint64_t",
     "dd_cuda_capture_status": "CUstreamCaptureStatus",
     "dd_cuda_capture_mode": "CUstreamCaptureMode",

@@ -22,6 +22,7 @@
     X(NCCL_COMM, "an NCCL communicator")                                \
     X(NCCL_TASK, "a call of NCCL on a thread of its own")               \
     X(CUDA_CONTEXTS, "the contexts of devices")                         \
+    X(CUDA_NAN, "the kernels that look for NaN")                        \
     X(MONITOR, "the monitor")                                           \
     X(ENGINE_OPENING, "the opening of an engine's ports")               \
     X(ENGINE, "an engine: links, messages, calls of its groups")        \

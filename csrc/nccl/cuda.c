@@ -84,6 +84,11 @@ contexts_create(dd_cuda *cuda, dd_dylib *lib, dd_error *err)
     if (contexts == NULL) {
         return dd_error_no_memory(err, size);
     }
+    cuda->nan = dd_cuda_nan_create(&cuda->api, cuda->ndevices);
+    if (cuda->nan == NULL) {
+        dd_mem_free(contexts);
+        return dd_error_no_memory(err, sizeof cuda->nan);
+    }
     contexts->lib = *lib;
     *lib = (dd_dylib){0};
     contexts->fork_generation = dd_fork_generation();
@@ -138,6 +143,7 @@ dd_cuda_close(dd_cuda *cuda)
     }
     dd_cuda_contexts *contexts = cuda->contexts;
     if (contexts->fork_generation == dd_fork_generation()) {
+        dd_cuda_nan_destroy(cuda->nan);
         for (int device = 0; device < cuda->ndevices; device++) {
             let_go(cuda, device);
         }

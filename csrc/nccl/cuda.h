@@ -6,6 +6,7 @@
 
 #include "core/status.h"
 #include "nccl/cuda_api.h"
+#include "nccl/cuda_nan.h"
 
 #include <stdbool.h>
 
@@ -18,6 +19,7 @@ typedef struct dd_cuda {
     int driver_version;         /* 13000 is 13.0 */
     int ndevices;               /* at least 1 */
     dd_cuda_contexts *contexts; /* owned; has a lock */
+    dd_cuda_nan *nan;           /* owned; has a lock */
 } dd_cuda;
 
 /* explicit_path may be NULL. DD_NOT_SUPPORTED: no driver (everything tried and why it failed), or no device. */

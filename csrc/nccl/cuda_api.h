@@ -12,6 +12,8 @@ typedef struct dd_cuda_opaque_context *dd_cuda_context;
 typedef struct dd_cuda_opaque_stream *dd_cuda_stream;
 typedef struct dd_cuda_opaque_event *dd_cuda_event;
 typedef struct dd_cuda_opaque_pool *dd_cuda_pool;
+typedef struct dd_cuda_opaque_module *dd_cuda_module;
+typedef struct dd_cuda_opaque_function *dd_cuda_function;
 typedef uint64_t dd_cuda_capture_id;
 
 /* X(name, value, CUDA's name). */
@@ -197,7 +199,7 @@ typedef struct dd_cuda_access {
     X(cuPointerGetAttribute, cuPointerGetAttribute,                                                        \
       (void *value, dd_cuda_pointer_attribute attribute, dd_cuda_ptr data))
 
-/* Of CUDA 11.2; devices must have memory pools besides. */
+/* Memory pools are of CUDA 11.2, and devices must have them besides. Kernels of ours are never needed. */
 #define DD_CUDA_OPTIONAL(X)                                                                                 \
     X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, dd_cuda_device device, dd_cuda_device peer)) \
     X(cuMemPoolCreate, cuMemPoolCreate, (dd_cuda_pool * pool, const dd_cuda_pool_props *props))             \
@@ -206,7 +208,15 @@ typedef struct dd_cuda_access {
       (dd_cuda_pool pool, const dd_cuda_access *accesses, size_t count))                                    \
     X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                                                     \
       (dd_cuda_ptr * data, size_t nbytes, dd_cuda_pool pool, dd_cuda_stream stream))                        \
-    X(cuMemFreeAsync, cuMemFreeAsync, (dd_cuda_ptr data, dd_cuda_stream stream))
+    X(cuMemFreeAsync, cuMemFreeAsync, (dd_cuda_ptr data, dd_cuda_stream stream))                            \
+    X(cuModuleLoadData, cuModuleLoadData, (dd_cuda_module * module, const void *image))                     \
+    X(cuModuleUnload, cuModuleUnload, (dd_cuda_module module))                                              \
+    X(cuModuleGetFunction, cuModuleGetFunction,                                                             \
+      (dd_cuda_function * function, dd_cuda_module module, const char *name))                               \
+    X(cuLaunchKernel, cuLaunchKernel,                                                                       \
+      (dd_cuda_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,            \
+       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,         \
+       dd_cuda_stream stream, void **params, void **extra))
 
 #define DD_CUDA_POINTER(name, symbol, params) dd_cuda_result(*name) params;
 

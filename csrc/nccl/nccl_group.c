@@ -40,6 +40,8 @@ copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_erro
     group->options.name = dd_bytes_of(name, options->name.len);
     atomic_init(&group->timeout_ns, options->timeout_ns);
     atomic_init(&group->is_nan_check, options->is_nan_check);
+    atomic_init(&group->has_nan_graphs, false);
+    atomic_init(&group->nan_missed, NCCL_NAN_MISSED_NONE);
     return DD_OK;
 }
 
@@ -50,6 +52,7 @@ free_group(dd_nccl_group *group)
         return;
     }
     dd_mem_free((void *)(uintptr_t)group->options.name.data);
+    dd_mem_free(group->nan_captures.items);
     dd_cond_fini(&group->ended);
     dd_lock_fini(&group->lock);
     dd_lock_fini(&group->launch);
@@ -263,6 +266,14 @@ void
 dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on)
 {
     atomic_store_explicit(&group->is_nan_check, is_on, memory_order_relaxed);
+}
+
+bool
+dd_nccl_group_take_nan_missed(dd_nccl_group *group)
+{
+    nccl_nan_missed untold = NCCL_NAN_MISSED_UNTOLD;
+    return atomic_load_explicit(&group->nan_missed, memory_order_relaxed) == untold &&
+           atomic_compare_exchange_strong(&group->nan_missed, &untold, NCCL_NAN_MISSED_TOLD);
 }
 
 /* ---- may it be called */

@@ -65,9 +65,13 @@ void dd_nccl_group_add_ephemeral_timeout_ns(dd_nccl_group *group, int64_t extra_
 uint64_t dd_nccl_group_sequence(dd_nccl_group *group);
 /* DD_OK, or why every call fails. */
 dd_status dd_nccl_group_check(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
-/* Floats among the inputs are looked through for NaN before anything is sent, on the host: slow, for debugging. DD_INVALID_ARGUMENT names the
- * tensor and the first element. */
+/* Floats among the inputs are looked through for NaN before anything is sent: for debugging, since the host waits for what comes before.
+ * DD_INVALID_ARGUMENT names the tensor and the first element. Calls in a capture of a CUDA graph make the graph look each time it is
+ * launched, and nobody waits: what it finds fails the group. Devices look themselves, or, where the driver does not take our kernels, the
+ * host does, which no graph can ask. */
 void dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on);
+/* Whether a call has been captured into a graph that does not look. True once. */
+bool dd_nccl_group_take_nan_missed(dd_nccl_group *group);
 
 /* The communicator of all ranks on a device, made if need be: all ranks call. First they compare their NCCL versions through the store
  * (DD_MISMATCH names both). Acquired. */

@@ -169,6 +169,15 @@ close_stream(const dd_cuda *cuda, dd_cuda_stream *stream)
     *stream = NULL;
 }
 
+static void
+free_nan_report(const dd_cuda *cuda, nccl_channel *channel)
+{
+    if (channel->nan_report != NULL) {
+        (void)cuda->api.cuMemFreeHost((void *)(uintptr_t)channel->nan_report);
+    }
+    channel->nan_report = NULL;
+}
+
 static bool
 stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *wait)
 {
@@ -195,10 +204,15 @@ becomes_idle(const dd_nccl_group *group, const nccl_device *device)
     return is_idle;
 }
 
+/* Without pools, or for looking through inputs. */
 static bool
-has_more_memory(const nccl_device *device)
+has_more_memory(const dd_nccl_group *group, const nccl_device *device)
 {
-    return device->barrier != 0 || device->host != NULL || !dd_list_is_empty(&device->retired);
+    bool has_report = device->all.nan_report != NULL;
+    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+        has_report |= device->pairs[peer] != NULL && device->pairs[peer]->nan_report != NULL;
+    }
+    return device->barrier != 0 || device->host != NULL || has_report || !dd_list_is_empty(&device->retired);
 }
 
 void
@@ -221,7 +235,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
         device->barrier = 0;
     }
     /* Other memory is freed by waiting for the device, forever perhaps. What is still used stays until the process ends. */
-    if (has_more_memory(device) && becomes_idle(group, device)) {
+    if (has_more_memory(group, device) && becomes_idle(group, device)) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {
             (void)cuda->api.cuMemFree(device->barrier);
@@ -229,7 +243,14 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
         if (device->host != NULL) {
             (void)cuda->api.cuMemFreeHost(device->host);
         }
+        free_nan_report(cuda, &device->all);
+        for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+            if (device->pairs[peer] != NULL) {
+                free_nan_report(cuda, device->pairs[peer]);
+            }
+        }
     }
+    dd_cuda_nan_report_keep(cuda->nan, atomic_load(&device->nan_report));
     if (device->order != NULL) {
         (void)cuda->api.cuEventDestroy(device->order);
     }

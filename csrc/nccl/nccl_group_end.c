@@ -40,7 +40,8 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
-        group->is_unheard = how == NCCL_END_FAILED && !dd_list_is_empty(&ended);
+        bool is_lost = !dd_list_is_empty(&ended) || (origin != NULL && origin->is_captured);
+        group->is_unheard = how == NCCL_END_FAILED && is_lost;
         dd_cond_broadcast(&group->ended);
     }
     dd_lock_release(&group->lock);
@@ -368,7 +369,10 @@ close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_er
     dd_status status = wait_for_works(group, wait, err);
     if (status != DD_OK) {
         dd_error_prepend(err, "closing the group");
-    } else if (!atomic_load(&group->stop)) {
+    } else {
+        nccl_nan_look(group);
+    }
+    if (status == DD_OK && !atomic_load(&group->stop)) {
         status = close_comms(group, wait, err);
     }
     *has_failed = atomic_load(&group->stop);

@@ -46,6 +46,8 @@ struct nccl_channel {
     bool is_connecting; /* lock; somebody makes it, others wait on `ended` */
     bool is_ending;     /* lock; its communicator has been or is being aborted or destroyed */
     dd_list works;      /* lock; under way, in the order of the stream */
+    /* launch; of the inputs of a call; NULL until the first */
+    dd_cuda_nan_report *nan_report;
 };
 
 struct nccl_device {
@@ -53,13 +55,15 @@ struct nccl_device {
     dd_cuda_context context; /* const */
     dd_cuda_event order;     /* launch; recorded in one stream for another to wait for, and then free again */
     dd_cuda_ptr barrier;     /* const; what a barrier reduces */
-    void *host;              /* launch; pinned, for looking through inputs; NULL until the first */
+    void *host;              /* launch; pinned, for looking through inputs there; NULL until the first */
     dd_cuda_pool pool;       /* const; for memory in the order of a stream; NULL: there is none */
     bool is_closed;          /* launch; what it had is gone, but for events of works that are still held */
     nccl_events events[2];   /* lock; without and with timing */
     dd_list retired;         /* launch; memory that the device may still use, where there are no pools */
     nccl_channel all;
     nccl_channel **pairs; /* lock; [size], NULL until the first */
+    /* set once, with `launch`; of calls in graphs; NULL until the first */
+    _Atomic(dd_cuda_nan_report *) nan_report;
 };
 
 /* The operation that a cause is about. */
@@ -67,8 +71,24 @@ typedef struct nccl_origin {
     uint64_t record;
     uint64_t number; /* as of nccl_work; 0: none */
     bool is_message;
-    size_t call_len; /* of its print, which the cause begins with */
+    bool is_captured; /* its graph has failed, and it is no work any more that could tell of it */
+    size_t call_len;  /* of its print, which the cause begins with */
 } nccl_origin;
+
+/* Whether a call has been captured whose graph cannot look for NaN, and whether the caller has heard. */
+typedef enum nccl_nan_missed {
+    NCCL_NAN_MISSED_NONE,
+    NCCL_NAN_MISSED_UNTOLD,
+    NCCL_NAN_MISSED_TOLD,
+} nccl_nan_missed;
+
+/* Inputs of calls in graphs, in which they look for NaN; nccl_nan_graph.c. */
+typedef struct nccl_nan_captured nccl_nan_captured;
+typedef struct nccl_nan_captures {
+    nccl_nan_captured *items;
+    size_t count;
+    size_t capacity;
+} nccl_nan_captures;
 
 struct dd_nccl_group {
     atomic_uint users; /* references by dd_nccl_group_acquire */
@@ -85,6 +105,9 @@ struct dd_nccl_group {
     uint64_t generation;           /* const; of core/fork.h */
     atomic_bool stop;              /* set with the cause: what makes communicators gives up */
     atomic_bool is_nan_check;
+    _Atomic(nccl_nan_missed) nan_missed;
+    atomic_bool has_nan_graphs;     /* a device has a report of calls in graphs */
+    nccl_nan_captures nan_captures; /* lock */
     atomic_llong timeout_ns;
 
     dd_list link; /* the watchdog's lock; in no list when it is not watched */
@@ -281,6 +304,9 @@ dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, co
                        nccl_wire *wire, dd_error *err);
 /* ---- nccl_launch_nan.c */
 dd_status nccl_check_nan(nccl_launch *launch);
+/* ---- nccl_nan_graph.c */
+/* What graphs with calls of the group have found: fails the group. Costs next to nothing without such graphs. */
+void nccl_nan_look(dd_nccl_group *group);
 
 /* ---- nccl_copy_scratch.c. The caller holds `launch`, the context is current. In the order of the channel's stream */
 

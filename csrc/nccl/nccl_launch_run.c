@@ -168,8 +168,7 @@ prepare(nccl_launch *launch)
     if (status == DD_OK) {
         status = copy_all(launch, launch->call->before, launch->call->nbefore);
     }
-    if (status == DD_OK && !launch->is_capturing &&
-        atomic_load_explicit(&launch->group->is_nan_check, memory_order_relaxed)) {
+    if (status == DD_OK && atomic_load_explicit(&launch->group->is_nan_check, memory_order_relaxed)) {
         status = nccl_check_nan(launch);
     }
     return status == DD_OK ? stage_before(launch) : status;

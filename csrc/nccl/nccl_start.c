@@ -137,6 +137,7 @@ static dd_status
 start_in_turn(nccl_launch *launch)
 {
     dd_cuda_guard guard;
+    nccl_nan_look(launch->group);
     dd_status status = atomic_load_explicit(&launch->group->stop, memory_order_relaxed)
                            ? dd_nccl_group_check(launch->group, launch->err)
                            : DD_OK;

@@ -90,6 +90,7 @@ look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms,
         }
     }
     note(watchdog, "");
+    nccl_nan_look(group);
     nccl_group_check_deadlines(group, dd_clock_now_ns());
     if (is_group_busy || asks_comms) {
         note(watchdog, "ncclCommGetAsyncError");

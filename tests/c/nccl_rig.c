@@ -147,7 +147,7 @@ check_none_left(nccl_rig_stub *stub, const char *kind)
 static void
 check_stubs(nccl_rig *rig)
 {
-    static const char *const cuda_kinds[] = {"stream", "event", "memory", "host memory"};
+    static const char *const cuda_kinds[] = {"stream", "event", "memory"};
     static const char *const nccl_kinds[] = {"comm", "redop"};
     for (size_t i = 0; i < sizeof nccl_kinds / sizeof nccl_kinds[0]; i++) {
         check_none_left(&rig->nccl_stub, nccl_kinds[i]);
@@ -201,6 +201,11 @@ nccl_rig_run(const nccl_rig_options *options, void (*body)(nccl_rig_rank *self),
     dd_recorder_destroy(rig.recorder);
     dd_nccl_lib_close(rig.lib);
     dd_cuda_close(rig.cuda);
+    if (!options->leaves_some) {
+        check_none_left(&rig.cuda_stub,
+                        "host memory"); /* graphs may have been given some that outlives groups */
+        check_none_left(&rig.cuda_stub, "module");
+    }
 }
 
 void
@@ -268,6 +273,25 @@ nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block)
     dd_nccl_op coll = nccl_rig_coll(DD_COLL_ALL_REDUCE, dtype, block, block);
     coll.args.reduction.op = op;
     return coll;
+}
+
+bool
+nccl_rig_find_graphs(nccl_rig_graphs *graphs)
+{
+    static const char *const names[] = {
+        "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",           "cuGraphDestroy",     "cuGraphExecDestroy"};
+    void *library = dlopen(DD_STUBS_DIR "/libcuda.so.1", RTLD_NOW);
+    void *found[6];
+    for (int i = 0; i < 6; i++) {
+        found[i] = library != NULL ? dlsym(library, names[i]) : NULL;
+        if (!CHECK(found[i] != NULL)) {
+            return false;
+        }
+    }
+    memcpy(graphs, found, sizeof *graphs);
+    dlclose(library);
+    return true;
 }
 
 int

@@ -86,6 +86,17 @@ dd_nccl_call nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_
 dd_nccl_op nccl_rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs);
 dd_nccl_op nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block);
 
+/* The part of the driver that is about CUDA graphs, which we never call ourselves. */
+typedef struct nccl_rig_graphs {
+    int (*begin)(dd_cuda_stream stream, int mode);
+    int (*end)(dd_cuda_stream stream, void **graph);
+    int (*instantiate)(void **exec, void *graph, unsigned long long flags);
+    int (*launch)(void *exec, dd_cuda_stream stream);
+    int (*destroy)(void *graph);
+    int (*destroy_exec)(void *exec);
+} nccl_rig_graphs;
+bool nccl_rig_find_graphs(nccl_rig_graphs *graphs);
+
 /* A number for the stub's gates that has not been used: a gate stays open. */
 int nccl_rig_new_gate(void);
 

@@ -386,39 +386,11 @@ TEST(threads_share_a_group)
 
 /* ---- CUDA graphs */
 
-typedef struct graph_api {
-    int (*begin)(dd_cuda_stream stream, int mode);
-    int (*end)(dd_cuda_stream stream, void **graph);
-    int (*instantiate)(void **exec, void *graph, unsigned long long flags);
-    int (*launch)(void *exec, dd_cuda_stream stream);
-    int (*destroy)(void *graph);
-    int (*destroy_exec)(void *exec);
-} graph_api;
-
-static bool
-find_graph_api(graph_api *api)
-{
-    static const char *const names[] = {
-        "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags",
-        "cuGraphLaunch",           "cuGraphDestroy",     "cuGraphExecDestroy"};
-    void *library = dlopen(DD_STUBS_DIR "/libcuda.so.1", RTLD_NOW);
-    void *found[6];
-    for (int i = 0; i < 6; i++) {
-        found[i] = library != NULL ? dlsym(library, names[i]) : NULL;
-        if (!CHECK(found[i] != NULL)) {
-            return false;
-        }
-    }
-    memcpy(api, found, sizeof *api);
-    dlclose(library);
-    return true;
-}
-
 static void
 graph_body(nccl_rig_rank *self)
 {
-    graph_api api;
-    REQUIRE(find_graph_api(&api));
+    nccl_rig_graphs api;
+    REQUIRE(nccl_rig_find_graphs(&api));
     nccl_rig_check_sum(self); /* communicators are made outside */
     end_notes notes = {.ncalled = 0};
     float *data = nccl_rig_alloc(self, 16 * sizeof *data);

@@ -1,5 +1,6 @@
 /* The doubles of libcuda and libnccl that the tests of the NCCL backend rest on (tests/stubs). */
 #include "check.h"
+#include "nccl/cuda_nan.h"
 #include "stubs/stub_rig.h"
 
 #include <pthread.h>
@@ -202,6 +203,74 @@ TEST(a_question_spoils_a_global_capture)
     CHECK_INT(cuda.cuStreamEndCapture(stream, &graph), 901);
     CU(cuEventDestroy(event));
     CU(cuStreamDestroy(stream));
+}
+
+/* ---- modules and launches that are wrong */
+
+#define INVALID_PTX 218
+#define NOT_FOUND 500
+
+TEST(modules_are_checked)
+{
+    load_cuda();
+    dd_cuda_module module;
+    CHECK_INT(cuda.cuModuleLoadData(&module, dd_nan_ptx), DD_CUDA_INVALID_CONTEXT);
+    use_device(0);
+    CHECK_INT(cuda.cuModuleLoadData(&module, "no PTX"), INVALID_PTX);
+    dd_cuda_function function;
+    CU(cuModuleLoadData(&module, ".version 7.0\n.visible .entry dd_find_nan_8(\n"));
+    CU(cuModuleGetFunction(&function, module, "dd_find_nan_8"));
+    CHECK_INT(cuda.cuModuleGetFunction(&function, module, "dd_find_nan_16"), NOT_FOUND);
+    CU(cuModuleUnload(module));
+    CHECK_INT(cuda.cuModuleUnload(module), DD_CUDA_INVALID_HANDLE);
+    CHECK_INT(cuda.cuModuleGetFunction(&function, module, "dd_find_nan_8"), DD_CUDA_INVALID_HANDLE);
+}
+
+/* One that looks at bytes. */
+static dd_cuda_result
+launch_kernel(dd_cuda_function function, unsigned grid, unsigned block, dd_cuda_stream stream,
+              const void *data, uint64_t n, const void *report)
+{
+    uint64_t limit = 0x7f;
+    uint64_t key = 0;
+    void *params[] = {&data, &n, &limit, &key, &report};
+    return cuda.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, params, NULL);
+}
+
+TEST(launches_are_checked)
+{
+    load_cuda();
+    use_device(1);
+    dd_cuda_stream elsewhere = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    use_device(0);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_module module;
+    dd_cuda_function function;
+    CU(cuModuleLoadData(&module, dd_nan_ptx));
+    CU(cuModuleGetFunction(&function, module, "dd_find_nan_8"));
+    char *data = make_memory(64);
+    uint64_t *report = (uint64_t *)(void *)make_memory(8);
+    memset(data, 0, 64);
+    memset(report, 0xff, 8);
+    data[40] = 0x7f;
+    CHECK_INT(launch_kernel(function, 0, 32, stream, data, 64, report), DD_CUDA_INVALID_VALUE);
+    CHECK_INT(launch_kernel(function, 1, 2048, stream, data, 64, report), DD_CUDA_INVALID_VALUE);
+    CHECK_INT(launch_kernel(function, 1, 32, elsewhere, data, 64, report), DD_CUDA_INVALID_HANDLE);
+    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 64, report), DD_CUDA_SUCCESS);
+    CU(cuStreamSynchronize(stream));
+    CHECK_INT(*report, 40);
+    CHECK_INT(cuda.dd_stub_bad_uses(), 0);
+    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 65, report),
+              DD_CUDA_SUCCESS); /* beyond its memory */
+    CU(cuStreamSynchronize(stream));
+    CHECK_INT(cuda.dd_stub_bad_uses(), 1);
+    CU(dd_stub_gate(stream, 1));
+    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 64, report), DD_CUDA_SUCCESS);
+    CU(cuModuleUnload(module)); /* before it has run */
+    cuda.dd_stub_open_gate(1);
+    CU(cuStreamSynchronize(stream));
+    CHECK_INT(cuda.dd_stub_bad_uses(), 2);
+    CHECK_INT(launch_kernel(function, 1, 32, stream, data, 64, report), DD_CUDA_INVALID_HANDLE);
 }
 
 /* ---- libnccl, between threads */

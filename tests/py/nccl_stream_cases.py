@@ -13,6 +13,7 @@ import weakref
 import cuda_framework
 import nccl_stubs
 import numpy
+import procs
 import pytest
 from cuda_driver import Graph
 from dldist import _core, nccl
@@ -336,6 +337,68 @@ def test_a_graph_is_replayed(stubs, framework, kind, is_async):
 
     assert on_ranks(2, run) == [[[1, 200], [3, 200], [5, 200]]] * 2
     framework.asked_streams.clear()
+
+
+def failure_of(group):
+    """What the next call says, once the group has failed."""
+    found = []
+
+    def has_failed():
+        try:
+            group.barrier()
+        except ValueError as error:
+            found.append(str(error))
+        return bool(found)
+
+    procs.poll_until(has_failed)
+    return found[0]
+
+
+def test_nan_in_a_graph_fails_the_group(stubs, framework):
+    group = _core.NcclGroup(None, 0, 1, device=0, is_nan_check=True)
+    group.connect()
+    side = Side(stubs, framework, 0)
+    array = side.array([0, 0, 0])
+    with stubs.cuda.on_device(0), side.current():
+        with Graph(stubs, side) as graph:
+            group.all_reduce(framework.exchange(array))
+        copies = stubs.cuda.calls("cuMemcpyDtoHAsync")
+        for turn in range(3):
+            array.slow_write([turn, float("inf"), -1], 0)
+            graph.launch()
+        array.synchronize()
+        group.barrier()
+        array.slow_write([1, 2, float("nan")], 0)
+        graph.launch()
+        array.synchronize()
+    assert failure_of(group).endswith("all_reduce #1 of rank 0: in a CUDA graph: the input has a NaN at element 2")
+    assert stubs.cuda.calls("cuMemcpyDtoHAsync") == copies
+    graph.destroy()
+    group.close()
+
+
+def test_a_graph_that_cannot_look_for_nan_warns_once(stubs, framework):
+    stubs.cuda.fail("cuModuleLoadData", result=222)
+    group = _core.NcclGroup(None, 0, 1, device=3, is_nan_check=True)  # a device that no other test here looks on
+    group.connect()
+    side = Side(stubs, framework, 3)
+    array = side.array([float("nan")])
+    with stubs.cuda.on_device(3), side.current():
+        x = framework.exchange(array)
+        with pytest.raises(ValueError, match="the input has a NaN at element 0"):
+            group.all_reduce(x)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with Graph(stubs, side) as graph:
+                for is_async in (False, True):
+                    work = group.all_reduce(x, async_op=is_async)
+                    assert work is None or work.wait()
+        assert [(each.category, str(each.message)[:40]) for each in caught] == [(RuntimeWarning, "NaN is not looked for in CUDA graphs: th")]
+        graph.launch()
+        array.synchronize()
+    group.barrier()
+    graph.destroy()
+    group.close()
 
 
 def test_a_captured_work_is_not_asked_about(stubs, framework):

@@ -13,6 +13,8 @@
 
 /* Results that nobody but tests looks at. */
 enum {
+    CUDA_INVALID_PTX = 218,
+    CUDA_NOT_FOUND = 500,
     CUDA_CAPTURE_INVALIDATED = 901,
     CUDA_CAPTURE_MERGE = 902,
     CUDA_CAPTURE_UNMATCHED = 903,
@@ -165,5 +167,6 @@ extern stub_table cuda_pools;
 extern stub_count cuda_contexts_retained;
 extern stub_count cuda_memory;
 extern stub_count cuda_host_memory;
+extern stub_count cuda_modules;
 
 #endif

@@ -18,15 +18,16 @@ static stub_count pool_count = {.kind = "pool"};
 stub_count cuda_contexts_retained = {.kind = "context"};
 stub_count cuda_memory = {.kind = "memory"};
 stub_count cuda_host_memory = {.kind = "host memory"};
-stub_count *const stub_counts[] = {&stream_count, &event_count,      &graph_count,
-                                   &exec_count,   &pool_count,       &cuda_contexts_retained,
-                                   &cuda_memory,  &cuda_host_memory, NULL};
+stub_count cuda_modules = {.kind = "module"};
+stub_count *const stub_counts[] = {
+    &stream_count,           &event_count, &graph_count,      &exec_count,   &pool_count,
+    &cuda_contexts_retained, &cuda_memory, &cuda_host_memory, &cuda_modules, NULL};
 
 stub_table cuda_streams = STUB_TABLE(&stream_count, 1);
 stub_table cuda_events = STUB_TABLE(&event_count, 2);
 stub_table cuda_graphs = STUB_TABLE(&graph_count, 3);
 stub_table cuda_execs = STUB_TABLE(&exec_count, 4);
-stub_table cuda_pools = STUB_TABLE(&pool_count, 5);
+stub_table cuda_pools = STUB_TABLE(&pool_count, 7);
 
 static atomic_bool is_down;
 static int ndevices = 8;

@@ -32,7 +32,7 @@ DD_STUB_EXPORT int dd_stub_hanging(void);
 DD_STUB_EXPORT long dd_stub_calls(const char *function);
 /* Forgets all faults that are pending or in force, releases what hangs, and sets the counts of calls to 0. */
 DD_STUB_EXPORT void dd_stub_reset(void);
-/* How many there are now, and how many have been made so far. libcuda: "stream", "event", "graph", "exec", "memory", "host memory", "context" (retained);
+/* How many there are now, and how many have been made so far. libcuda: "stream", "event", "graph", "exec", "memory", "host memory", "module", "context" (retained);
  * libnccl: "comm", "redop", "registration", "window", "memory". -1: no such kind. */
 DD_STUB_EXPORT long dd_stub_live(const char *kind);
 DD_STUB_EXPORT long dd_stub_made(const char *kind);

@@ -115,6 +115,17 @@ let_go(const py_launch *launch, dd_status status)
     py_error_put(exception);
 }
 
+/* False with an exception. */
+static bool
+warn_of_missed_nan(const py_launch *launch)
+{
+    return !dd_nccl_group_take_nan_missed(launch->group->nccl->group) ||
+           PyErr_WarnEx(
+               PyExc_RuntimeWarning,
+               "NaN is not looked for in CUDA graphs: the CUDA driver does not take dldist's kernels",
+               1) == 0;
+}
+
 /* Takes over the flight and ends the plan. Returns a Work or None; NULL with an exception. */
 static PyObject *
 run(py_launch *launch)
@@ -153,7 +164,7 @@ run(py_launch *launch)
     } else {
         py_flight_destroy(flight);
     }
-    if (!is_ok) {
+    if (!is_ok || !warn_of_missed_nan(launch)) {
         Py_XDECREF(work);
         return NULL;
     }

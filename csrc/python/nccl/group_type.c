@@ -412,7 +412,7 @@ static PyMethodDef group_methods[] = {
     {"_host_view", group_host_view, METH_NOARGS,
      "_host_view($self, /)\n--\n\nThe same group, which also accepts tensors of the CPU. They are copied to the device and back."},
     {"set_nan_check", group_set_nan_check, METH_O,
-     "set_nan_check($self, is_on, /)\n--\n\nSets whether floating-point inputs are checked for NaN, which takes time."},
+     "set_nan_check($self, is_on, /)\n--\n\nSets whether floating-point inputs are checked for NaN, for which the host waits."},
     {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
      "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
      "Gives the operations called from now on this much more time, until one of them has ended."},

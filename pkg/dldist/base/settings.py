@@ -243,7 +243,7 @@ FAILURES = (
     Setting("event_cache", ("DLDIST_NCCL_EVENT_CACHE", "TORCH_NCCL_CUDA_EVENT_CACHE"), _TRUTH, True,
             "`0`: events of CUDA's are not used again."),
     Setting("nan_check", ("DLDIST_NCCL_NAN_CHECK", "TORCH_NCCL_NAN_CHECK"), _TRUTH, False,
-            "`1`: inputs are looked through for NaN."),
+            "`1`: inputs of NCCL groups are looked through for NaN, on the device."),
     Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
     Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, None,
