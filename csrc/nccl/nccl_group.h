@@ -24,6 +24,8 @@ typedef struct dd_nccl_work dd_nccl_work;
 #define DD_NCCL_NO_DEVICE (-1)
 
 typedef struct dd_nccl_group_options {
+    /* Gather, scatter and all_to_all are grouped messages with every NCCL. Ranks compare it when they meet. */
+    bool has_grouped_messages;
     dd_bytes name;           /* for messages, and a prefix in the store */
     int64_t timeout_ns;      /* of operations that are given none */
     int64_t init_timeout_ns; /* of making a communicator; 0: timeout_ns */
@@ -89,7 +91,7 @@ typedef enum dd_nccl_op_kind {
 
 /* Blocks are contiguous memory of the device. All ranks must call the same of NCCL, whatever they know of each other: all_gather and reduce_scatter use
  * NCCL's own calls when all blocks are equal, by way of staging memory where they do not lie side by side, and grouped broadcasts or
- * reductions when they are not; gather, scatter and all_to_all are grouped messages unless the call is_flat. */
+ * reductions when they are not; gather, scatter and all_to_all are grouped messages unless the call is_flat, and the group and NCCL let it. */
 typedef struct dd_nccl_op {
     dd_nccl_op_kind kind;
     dd_coll_args args;  /* COLL. PREMUL_SUM: reduction.factor, or `factor` */

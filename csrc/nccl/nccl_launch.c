@@ -399,22 +399,30 @@ has_equal_inputs(const nccl_launch *launch, const dd_nccl_op *op)
     return nccl_are_equal(op->args.inputs, launch->group->size);
 }
 
+/* By the call, by a setting and by NCCL's version, which ranks compare when they meet. */
+static bool
+is_flat(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_capability capability)
+{
+    const dd_nccl_group *group = launch->group;
+    return op->is_flat && !group->options.has_grouped_messages && dd_nccl_has(group->lib, capability);
+}
+
 static bool
 is_flat_all_to_all(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_ALL_TO_ALL);
+    return is_flat(launch, op, DD_NCCL_CAN_ALL_TO_ALL);
 }
 
 static bool
 is_flat_gather(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_GATHER);
+    return is_flat(launch, op, DD_NCCL_CAN_GATHER);
 }
 
 static bool
 is_flat_scatter(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_SCATTER);
+    return is_flat(launch, op, DD_NCCL_CAN_SCATTER);
 }
 
 static const launch_row colls[DD_COLL_COUNT] = {

@@ -351,6 +351,7 @@ py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     dd_nccl_op op = {
         .kind = DD_NCCL_OP_COLL,
         .args = {.coll = coll, .root = call->root, .reduction = call->reduction},
+        .is_flat = call->is_flat,
     };
     op.args.reduction.dtype = py_operands_dtype(call->operands);
     op.args.reduction.divisor = call->group->size;

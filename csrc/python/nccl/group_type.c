@@ -140,7 +140,8 @@ parse(py_state *state, PyObject *args, PyObject *kwargs, nccl_open_arguments *ar
         {"has_timing", PY_FLAG, &options->has_timing}, {"is_nan_check", PY_FLAG, &options->is_nan_check},
         {"is_blocking_wait", PY_FLAG, &arguments->is_blocking_wait},
         {"event_cache", PY_FLAG, &options->has_event_cache},
-        {"ranks_per_root", PY_INT, &options->ranks_per_root});
+        {"ranks_per_root", PY_INT, &options->ranks_per_root},
+        {"grouped_messages", PY_FLAG, &options->has_grouped_messages});
     *arguments = (nccl_open_arguments){
         .options = {.name = dd_bytes_of_string("default"),
                     .timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS,
@@ -443,9 +444,18 @@ get_device(PyObject *object, void *Py_UNUSED(closure))
     return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
 }
 
+static PyObject *
+get_grouped_messages(PyObject *object, void *Py_UNUSED(closure))
+{
+    const py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? PyBool_FromLong(self->nccl->options.has_grouped_messages) : NULL;
+}
+
 static PyGetSetDef group_getset[] = {
     {"device", get_device, NULL,
      "The device it is bound to or was first used with; None if it is not known yet.", NULL},
+    {"grouped_messages", get_grouped_messages, NULL,
+     "Whether gather, scatter and all_to_all are grouped messages with every NCCL.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -453,7 +463,7 @@ static PyType_Slot group_slots[] = {
     {Py_tp_doc,
      "NcclGroup(store, rank, size, *, timeout=600.0, name='default', init_timeout=None, config=None, device=None, "
      "is_high_priority=False, has_timing=False, is_nan_check=False, is_blocking_wait=False, event_cache=True, "
-     "ranks_per_root=0)\n--\n\n"
+     "ranks_per_root=0, grouped_messages=False)\n--\n\n"
      "A Group whose data NCCL moves, for tensors on CUDA devices.\n\n"
      "The ranks meet in the store when they first use a device. A call puts its operation into a stream. The streams\n"
      "that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of NCCL's\n"

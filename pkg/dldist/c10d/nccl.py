@@ -285,20 +285,18 @@ class ProcessGroupNCCL(OverGroup):
         opts = self._options_like(opts)
         is_member = rank == self._rank
         can_grow = is_member and self._size < size and self._can_grow()
+        own = f"{self.get_runtime_nccl_version()}{' with grouped messages' if self.group.grouped_messages else ''}"
         if rank == 0:
-            payload = f"{self.get_runtime_nccl_version()} ".encode() + self.group.grow_id() if can_grow else b"meet"
+            payload = f"{own} ".encode() + self.group.grow_id() if can_grow else b"meet"
             store.set("nccl/grow", payload)
         else:
             store.wait(["nccl/grow"], opts._timeout)
             payload = store.get("nccl/grow")
         if payload == b"meet":
             return ProcessGroupNCCL(store, rank, size, opts)
-        version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
-        if version != str(self.get_runtime_nccl_version()):
-            raise RuntimeError(
-                f"merge(): rank 0 has NCCL {version}, but rank {rank} has {self.get_runtime_nccl_version()}: "
-                "they cannot be in one group"
-            )
+        theirs, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
+        if theirs != own:
+            raise RuntimeError(f"merge(): rank 0 has NCCL {theirs}, but rank {rank} has {own}: they cannot be in one group")
         group = self.group.grow(
             store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
             name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
