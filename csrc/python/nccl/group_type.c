@@ -372,6 +372,14 @@ static PyMethodDef group_methods[] = {
      "Makes one operation of the calls since start_coalescing(), and returns its Work, or None if there were no calls."},
     {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
      "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() and drops the calls."},
+    {"_start_time_estimate", py_nccl_group_start_estimate, METH_NOARGS,
+     "_start_time_estimate($self, /)\n--\n\n"
+     "Has the calls of this thread estimated instead of made, until _end_time_estimate()."},
+    {"_end_time_estimate", py_nccl_group_end_estimate, METH_NOARGS,
+     "_end_time_estimate($self, /)\n--\n\n"
+     "How many microseconds the calls since _start_time_estimate() would take, as NCCL says; -1.0 if it says nothing."},
+    {"_drop_time_estimate", py_nccl_group_drop_estimate, METH_NOARGS,
+     "_drop_time_estimate($self, /)\n--\n\nEnds _start_time_estimate() and drops the calls."},
     {"connect", PY_FAST_METHOD(py_nccl_group_connect),
      "connect($self, device=None)\n--\n\n"
      "Makes the communicator for a device now instead of at the first operation. All ranks call it."},

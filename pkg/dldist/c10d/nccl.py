@@ -334,6 +334,16 @@ class ProcessGroupNCCL(OverGroup):
         ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
         return self.group.barrier(device_ids=ids, **self._call_options(opts))
 
+    # ---- how long calls would take
+
+    @property
+    def supports_time_estimate(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 22, 3)
+
+    _start_time_estimate = of_group("_start_time_estimate")
+    _end_time_estimate = of_group("_end_time_estimate")
+    _drop_time_estimate = of_group("_drop_time_estimate")
+
     # ---- memory
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
@@ -396,13 +406,6 @@ class ProcessGroupNCCL(OverGroup):
             "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; to register windows "
             "that speed up collectives, use register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
         )
-
-    def _start_time_estimate(self) -> None:
-        raise NotImplementedError(
-            "ProcessGroupNCCL._start_time_estimate: calls go into NCCL's groups only when complete, so none can be simulated"
-        )
-
-    _end_time_estimate = _start_time_estimate
 
 
 def _is_cuda(device: Any) -> bool:
