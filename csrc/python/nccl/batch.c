@@ -81,6 +81,24 @@ py_nccl_batches_destroy(py_nccl_core *core)
     }
 }
 
+dd_record_call *
+py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what, py_record *told)
+{
+    const dd_nccl_op *op = &item->op;
+    const py_operands *operands = &item->flight->operands;
+    if (group->nccl->recorded == NULL) {
+        return NULL;
+    }
+    dd_record_call *call =
+        op->kind == DD_NCCL_OP_COLL
+            ? py_record_collective(told, group->state, op->args.coll, operands)
+            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
+    if (call != NULL) {
+        call->name = what;
+    }
+    return call;
+}
+
 /* ---- methods */
 
 PyObject *

@@ -3,15 +3,12 @@
  * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is in the caller's
  * stream. What it needs until the device is done is kept by the flight, or by allocators that reuse memory only in
  * the order of its stream. */
-#include "core/mem.h"
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/batch.h"
 #include "python/nccl/plan.h"
 #include "python/observe/recorder.h"
 #include "python/work/flight.h"
-
-#include <string.h>
 
 static bool
 find_stream(void *ctx, int device, void **stream)
@@ -56,24 +53,6 @@ typedef struct py_launch {
     int64_t timeout_ns; /* negative: the group's own */
     bool is_async;
 } py_launch;
-
-dd_record_call *
-py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what, py_record *told)
-{
-    const dd_nccl_op *op = &item->op;
-    const py_operands *operands = &item->flight->operands;
-    if (group->nccl->recorded == NULL) {
-        return NULL;
-    }
-    dd_record_call *call =
-        op->kind == DD_NCCL_OP_COLL
-            ? py_record_collective(told, group->state, op->args.coll, operands)
-            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
-    if (call != NULL) {
-        call->name = what;
-    }
-    return call;
-}
 
 /* Runs without the GIL. *is_started: whether there is a work. */
 static dd_status
