@@ -24,6 +24,8 @@ typedef struct dd_nccl_work dd_nccl_work;
 #define DD_NCCL_NO_DEVICE (-1)
 
 typedef struct dd_nccl_group_options {
+    /* Gather, scatter and all_to_all are grouped messages with every NCCL. Ranks compare it when they meet. */
+    bool has_grouped_messages;
     dd_bytes name;           /* for messages, and a prefix in the store */
     int64_t timeout_ns;      /* of operations that are given none */
     int64_t init_timeout_ns; /* of making a communicator; 0: timeout_ns */
@@ -93,7 +95,7 @@ typedef enum dd_nccl_op_kind {
 
 /* Blocks are contiguous memory of the device. All ranks must call the same of NCCL, whatever they know of each other: all_gather and reduce_scatter use
  * NCCL's own calls when all blocks are equal, by way of staging memory where they do not lie side by side, and grouped broadcasts or
- * reductions when they are not; gather, scatter and all_to_all are grouped messages unless the call is_flat. */
+ * reductions when they are not; gather, scatter and all_to_all are grouped messages unless the call is_flat, and the group and NCCL let it. */
 typedef struct dd_nccl_op {
     dd_nccl_op_kind kind;
     dd_coll_args args;  /* COLL. PREMUL_SUM: reduction.factor, or `factor` */
@@ -158,6 +160,22 @@ dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream 
  * communicator of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued. */
 dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* ---- estimates */
+
+#define DD_NCCL_NO_ESTIMATE (-1.0F)
+
+/* Whether NCCL estimates such an operation; DD_NOT_SUPPORTED: a message, or a collective that NCCL makes of messages. */
+dd_status dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err) DD_MUST_CHECK;
+/* A collective that is called for an estimate counts, and is recorded as one that has ended. record may be NULL; its times are filled in. */
+void dd_nccl_group_note_estimated(dd_nccl_group *group, dd_record_call *record);
+/* How many microseconds the operations would take, as NCCL says (DD_NCCL_NO_ESTIMATE: it says nothing, nor is it asked for one rank): they are put into a group of
+ * NCCL's which is not carried out. Checks and connects as dd_nccl_group_start does; all ranks call, since NCCL may connect them, too, and
+ * has the call's time for that. The call's scratch is taken; it has no streams, no record and no on_done, and its copies are not made.
+ * DD_NOT_SUPPORTED with an NCCL before 2.22.3, and on communicators that do not block: there NCCL (up to 2.32) carries out what it is to
+ * estimate. */
+dd_status dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *microseconds,
+                                 const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- works. `base` is completed by the watchdog or by the first thread that asks; a work that has ended with an error may still be read and
  * written by the device until memory_is_free. */

@@ -38,6 +38,7 @@ meet_and_init(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm **comm, 
         .size = is_pair ? 2 : group->size,
         .names = is_pair ? names : NULL,
         .device = channel->device->number,
+        .has_grouped_messages = group->options.has_grouped_messages,
     };
     int nids = dd_nccl_meet_nids(group->lib, meeting.size, group->options.ranks_per_root);
     dd_nccl_unique_id *ids = dd_mem_alloc_array((size_t)nids, sizeof *ids);

@@ -174,9 +174,10 @@ typedef struct nccl_launch {
     const dd_wait *wait;
     dd_error *err; /* never NULL */
     bool is_capturing;
-    bool is_run;    /* nccl_launch_run has been called: scratch has been taken care of */
-    bool is_posted; /* NCCL has been called: the other ranks count on us */
-    void **staged;  /* owned; for each operation, NULL without; NULL when there is none at all */
+    bool is_run;     /* nccl_launch_run has been called: scratch has been taken care of */
+    bool is_posted;  /* NCCL has been called: the other ranks count on us */
+    void **staged;   /* owned; for each operation, NULL without; NULL when there is none at all */
+    float *estimate; /* NCCL only says how long it would take; NULL: it is carried out */
 } nccl_launch;
 
 /* ---- nccl_group.c */
@@ -274,11 +275,11 @@ void nccl_group_check_comms(dd_nccl_group *group);
 
 /* ---- nccl_launch.c */
 
-/* NCCL's calls, in a group where there is more than one. */
+/* NCCL's calls, in a group where there is more than one, and in an estimate. */
 dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
 dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
                                  const char *what) DD_MUST_CHECK;
-/* Within the device, in the order of the stream. */
+/* Within the device, in the order of the stream; nothing in an estimate. */
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
@@ -287,6 +288,8 @@ bool nccl_are_equal(const dd_block *blocks, int n);
 
 /* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
 dd_status nccl_launch_run(nccl_launch *launch);
+/* Of an estimate: NCCL, and memory for what would be staged. The caller holds the same. */
+dd_status nccl_launch_estimate(nccl_launch *launch);
 /* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */
 dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
 /* Whether one of the call's streams belongs to a graph in the making. */

@@ -45,7 +45,7 @@ nccl_are_equal(const dd_block *blocks, int n)
 dd_status
 nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src, size_t nbytes)
 {
-    if (nbytes == 0 || dst == src) {
+    if (nbytes == 0 || dst == src || launch->estimate != NULL) {
         return DD_OK;
     }
     const dd_cuda_api *api = &launch->group->cuda->api;
@@ -399,22 +399,30 @@ has_equal_inputs(const nccl_launch *launch, const dd_nccl_op *op)
     return nccl_are_equal(op->args.inputs, launch->group->size);
 }
 
+/* By the call, by a setting and by NCCL's version, which ranks compare when they meet. */
+static bool
+is_flat(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_capability capability)
+{
+    const dd_nccl_group *group = launch->group;
+    return op->is_flat && !group->options.has_grouped_messages && dd_nccl_has(group->lib, capability);
+}
+
 static bool
 is_flat_all_to_all(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_ALL_TO_ALL);
+    return is_flat(launch, op, DD_NCCL_CAN_ALL_TO_ALL);
 }
 
 static bool
 is_flat_gather(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_GATHER);
+    return is_flat(launch, op, DD_NCCL_CAN_GATHER);
 }
 
 static bool
 is_flat_scatter(const nccl_launch *launch, const dd_nccl_op *op)
 {
-    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_SCATTER);
+    return is_flat(launch, op, DD_NCCL_CAN_SCATTER);
 }
 
 static const launch_row colls[DD_COLL_COUNT] = {
@@ -454,12 +462,28 @@ post_op(nccl_launch *launch, size_t i)
     return is_native(launch, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
 }
 
+/* What is in the thread's group is dropped, and not carried out. */
+static dd_nccl_result
+end_estimate(const nccl_launch *launch)
+{
+    const dd_nccl_lib *lib = launch->group->lib;
+    int version = lib->version < DD_NCCL_VERSION_KNOWN ? lib->version : DD_NCCL_VERSION_KNOWN;
+    dd_nccl_sim_info info = {.size = sizeof info,
+                             .magic = DD_NCCL_SIM_MAGIC,
+                             .version = (unsigned)version,
+                             .estimatedTime = DD_NCCL_NO_ESTIMATE};
+    dd_nccl_result result = lib->api.ncclGroupSimulateEnd(&info);
+    *launch->estimate = info.estimatedTime;
+    return result;
+}
+
 /* A group where there is more than one call, which costs a little. */
 static dd_status
 post_ops(nccl_launch *launch)
 {
     const dd_nccl_api *api = &launch->group->lib->api;
-    bool is_group = launch->call->nops != 1 || !is_native(launch, &launch->call->ops[0]);
+    bool is_group =
+        launch->call->nops != 1 || !is_native(launch, &launch->call->ops[0]) || launch->estimate != NULL;
     dd_status status = is_group ? check_nccl(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
     if (status != DD_OK) {
         return status;
@@ -468,7 +492,10 @@ post_ops(nccl_launch *launch)
         status = post_op(launch, i);
     }
     /* Also after a failure: it is the thread's. The first reason stays. */
-    if (is_group) {
+    if (is_group && launch->estimate != NULL) {
+        dd_nccl_result result = end_estimate(launch);
+        status = status == DD_OK ? check_nccl(launch, result, "ncclGroupSimulateEnd") : status;
+    } else if (is_group) {
         dd_nccl_result result = api->ncclGroupEnd();
         status = status == DD_OK ? check_nccl(launch, result, "ncclGroupEnd") : status;
     }
@@ -487,7 +514,7 @@ nccl_launch_post(nccl_launch *launch)
     if (status != DD_OK) {
         return status;
     }
-    launch->is_posted = true;
+    launch->is_posted = launch->estimate == NULL;
     status = post_ops(launch);
     if (status == DD_OK && !launch->channel->is_blocking) {
         dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);

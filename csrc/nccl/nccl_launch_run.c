@@ -174,6 +174,27 @@ prepare(nccl_launch *launch)
     return status == DD_OK ? stage_before(launch) : status;
 }
 
+static void
+free_scratch(nccl_launch *launch)
+{
+    for (size_t i = 0; i < launch->call->nscratch; i++) {
+        nccl_scratch_free(launch->group, launch->channel, launch->call->scratch[i]);
+    }
+}
+
+dd_status
+nccl_launch_estimate(nccl_launch *launch)
+{
+    launch->is_run = true;
+    dd_status status = stage_before(launch);
+    if (status == DD_OK) {
+        status = nccl_launch_post(launch);
+    }
+    status = stage_after(launch, status);
+    free_scratch(launch);
+    return status;
+}
+
 dd_status
 nccl_launch_run(nccl_launch *launch)
 {
@@ -186,8 +207,6 @@ nccl_launch_run(nccl_launch *launch)
     if (status == DD_OK) {
         status = copy_all(launch, launch->call->after, launch->call->nafter);
     }
-    for (size_t i = 0; i < launch->call->nscratch; i++) {
-        nccl_scratch_free(launch->group, launch->channel, launch->call->scratch[i]);
-    }
+    free_scratch(launch);
     return status == DD_OK ? record_event(launch, launch->work->end) : status;
 }

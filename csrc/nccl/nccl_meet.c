@@ -15,6 +15,8 @@ typedef struct card {
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
     int32_t status; /* of making the id */
+    int32_t has_grouped_messages;
+    int32_t unused; /* 0: no byte is without a value */
 } card;
 
 /* One call of dd_nccl_meet. */
@@ -62,7 +64,11 @@ is_stopped(void *ctx)
 static dd_status
 make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
-    card mine = {.version = m->lib->version, .device = m->device, .pid = dd_sys_getpid(), .nids = nids};
+    card mine = {.version = m->lib->version,
+                 .device = m->device,
+                 .pid = dd_sys_getpid(),
+                 .nids = nids,
+                 .has_grouped_messages = m->has_grouped_messages};
     if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
@@ -148,6 +154,18 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
     return status;
 }
 
+/* Rank 0 wants grouped messages and this one does not, or the other way round. */
+static dd_status
+set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
+{
+    return dd_error_set(err, DD_MISMATCH,
+                        "ranks have different settings, and all need the same: gather, scatter and "
+                        "all_to_all are grouped messages on rank %d (DLDIST_NCCL_GROUPED_MESSAGES=1) and "
+                        "NCCL's own calls on rank %d",
+                        name_of(e->m, is_first_grouped ? 0 : rank),
+                        name_of(e->m, is_first_grouped ? rank : 0));
+}
+
 static dd_status
 compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
 {
@@ -162,6 +180,8 @@ compare(const encounter *e, const card *first, int rank, const card *other, dd_e
             name_of(e->m, 0), first->host, (long long)first->pid, dd_nccl_version_print(first->version, a),
             name_of(e->m, rank), other->host, (long long)other->pid,
             dd_nccl_version_print(other->version, b));
+    } else if (first->has_grouped_messages != other->has_grouped_messages) {
+        status = set_mixed(e, rank, first->has_grouped_messages != 0, err);
     } else if (first->nids != other->nids) {
         status =
             dd_error_set(err, DD_PROTOCOL,

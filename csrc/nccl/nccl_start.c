@@ -79,7 +79,7 @@ withdraw_locked(nccl_launch *launch)
     }
 }
 
-/* Everything is in the stream, or `status` says why not. */
+/* Everything is in the stream, or `status` says why not. Of an estimate nothing stays. */
 static dd_status
 finish(nccl_launch *launch, dd_status status)
 {
@@ -91,15 +91,16 @@ finish(nccl_launch *launch, dd_status status)
         nccl_work_describe(work, &group->cause, launch->err);
         status = group->cause.code;
         launch->is_posted = true;
-    } else if (status == DD_OK) {
+    } else if (status == DD_OK && launch->estimate == NULL) {
         atomic_store_explicit(&work->is_launched, true, memory_order_release);
     }
     bool has_failed = group->cause.code != DD_OK;
-    if (status != DD_OK) {
+    bool is_gone = status != DD_OK || launch->estimate != NULL;
+    if (is_gone) {
         withdraw_locked(launch);
     }
     dd_lock_release(&group->lock);
-    if (status == DD_OK) {
+    if (!is_gone) {
         return status;
     }
     if (launch->is_posted && !has_failed) {
@@ -157,13 +158,13 @@ start_in_turn(nccl_launch *launch)
         has_begun = status == DD_OK;
     }
     if (has_begun) {
-        status = nccl_launch_run(launch);
+        status = launch->estimate != NULL ? nccl_launch_estimate(launch) : nccl_launch_run(launch);
     }
     dd_cuda_leave(&guard);
     if (has_begun) {
         status = finish(launch, status);
     }
-    if (status != DD_OK && launch->work != NULL) {
+    if ((status != DD_OK || launch->estimate != NULL) && launch->work != NULL) {
         dd_work_release(&launch->work->base.base);
     }
     return status;
@@ -180,6 +181,18 @@ give_up(nccl_launch *launch)
     }
 }
 
+/* Checked, and connected. */
+static dd_status
+prepare(nccl_launch *launch)
+{
+    dd_status status = nccl_check_call(launch->group, launch->call, launch->err);
+    if (status != DD_OK) {
+        dd_error_prepend(launch->err, "%s", launch->call->what);
+        return status;
+    }
+    return nccl_channel_for(launch->group, launch->call, launch->wait, &launch->channel, launch->err);
+}
+
 dd_status
 dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work, const dd_wait *wait,
                     dd_error *err)
@@ -190,13 +203,7 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
     if (status != DD_OK) {
         return status;
     }
-    status = nccl_check_call(group, call, launch.err);
-    if (status != DD_OK) {
-        dd_error_prepend(launch.err, "%s", call->what);
-    }
-    if (status == DD_OK) {
-        status = nccl_channel_for(group, call, wait, &launch.channel, launch.err);
-    }
+    status = prepare(&launch);
     if (status == DD_OK) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }
@@ -213,4 +220,92 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
     }
     *work = &launch.work->base;
     return DD_OK;
+}
+
+/* ---- estimates */
+
+dd_status
+dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err)
+{
+    dd_coll coll = op->args.coll;
+    bool is_of_messages = op->kind != DD_NCCL_OP_COLL || coll == DD_COLL_GATHER || coll == DD_COLL_SCATTER ||
+                          coll == DD_COLL_ALL_TO_ALL;
+    return is_of_messages
+               ? dd_error_set(err, DD_NOT_SUPPORTED,
+                              "NCCL does not estimate messages, nor gather, scatter and all_to_all, which "
+                              "are made of them")
+               : DD_OK;
+}
+
+void
+dd_nccl_group_note_estimated(dd_nccl_group *group, dd_record_call *record)
+{
+    dd_lock_take(&group->lock);
+    group->ncollectives++;
+    if (record != NULL && group->recorder_group != NULL) {
+        record->created_ns = dd_clock_now_ns();
+        record->timeout_ns = dd_nccl_group_get_timeout_ns(group);
+        uint64_t number = dd_recorder_begin(group->recorder_group, record);
+        dd_recorder_start(group->recorder, number, record->created_ns);
+        dd_recorder_end(group->recorder, number, record->created_ns, NULL);
+    }
+    dd_lock_release(&group->lock);
+}
+
+static dd_status
+check_estimates(const nccl_launch *launch)
+{
+    dd_status status = dd_nccl_need(launch->group->lib, DD_NCCL_CAN_GROUP_SIMULATE, launch->err);
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
+        status = dd_nccl_op_check_estimate(&launch->call->ops[i], launch->err);
+    }
+    return status;
+}
+
+/* NCCL gives the work to a thread of its own there, which does not know that it is an estimate. */
+static dd_status
+check_blocking(const nccl_launch *launch)
+{
+    return launch->channel->is_blocking
+               ? DD_OK
+               : dd_error_set(
+                     launch->err, DD_NOT_SUPPORTED,
+                     "estimates need a communicator that blocks (NCCLConfig.blocking = 1): on others "
+                     "NCCL %s carries out what it is to estimate",
+                     launch->group->lib->version_text);
+}
+
+dd_status
+dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *microseconds,
+                       const dd_wait *wait, dd_error *err)
+{
+    dd_error error;
+    float estimate = DD_NCCL_NO_ESTIMATE;
+    nccl_launch launch = {
+        .group = group, .call = call, .wait = wait, .err = err != NULL ? err : &error, .estimate = &estimate};
+    dd_status status = nccl_group_check_fork(group, launch.err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = check_estimates(&launch);
+    if (status == DD_OK) {
+        status = prepare(&launch);
+    }
+    if (status == DD_OK) {
+        status = check_blocking(&launch);
+    }
+    bool is_asked =
+        status == DD_OK && group->size > 1; /* of one rank NCCL carries out calls when they are made */
+    if (is_asked) {
+        status = nccl_group_enter_launch(group, wait, launch.err);
+    }
+    if (is_asked && status == DD_OK) {
+        status = start_in_turn(&launch);
+        nccl_group_leave_launch(group);
+    }
+    give_up(&launch);
+    if (status == DD_OK) {
+        *microseconds = estimate;
+    }
+    return status;
 }

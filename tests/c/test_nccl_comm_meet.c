@@ -157,6 +157,24 @@ TEST(different_versions_are_named_on_every_rank)
     party_fini(&p);
 }
 
+TEST(different_settings_are_named_on_every_rank)
+{
+    for (int odd = 0; odd < 3; odd += 2) {
+        party p;
+        party_init(&p, 3, 1, 5 * DD_NS_PER_S);
+        p.ranks[odd].meeting.has_grouped_messages = true;
+        party_run(&p, 0);
+        for (int i = 0; i < p.size; i++) {
+            CHECK_INT(p.ranks[i].status, DD_MISMATCH);
+            CHECK_CONTAINS(p.ranks[i].error.message, odd == 0 ? "grouped messages on rank 0 " : "on rank 2 ");
+            CHECK_CONTAINS(p.ranks[i].error.message,
+                           odd == 0 ? "own calls on rank 1" : "own calls on rank 0");
+            CHECK_INT(p.ranks[i].error.culprit.rank, odd == 0 ? 1 : 2);
+        }
+        party_fini(&p);
+    }
+}
+
 TEST(a_root_that_fails_tells_all_why)
 {
     party p;

@@ -398,6 +398,30 @@ def nccl_coalescing_by_the_backend(module, rank, size):
     dist.barrier()
 
 
+def nccl_estimates(module, rank, size):
+    """How long calls would take, and no call is made."""
+    dist, f = module.dist, module.f
+    x = f(rank)
+    dist.all_reduce(f(0))
+    with dist._time_estimator(device="cuda") as estimator:
+        dist.all_reduce(x)
+        assert dist.all_reduce(x, async_op=True).wait() is True
+        with dist._coalescing_manager(device="cuda"):
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+        dist.barrier()
+    assert estimator.estimated_time == 5.0
+    with module.raises(KeyError, "stop"), dist._time_estimator() as estimator:
+        dist.all_reduce(x)
+        raise KeyError("stop")
+    assert estimator.estimated_time is None and dist.group.WORLD.supports_time_estimate is True
+    with dist._time_estimator() as estimator, module.raises(NotImplementedError, "does not estimate messages"):
+        dist.all_to_all_single(f(*[0] * size), f(*[0] * size))
+    assert estimator.estimated_time == -1.0 and x.tolist() == [rank]
+    dist.all_reduce(x)
+    assert x.tolist() == [sum(range(size))]
+
+
 def nccl_objects(module, rank, size):
     """Object collectives stage their bytes."""
     dist = module.dist

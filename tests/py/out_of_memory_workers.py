@@ -273,6 +273,17 @@ def nccl_group():
     yield refused(ValueError, lambda: group.all_reduce_coalesced([x, y, x]))
     yield refused(ValueError, lambda: group.all_reduce(numbers()))
     yield lambda: repr(group)
+
+    def estimated():
+        group._start_time_estimate()
+        try:
+            group.all_reduce(x)
+            group.all_reduce_coalesced([x, y, z], async_op=True)
+            group._end_time_estimate()
+        finally:
+            group._drop_time_estimate()
+
+    yield estimated
     group.close()
 
 

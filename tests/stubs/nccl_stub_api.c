@@ -369,7 +369,11 @@ ncclCommDeregister(const dd_nccl_comm_handle comm, void *handle)
 dd_nccl_result
 ncclGroupSimulateEnd(dd_nccl_sim_info *info)
 {
-    ENTER("ncclGroupSimulateEnd");
+    static stub_site site = {.name = "ncclGroupSimulateEnd"};
+    dd_nccl_result fault = nccl_enter(&site);
+    if (fault != DD_NCCL_SUCCESS) {
+        (void)nccl_group_spoil(fault);
+    }
     return nccl_group_simulate_end(info);
 }
 #endif

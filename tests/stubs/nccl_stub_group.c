@@ -448,12 +448,18 @@ nccl_group_simulate_end(dd_nccl_sim_info *info)
         return nccl_fail(DD_NCCL_INVALID_USAGE,
                          "ncclGroupSimulateEnd: not in a group call, or in a nested one");
     }
-    if (info != NULL) {
+    int n = 0;
+    each_comm(&own, count_not_blocking, &n);
+    if (n > 0) {
+        return nccl_group_end(); /* as in NCCL: the thread that serves it does not know of the estimate */
+    }
+    dd_nccl_result result = own.spoiled_by;
+    if (info != NULL && result == DD_NCCL_SUCCESS && own.nops > 0) {
         info->estimatedTime = (float)own.nops;
     }
     nccl_group dropped = own;
     own = (nccl_group){0};
     leave_comms(&dropped);
     free_group(&dropped);
-    return DD_NCCL_SUCCESS;
+    return result;
 }

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PY_PARAMS_MAX 14
+#define PY_PARAMS_MAX 16
 
 /* The values of c10d's OpType that no row of the table of operations has. */
 #define PY_OP_TYPE_SEND 12
@@ -51,15 +51,23 @@ typedef struct py_params {
     bool is_async;        /* always returns a work */
 } py_params;
 
+#define PY_COUNT_PARAMS(...) (sizeof((const py_param[]){__VA_ARGS__}) / sizeof(py_param))
+/* 0; does not compile if there are too many. */
+#define PY_CHECK_PARAMS(...)                                                                       \
+    (0 * sizeof(struct {                                                                           \
+         _Static_assert(PY_COUNT_PARAMS(__VA_ARGS__) <= PY_PARAMS_MAX, "more than PY_PARAMS_MAX"); \
+         char unused;                                                                              \
+     }))
+
 /* PY_PARAMS(function, nrequired, npositional, {name, kind, place}, ...): an initializer. */
-#define PY_PARAMS(text, required, positional, ...)                                  \
-    {                                                                               \
-        .function = (text), .nrequired = (required), .npositional = (positional),   \
-        .count = (int)(sizeof((const py_param[]){__VA_ARGS__}) / sizeof(py_param)), \
-        .list = (const py_param[])                                                  \
-        {                                                                           \
-            __VA_ARGS__                                                             \
-        }                                                                           \
+#define PY_PARAMS(text, required, positional, ...)                                   \
+    {                                                                                \
+        .function = (text), .nrequired = (required), .npositional = (positional),    \
+        .count = (int)(PY_COUNT_PARAMS(__VA_ARGS__) + PY_CHECK_PARAMS(__VA_ARGS__)), \
+        .list = (const py_param[])                                                   \
+        {                                                                            \
+            __VA_ARGS__                                                              \
+        }                                                                            \
     }
 
 /* The middle two fields of a PyMethodDef, for a function that has the parameters (self, args, nargs, kwnames). */

@@ -35,6 +35,7 @@ typedef struct py_group_call {
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
+    bool is_flat; /* on an NcclGroup: see dd_nccl_op */
     /* of PREMUL_SUM on an NcclGroup, borrowed from an argument: a factor that is a tensor on the device; or NULL */
     PyObject *factor;
     py_operands own;

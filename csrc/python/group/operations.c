@@ -83,6 +83,33 @@ is_coalescable(const operation *op, const py_group_call *call)
     return op->as_one[0] != '\0' && (op->input.splits == 0 || call->values[op->input.splits] == NULL);
 }
 
+/* An empty list counts as not given, as in c10d. */
+static bool
+is_given(PyObject *object)
+{
+    if (object == NULL) {
+        return false;
+    }
+    return PyList_Check(object) ? PyList_Size(object) > 0
+                                : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
+}
+
+/* Whether what is called says that the blocks of all ranks are equal: those of one tensor, cut evenly. Other ranks
+ * conclude the same from their calls. */
+static bool
+is_cut_evenly(const operation *op, const py_group_call *call)
+{
+    const side_row *sides[] = {&op->input, &op->output};
+    bool is_whole = false;
+    for (size_t i = 0; i < 2; i++) {
+        if (sides[i]->splits > 0 && is_given(call->values[sides[i]->splits])) {
+            return false;
+        }
+        is_whole = is_whole || sides[i]->kind == SIDE_WHOLE;
+    }
+    return is_whole;
+}
+
 static size_t
 group_size(const py_group_call *call)
 {
@@ -93,17 +120,6 @@ static size_t
 count_of(const py_group_call *call, size_t piece)
 {
     return call->operands->pieces[piece].tensor.view.count;
-}
-
-/* An empty list counts as not given, as in c10d. */
-static bool
-is_given(PyObject *object)
-{
-    if (object == NULL) {
-        return false;
-    }
-    return PyList_Check(object) ? PyList_Size(object) > 0
-                                : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
 }
 
 /* Checks that the root gives the argument, and that no other rank does. False with an exception. */
@@ -400,6 +416,7 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
     if (!py_group_call_begin(&call)) {
         return NULL;
     }
+    call.is_flat = call.group->nccl != NULL && is_cut_evenly(op, &call);
     py_side *inputs = &call.operands->inputs;
     py_side *outputs = &call.operands->outputs;
     bool is_ok = add_operands(&call, op) && cut_side(&call, &op->output, outputs, &op->input, inputs) &&

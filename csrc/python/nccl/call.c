@@ -3,14 +3,12 @@
  * Every call has a flight. Most calls do not wait for the end: when one returns, its operation is in the caller's
  * stream. What it needs until the device is done is kept by the flight, or by allocators that reuse memory only in
  * the order of its stream. */
-#include "core/mem.h"
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
+#include "python/nccl/batch.h"
 #include "python/nccl/plan.h"
 #include "python/observe/recorder.h"
 #include "python/work/flight.h"
-
-#include <string.h>
 
 static bool
 find_stream(void *ctx, int device, void **stream)
@@ -55,26 +53,6 @@ typedef struct py_launch {
     int64_t timeout_ns; /* negative: the group's own */
     bool is_async;
 } py_launch;
-
-/* Fills in the record of the call in `told`. */
-static void
-record(const py_launch *launch, py_record *told)
-{
-    const py_group *group = launch->group;
-    const dd_nccl_op *op = &launch->item->op;
-    const py_operands *operands = &launch->flight->operands;
-    if (group->nccl->recorded == NULL) {
-        return;
-    }
-    dd_record_call *call =
-        op->kind == DD_NCCL_OP_COLL
-            ? py_record_collective(told, group->state, op->args.coll, operands)
-            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
-    if (call != NULL) {
-        call->name = launch->what;
-    }
-    launch->plan->call.record = call;
-}
 
 /* Runs without the GIL. *is_started: whether there is a work. */
 static dd_status
@@ -151,7 +129,7 @@ run(py_launch *launch)
     py_wait wait;
     dd_error err;
     py_record told;
-    record(launch, &told);
+    plan->call.record = py_nccl_record(launch->group, launch->item, launch->what, &told);
     py_wait_init_endless(&wait, state);
     wait.wait.start_ns = dd_clock_now_ns();
     dd_status status = PY_WITHOUT_GIL(start(launch, &wait.wait, &is_started, &err));
@@ -173,88 +151,6 @@ run(py_launch *launch)
 
 /* ---- several calls in one operation */
 
-static py_nccl_batch *
-find_batch(const py_nccl_core *core)
-{
-    if (core->batches == NULL) {
-        return NULL;
-    }
-    unsigned long thread = PyThread_get_thread_ident();
-    py_nccl_batch *batch = core->batches;
-    while (batch != NULL && batch->thread != thread) {
-        batch = batch->next;
-    }
-    return batch;
-}
-
-static void
-destroy_batch(py_nccl_batch *batch)
-{
-    for (size_t i = 0; i < batch->nitems; i++) {
-        py_flight_destroy(batch->items[i].flight);
-    }
-    dd_mem_free(batch->items);
-    dd_mem_free(batch);
-}
-
-void
-py_nccl_batches_destroy(py_nccl_core *core)
-{
-    while (core->batches != NULL) {
-        py_nccl_batch *batch = core->batches;
-        core->batches = batch->next;
-        destroy_batch(batch);
-    }
-}
-
-static bool
-append(py_nccl_batch *batch, const py_nccl_item *item)
-{
-    if (batch->nitems == batch->capacity) {
-        size_t capacity = batch->capacity > 0 ? 2 * batch->capacity : 8;
-        py_nccl_item *items = dd_mem_realloc(batch->items, capacity * sizeof *items);
-        if (items == NULL) {
-            PyErr_NoMemory();
-            return false;
-        }
-        batch->items = items;
-        batch->capacity = capacity;
-    }
-    batch->items[batch->nitems++] = *item;
-    return true;
-}
-
-PyObject *
-py_nccl_group_start_coalescing(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    py_group *self = (py_group *)object;
-    if (!py_group_require_open(self)) {
-        return NULL;
-    }
-    if (find_batch(self->nccl) != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has already called it");
-        return NULL;
-    }
-    py_nccl_batch *batch = dd_mem_zalloc(sizeof *batch);
-    if (batch == NULL) {
-        return PyErr_NoMemory();
-    }
-    batch->thread = PyThread_get_thread_ident();
-    batch->next = self->nccl->batches;
-    self->nccl->batches = batch;
-    Py_RETURN_NONE;
-}
-
-static void
-take_out(py_nccl_core *core, py_nccl_batch *batch)
-{
-    py_nccl_batch **link = &core->batches;
-    while (*link != batch) {
-        link = &(*link)->next;
-    }
-    *link = batch->next;
-}
-
 /* The first flight, with the others linked behind it, for the work of all. */
 static py_flight *
 chain(py_nccl_batch *batch)
@@ -269,12 +165,12 @@ static PyObject *
 run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_async)
 {
     if (batch->nitems == 0) {
-        destroy_batch(batch);
+        py_nccl_batch_destroy(batch);
         Py_RETURN_NONE;
     }
     py_nccl_plan plan;
     if (!py_nccl_plan_make(&plan, self, batch->items, batch->nitems)) {
-        destroy_batch(batch);
+        py_nccl_batch_destroy(batch);
         return NULL;
     }
     py_flight *flight = chain(batch);
@@ -291,7 +187,19 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     plan.call.is_batch = true;
     PyObject *result = run(&launch);
     batch->nitems = 0;
-    destroy_batch(batch);
+    py_nccl_batch_destroy(batch);
+    return result;
+}
+
+/* Takes over the batch. */
+static PyObject *
+move_batch(const py_group *self, py_nccl_batch *batch, py_nccl_batch *estimate, bool is_async)
+{
+    PyObject *result = py_nccl_estimate_add(self, estimate, batch->items, batch->nitems, is_async);
+    if (result != NULL) {
+        batch->nitems = 0;
+    }
+    py_nccl_batch_destroy(batch);
     return result;
 }
 
@@ -306,39 +214,33 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *const *args, Py_ssize_t
     if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_nccl_batch *batch = find_batch(self->nccl);
-    if (batch == NULL) {
+    py_nccl_batch *batch = py_nccl_batch_find(self->nccl);
+    if (batch == NULL || batch->is_estimate) {
         PyErr_SetString(PyExc_RuntimeError,
                         "end_coalescing(): this thread has not called start_coalescing()");
         return NULL;
     }
-    take_out(self->nccl, batch);
-    return run_batch(self, batch, timeout_ns, is_async);
-}
-
-PyObject *
-py_nccl_group_drop_coalesced(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    py_group *self = (py_group *)object;
-    py_nccl_batch *batch = py_group_require_open(self) ? find_batch(self->nccl) : NULL;
-    if (batch != NULL) {
-        take_out(self->nccl, batch);
-        destroy_batch(batch);
-    }
-    return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
+    py_nccl_batch_take_out(self->nccl, batch);
+    py_nccl_batch *estimate = py_nccl_batch_find(self->nccl);
+    return estimate != NULL ? move_batch(self, batch, estimate, is_async)
+                            : run_batch(self, batch, timeout_ns, is_async);
 }
 
 /* ---- calls */
 
-/* Runs the call now, or adds it to the batch that this thread is making. */
+/* Runs the call now, or adds it to the batch or the estimate that this thread is making. */
 static PyObject *
 run_or_append(py_group_call *call, const dd_nccl_op *op)
 {
     py_group *group = call->group;
     py_nccl_item item = {.flight = call->flight, .op = *op};
-    py_nccl_batch *batch = find_batch(group->nccl);
+    py_nccl_batch *batch = py_nccl_batch_find(group->nccl);
+    if (batch != NULL && batch->is_estimate) {
+        PyObject *result = py_nccl_estimate_add(group, batch, &item, 1, call->is_async);
+        return result != NULL ? result : py_group_call_fail(call);
+    }
     if (batch != NULL) {
-        if (!append(batch, &item)) {
+        if (!py_nccl_batch_append(batch, &item, 1)) {
             return py_group_call_fail(call);
         }
         Py_RETURN_NONE;
@@ -362,6 +264,7 @@ py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     dd_nccl_op op = {
         .kind = DD_NCCL_OP_COLL,
         .args = {.coll = coll, .root = call->root, .reduction = call->reduction},
+        .is_flat = call->is_flat,
     };
     op.args.reduction.dtype = py_operands_dtype(call->operands);
     op.args.reduction.divisor = call->group->size;
@@ -407,17 +310,35 @@ read_device_ids(py_group *self, PyObject *device_ids, int *device)
 }
 
 static PyObject *
+estimate_barrier(py_group *self, py_nccl_batch *estimate, const py_nccl_item *item, int device, bool is_async)
+{
+    py_device_scope *scope = &item->flight->operands.device;
+    py_device_scope_init(scope, self->state);
+    scope->device = device;
+    PyObject *result = py_nccl_estimate_add(self, estimate, item, 1, is_async);
+    if (result == NULL) {
+        py_flight_destroy(item->flight);
+    }
+    return result;
+}
+
+static PyObject *
 run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
 {
     py_flight *flight = py_flight_create(self, "barrier", PY_OP_TYPE_BARRIER);
     if (flight == NULL) {
         return NULL;
     }
+    py_nccl_item item = {.flight = flight,
+                         .op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}}};
+    py_nccl_batch *estimate = py_nccl_estimate_find(self->nccl);
+    if (estimate != NULL) {
+        return estimate_barrier(self, estimate, &item, device, is_async);
+    }
     py_nccl_plan plan = {.call = {.device = device, .nops = 1, .is_barrier = true}, .is_blocking = true};
     plan.ops = &plan.first_op;
-    plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
+    plan.first_op = item.op;
     plan.call.ops = plan.ops;
-    py_nccl_item item = {.flight = flight, .op = plan.first_op};
     py_launch launch = {.group = self,
                         .plan = &plan,
                         .item = &item,

@@ -140,7 +140,8 @@ parse(py_state *state, PyObject *args, PyObject *kwargs, nccl_open_arguments *ar
         {"has_timing", PY_FLAG, &options->has_timing}, {"is_nan_check", PY_FLAG, &options->is_nan_check},
         {"is_blocking_wait", PY_FLAG, &arguments->is_blocking_wait},
         {"event_cache", PY_FLAG, &options->has_event_cache},
-        {"ranks_per_root", PY_INT, &options->ranks_per_root});
+        {"ranks_per_root", PY_INT, &options->ranks_per_root},
+        {"grouped_messages", PY_FLAG, &options->has_grouped_messages});
     *arguments = (nccl_open_arguments){
         .options = {.name = dd_bytes_of_string("default"),
                     .timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS,
@@ -371,6 +372,14 @@ static PyMethodDef group_methods[] = {
      "Makes one operation of the calls since start_coalescing(), and returns its Work, or None if there were no calls."},
     {"drop_coalesced", py_nccl_group_drop_coalesced, METH_NOARGS,
      "drop_coalesced($self, /)\n--\n\nEnds start_coalescing() and drops the calls."},
+    {"_start_time_estimate", py_nccl_group_start_estimate, METH_NOARGS,
+     "_start_time_estimate($self, /)\n--\n\n"
+     "Has the calls of this thread estimated instead of made, until _end_time_estimate()."},
+    {"_end_time_estimate", py_nccl_group_end_estimate, METH_NOARGS,
+     "_end_time_estimate($self, /)\n--\n\n"
+     "How many microseconds the calls since _start_time_estimate() would take, as NCCL says; -1.0 if it says nothing."},
+    {"_drop_time_estimate", py_nccl_group_drop_estimate, METH_NOARGS,
+     "_drop_time_estimate($self, /)\n--\n\nEnds _start_time_estimate() and drops the calls."},
     {"connect", PY_FAST_METHOD(py_nccl_group_connect),
      "connect($self, device=None)\n--\n\n"
      "Makes the communicator for a device now instead of at the first operation. All ranks call it."},
@@ -443,9 +452,18 @@ get_device(PyObject *object, void *Py_UNUSED(closure))
     return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
 }
 
+static PyObject *
+get_grouped_messages(PyObject *object, void *Py_UNUSED(closure))
+{
+    const py_group *self = (py_group *)object;
+    return py_group_require_open(self) ? PyBool_FromLong(self->nccl->options.has_grouped_messages) : NULL;
+}
+
 static PyGetSetDef group_getset[] = {
     {"device", get_device, NULL,
      "The device it is bound to or was first used with; None if it is not known yet.", NULL},
+    {"grouped_messages", get_grouped_messages, NULL,
+     "Whether gather, scatter and all_to_all are grouped messages with every NCCL.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -453,7 +471,7 @@ static PyType_Slot group_slots[] = {
     {Py_tp_doc,
      "NcclGroup(store, rank, size, *, timeout=600.0, name='default', init_timeout=None, config=None, device=None, "
      "is_high_priority=False, has_timing=False, is_nan_check=False, is_blocking_wait=False, event_cache=True, "
-     "ranks_per_root=0)\n--\n\n"
+     "ranks_per_root=0, grouped_messages=False)\n--\n\n"
      "A Group whose data NCCL moves, for tensors on CUDA devices.\n\n"
      "The ranks meet in the store when they first use a device. A call puts its operation into a stream. The streams\n"
      "that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of NCCL's\n"

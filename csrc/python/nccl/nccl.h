@@ -36,10 +36,11 @@ typedef struct py_nccl_item {
     dd_nccl_op op;     /* without its blocks */
 } py_nccl_item;
 
-/* The calls of a thread between start_coalescing and end_coalescing. */
+/* The calls of a thread between start_coalescing and end_coalescing, or of an estimate; batch.h. */
 typedef struct py_nccl_batch {
     struct py_nccl_batch *next;
     unsigned long thread;
+    bool is_estimate;
     py_nccl_item *items;
     size_t nitems;
     size_t capacity;
@@ -116,6 +117,9 @@ PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(end_coalescing);
 PyObject *py_nccl_group_drop_coalesced(PyObject *self, PyObject *unused);
+PyObject *py_nccl_group_start_estimate(PyObject *self, PyObject *unused);
+PyObject *py_nccl_group_end_estimate(PyObject *self, PyObject *unused);
+PyObject *py_nccl_group_drop_estimate(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(barrier);
 /* Destroys the batches that threads have not ended. */
 void py_nccl_batches_destroy(py_nccl_core *core);

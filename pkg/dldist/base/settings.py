@@ -246,6 +246,8 @@ FAILURES = (
             "`1`: inputs of NCCL groups are looked through for NaN, on the device."),
     Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
+    Setting("grouped_messages", ("DLDIST_NCCL_GROUPED_MESSAGES",), _TRUTH, False,
+            "`1`: gather, scatter and all-to-all are grouped messages, even where NCCL has calls for them. The same on all ranks."),
     Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, None,
             "Whether NCCL makes its communicators without blocking. Unset: whatever is best here."),
     Setting("nonblocking_timeout_s", ("DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", "TORCH_NCCL_NONBLOCKING_TIMEOUT"), _number(1), None,

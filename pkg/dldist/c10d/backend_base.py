@@ -180,6 +180,10 @@ class Backend(Member):
         """How it is, as an ErrorType."""
         raise self._unsupported("get_error")
 
+    def _drop_time_estimate(self) -> None:
+        """End an estimate whose block has raised, for backends that have _start_time_estimate() and _end_time_estimate()."""
+        self._end_time_estimate()  # type: ignore[attr-defined]
+
     def revoke(self) -> None:
         """End unfinished operations with errors, and be of use for making other groups."""
         raise self._unsupported("revoke")

@@ -285,20 +285,18 @@ class ProcessGroupNCCL(OverGroup):
         opts = self._options_like(opts)
         is_member = rank == self._rank
         can_grow = is_member and self._size < size and self._can_grow()
+        own = f"{self.get_runtime_nccl_version()}{' with grouped messages' if self.group.grouped_messages else ''}"
         if rank == 0:
-            payload = f"{self.get_runtime_nccl_version()} ".encode() + self.group.grow_id() if can_grow else b"meet"
+            payload = f"{own} ".encode() + self.group.grow_id() if can_grow else b"meet"
             store.set("nccl/grow", payload)
         else:
             store.wait(["nccl/grow"], opts._timeout)
             payload = store.get("nccl/grow")
         if payload == b"meet":
             return ProcessGroupNCCL(store, rank, size, opts)
-        version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
-        if version != str(self.get_runtime_nccl_version()):
-            raise RuntimeError(
-                f"merge(): rank 0 has NCCL {version}, but rank {rank} has {self.get_runtime_nccl_version()}: "
-                "they cannot be in one group"
-            )
+        theirs, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
+        if theirs != own:
+            raise RuntimeError(f"merge(): rank 0 has NCCL {theirs}, but rank {rank} has {own}: they cannot be in one group")
         group = self.group.grow(
             store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
             name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
@@ -335,6 +333,16 @@ class ProcessGroupNCCL(OverGroup):
     def _run_barrier(self, opts: Any) -> Any:
         ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
         return self.group.barrier(device_ids=ids, **self._call_options(opts))
+
+    # ---- how long calls would take
+
+    @property
+    def supports_time_estimate(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 22, 3)
+
+    _start_time_estimate = of_group("_start_time_estimate")
+    _end_time_estimate = of_group("_end_time_estimate")
+    _drop_time_estimate = of_group("_drop_time_estimate")
 
     # ---- memory
 
@@ -398,13 +406,6 @@ class ProcessGroupNCCL(OverGroup):
             "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; to register windows "
             "that speed up collectives, use register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
         )
-
-    def _start_time_estimate(self) -> None:
-        raise NotImplementedError(
-            "ProcessGroupNCCL._start_time_estimate: calls go into NCCL's groups only when complete, so none can be simulated"
-        )
-
-    _end_time_estimate = _start_time_estimate
 
 
 def _is_cuda(device: Any) -> bool:

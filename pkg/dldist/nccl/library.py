@@ -103,6 +103,7 @@ def group_settings() -> dict[str, Any]:
         "is_blocking_wait": said.blocking_wait,
         "event_cache": said.event_cache,
         "ranks_per_root": said.ranks_per_root,
+        "grouped_messages": said.grouped_messages,
         "init_timeout": said.nonblocking_timeout_s,
         "config": config,
     }

@@ -1,0 +1,132 @@
+#include "python/nccl/batch.h"
+
+#include "core/mem.h"
+#include "python/work/flight.h"
+
+py_nccl_batch *
+py_nccl_batch_find(const py_nccl_core *core)
+{
+    if (core->batches == NULL) {
+        return NULL;
+    }
+    unsigned long thread = PyThread_get_thread_ident();
+    py_nccl_batch *batch = core->batches;
+    while (batch != NULL && batch->thread != thread) {
+        batch = batch->next;
+    }
+    return batch;
+}
+
+py_nccl_batch *
+py_nccl_batch_open(py_nccl_core *core)
+{
+    py_nccl_batch *batch = dd_mem_zalloc(sizeof *batch);
+    if (batch == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    batch->thread = PyThread_get_thread_ident();
+    batch->next = core->batches;
+    core->batches = batch;
+    return batch;
+}
+
+bool
+py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nitems)
+{
+    size_t wanted = batch->nitems + nitems;
+    if (wanted > batch->capacity) {
+        size_t capacity = wanted > 2 * batch->capacity ? wanted + 7 : 2 * batch->capacity;
+        py_nccl_item *room = dd_mem_realloc(batch->items, capacity * sizeof *room);
+        if (room == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
+        batch->items = room;
+        batch->capacity = capacity;
+    }
+    for (size_t i = 0; i < nitems; i++) {
+        batch->items[batch->nitems++] = items[i];
+    }
+    return true;
+}
+
+void
+py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch)
+{
+    py_nccl_batch **link = &core->batches;
+    while (*link != batch) {
+        link = &(*link)->next;
+    }
+    *link = batch->next;
+}
+
+void
+py_nccl_batch_destroy(py_nccl_batch *batch)
+{
+    for (size_t i = 0; i < batch->nitems; i++) {
+        py_flight_destroy(batch->items[i].flight);
+    }
+    dd_mem_free(batch->items);
+    dd_mem_free(batch);
+}
+
+void
+py_nccl_batches_destroy(py_nccl_core *core)
+{
+    while (core->batches != NULL) {
+        py_nccl_batch *batch = core->batches;
+        core->batches = batch->next;
+        py_nccl_batch_destroy(batch);
+    }
+}
+
+dd_record_call *
+py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what, py_record *told)
+{
+    const dd_nccl_op *op = &item->op;
+    const py_operands *operands = &item->flight->operands;
+    if (group->nccl->recorded == NULL) {
+        return NULL;
+    }
+    dd_record_call *call =
+        op->kind == DD_NCCL_OP_COLL
+            ? py_record_collective(told, group->state, op->args.coll, operands)
+            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
+    if (call != NULL) {
+        call->name = what;
+    }
+    return call;
+}
+
+/* ---- methods */
+
+PyObject *
+py_nccl_group_start_coalescing(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    const py_nccl_batch *outer = py_nccl_batch_find(self->nccl);
+    if (outer != NULL && !outer->is_estimate) {
+        PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has already called it");
+        return NULL;
+    }
+    return py_nccl_batch_open(self->nccl) != NULL ? Py_NewRef(Py_None) : NULL;
+}
+
+PyObject *
+py_nccl_group_drop_coalesced(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    py_nccl_batch *batch = py_nccl_batch_find(self->nccl);
+    if (batch != NULL && !batch->is_estimate) {
+        py_nccl_batch_take_out(self->nccl, batch);
+        py_nccl_batch_destroy(batch);
+    }
+    Py_RETURN_NONE;
+}

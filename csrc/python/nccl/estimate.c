@@ -1,0 +1,169 @@
+/* Estimates: calls of a thread are noted, and NCCL is asked at the end how long all of them would take.
+ *
+ * NCCL's group of the thread is open only while it is asked, so nothing that happens in between can leave it open,
+ * or get into it. */
+#include "python/base/error.h"
+#include "python/nccl/batch.h"
+#include "python/nccl/plan.h"
+#include "python/work/flight.h"
+
+py_nccl_batch *
+py_nccl_estimate_find(const py_nccl_core *core)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    py_nccl_batch *batch = core->batches;
+    while (batch != NULL && (batch->thread != thread || !batch->is_estimate)) {
+        batch = batch->next;
+    }
+    return batch;
+}
+
+/* ---- calls */
+
+static bool
+check_items(const py_group *group, const py_nccl_item *items, size_t nitems)
+{
+    for (size_t i = 0; i < nitems; i++) {
+        dd_error err;
+        dd_status status = dd_nccl_op_check_estimate(&items[i].op, &err);
+        if (status != DD_OK) {
+            dd_error_prepend(&err, "%s()", items[i].flight->operands.function);
+            return py_error_check_of_group(group->state, status, &err);
+        }
+    }
+    return true;
+}
+
+/* A Work that is done, with the tensors that the calls would fill. */
+static PyObject *
+make_work(const py_nccl_item *items, size_t nitems)
+{
+    PyObject *results = PyList_New(0);
+    for (size_t i = 0; results != NULL && i < nitems; i++) {
+        PyObject *more = py_operands_results(&items[i].flight->operands);
+        PyObject *together = more != NULL ? PySequence_InPlaceConcat(results, more) : NULL;
+        Py_XDECREF(more);
+        Py_DECREF(results);
+        results = together;
+    }
+    PyObject *work =
+        results != NULL ? py_object_call_python(results, "dldist.c10d.work", "done_work", NULL, NULL) : NULL;
+    Py_XDECREF(results);
+    return work;
+}
+
+/* Nothing runs, so no stream is waited for. */
+static void
+forget_streams(const py_nccl_item *item)
+{
+    py_device_scope *scope = &item->flight->operands.device;
+    scope->nstreams = 0;
+    scope->is_blocking = false;
+}
+
+PyObject *
+py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nccl_item *items, size_t nitems,
+                     bool is_async)
+{
+    if (nitems == 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *work = !check_items(group, items, nitems) ? NULL
+                     : is_async                         ? make_work(items, nitems)
+                                                        : Py_NewRef(Py_None);
+    if (work == NULL || !py_nccl_batch_append(estimate, items, nitems)) {
+        Py_XDECREF(work);
+        return NULL;
+    }
+    py_record told;
+    const char *what = nitems > 1 ? "coalesced" : items[0].flight->operands.function;
+    dd_nccl_group_note_estimated(group->nccl->group, py_nccl_record(group, &items[0], what, &told));
+    for (size_t i = 0; i < nitems; i++) {
+        forget_streams(&items[i]);
+    }
+    return work;
+}
+
+/* ---- the beginning and the end */
+
+PyObject *
+py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    dd_error err;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_status status = dd_nccl_need(self->state->nccl->lib, DD_NCCL_CAN_GROUP_SIMULATE, &err);
+    if (!py_error_check_of_group(self->state, status, &err)) {
+        return NULL;
+    }
+    if (py_nccl_batch_find(self->nccl) != NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "_start_time_estimate(): this thread has already called it, or start_coalescing()");
+        return NULL;
+    }
+    py_nccl_batch *estimate = py_nccl_batch_open(self->nccl);
+    if (estimate == NULL) {
+        return NULL;
+    }
+    estimate->is_estimate = true;
+    Py_RETURN_NONE;
+}
+
+/* Asks NCCL. False with an exception. */
+static bool
+ask(py_group *self, const py_nccl_batch *estimate, float *microseconds)
+{
+    py_nccl_plan plan;
+    if (!py_nccl_plan_make(&plan, self, estimate->items, estimate->nitems)) {
+        return false;
+    }
+    plan.call.what = "time_estimate";
+    plan.call.is_batch = true;
+    plan.call.timeout_ns = -1;
+    py_wait wait;
+    dd_error err;
+    py_wait_init_endless(&wait, self->state);
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_group_estimate(self->nccl->group, &plan.call, microseconds, &wait.wait, &err));
+    py_nccl_plan_fini(&plan);
+    return py_group_finish_wait(&wait, status, &err);
+}
+
+PyObject *
+py_nccl_group_end_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    py_nccl_batch *estimate = py_nccl_batch_find(self->nccl);
+    if (estimate == NULL || !estimate->is_estimate) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        estimate == NULL
+                            ? "_end_time_estimate(): this thread has not called _start_time_estimate()"
+                            : "_end_time_estimate(): this thread has not called end_coalescing()");
+        return NULL;
+    }
+    py_nccl_batch_take_out(self->nccl, estimate);
+    float microseconds = DD_NCCL_NO_ESTIMATE;
+    bool is_ok = estimate->nitems == 0 || ask(self, estimate, &microseconds);
+    PyObject *exception = py_error_take();
+    py_nccl_batch_destroy(estimate);
+    py_error_put(exception);
+    return is_ok ? PyFloat_FromDouble((double)microseconds) : NULL;
+}
+
+PyObject *
+py_nccl_group_drop_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    py_group *self = (py_group *)object;
+    bool is_open = py_group_require_open(self);
+    while (is_open && py_nccl_estimate_find(self->nccl) != NULL) {
+        py_nccl_batch *batch = py_nccl_batch_find(self->nccl);
+        py_nccl_batch_take_out(self->nccl, batch);
+        py_nccl_batch_destroy(batch);
+    }
+    return is_open ? Py_NewRef(Py_None) : NULL;
+}

@@ -1,0 +1,341 @@
+"""How long calls would take, as NCCL estimates it, over the doubles of tests/stubs: those say one microsecond for each call of theirs.
+
+test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+"""
+
+import threading
+
+import dldist
+import pytest
+from dldist import _core, flight_recorder
+from dldist.c10d.nccl import ProcessGroupNCCL
+from nccl_stream_cases import Graph, Side
+from nccl_stream_cases import framework as framework
+from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
+from nccl_workers_group import no_faults as no_faults
+from nccl_workers_group import stubs as stubs
+from procs import poll_until
+
+ESTIMATES = tuple(map(int, VERSION.split("."))) >= (2, 22, 3)
+
+
+def in_streams(stubs):
+    """What has been put into streams so far, by all ranks."""
+    return [stubs.cuda.calls("cuMemcpy2DAsync"), stubs.cuda.calls("cuEventRecord"), stubs.nccl.calls("(launch)")]
+
+
+needs_estimates = pytest.mark.skipif(not ESTIMATES, reason="this NCCL estimates nothing")
+
+
+@pytest.fixture
+def pair(stubs):
+    """Two ranks in this thread. What the doubles estimate concerns one alone."""
+    store = dldist.HashStore()
+    groups = [_core.NcclGroup(store, rank, 2, device=rank) for rank in range(2)]
+    other = threading.Thread(target=groups[1].connect)
+    other.start()
+    groups[0].connect()
+    other.join(LIMIT_S)
+    yield groups
+    other = threading.Thread(target=groups[1].close, args=(5,))
+    other.start()
+    groups[0].close(5)
+    other.join(LIMIT_S)
+
+
+@pytest.fixture
+def group(pair):
+    return pair[0]
+
+
+def works(stubs, pair):
+    """After an estimate the thread's group of NCCL is over: what is called now is carried out."""
+    tensors = [array(stubs, [rank + 1], rank) for rank in range(2)]
+    for work in [each.all_reduce(x, async_op=True) for each, x in zip(pair, tensors, strict=True)]:
+        assert work.wait(LIMIT_S) is True
+    return [x.numpy().tolist() for x in tensors] == [[3]] * 2
+
+
+@pytest.mark.skipif(ESTIMATES, reason="this NCCL estimates")
+def test_an_older_nccl_is_named(stubs, pair, group):
+    with pytest.raises(NotImplementedError, match=rf"ncclGroupSimulateEnd needs NCCL 2\.22\.3 or newer, this is {VERSION}"):
+        group._start_time_estimate()
+    backend = ProcessGroupNCCL(dldist.HashStore(), 0, 1)
+    assert backend.supports_time_estimate is False
+    backend.shutdown()
+    assert works(stubs, pair)
+
+
+@needs_estimates
+def test_nothing_is_carried_out(stubs):
+    everybody = threading.Barrier(2)
+
+    def run(group, rank):
+        group.connect()
+        make = lambda values, **options: array(stubs, values, rank, honours_stream=False, **options)  # noqa: E731
+        x, whole, strided = make([rank, 1]), make([7] * 4), make([[1, 2], [3, 4]], strides=(1, 2))
+        lists = [make([5, 5]), make([5, 5])]
+        sequence = group.sequence
+        everybody.wait(LIMIT_S)
+        before = in_streams(stubs)
+        everybody.wait(LIMIT_S)
+        group._start_time_estimate()
+        assert group.all_reduce(x, dldist._make_nccl_premul_sum(2.0)) is None
+        group.all_reduce_coalesced([x, whole, strided])
+        group.broadcast(strided, 1)
+        group.reduce(x, 1)
+        group.all_gather_single(whole, x)
+        group.all_gather(lists, x)
+        group.reduce_scatter(x, lists)
+        group.barrier()
+        estimated = group._end_time_estimate()
+        everybody.wait(LIMIT_S)
+        assert in_streams(stubs) == before
+        assert group.sequence == sequence + 8
+        everybody.wait(LIMIT_S)
+        assert x.numpy().tolist() == [rank, 1] and whole.numpy().tolist() == [7] * 4
+        assert [y.numpy().tolist() for y in lists] == [[5, 5]] * 2 and strided.numpy().tolist() == [[1, 2], [3, 4]]
+        group.all_reduce(x)
+        group.broadcast(strided)
+        assert x.numpy().tolist() == [1, 2]
+        assert all(now > then for now, then in zip(in_streams(stubs), before, strict=True))
+        return estimated
+
+    assert on_ranks(2, run) == [10.0] * 2
+
+
+@needs_estimates
+def test_the_first_calls_of_a_group(stubs):
+    """They make the communicator."""
+
+    def run(group, rank):
+        group._start_time_estimate()
+        group.all_reduce(array(stubs, [1], rank))
+        return group._end_time_estimate()
+
+    assert on_ranks(2, run) == [1.0] * 2
+
+
+@needs_estimates
+def test_one_rank_is_not_estimated(stubs):
+    """NCCL carries out its calls when they are made, in a group, too."""
+    before = stubs.nccl.calls("ncclAllReduce")
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group._start_time_estimate()
+    group.all_reduce(array(stubs, [1]))
+    assert group._end_time_estimate() == -1.0
+    assert stubs.nccl.calls("ncclAllReduce") == before
+    group.close(5)
+
+
+@needs_estimates
+def test_no_calls(stubs, group):
+    for call in (lambda: None, lambda: group.all_reduce(array(stubs, []))):
+        group._start_time_estimate()
+        call()
+        assert group._end_time_estimate() == -1.0
+
+
+@needs_estimates
+def test_works_are_done_at_once(stubs, pair, group):
+    x, y = array(stubs, [1]), array(stubs, [2])
+    group._start_time_estimate()
+    work = group.all_reduce(x, async_op=True)
+    assert work.wait() is True and work.is_completed() and work.result() == [x]
+    assert group.barrier(async_op=True).wait() is True
+    group.start_coalescing()
+    assert group.all_reduce(x) is None and group.broadcast(y) is None
+    work = group.end_coalescing()
+    assert work.is_success() and work.result() == [x, y]
+    group.start_coalescing()
+    assert group.end_coalescing() is None
+    assert group._end_time_estimate() == 4.0
+    assert works(stubs, pair)
+
+
+@needs_estimates
+def test_the_recorder_counts_alike(stubs, pair):
+    flight_recorder.reset()
+    first = pair[0].sequence + 1
+    for rank, group in enumerate(pair):
+        group._start_time_estimate()
+        group.all_reduce(array(stubs, [1], rank))
+        group._end_time_estimate()
+    assert works(stubs, pair)
+    assert [group.sequence for group in pair] == [first + 1] * 2
+    entries = flight_recorder.entries()
+    assert [entry["collective_seq_id"] for entry in entries] == [first, first, first + 1, first + 1]
+    assert [entry["state"] for entry in entries[:2]] == ["completed"] * 2
+
+
+@needs_estimates
+def test_messages_are_refused(stubs, pair, group):
+    x, y, whole = array(stubs, [1, 2]), array(stubs, [1, 2]), array(stubs, [0] * 4)
+    group._start_time_estimate()
+    for call in (
+        lambda: group.all_to_all_single(y, x), lambda: group.gather(x, [y, whole]), lambda: group.scatter_single(y, whole),
+        lambda: group.send(x, 1), lambda: group.irecv(x, 1),
+    ):  # fmt: skip
+        with pytest.raises(NotImplementedError, match=r"\w+\(\): NCCL does not estimate messages"):
+            call()
+    group.start_coalescing()
+    group.all_reduce(x)
+    group.send(y, 1)
+    group.recv(x, 1)
+    with pytest.raises(NotImplementedError, match=r"send\(\): NCCL does not estimate messages"):
+        group.end_coalescing()
+    group.all_reduce(x)
+    assert group._end_time_estimate() == 1.0
+    assert works(stubs, pair)
+
+
+@needs_estimates
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_communicators_that_do_not_block(stubs, is_connected):
+    """NCCL would carry out what it is to estimate."""
+
+    before = stubs.nccl.calls("ncclGroupSimulateEnd")
+
+    def run(group, rank):
+        if is_connected:
+            group.connect()
+        x = array(stubs, [1], rank)
+        group._start_time_estimate()
+        group.all_reduce(x)
+        with pytest.raises(NotImplementedError, match=f"estimates need a communicator that blocks .* NCCL {VERSION} carries out"):
+            group._end_time_estimate()
+        assert x.numpy().tolist() == [1]
+        group.all_reduce(x)
+        assert x.numpy().tolist() == [2]
+
+    on_ranks(2, run, config={"blocking": 0})
+    assert stubs.nccl.calls("ncclGroupSimulateEnd") == before
+
+
+# ---- what goes wrong
+
+
+@needs_estimates
+def test_starts_and_ends_must_fit(stubs, pair, group):
+    with pytest.raises(RuntimeError, match=r"this thread has not called _start_time_estimate\(\)"):
+        group._end_time_estimate()
+    group._start_time_estimate()
+    with pytest.raises(RuntimeError, match="already called it"):
+        group._start_time_estimate()
+    with pytest.raises(RuntimeError, match=r"this thread has not called start_coalescing\(\)"):
+        group.end_coalescing()
+    group.start_coalescing()
+    with pytest.raises(RuntimeError, match=r"this thread has not called end_coalescing\(\)"):
+        group._end_time_estimate()
+    group.drop_coalesced()
+    group.drop_coalesced()  # of the estimate nothing is dropped
+    group.all_reduce(array(stubs, [1]))
+    assert group._end_time_estimate() == 1.0
+    group.start_coalescing()
+    with pytest.raises(RuntimeError, match="already called it, or start_coalescing"):
+        group._start_time_estimate()
+    group.drop_coalesced()
+    assert works(stubs, pair)
+
+
+@needs_estimates
+def test_another_thread_makes_calls_and_cannot_end_it(stubs, pair, group):
+    group._start_time_estimate()
+    group.all_reduce(array(stubs, [1]))
+    found = []
+
+    def elsewhere():
+        try:
+            group._end_time_estimate()
+        except RuntimeError as error:
+            found.append(str(error))
+        found.append(works(stubs, pair))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert found == ["_end_time_estimate(): this thread has not called _start_time_estimate()", True]
+    assert group._end_time_estimate() == 1.0
+
+
+@needs_estimates
+def test_a_block_that_raises_drops_its_calls(stubs, pair, group):
+    before = stubs.nccl.calls("ncclGroupStart")
+    group._start_time_estimate()
+    group.all_reduce(array(stubs, [1]))
+    with pytest.raises(ValueError, match="no operation is called 'no reduction'"):
+        group.all_reduce(array(stubs, [1]), "no reduction")
+    group.start_coalescing()
+    group.all_reduce(array(stubs, [1]))
+    group._drop_time_estimate()
+    group._drop_time_estimate()
+    assert stubs.nccl.calls("ncclGroupStart") == before
+    assert works(stubs, pair)
+
+
+@needs_estimates
+@pytest.mark.parametrize("function", ["ncclAllReduce", "ncclGroupSimulateEnd", "ncclGroupStart"])
+def test_an_error_of_nccl_ends_the_estimate_alone(stubs, group, pair, function):
+    group._start_time_estimate()
+    group.broadcast(array(stubs, [1]))
+    group.all_reduce(array(stubs, [1]))
+    sequence = group.sequence
+    stubs.nccl.fail(function, result=3, text="no luck")
+    with pytest.raises(dldist.DistBackendError, match=f"{function}: ncclInternalError .*no luck"):
+        group._end_time_estimate()
+    assert group.sequence == sequence and group.error is None
+    with pytest.raises(RuntimeError, match="has not called"):
+        group._end_time_estimate()
+    assert works(stubs, pair)
+
+
+@needs_estimates
+def test_an_abort(stubs, group):
+    group._start_time_estimate()
+    group.all_reduce(array(stubs, [1]))
+    group.abort("enough")
+    with pytest.raises(dldist.DistError, match="enough"):
+        group._end_time_estimate()
+
+
+@needs_estimates
+def test_nccl_has_the_time_of_a_call(stubs, group):
+    """The first estimate may connect ranks, which all must come for."""
+
+    def let_go():
+        poll_until(lambda: group.error is not None)
+        stubs.nccl.release()
+
+    group.timeout = 0.3
+    group._start_time_estimate()
+    group.all_reduce(array(stubs, [1]))
+    stubs.nccl.hang("ncclGroupSimulateEnd")
+    watcher = threading.Thread(target=let_go)
+    watcher.start()
+    with pytest.raises(dldist.DistTimeoutError, match="time_estimate"):
+        group._end_time_estimate()
+    watcher.join(LIMIT_S)
+
+
+@needs_estimates
+def test_a_capture_goes_on(stubs, framework, group):
+    """What is being captured has nothing of an estimate, even of tensors that would be packed."""
+    side = Side(stubs, framework, 0)
+    values = side.array([1, 2])
+    x = framework.exchange(values)
+    image = array(stubs, [[1, 2], [3, 4]], strides=(1, 2))
+    image.stream = side.handle
+    strided = framework.exchange(image)
+    alone = _core.NcclGroup(None, 0, 1, device=0)
+    alone.connect()
+    with stubs.cuda.on_device(0), side.current():
+        with Graph(stubs, side) as graph:
+            group._start_time_estimate()
+            group.all_reduce(x)
+            group.broadcast(strided)
+            assert group._end_time_estimate() == 2.0
+            alone.all_reduce(x)
+        graph.launch()
+        assert values.numpy().tolist() == [1, 2]
+        graph.destroy()
+    alone.close(5)

@@ -1,0 +1,280 @@
+"""Gather, scatter and all-to-all by NCCL's own calls, where it has them and all ranks know that blocks are equal, and by messages
+elsewhere, over the doubles of tests/stubs.
+
+test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+"""
+
+import itertools
+import threading
+
+import dldist
+import numpy
+import pytest
+from dldist import _core
+from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist.nccl import library
+from nccl_stream_cases import Graph, Side
+from nccl_stream_cases import framework as framework
+from nccl_stubs import DTYPES
+from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
+from nccl_workers_group import no_faults as no_faults
+from nccl_workers_group import stubs as stubs
+
+HAS_NATIVE = tuple(map(int, VERSION.split("."))) >= (2, 28, 3)
+NATIVE = ["ncclAlltoAll", "ncclGather", "ncclScatter"]
+MESSAGES = ["ncclSend", "ncclRecv"]
+
+
+class Counter:
+    """How often NCCL's functions are called from here on, by all ranks together."""
+
+    def __init__(self, stubs):
+        self._stubs = stubs
+        self._before = self._now()
+
+    def _now(self):
+        return {name: self._stubs.nccl.calls(name) for name in NATIVE + MESSAGES}
+
+    def made(self):
+        return {name: calls - self._before[name] for name, calls in self._now().items() if calls > self._before[name]}
+
+
+def made_for(size, native, *, own, sent):
+    """What Counter.made() is to be: `own` calls of NCCL's functions where they are used, else `sent` messages."""
+    by_calls = {name: count for name, count in zip(NATIVE, own, strict=True) if count}
+    by_messages = {name: sent for name in MESSAGES} if sent else {}
+    return by_calls if native else by_messages
+
+
+def values_of(rank, to, count, dtype):
+    """What rank sends to another; for a bool every other one is True."""
+    return (numpy.arange(count) % 5 + 7 * rank + 3 * to).astype(dtype) if dtype != "bool" else (numpy.arange(count) + rank + to) % 2 == 1
+
+
+def check_all_to_all(group, make, count, dtype):
+    rank, size = group.rank, group.size
+    given = make(numpy.concatenate([values_of(rank, to, count, dtype) for to in range(size)]))
+    taken = make(numpy.zeros(count * size, dtype))
+    group.all_to_all_single(taken, given)
+    wanted = numpy.concatenate([values_of(other, rank, count, dtype) for other in range(size)])
+    assert (taken.numpy() == wanted).all()
+
+
+def check_gather(group, make, count, dtype, root):
+    rank, size = group.rank, group.size
+    taken = make(numpy.zeros(count * size, dtype)) if rank == root else None
+    group.gather_single(make(values_of(rank, root, count, dtype)), taken, root)
+    if rank == root:
+        assert (taken.numpy() == numpy.concatenate([values_of(other, root, count, dtype) for other in range(size)])).all()
+
+
+def check_scatter(group, make, count, dtype, root):
+    rank, size = group.rank, group.size
+    given = numpy.concatenate([values_of(root, to, count, dtype) for to in range(size)])
+    taken = make(numpy.zeros(count, dtype))
+    group.scatter_single(taken, make(given) if rank == root else None, root)
+    assert (taken.numpy() == values_of(root, rank, count, dtype)).all()
+
+
+def check_all(group, make, counts, dtype="float32"):
+    for count in counts:
+        check_all_to_all(group, make, count, dtype)
+        for root in range(group.size):
+            check_gather(group, make, count, dtype, root)
+            check_scatter(group, make, count, dtype, root)
+
+
+def calls_of_check_all(size, ncounts, native):
+    """The calls that check_all makes on all ranks, for counts that are not 0."""
+    roots = ncounts * size
+    sent = ncounts * size * (size - 1) + 2 * roots * (size - 1)
+    return made_for(size, native, own=(ncounts * size, roots * size, roots * size), sent=sent)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_dtype_root_and_size(stubs, size):
+    names = [name for name in DTYPES if name in dir(numpy) or name == "bool"]
+    assert len(names) >= 10
+    counter = Counter(stubs)
+
+    def run(group, rank):
+        for name in names:
+            check_all(group, lambda values: array(stubs, values, rank, values.dtype), [0, 1, 5], name)
+
+    on_ranks(size, run)
+    assert counter.made() == calls_of_check_all(size, 2 * len(names), HAS_NATIVE)
+
+
+@pytest.mark.parametrize("blocking", [0, 1])
+def test_communicators_of_both_kinds(stubs, blocking):
+    counter = Counter(stubs)
+    on_ranks(2, lambda group, rank: check_all(group, lambda x: array(stubs, x, rank), [3]), config={"blocking": blocking})
+    assert counter.made() == calls_of_check_all(2, 1, HAS_NATIVE)
+
+
+def test_sizes_that_other_ranks_cannot_know_are_messages(stubs):
+    counter = Counter(stubs)
+
+    def run(group, rank):
+        make = lambda *values: array(stubs, values, rank)  # noqa: E731 - short, and used at once
+        for sizes in ([2, 2], [1, 3]):
+            taken = [make(*[0] * size) for size in sizes] if rank == 0 else None
+            group.gather(make(*[rank] * sizes[rank]), taken)
+            assert rank == 1 or [x.numpy().tolist() for x in taken] == [[k] * sizes[k] for k in range(2)]
+            part = make(*[0] * sizes[rank])
+            group.scatter(part, [make(*[k] * sizes[k]) for k in range(2)] if rank == 0 else None)
+            assert part.numpy().tolist() == [rank] * sizes[rank]
+            taken = [make(*[0] * sizes[rank]) for _ in range(2)]
+            group.all_to_all(taken, [make(*[rank] * size) for size in sizes])
+            assert [x.numpy().tolist() for x in taken] == [[k] * sizes[rank] for k in range(2)]
+            whole = make(*[0] * 2 * sizes[rank])
+            group.all_to_all_single(whole, make(*[rank] * sum(sizes)), [sizes[rank]] * 2, sizes)
+            assert whole.numpy().tolist() == [0] * sizes[rank] + [1] * sizes[rank]
+
+    on_ranks(2, run)
+    assert counter.made() == {"ncclSend": 12, "ncclRecv": 12}
+
+
+def test_tensors_in_place_and_with_gaps(stubs):
+    """Staged as for any call, so that blocks lie side by side for NCCL."""
+    counter = Counter(stubs)
+
+    def run(group, rank):
+        x = array(stubs, [10 * rank, 10 * rank + 1], rank)
+        group.all_to_all_single(x, x)
+        assert x.numpy().tolist() == [rank, 10 + rank]
+        image = numpy.arange(4, dtype="float32").reshape(2, 2) + 10 * rank
+        given = array(stubs, image, rank, strides=(1, 2))
+        taken = array(stubs, numpy.zeros((2, 2)), rank, strides=(1, 2))
+        group.all_to_all_single(taken, given)
+        assert taken.numpy().tolist() == [[2 * rank, 2 * rank + 1], [2 * rank + 10, 2 * rank + 11]]
+        whole = array(stubs, numpy.zeros((2, 2)), rank, strides=(1, 2)) if rank == 1 else None
+        group.gather_single(array(stubs, [rank, rank + 5], rank), whole, 1)
+        assert rank == 0 or whole.numpy().tolist() == [[0, 5], [1, 6]]
+
+    on_ranks(2, run)
+    assert counter.made() == made_for(2, HAS_NATIVE, own=(4, 2, 0), sent=5)
+
+
+def test_in_a_coalescing_block(stubs):
+    counter = Counter(stubs)
+
+    def run(group, rank):
+        x, y = array(stubs, [rank, rank + 10], rank), array(stubs, [0, 0], rank)
+        whole = array(stubs, [0, 0], rank) if rank == 0 else None
+        total = array(stubs, [rank + 1], rank)
+        group.start_coalescing()
+        group.all_to_all_single(y, x)
+        group.gather_single(array(stubs, [rank], rank), whole, 0)
+        group.all_reduce(total)
+        assert group.end_coalescing().wait() is True
+        assert y.numpy().tolist() == ([0, 1] if rank == 0 else [10, 11]) and total.numpy().tolist() == [3]
+        assert rank == 1 or whole.numpy().tolist() == [0, 1]
+
+    on_ranks(2, run)
+    assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 2, 0), sent=3)
+
+
+def test_in_a_graph(stubs, framework):
+    everybody = threading.Barrier(2)  # ranks are threads here, and what one allocates would spoil the capture of the other
+
+    def run(group, rank):
+        group.connect()
+        side = Side(stubs, framework, rank)
+        given, taken = side.array([rank, rank + 10]), side.array([0, 0])
+        x, y = framework.exchange(given), framework.exchange(taken)
+        everybody.wait(LIMIT_S)
+        with stubs.cuda.on_device(rank), side.current():
+            with Graph(stubs, side) as graph:
+                group.all_to_all_single(y, x)
+            everybody.wait(LIMIT_S)
+            results = []
+            for turn in (0, 100):
+                given.slow_write([rank + turn, rank + turn + 10], 1)
+                graph.launch()
+                results.append(side.copy_later(taken))
+            found = [copy.numpy().tolist() for copy in results]
+            graph.destroy()
+        return found
+
+    counter = Counter(stubs)
+    assert on_ranks(2, run) == [[[0, 1], [100, 101]], [[10, 11], [110, 111]]]
+    assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 0, 0), sent=2)
+
+
+def test_the_calls_of_c10d(stubs):
+    counter = Counter(stubs)
+    store = dldist.HashStore()
+
+    def run(group, rank):
+        backend = ProcessGroupNCCL(store, rank, 2)
+        backend.eager_connect_single_device(rank)
+        for splits in ([[], []], [[1, 1], [1, 1]]):
+            taken = array(stubs, [0, 0], rank)
+            backend.alltoall_base(taken, array(stubs, [rank, rank + 10], rank), *splits).wait()
+            assert taken.numpy().tolist() == ([0, 1] if rank == 0 else [10, 11])
+        backend.shutdown()
+
+    on_ranks(2, run)
+    assert counter.made() == ({"ncclAlltoAll": 2} if HAS_NATIVE else {}) | dict.fromkeys(MESSAGES, 2 if HAS_NATIVE else 4)
+
+
+# ---- the setting
+
+
+def test_all_ranks_may_want_messages(stubs):
+    counter = Counter(stubs)
+
+    def run(group, rank):
+        part = group.split([0, 1])  # a group that is made of another does as that
+        for each in (group, part):
+            assert each.grouped_messages is True
+            check_all(each, lambda x: array(stubs, x, rank), [2])
+        part.close()
+
+    on_ranks(2, run, grouped_messages=True)
+    sent = calls_of_check_all(2, 1, False)
+    assert counter.made() == {name: 2 * count for name, count in sent.items()}
+
+
+def test_the_setting_is_read(monkeypatch):
+    assert library.group_settings()["grouped_messages"] is False
+    monkeypatch.setenv("DLDIST_NCCL_GROUPED_MESSAGES", "1")
+    assert library.group_settings()["grouped_messages"] is True
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_ranks_that_want_different_things_are_told(stubs, other):
+    store = dldist.HashStore()
+
+    def run(group, rank):
+        mixed = _core.NcclGroup(store, rank, 2, device=rank, timeout=LIMIT_S, grouped_messages=rank == other)
+        with pytest.raises(dldist.DistMismatchError) as error:
+            mixed.connect()
+        return str(error.value)
+
+    for text in on_ranks(2, run):
+        assert f"grouped messages on rank {other} (DLDIST_NCCL_GROUPED_MESSAGES=1) and NCCL's own calls on rank {1 - other}" in text
+
+
+@pytest.mark.skipif(tuple(map(int, VERSION.split("."))) < (2, 29, 2), reason="this NCCL grows nothing")
+def test_ranks_that_join_are_told(stubs):
+    numbers = itertools.count()
+    store = dldist.HashStore()
+
+    def run(group, rank):
+        if rank < 2:
+            next(numbers)
+            backend = ProcessGroupNCCL(dldist.PrefixStore("members", store), rank, 2)
+            backend.eager_connect_single_device(rank)
+        else:
+            backend = ProcessGroupNCCL._of(_core.NcclGroup(None, 0, 1, device=2, grouped_messages=True), NCCLOptions())
+        options = NCCLOptions()
+        options._timeout = options._timeout.__class__(seconds=1)
+        with pytest.raises(RuntimeError) as error:
+            backend.merge(dldist.PrefixStore("whole", store), options, rank, 3)
+        backend.abort()
+        return str(error.value)
+
+    texts = on_ranks(3, run)
+    assert f"rank 0 has NCCL {library.version()}, but rank 2 has {library.version()} with grouped messages" in texts[2]
