@@ -195,7 +195,7 @@ def test_abort_handles(stubs, where):
     handle.abort("once more, after the end")
     assert handle.is_aborted
     second.close()
-    del first, second
+    first = second = None
     handle.abort()
 
 

@@ -619,7 +619,7 @@ def test_a_guest_knows_who_serves_the_store_however_soon_it_comes():
     poll_until(lambda: server.try_get("dldist/open/default_pg/rank/1"))
     server.set("dldist/open/default_pg/1", "4711 node-a")
     guest = coming.result(20)
-    del server
+    server = None
     with pytest.raises(dldist.DistPeerLostError, match=r"lost rank 0 \(node-a, pid 4711\), which served the store"), guest:
         guest.store.get("key")
 
