@@ -40,6 +40,7 @@ copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_erro
     group->options.name = dd_bytes_of(name, options->name.len);
     atomic_init(&group->timeout_ns, options->timeout_ns);
     atomic_init(&group->is_nan_check, options->is_nan_check);
+    atomic_init(&group->has_timing, options->has_timing);
     return DD_OK;
 }
 
@@ -263,6 +264,12 @@ void
 dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on)
 {
     atomic_store_explicit(&group->is_nan_check, is_on, memory_order_relaxed);
+}
+
+void
+dd_nccl_group_set_timing(dd_nccl_group *group, bool is_on)
+{
+    atomic_store_explicit(&group->has_timing, is_on, memory_order_relaxed);
 }
 
 /* ---- may it be called */

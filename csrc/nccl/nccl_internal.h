@@ -85,6 +85,7 @@ struct dd_nccl_group {
     uint64_t generation;           /* const; of core/fork.h */
     atomic_bool stop;              /* set with the cause: what makes communicators gives up */
     atomic_bool is_nan_check;
+    atomic_bool has_timing; /* of the works from now on */
     atomic_llong timeout_ns;
 
     dd_list link; /* the watchdog's lock; in no list when it is not watched */

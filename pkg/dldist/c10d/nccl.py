@@ -203,7 +203,8 @@ class ProcessGroupNCCL(OverGroup):
         return bool(work.timeout == timeout)
 
     def _enable_collectives_timing(self) -> None:
-        """Does nothing: works measure their time only if DLDIST_NCCL_ENABLE_TIMING=1 asked for that earlier."""
+        """Have the works of later calls measure their time."""
+        self.group.set_timing(True)
 
     def get_error(self) -> Any:
         is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)

@@ -1,0 +1,120 @@
+"""What the ranks of test_nccl_surface.py run: what c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
+
+import datetime
+import sys
+import threading
+
+import procs
+from nccl_life_workers import LIMIT_S, _backend, _begin, _init, _left
+
+LIMIT = datetime.timedelta(seconds=LIMIT_S)
+SLOW_MS = 50
+
+
+def member(channel, name, version, environment, port, rank, size):
+    """One function below on every rank; its reply."""
+    dist, stubs, workers = _begin(version, environment)
+    return globals()[name](dist, stubs, workers.tensor_type(stubs, rank), port, rank, size)
+
+
+def waits_alone(dist, stubs, Tensor, port, rank, size):
+    """Rank 0 waits for its own works, while rank 1 calls nothing."""
+    store = _init(dist, port, rank, size)
+    x = Tensor([1.0])
+    if rank == 0:
+        with stubs.cuda.on_device(rank):
+            stubs.cuda.gate(x.stream, 0)
+    work = dist.all_reduce(x, async_op=True)
+    if rank == 1:
+        store.wait(["rank 0 has waited"])
+    else:
+        waiter = threading.Thread(target=dist.group.WORLD._wait_for_pending_works)
+        waiter.start()
+        procs.poll_until(lambda: waiter.native_id, what="the thread's number")
+        procs.wait_at_rest([waiter.native_id])
+        assert waiter.is_alive() and not work.is_completed()
+        stubs.cuda.open_gate(0)
+        waiter.join(LIMIT_S)
+        assert not waiter.is_alive() and work.is_completed()
+        store.set("rank 0 has waited", b"")
+    assert x.tolist() == [2.0]
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def timing_from_now_on(dist, stubs, Tensor, port, rank, size):
+    _init(dist, port, rank, size)
+    stubs.nccl.slow_kernels(rank, SLOW_MS)
+    other = dist.new_group()
+    before = dist.all_reduce(Tensor([1.0]), async_op=True)
+    dist.group.WORLD._enable_collectives_timing()
+    after = dist.all_reduce(Tensor([1.0]), async_op=True)
+    elsewhere = dist.all_reduce(Tensor([1.0]), group=other, async_op=True)
+    for work in (before, after, elsewhere):
+        work.wait(LIMIT)
+    assert SLOW_MS <= after._get_duration() < LIMIT_S * 1e3 and after.duration == after._get_duration() / 1e3
+    for untimed in (before, elsewhere):
+        try:
+            untimed._get_duration()
+            raise AssertionError
+        except RuntimeError as error:
+            assert "was not timed" in str(error), error
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def tells_its_hook(dist, stubs, Tensor, port, rank, size):
+    """Of calls of all kinds, with the device's time; destroy_process_group waits for it, and what it raises is reported."""
+    _init(dist, port, rank, size)
+    pg, told, raised = dist.group.WORLD, [], []
+    main = threading.main_thread()
+    threads = set()
+
+    def hook(info):
+        threads.add(threading.current_thread())
+        if info.op_type.name == "BROADCAST":
+            procs.wait_at_rest([main.native_id])  # it is in destroy_process_group, and waits for this
+        told.append(info)
+        if info.op_type.name == "BARRIER":
+            raise ValueError("mine")
+
+    sys.unraisablehook = lambda report: raised.append(str(report.exc_value))
+    pg._register_on_completion_hook(hook)
+    assert pg._has_hooks()
+    pg._enable_collectives_timing()
+    stubs.nccl.slow_kernels(rank, SLOW_MS)
+    x, begin = Tensor([1.0]), datetime.datetime.now()
+    dist.all_reduce(x)
+    dist.all_reduce(x, async_op=True).wait()
+    dist.barrier()
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, Tensor([rank]), 1 - rank), dist.P2POp(dist.irecv, x, 1 - rank)])[0].wait()
+    pg._wait_for_pending_works()
+    assert x.tolist() == [1 - rank] and raised == ["mine"]
+    kinds = [info.op_type.name for info in told]
+    assert kinds == ["ALLREDUCE", "ALLREDUCE", "BARRIER", "COALESCED"], kinds
+    assert [info.seq for info in told[:3]] == [1, 2, 3], told
+    for info in told:
+        took = info.time_finished - info.time_started
+        assert begin <= info.time_started <= info.time_finished <= datetime.datetime.now()
+        assert datetime.timedelta(milliseconds=SLOW_MS) <= info.active_duration <= took, (info, took)
+    with dist.coalescing(device="cuda"):
+        dist.all_reduce(x)
+    pg._wait_for_pending_works()
+    assert [info.op_type.name for info in told[4:]] == ["ALLREDUCE"]
+    dist.broadcast(x, 0)
+    dist.destroy_process_group()
+    assert told[-1].op_type.name == "BROADCAST" and len(told) == 6
+    assert main not in threads
+    return _left(stubs)
+
+
+def tells_its_hook_without_timing(dist, stubs, Tensor, port, rank, size):
+    """Then the host's time is told."""
+    _init(dist, port, rank, size)
+    told = []
+    dist.group.WORLD._register_on_completion_hook(told.append)
+    dist.all_reduce(Tensor([1.0]))
+    dist.destroy_process_group()
+    (info,) = told
+    assert info.active_duration == info.time_finished - info.time_started
+    return _left(stubs)
