@@ -12,6 +12,7 @@ typedef struct card {
     int32_t version;
     int32_t device;
     int64_t pid;
+    uint64_t encryption; /* dd_nccl_lib's */
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
     int32_t status; /* of making the id */
@@ -62,7 +63,11 @@ is_stopped(void *ctx)
 static dd_status
 make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
-    card mine = {.version = m->lib->version, .device = m->device, .pid = dd_sys_getpid(), .nids = nids};
+    card mine = {.version = m->lib->version,
+                 .device = m->device,
+                 .pid = dd_sys_getpid(),
+                 .encryption = m->lib->encryption,
+                 .nids = nids};
     if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
@@ -148,6 +153,24 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
     return status;
 }
 
+/* One of them encrypts, or both do with different keys. */
+static dd_status
+refuse_encryption(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+{
+    bool has_keys = first->encryption != 0 && other->encryption != 0;
+    const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
+    const char *what = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
+    bool is_first = first->encryption != 0;
+    const card *one = is_first ? first : other;
+    const card *another = is_first ? other : first;
+    return dd_error_set(err, DD_MISMATCH,
+                        "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
+                        "%lld) %s: do all ranks have the same %s?",
+                        name_of(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
+                        name_of(e->m, is_first ? rank : 0), another->host, (long long)another->pid, theirs,
+                        what);
+}
+
 static dd_status
 compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
 {
@@ -162,6 +185,8 @@ compare(const encounter *e, const card *first, int rank, const card *other, dd_e
             name_of(e->m, 0), first->host, (long long)first->pid, dd_nccl_version_print(first->version, a),
             name_of(e->m, rank), other->host, (long long)other->pid,
             dd_nccl_version_print(other->version, b));
+    } else if (first->encryption != other->encryption) {
+        status = refuse_encryption(e, first, rank, other, err);
     } else if (first->nids != other->nids) {
         status =
             dd_error_set(err, DD_PROTOCOL,

@@ -1,4 +1,4 @@
-/* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version.
+/* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version and encryption.
  *
  * They meet as groups do (store/meeting.h). A card has NCCL's version, host, process, device, and, if the rank is a root, the id that it
  * has made or why it could not. Every rank has all cards and finds the same in them: the ids, or why there will be no communicator.
@@ -30,7 +30,7 @@ typedef struct dd_nccl_meeting {
 /* How many ids so many ranks use: one, or one for ranks_per_root ranks (0: one) where NCCL has scalable init. */
 int dd_nccl_meet_nids(const dd_nccl_lib *lib, int size, int ranks_per_root);
 
-/* All ranks call, with the same number of ids. DD_MISMATCH: two ranks have different NCCLs, both are named. DD_BACKEND: a root could not make its
+/* All ranks call, with the same number of ids. DD_MISMATCH: two ranks have different NCCLs, or do not encrypt alike; both are named. DD_BACKEND: a root could not make its
  * id; NCCL's reason. DD_OP_TIMED_OUT names the ranks that have not come. DD_ABORTED when `stop` (may be NULL) becomes true, DD_INTERRUPTED, and what
  * the store fails with. */
 dd_status dd_nccl_meet(const dd_nccl_meeting *meeting, dd_nccl_unique_id *ids, int nids,

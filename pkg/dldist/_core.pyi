@@ -1288,7 +1288,12 @@ class NcclUniqueId:
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 def _load_nccl(
-    candidates: list[str], nccl: str | None = None, cuda: str | None = None, is_abort_off: bool = False
+    candidates: list[str],
+    nccl: str | None = None,
+    cuda: str | None = None,
+    is_abort_off: bool = False,
+    psk: str | None = None,
+    psk_print: int = 0,
 ) -> None: ...
 def _find_nccl_obstacle(candidates: list[str], nccl: str | None = None) -> str | None: ...
 def _nccl_info() -> dict[str, Any] | None: ...

@@ -1,6 +1,7 @@
 """What the ranks of test_nccl_surface.py run: what c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
 
 import datetime
+import os
 import sys
 import threading
 
@@ -118,3 +119,61 @@ def tells_its_hook_without_timing(dist, stubs, Tensor, port, rank, size):
     (info,) = told
     assert info.active_duration == info.time_finished - info.time_started
     return _left(stubs)
+
+
+# ---- encryption
+
+
+def encrypts(dist, stubs, Tensor, port, rank, size):
+    """Alike on all ranks, once, whatever groups there are and whichever is first."""
+    store = _init(dist, port, rank, size, device_id=None)
+    evens, odds = dist.new_group([0]), dist.new_group([1])
+    for group in (evens, dist.group.WORLD) if rank == 0 else (dist.group.WORLD, odds):
+        dist.all_reduce(Tensor([1.0]), group=group)
+    key = stubs.nccl.encryption()
+    store.set(f"key{rank}", str(key))
+    assert store.get(f"key{1 - rank}") == str(key).encode() and key != 0
+    assert stubs.nccl.calls("ncclSetEncryption") == 1
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def _error_of_meeting(dist, Tensor, store, rank, size):
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=LIMIT)
+    try:
+        dist.all_reduce(Tensor([1.0]))
+        raise AssertionError("they have met")
+    except dist.DistMismatchError as error:
+        return str(error)
+
+
+def encrypts_on_some(dist, stubs, Tensor, port, rank, size):
+    store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+    if rank == 1:
+        del os.environ["DLDIST_NCCL_ENCRYPTION"]
+    return _error_of_meeting(dist, Tensor, store, rank, size)
+
+
+def encrypts_with_another_secret(dist, stubs, Tensor, port, rank, size):
+    store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+    os.environ["DLDIST_SECRET"] += str(rank)
+    return _error_of_meeting(dist, Tensor, store, rank, size)
+
+
+# ---- the same bits every time
+
+
+def keeps_from_nvls(dist, stubs, Tensor, port, rank, size):
+    """What NCCL's environment says once a group has been made."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+    if "torch's flag" in os.environ:
+        import types
+
+        sys.modules["torch"] = types.SimpleNamespace(are_deterministic_algorithms_enabled=lambda: os.environ["torch's flag"] == "1")
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    sys.modules.pop("torch", None)
+    dist.destroy_process_group()
+    return libc.getenv(b"NCCL_ALGO")

@@ -1,7 +1,11 @@
 """What c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
 
+import re
+
+import nccl_stubs
 import nccl_surface_workers
 import pytest
+from test_nccl_config import run as run_program
 from test_nccl_life import NOTHING
 from test_nccl_life import run as run_ranks
 
@@ -15,3 +19,62 @@ def run(name, tmp_path, size=2, **options):
 )
 def test_works(tmp_path, name):
     assert run(name, tmp_path) == [NOTHING] * 2
+
+
+# ---- encryption
+
+ENCRYPTED = {"DLDIST_NCCL_ENCRYPTION": "1"}
+
+
+def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
+    assert run("encrypts", tmp_path, env=ENCRYPTED) == [NOTHING] * 2
+
+
+@pytest.mark.parametrize(
+    "name, who, setting",
+    [
+        ("encrypts_on_some", r"rank 1 \(.*\) does not encrypt", "DLDIST_NCCL_ENCRYPTION"),
+        ("encrypts_with_another_secret", r"rank 1 \(.*\) encrypts with another key", "DLDIST_SECRET"),
+    ],
+)
+def test_ranks_that_do_not_encrypt_alike(tmp_path, monkeypatch, name, who, setting):
+    monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
+    for text in run(name, tmp_path, env=ENCRYPTED):
+        assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {who}.*{setting}\?", text), text
+
+
+WHY_NOT = """
+from dldist import nccl
+try:
+    nccl.NcclGroup(None, 0, 1)
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_encryption_needs_a_newer_nccl_and_a_secret():
+    old, new = (nccl_stubs.build(version).environment() for version in ("2.27.3", "2.32.3"))
+    text = run_program(WHY_NOT, {**old, **ENCRYPTED, "DLDIST_SECRET": "secret"})
+    assert text.startswith("ncclSetEncryption needs NCCL 2.32.3 or newer, this is 2.27.3 ("), text
+    text = run_program(WHY_NOT, {**new, **ENCRYPTED, "DLDIST_SECRET": ""})
+    assert text.startswith("DLDIST_NCCL_ENCRYPTION=1 needs a secret that all ranks have, in DLDIST_SECRET"), text
+
+
+# ---- the same bits every time
+
+
+@pytest.mark.parametrize(
+    "env, algorithms",
+    [
+        ({}, None),
+        ({"torch's flag": "0"}, None),
+        ({"torch's flag": "1"}, b"^NVLS"),
+        ({"torch's flag": "1", "DLDIST_NCCL_DETERMINISTIC": "0"}, None),
+        ({"DLDIST_NCCL_DETERMINISTIC": "1"}, b"^NVLS"),
+        ({"DLDIST_NCCL_DETERMINISTIC": "1", "NCCL_ALGO": "Ring"}, b"Ring"),
+    ],
+)
+def test_nvls_where_results_are_to_be_the_same(tmp_path, monkeypatch, env, algorithms):
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    assert run("keeps_from_nvls", tmp_path, size=1, env=env) == [algorithms]

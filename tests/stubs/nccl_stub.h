@@ -94,6 +94,13 @@ dd_nccl_result nccl_fail(dd_nccl_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 const char *nccl_last_error(dd_nccl_comm_handle handle);
 
+/* ---- encryption (nccl_stub_encryption.c) */
+
+dd_nccl_result nccl_set_encryption(const dd_nccl_abi_encryption *config);
+/* What tells keys apart, 0 for none. From now on it is too late for another. */
+uint64_t nccl_settle_encryption(void);
+void nccl_forget_encryption(void);
+
 /* ---- configurations (nccl_stub_config.c) */
 
 /* What this version makes of a caller's struct, which may be NULL. */

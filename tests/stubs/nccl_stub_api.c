@@ -527,9 +527,6 @@ dd_nccl_result
 ncclSetEncryption(const dd_nccl_abi_encryption *config)
 {
     ENTER("ncclSetEncryption");
-    bool is_good = config != NULL && config->magic == DD_NCCL_MAGIC &&
-                   (config->mode == DD_NCCL_ENCRYPTION_MODE_NONE || config->psk != NULL);
-    return is_good ? DD_NCCL_SUCCESS
-                   : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclSetEncryption: invalid configuration");
+    return nccl_set_encryption(config);
 }
 #endif

@@ -20,6 +20,7 @@ typedef struct stub_wire stub_wire;
 typedef struct wire_card {
     int device;
     int version;
+    uint64_t encryption;
 } wire_card;
 
 typedef struct wire_spec {

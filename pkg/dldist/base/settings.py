@@ -193,6 +193,9 @@ LIBRARIES = (
             "The NCCL that is used; nothing else is tried then. Unset: a copy that the process has loaded already, NVIDIA's "
             "wheel, the loader's path."),
     Setting("cuda_library", ("DLDIST_CUDA_LIBRARY",), _PATH, "", "The same for the driver. Unset: `libcuda.so.1`."),
+    Setting("nccl_encryption", ("DLDIST_NCCL_ENCRYPTION",), _FLAG, False,
+            "`1`: NCCL encrypts its connections, with a key made of `DLDIST_SECRET` ([nccl.md](nccl.md#encryption)). Must be the same "
+            "on all ranks. Read when NCCL is loaded."),
 )
 
 FAILURES = (
@@ -246,10 +249,13 @@ FAILURES = (
             "`1`: inputs are looked through for NaN."),
     Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
-    Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, None,
-            "Whether NCCL makes its communicators without blocking. Unset: whatever is best here."),
+    Setting("deterministic", ("DLDIST_NCCL_DETERMINISTIC",), _TRUTH, None,
+            "`1`: NCCL's results have the same bits every time, without NVLS: sets `NCCL_ALGO=^NVLS`, unless `NCCL_ALGO` is set. Unset: as "
+            "`torch.use_deterministic_algorithms` says, where a program has imported torch."),
+    Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, False,
+            "`1`: NCCL makes its communicators without blocking."),
     Setting("nonblocking_timeout_s", ("DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", "TORCH_NCCL_NONBLOCKING_TIMEOUT"), _number(1), None,
-            "How long that may take. Unset: the group's time-out."),
+            "How long making a communicator may take, blocking or not. Unset: the group's time-out."),
 )
 
 
