@@ -163,9 +163,10 @@ TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
         uint64_t first;
         uint64_t third;
         const char *texts[2];
-    } CASES[] = {{7, 0, {"rank 0 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
-                 {0, 7, {"rank 2 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
-                 {7, 8, {"rank 0 (", "encrypts with another key: do all ranks have the same DLDIST_SECRET?"}}};
+    } CASES[] = {
+        {7, 0, {"rank 0 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
+        {0, 7, {"rank 2 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
+        {7, 8, {"rank 0 (", "encrypts with another key: do all ranks have the same DLDIST_SECRET?"}}};
     for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
         party p;
         party_init(&p, 3, 1, 5 * DD_NS_PER_S);

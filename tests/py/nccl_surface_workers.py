@@ -177,3 +177,104 @@ def keeps_from_nvls(dist, stubs, Tensor, port, rank, size):
     sys.modules.pop("torch", None)
     dist.destroy_process_group()
     return libc.getenv(b"NCCL_ALGO")
+
+
+# ---- what NCCL says of a communicator
+
+
+def properties(dist, stubs, Tensor, port, rank, size):
+    store = _init(dist, port, rank, size)
+    group = _backend(dist).group
+    try:
+        found = group.properties()
+    except NotImplementedError as error:
+        dist.destroy_process_group()
+        return str(error)
+    assert (found["rank"], found["n_ranks"], found["cuda_dev"]) == (rank, size, rank)
+    assert found["device_api_support"] is True and found["multimem_support"] is True
+    if "comm_hash" in found:
+        store.set(f"hash{rank}", str(found["comm_hash"]))
+        assert store.get(f"hash{1 - rank}") == str(found["comm_hash"]).encode() and found["comm_hash"] != 0
+    lazy = dist.distributed_c10d.ProcessGroupNCCL(dist.HashStore(), 0, 1).group
+    try:
+        lazy.properties()
+        raise AssertionError
+    except dist.DistBackendError as error:
+        assert "no communicator" in str(error) or "device" in str(error), error
+    lazy.close()
+    dist.destroy_process_group()
+    return list(found)
+
+
+# ---- memory pools
+
+
+def pools(dist, stubs, Tensor, port, rank, size):
+    """A pool that has got more memory, or given some back, is registered again."""
+    _init(dist, port, rank, size)
+    backend = _backend(dist)
+    memory = [backend.allocate_tensor(1 << 12, dtype="float32", device=f"cuda:{rank}") for _ in range(3)]
+
+    class Pool:
+        segments = ()
+
+    def live():
+        return stubs.nccl.live("registration"), stubs.nccl.live("window")
+
+    for symm in (False, True):
+        pool = Pool()
+        kind = "window" if symm else "registration"
+        for parts, nnew in (((0,), 1), ((0, 1), 1), ((0, 1), 0), ((1, 2), 1), ((2,), 0)):
+            pool.segments = [(memory[part].ptr, memory[part].nbytes) for part in parts]
+            made = stubs.nccl.made(kind)
+            backend.register_mem_pool(pool, symm=symm)
+            assert stubs.nccl.made(kind) == made + nnew, parts
+            assert live() == ((0, len(parts)) if symm else (len(parts), 0)), parts
+        try:
+            backend.register_mem_pool(pool, symm=not symm)
+            raise AssertionError
+        except RuntimeError as error:
+            assert f"registered with symm={symm}" in str(error)
+        backend.deregister_mem_pool(pool)
+        assert live() == (0, 0)
+    try:
+        backend.deregister_mem_pool(pool)
+        raise AssertionError
+    except RuntimeError as error:
+        assert "is not registered" in str(error)
+    del memory
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+# ---- a message before anything else
+
+
+def receives_first(dist, stubs, Tensor, port, rank, size):
+    """While the other rank is in a barrier."""
+    store = _init(dist, port, rank, size, device_id=None, timeout=datetime.timedelta(seconds=1 if rank == 0 else LIMIT_S))
+    text = ""
+    if rank == 0:
+        try:
+            dist.recv(Tensor([0.0]), 1)
+            raise AssertionError("nobody has sent anything")
+        except dist.DistTimeoutError as error:
+            text = str(error)
+        store.set("rank 0 has given up", b"")
+    else:
+        barrier = threading.Thread(target=_fails_in_barrier, args=(dist, rank))
+        barrier.start()
+        store.wait(["rank 0 has given up"])
+    dist.abort()
+    if rank == 1:
+        barrier.join(LIMIT_S)
+        assert not barrier.is_alive()
+    return text
+
+
+def _fails_in_barrier(dist, rank):
+    try:
+        dist.barrier(device_ids=[rank])
+        raise AssertionError("rank 0 has not come")
+    except dist.DistError:
+        pass

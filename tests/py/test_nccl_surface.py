@@ -78,3 +78,31 @@ def test_encryption_needs_a_newer_nccl_and_a_secret():
 def test_nvls_where_results_are_to_be_the_same(tmp_path, monkeypatch, env, algorithms):
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     assert run("keeps_from_nvls", tmp_path, size=1, env=env) == [algorithms]
+
+
+# ---- what NCCL says of a communicator
+
+FIRST = ["rank", "n_ranks", "cuda_dev", "nvml_dev", "device_api_support", "multimem_support"]
+SECOND = ["gin_type", "n_lsa_teams", "host_rma_support", "railed_gin_type"]
+THIRD = ["comm_hash", "gin_min_stride", "gin_connection_type", "cft_support", "cft_multicast_support", "cft_counted_support"]
+
+
+@pytest.mark.parametrize("version, names", [("2.29.2", FIRST), ("2.29.7", FIRST + SECOND), ("2.32.3", FIRST + SECOND + THIRD)])
+@pytest.mark.filterwarnings("ignore:this group does not know its device")
+def test_properties(tmp_path, version, names):
+    assert run("properties", tmp_path, version=version) == [names] * 2
+
+
+def test_properties_need_a_newer_nccl(tmp_path):
+    for text in run("properties", tmp_path, version="2.27.3"):
+        assert text.startswith("ncclCommQueryProperties needs NCCL 2.29.2 or newer, this is 2.27.3 ("), text
+
+
+def test_pools_that_change(tmp_path):
+    assert run("pools", tmp_path) == [NOTHING] * 2
+
+
+def test_a_message_before_anything_else_waits_for_a_message(tmp_path):
+    text, _ = run("receives_first", tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
+    assert "of rank 0 and rank 1 alone, for a message between them" in text, text
+    assert "rank 1 may be in such a call" in text and "missing: 1" in text, text

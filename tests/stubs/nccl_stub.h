@@ -85,6 +85,7 @@ dd_nccl_result nccl_finalize(dd_nccl_comm_handle handle);
 dd_nccl_result nccl_revoke(dd_nccl_comm_handle handle);
 dd_nccl_result nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended);
 dd_nccl_result nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value);
+dd_nccl_result nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties);
 dd_nccl_result nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state);
 dd_nccl_result nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value);
 enum { NCCL_INFO_COUNT, NCCL_INFO_DEVICE, NCCL_INFO_RANK };

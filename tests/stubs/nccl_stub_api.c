@@ -490,6 +490,13 @@ ncclWaitSignal(int nwaits, dd_nccl_signal_wait *waits, dd_nccl_comm_handle comm,
 }
 
 dd_nccl_result
+ncclCommQueryProperties(dd_nccl_comm_handle comm, dd_nccl_abi_properties *properties)
+{
+    ENTER("ncclCommQueryProperties");
+    return nccl_properties(comm, properties);
+}
+
+dd_nccl_result
 ncclWinGetUserPtr(dd_nccl_comm_handle comm, dd_nccl_window window, void **data)
 {
     ENTER("ncclWinGetUserPtr");

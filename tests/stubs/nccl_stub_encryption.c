@@ -37,7 +37,8 @@ nccl_set_encryption(const dd_nccl_abi_encryption *config)
         encryption.key = config->mode == DD_NCCL_ENCRYPTION_MODE_NONE ? 0 : hash(config->psk);
     }
     pthread_mutex_unlock(&nccl_lock);
-    return is_late ? nccl_fail(DD_NCCL_INVALID_USAGE, "ncclSetEncryption: after the first unique id or communicator")
+    return is_late ? nccl_fail(DD_NCCL_INVALID_USAGE,
+                               "ncclSetEncryption: after the first unique id or communicator")
                    : DD_NCCL_SUCCESS;
 }
 

@@ -101,9 +101,8 @@ meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
         return result;
     }
     comm->spec = *spec;
-    comm->spec.card = (wire_card){.device = comm->device,
-                                  .version = nccl_stub_version,
-                                  .encryption = nccl_settle_encryption()};
+    comm->spec.card = (wire_card){
+        .device = comm->device, .version = nccl_stub_version, .encryption = nccl_settle_encryption()};
     stub_wire *wire = NULL;
     switch (wire_open(&comm->spec, is_aborted, &wire)) {
     case WIRE_ABORTED:

@@ -409,6 +409,8 @@ static PyMethodDef group_methods[] = {
     {"resume", py_nccl_group_resume, METH_NOARGS, "resume($self, /)\n--\n\nEnds suspend()."},
     {"memory_stats", py_nccl_group_memory_stats, METH_NOARGS,
      "memory_stats($self, /)\n--\n\nHow many bytes NCCL uses, by name."},
+    {"properties", py_nccl_group_properties, METH_NOARGS,
+     "properties($self, /)\n--\n\nWhat NCCL says of the communicator and of what it can do, by name."},
     {"register", PY_FAST_METHOD(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
