@@ -152,10 +152,11 @@ typedef struct dd_cuda_copy_2d {
     X(cuMemsetD8Async, cuMemsetD8Async,                                                                    \
       (dd_cuda_ptr dst, unsigned char value, size_t nbytes, dd_cuda_stream stream))
 
-/* Of CUDA 11.2; devices must have memory pools besides. */
+/* The first two are of CUDA 11.2; devices must have memory pools besides. The last is only for tests. */
 #define DD_CUDA_OPTIONAL(X)                                                                         \
     X(cuMemAllocAsync, cuMemAllocAsync, (dd_cuda_ptr * data, size_t nbytes, dd_cuda_stream stream)) \
-    X(cuMemFreeAsync, cuMemFreeAsync, (dd_cuda_ptr data, dd_cuda_stream stream))
+    X(cuMemFreeAsync, cuMemFreeAsync, (dd_cuda_ptr data, dd_cuda_stream stream))                    \
+    X(cuStreamSynchronize, cuStreamSynchronize, (dd_cuda_stream stream))
 
 #define DD_CUDA_POINTER(name, symbol, params) dd_cuda_result(*name) params;
 

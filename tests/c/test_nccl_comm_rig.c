@@ -25,7 +25,6 @@ load_controls(const char *path, stub_controls *controls)
     load_symbol(path, "dd_stub_live", &controls->live);
     load_symbol(path, "dd_stub_bad_uses", &controls->bad_uses);
     load_symbol(path, "dd_stub_shut_down", &controls->shut_down);
-    load_symbol(path, "cuStreamSynchronize", &controls->synchronize);
     load_symbol(path, "dd_stub_async_error", &controls->async_error);
     load_symbol(path, "dd_stub_slow_launches", &controls->slow_launches);
 }

@@ -19,7 +19,6 @@ typedef struct stub_controls {
     long (*live)(const char *kind);
     long (*bad_uses)(void);
     void (*shut_down)(int is_down);                                         /* libcuda */
-    dd_cuda_result (*synchronize)(dd_cuda_stream stream);                   /* libcuda */
     void (*async_error)(int rank, int result, int after, const char *text); /* libnccl */
     void (*slow_launches)(int ms);                                          /* libnccl */
 } stub_controls;

@@ -48,7 +48,7 @@ field_sync(field *f, bool is_default)
     for (int i = 0; i < NDEVICES; i++) {
         dd_cuda_guard guard;
         CHECK_OK(dd_cuda_enter(f->rig.cuda, i, &guard, check_err()));
-        CHECK_INT(f->rig.on_cuda.synchronize(is_default ? NULL : f->streams[i]), DD_CUDA_SUCCESS);
+        CHECK_INT(f->rig.cuda->api.cuStreamSynchronize(is_default ? NULL : f->streams[i]), DD_CUDA_SUCCESS);
         dd_cuda_leave(&guard);
     }
 }
@@ -237,7 +237,7 @@ TEST(ranks_share_a_device)
     CHECK_CONTAINS(check_message(), "ranks 0 and 1 are on device 1 and on the same stream");
     CHECK_OK(dd_nccl_team_run(other, "all_reduce", items, 1, streams, &f.wait, check_err()));
     for (int i = 0; i < 2; i++) {
-        CHECK_INT(f.rig.on_cuda.synchronize(streams[i]), DD_CUDA_SUCCESS);
+        CHECK_INT(f.rig.cuda->api.cuStreamSynchronize(streams[i]), DD_CUDA_SUCCESS);
         CHECK(f.data[1][(size_t)i * COUNT] == 3);
         CHECK_INT(f.rig.cuda->api.cuStreamDestroy(streams[i]), DD_CUDA_SUCCESS);
     }
@@ -380,7 +380,7 @@ TEST(an_abort_handle_frees_a_stuck_rank)
     CHECK_INT(workers[0].status, DD_OK);
     CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
     CHECK_OK(dd_nccl_comm_abort(handle, "a rank is gone", check_err()));
-    CHECK_INT(f.rig.on_cuda.synchronize(f.streams[0]), DD_CUDA_SUCCESS);
+    CHECK_INT(f.rig.cuda->api.cuStreamSynchronize(f.streams[0]), DD_CUDA_SUCCESS);
     reduce_two(&workers[0]);
     CHECK_INT(workers[0].status, DD_ABORTED);
     CHECK_CONTAINS(workers[0].error.message, "a rank is gone");

@@ -169,10 +169,10 @@ def keeps_from_nvls(dist, stubs, Tensor, port, rank, size):
 
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_char_p
-    if "torch's flag" in os.environ:
+    if "TORCH_FLAG" in os.environ:
         import types
 
-        sys.modules["torch"] = types.SimpleNamespace(are_deterministic_algorithms_enabled=lambda: os.environ["torch's flag"] == "1")
+        sys.modules["torch"] = types.SimpleNamespace(are_deterministic_algorithms_enabled=lambda: os.environ["TORCH_FLAG"] == "1")
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     sys.modules.pop("torch", None)
     dist.destroy_process_group()

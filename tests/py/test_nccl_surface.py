@@ -68,9 +68,9 @@ def test_encryption_needs_a_newer_nccl_and_a_secret():
     "env, algorithms",
     [
         ({}, None),
-        ({"torch's flag": "0"}, None),
-        ({"torch's flag": "1"}, b"^NVLS"),
-        ({"torch's flag": "1", "DLDIST_NCCL_DETERMINISTIC": "0"}, None),
+        ({"TORCH_FLAG": "0"}, None),
+        ({"TORCH_FLAG": "1"}, b"^NVLS"),
+        ({"TORCH_FLAG": "1", "DLDIST_NCCL_DETERMINISTIC": "0"}, None),
         ({"DLDIST_NCCL_DETERMINISTIC": "1"}, b"^NVLS"),
         ({"DLDIST_NCCL_DETERMINISTIC": "1", "NCCL_ALGO": "Ring"}, b"Ring"),
     ],

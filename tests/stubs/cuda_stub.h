@@ -44,7 +44,6 @@ bool cuda_is_down(void);
 DD_CUDA_REQUIRED(CUDA_PROTOTYPE)
 DD_CUDA_OPTIONAL(CUDA_PROTOTYPE)
 
-CUDA_EXPORT dd_cuda_result cuStreamSynchronize(dd_cuda_stream stream);
 CUDA_EXPORT dd_cuda_result cuEventSynchronize(dd_cuda_event event);
 CUDA_EXPORT dd_cuda_result cuMemcpyHtoDAsync_v2(dd_cuda_ptr dst, const void *src, size_t nbytes,
                                                 dd_cuda_stream stream);

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #define OTHER_CUDA(X)                                                                                  \
-    X(cuStreamSynchronize, cuStreamSynchronize, (dd_cuda_stream stream))                               \
     X(cuEventSynchronize, cuEventSynchronize, (dd_cuda_event event))                                   \
     X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                         \
       (dd_cuda_ptr dst, const void *src, size_t nbytes, dd_cuda_stream stream))                        \
