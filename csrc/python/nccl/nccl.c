@@ -74,10 +74,14 @@ load_and_keep(py_state *state, const load_arguments *arguments)
     }
     dd_error err;
     dd_status status = PY_WITHOUT_GIL(load(arguments, nccl, &err));
-    if (status != DD_OK || state->nccl != NULL) {
-        /* Another thread may have loaded it meanwhile. */
+    if (state->nccl != NULL) {
+        /* Another thread has loaded it meanwhile, and this may have failed because of it: a key can come too late. */
         destroy(nccl);
-        return py_error_check_of_group(state, status, &err) ? Py_NewRef(Py_None) : NULL;
+        Py_RETURN_NONE;
+    }
+    if (!py_error_check_of_group(state, status, &err)) {
+        destroy(nccl);
+        return NULL;
     }
     state->nccl = nccl;
     Py_RETURN_NONE;
