@@ -250,8 +250,8 @@ FAILURES = (
     Setting("ranks_per_root", ("DLDIST_NCCL_RANKS_PER_ROOT", "TORCH_NCCL_RANKS_PER_ROOT"), _number(0), 128,
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
     Setting("deterministic", ("DLDIST_NCCL_DETERMINISTIC",), _TRUTH, None,
-            "`1`: NCCL's results have the same bits every time, without NVLS: sets `NCCL_ALGO=^NVLS`, unless `NCCL_ALGO` is set. Unset: as "
-            "`torch.use_deterministic_algorithms` says, where a program has imported torch."),
+            "`1`: NCCL does without NVLS, whose results can differ in their last bits from run to run: sets `NCCL_ALGO=^NVLS`, unless "
+            "`NCCL_ALGO` is set. Unset: as `torch.use_deterministic_algorithms` says, where a program has imported torch."),
     Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, False,
             "`1`: NCCL makes its communicators without blocking."),
     Setting("nonblocking_timeout_s", ("DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", "TORCH_NCCL_NONBLOCKING_TIMEOUT"), _number(1), None,
