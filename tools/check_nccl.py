@@ -39,6 +39,7 @@ NCCL_TYPES = {
     "dd_nccl_sim_info": "ncclSimInfo_t",
     "dd_nccl_abi_encryption": "ncclEncryptionConfig_t",
     "dd_nccl_signal_wait": "ncclWaitSignalDesc_t",
+    "dd_nccl_abi_properties": "ncclCommProperties_t",
     "dd_cuda_stream": "cudaStream_t",
     "dd_cuda_event": "cudaEvent_t",
 }
@@ -51,11 +52,9 @@ CUDA_TYPES = {
     "dd_cuda_event": "CUevent",
     "dd_cuda_module": "CUmodule",
     "dd_cuda_function": "CUfunction",
-    "dd_cuda_capture_id": "cuuint64_t",
     "dd_cuda_capture_status": "CUstreamCaptureStatus",
     "dd_cuda_capture_mode": "CUstreamCaptureMode",
     "dd_cuda_device_attribute": "CUdevice_attribute",
-    "dd_cuda_pointer_attribute": "CUpointer_attribute",
     "dd_cuda_memory_type": "CUmemorytype",
     "dd_cuda_copy_2d": "CUDA_MEMCPY2D_v2",
     "dd_cuda_pool": "CUmemoryPool",
@@ -65,9 +64,13 @@ CUDA_TYPES = {
 }
 CUDA_STRUCTS = ("dd_cuda_copy_2d", "dd_cuda_location", "dd_cuda_pool_props", "dd_cuda_access")
 # Structs that are not made of a list: our name, since.
-PLAIN_STRUCTS = {"dd_nccl_sim_info": 22203, "dd_nccl_abi_encryption": 23203, "dd_nccl_signal_wait": 22902}
+PLAIN_STRUCTS = {"dd_nccl_sim_info": 22203, "dd_nccl_abi_encryption": 23203, "dd_nccl_signal_wait": 22902,
+                 "dd_nccl_abi_properties": 23203}
 TYPE_SINCE = {"ncclCommMemStat_t": 22907, "ncclWindow_t": 22703, "ncclCollConfig_t": 23102, "ncclSimInfo_t": 22203,
-              "ncclEncryptionConfig_t": 23203, "ncclWaitSignalDesc_t": 22902}
+              "ncclEncryptionConfig_t": 23203, "ncclWaitSignalDesc_t": 22902,
+              "ncclCommProperties_t": 23203}
+# Of nccl_device/host.h, which speaks C since 2.32.3. It is older than that, but cannot be compared with older headers.
+DEVICE_FUNCTIONS = {"ncclCommQueryProperties": 23203}
 
 # nccl.h wants the runtime's headers for these names only.
 SHIM = """
@@ -77,6 +80,8 @@ SHIM = """
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 """
+# nccl_device/host.h wants this name of cuda.h, for a struct that we do not declare.
+CUDA_SHIM = "typedef int CUmemLocationType;"
 
 LISTS = r"""
 #include "nccl/nccl_api.h"
@@ -101,11 +106,10 @@ DD_NCCL_REQUIRED(R) DD_NCCL_OPTIONAL(O)
 #define CV_STATUS(name, value, theirs) CV_(DD_CUDA_CAPTURE_, name, #theirs)
 #define CV_MODE(name, value, theirs) CV_(DD_CUDA_CAPTURE_MODE_, name, #theirs)
 #define CV_DEVICE(name, value, theirs) CV_(DD_CUDA_DEVICE_, name, #theirs)
-#define CV_POINTER(name, value, theirs) CV_(DD_CUDA_POINTER_, name, #theirs)
 #define CV_MEMORY(name, value, theirs) CV_(DD_CUDA_MEMORY_, name, #theirs)
 DD_CUDA_RESULT_LIST(CV) DD_CUDA_FLAG_LIST(CV) DD_CUDA_CAPTURE_STATUS_LIST(CV_STATUS)
 DD_CUDA_CAPTURE_MODE_LIST(CV_MODE) DD_CUDA_DEVICE_ATTRIBUTE_LIST(CV_DEVICE)
-DD_CUDA_POINTER_ATTRIBUTE_LIST(CV_POINTER) DD_CUDA_MEMORY_TYPE_LIST(CV_MEMORY)
+DD_CUDA_MEMORY_TYPE_LIST(CV_MEMORY)
 #define C(name, symbol, params) @cufunction symbol|params@
 DD_CUDA_REQUIRED(C) DD_CUDA_OPTIONAL(C)
 """
@@ -152,8 +156,8 @@ class Check:
     def compile(self, folders: list[Path]) -> str:
         """What the compiler complains about; "" when all is well."""
         with tempfile.TemporaryDirectory() as scratch:
-            for name in ("cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):
-                text = SHIM if name == "cuda_runtime.h" else ""
+            for name in ("cuda_runtime.h", "cuda.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):
+                text = {"cuda_runtime.h": SHIM, "cuda.h": CUDA_SHIM}.get(name, "")
                 (Path(scratch) / name).write_text(text, encoding="utf-8")
             source = Path(scratch) / "check.c"
             source.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
@@ -181,7 +185,8 @@ def number_in(header: Path, macro: str) -> int:
 def check_nccl(header: Path, rows: dict[str, list[list[str]]]) -> bool:
     version = number_in(header, "NCCL_VERSION_CODE")
     known = int(rows["known"][0][0])
-    check = Check(f'#define NCCL_OS_LINUX\n#include "{header}"')
+    device = header.parent / "nccl_device" / "host.h"
+    check = Check(f'#define NCCL_OS_LINUX\n#include "{header}"' + (f'\n#include "{device}"' if device.exists() else ""))
     for ours, name, since in rows["value"]:
         if int(since) <= version:
             check.value(ours, name)
@@ -198,9 +203,9 @@ def check_nccl(header: Path, rows: dict[str, list[list[str]]]) -> bool:
             for name in fields_of(ours):
                 check.field(ours, NCCL_TYPES[ours], name)
     for name, since, returns, params in rows["function"]:
-        if int(since) <= version:
+        if max(int(since), DEVICE_FUNCTIONS.get(name, 0)) <= version:
             check.prototype(name, f"{theirs(returns, NCCL_TYPES)} (*){theirs(params, NCCL_TYPES)}")
-    return check.report(header, f"{version // 10000}.{version // 100 % 100}.{version % 100}", [])
+    return check.report(header, f"{version // 10000}.{version // 100 % 100}.{version % 100}", [header.parent])
 
 
 def fields_of(struct: str) -> list[str]:

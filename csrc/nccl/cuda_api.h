@@ -14,7 +14,6 @@ typedef struct dd_cuda_opaque_event *dd_cuda_event;
 typedef struct dd_cuda_opaque_pool *dd_cuda_pool;
 typedef struct dd_cuda_opaque_module *dd_cuda_module;
 typedef struct dd_cuda_opaque_function *dd_cuda_function;
-typedef uint64_t dd_cuda_capture_id;
 
 /* X(name, value, CUDA's name). */
 #define DD_CUDA_RESULT_LIST(X)                                                \
@@ -56,12 +55,6 @@ typedef uint64_t dd_cuda_capture_id;
     X(COMPUTE_CAPABILITY_MINOR, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) \
     X(MEMORY_POOLS_SUPPORTED, 115, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
 
-#define DD_CUDA_POINTER_ATTRIBUTE_LIST(X)               \
-    X(CONTEXT, 1, CU_POINTER_ATTRIBUTE_CONTEXT)         \
-    X(MEMORY_TYPE, 2, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) \
-    X(IS_MANAGED, 8, CU_POINTER_ATTRIBUTE_IS_MANAGED)   \
-    X(DEVICE_ORDINAL, 9, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-
 #define DD_CUDA_MEMORY_TYPE_LIST(X)    \
     X(HOST, 1, CU_MEMORYTYPE_HOST)     \
     X(DEVICE, 2, CU_MEMORYTYPE_DEVICE) \
@@ -81,7 +74,6 @@ typedef uint64_t dd_cuda_capture_id;
 #define DD_CUDA_CAPTURE_STATUS_ENUM(name, value, theirs) DD_CUDA_CAPTURE_##name = (value),
 #define DD_CUDA_CAPTURE_MODE_ENUM(name, value, theirs) DD_CUDA_CAPTURE_MODE_##name = (value),
 #define DD_CUDA_DEVICE_ATTRIBUTE_ENUM(name, value, theirs) DD_CUDA_DEVICE_##name = (value),
-#define DD_CUDA_POINTER_ATTRIBUTE_ENUM(name, value, theirs) DD_CUDA_POINTER_##name = (value),
 #define DD_CUDA_MEMORY_TYPE_ENUM(name, value, theirs) DD_CUDA_MEMORY_##name = (value),
 
 /* The driver has many more results than are named. */
@@ -95,9 +87,6 @@ typedef enum dd_cuda_capture_mode {
 typedef enum dd_cuda_device_attribute {
     DD_CUDA_DEVICE_ATTRIBUTE_LIST(DD_CUDA_DEVICE_ATTRIBUTE_ENUM)
 } dd_cuda_device_attribute;
-typedef enum dd_cuda_pointer_attribute {
-    DD_CUDA_POINTER_ATTRIBUTE_LIST(DD_CUDA_POINTER_ATTRIBUTE_ENUM)
-} dd_cuda_pointer_attribute;
 typedef enum dd_cuda_memory_type { DD_CUDA_MEMORY_TYPE_LIST(DD_CUDA_MEMORY_TYPE_ENUM) } dd_cuda_memory_type;
 enum { DD_CUDA_FLAG_LIST(DD_CUDA_ENUM) };
 
@@ -154,7 +143,6 @@ typedef struct dd_cuda_access {
     X(cuGetErrorString, cuGetErrorString, (dd_cuda_result result, const char **text))                      \
     X(cuDeviceGetCount, cuDeviceGetCount, (int *count))                                                    \
     X(cuDeviceGet, cuDeviceGet, (dd_cuda_device * device, int ordinal))                                    \
-    X(cuDeviceGetName, cuDeviceGetName, (char *name, int size, dd_cuda_device device))                     \
     X(cuDeviceGetAttribute, cuDeviceGetAttribute,                                                          \
       (int *value, dd_cuda_device_attribute attribute, dd_cuda_device device))                             \
     X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain,                                                  \
@@ -169,18 +157,14 @@ typedef struct dd_cuda_access {
     X(cuStreamCreateWithPriority, cuStreamCreateWithPriority,                                              \
       (dd_cuda_stream * stream, unsigned int flags, int priority))                                         \
     X(cuStreamDestroy, cuStreamDestroy_v2, (dd_cuda_stream stream))                                        \
-    X(cuStreamSynchronize, cuStreamSynchronize, (dd_cuda_stream stream))                                   \
     X(cuStreamQuery, cuStreamQuery, (dd_cuda_stream stream))                                               \
     X(cuStreamWaitEvent, cuStreamWaitEvent,                                                                \
       (dd_cuda_stream stream, dd_cuda_event event, unsigned int flags))                                    \
     X(cuStreamIsCapturing, cuStreamIsCapturing, (dd_cuda_stream stream, dd_cuda_capture_status * status))  \
-    X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo,                                                      \
-      (dd_cuda_stream stream, dd_cuda_capture_status * status, dd_cuda_capture_id * id))                   \
     X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (dd_cuda_capture_mode * mode)) \
     X(cuEventCreate, cuEventCreate, (dd_cuda_event * event, unsigned int flags))                           \
     X(cuEventRecord, cuEventRecord, (dd_cuda_event event, dd_cuda_stream stream))                          \
     X(cuEventQuery, cuEventQuery, (dd_cuda_event event))                                                   \
-    X(cuEventSynchronize, cuEventSynchronize, (dd_cuda_event event))                                       \
     X(cuEventElapsedTime, cuEventElapsedTime, (float *ms, dd_cuda_event start, dd_cuda_event end))         \
     X(cuEventDestroy, cuEventDestroy_v2, (dd_cuda_event event))                                            \
     X(cuMemAlloc, cuMemAlloc_v2, (dd_cuda_ptr * data, size_t nbytes))                                      \
@@ -190,16 +174,12 @@ typedef struct dd_cuda_access {
     X(cuMemcpyAsync, cuMemcpyAsync,                                                                        \
       (dd_cuda_ptr dst, dd_cuda_ptr src, size_t nbytes, dd_cuda_stream stream))                            \
     X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, (const dd_cuda_copy_2d *copy, dd_cuda_stream stream))           \
-    X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                             \
-      (dd_cuda_ptr dst, const void *src, size_t nbytes, dd_cuda_stream stream))                            \
     X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2,                                                             \
       (void *dst, dd_cuda_ptr src, size_t nbytes, dd_cuda_stream stream))                                  \
     X(cuMemsetD8Async, cuMemsetD8Async,                                                                    \
-      (dd_cuda_ptr dst, unsigned char value, size_t nbytes, dd_cuda_stream stream))                        \
-    X(cuPointerGetAttribute, cuPointerGetAttribute,                                                        \
-      (void *value, dd_cuda_pointer_attribute attribute, dd_cuda_ptr data))
+      (dd_cuda_ptr dst, unsigned char value, size_t nbytes, dd_cuda_stream stream))
 
-/* Memory pools are of CUDA 11.2, and devices must have them besides. Kernels of ours are never needed. */
+/* Memory pools are of CUDA 11.2, and devices must have them besides. Kernels of ours are never needed. The last is only for tests. */
 #define DD_CUDA_OPTIONAL(X)                                                                                 \
     X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, dd_cuda_device device, dd_cuda_device peer)) \
     X(cuMemPoolCreate, cuMemPoolCreate, (dd_cuda_pool * pool, const dd_cuda_pool_props *props))             \
@@ -216,7 +196,8 @@ typedef struct dd_cuda_access {
     X(cuLaunchKernel, cuLaunchKernel,                                                                       \
       (dd_cuda_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,            \
        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,         \
-       dd_cuda_stream stream, void **params, void **extra))
+       dd_cuda_stream stream, void **params, void **extra))                                                 \
+    X(cuStreamSynchronize, cuStreamSynchronize, (dd_cuda_stream stream))
 
 #define DD_CUDA_POINTER(name, symbol, params) dd_cuda_result(*name) params;
 

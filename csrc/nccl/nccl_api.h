@@ -9,6 +9,7 @@
 #include "nccl/cuda_api.h"
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -191,6 +192,50 @@ typedef struct dd_nccl_signal_wait {
     int ctx;
 } dd_nccl_signal_wait;
 
+/* ncclCommProperties_t of the newest version, which nccl_device.h declares. A library fills what the version at its head has. */
+typedef struct dd_nccl_abi_properties {
+    size_t size;
+    unsigned int magic;
+    unsigned int version;
+    int rank;
+    int nRanks;
+    int cudaDev;
+    int nvmlDev;
+    bool deviceApiSupport;
+    bool multimemSupport;
+    int ginType;
+    int nLsaTeams;
+    bool hostRmaSupport;
+    int railedGinType;
+    uint64_t commHash;
+    int ginMinStride;
+    int ginConnectionType;
+    bool ginSupport[64];
+    size_t devCommRuntimeVersionSize;
+    bool cftSupport;
+    bool cftMulticastSupport;
+    bool cftCountedSupport;
+} dd_nccl_abi_properties;
+
+/* X(NCCL's name, name in the manner of Python, since, INT, FLAG or WORD): what of it is of use outside of kernels. */
+#define DD_NCCL_PROPERTY_LIST(X)                                 \
+    X(rank, "rank", 22902, INT)                                  \
+    X(nRanks, "n_ranks", 22902, INT)                             \
+    X(cudaDev, "cuda_dev", 22902, INT)                           \
+    X(nvmlDev, "nvml_dev", 22902, INT)                           \
+    X(deviceApiSupport, "device_api_support", 22902, FLAG)       \
+    X(multimemSupport, "multimem_support", 22902, FLAG)          \
+    X(ginType, "gin_type", 22907, INT)                           \
+    X(nLsaTeams, "n_lsa_teams", 22907, INT)                      \
+    X(hostRmaSupport, "host_rma_support", 22907, FLAG)           \
+    X(railedGinType, "railed_gin_type", 22907, INT)              \
+    X(commHash, "comm_hash", 23102, WORD)                        \
+    X(ginMinStride, "gin_min_stride", 23102, INT)                \
+    X(ginConnectionType, "gin_connection_type", 23102, INT)      \
+    X(cftSupport, "cft_support", 23203, FLAG)                    \
+    X(cftMulticastSupport, "cft_multicast_support", 23203, FLAG) \
+    X(cftCountedSupport, "cft_counted_support", 23203, FLAG)
+
 /* ---- functions */
 
 /* X(name, since, returns, params): what every NCCL that is good enough has. */
@@ -295,6 +340,8 @@ typedef struct dd_nccl_signal_wait {
       WAIT_SIGNAL)                                                                                           \
     X(ncclWinGetUserPtr, 22902, dd_nccl_result,                                                              \
       (dd_nccl_comm_handle comm, dd_nccl_window window, void **data), WINDOW_POINTER)                        \
+    X(ncclCommQueryProperties, 22902, dd_nccl_result,                                                        \
+      (dd_nccl_comm_handle comm, dd_nccl_abi_properties * properties), QUERY_PROPERTIES)                     \
     X(ncclCommSuspend, 22907, dd_nccl_result, (dd_nccl_comm_handle comm, int flags), SUSPEND)                \
     X(ncclCommResume, 22907, dd_nccl_result, (dd_nccl_comm_handle comm), RESUME)                             \
     X(ncclCommMemStats, 22907, dd_nccl_result,                                                               \

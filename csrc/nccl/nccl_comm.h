@@ -115,6 +115,10 @@ dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, const dd_wait *wait, dd_error
 dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err) DD_MUST_CHECK;
 
+/* 2.29.2. Fills what this NCCL has: see the versions in DD_NCCL_PROPERTY_LIST. */
+dd_status dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties,
+                                  dd_error *err) DD_MUST_CHECK;
+
 /* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister, which all ranks call, hence `wait`). The registration is
  * the communicator's and ends with it. *registration may become NULL: NCCL cannot use such memory, and does not mind. */
 dd_status dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window,

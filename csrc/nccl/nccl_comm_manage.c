@@ -86,6 +86,24 @@ dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *e
 }
 
 dd_status
+dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, dd_error *err)
+{
+    management call;
+    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_QUERY_PROPERTIES, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    int version = comm->lib->version; /* which refuses a newer one, and writes no more than this one has */
+    *properties = (dd_nccl_abi_properties){
+        .size = sizeof *properties,
+        .magic = DD_NCCL_MAGIC,
+        .version = (unsigned)(version < DD_NCCL_VERSION_KNOWN ? version : DD_NCCL_VERSION_KNOWN),
+    };
+    dd_nccl_result result = comm->lib->api.ncclCommQueryProperties(call.handle, properties);
+    return end(&call, result, "ncclCommQueryProperties", err);
+}
+
+dd_status
 dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window, void **registration,
                       const dd_wait *wait, dd_error *err)
 {

@@ -42,6 +42,7 @@ copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_erro
     atomic_init(&group->is_nan_check, options->is_nan_check);
     atomic_init(&group->has_nan_graphs, false);
     atomic_init(&group->nan_missed, NCCL_NAN_MISSED_NONE);
+    atomic_init(&group->has_timing, options->has_timing);
     return DD_OK;
 }
 
@@ -274,6 +275,12 @@ dd_nccl_group_take_nan_missed(dd_nccl_group *group)
     nccl_nan_missed untold = NCCL_NAN_MISSED_UNTOLD;
     return atomic_load_explicit(&group->nan_missed, memory_order_relaxed) == untold &&
            atomic_compare_exchange_strong(&group->nan_missed, &untold, NCCL_NAN_MISSED_TOLD);
+}
+
+void
+dd_nccl_group_set_timing(dd_nccl_group *group, bool is_on)
+{
+    atomic_store_explicit(&group->has_timing, is_on, memory_order_relaxed);
 }
 
 /* ---- may it be called */

@@ -32,7 +32,7 @@ typedef struct dd_nccl_group_options {
     dd_nccl_config config;
     bool is_high_priority;
     bool has_event_cache; /* events are used again */
-    bool has_timing;      /* works know how long they took: a start event, too */
+    bool has_timing;      /* works know how long they took, by a start event: see dd_nccl_group_set_timing */
     bool is_nan_check;    /* see dd_nccl_group_set_nan_check */
     int ranks_per_root;   /* scalable init: one unique id for so many ranks, from this many on; 0: never */
 } dd_nccl_group_options;
@@ -74,6 +74,9 @@ dd_status dd_nccl_group_check(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK
 void dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on);
 /* Whether a call has been captured into a graph that does not look. True once. */
 bool dd_nccl_group_take_nan_missed(dd_nccl_group *group);
+
+/* Whether the works of the calls from now on know how long they took. */
+void dd_nccl_group_set_timing(dd_nccl_group *group, bool is_on);
 
 /* The communicator of all ranks on a device, made if need be: all ranks call. First they compare their NCCL versions through the store
  * (DD_MISMATCH names both). Acquired. */

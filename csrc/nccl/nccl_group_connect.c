@@ -61,6 +61,21 @@ meet_and_init(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm **comm, 
     return status;
 }
 
+/* Of a pair that waits in vain: its other rank may be in a call of all ranks, and wait there for this one. */
+static const char *
+print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_error *err, char out[256])
+{
+    out[0] = '\0';
+    if (channel->peer != NCCL_ALL_RANKS && err->code == DD_OP_TIMED_OUT) {
+        (void)snprintf(
+            out, 256,
+            " of rank %d and rank %d alone, for a message between them (a barrier or a batch of all "
+            "ranks before it would have made the group's; rank %d may be in such a call)",
+            group->rank, channel->peer, channel->peer);
+    }
+    return out;
+}
+
 /* Takes comm, or `error` of what kept it from being made: then the group has failed, since the ranks are out of step. */
 static dd_status
 settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
@@ -82,9 +97,10 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
     if (status == DD_OK) {
         return DD_OK;
     }
-    dd_error_prepend(err, "making a communicator for group \"%.*s\" (rank %d of %d) on device %d",
+    char hint[256];
+    dd_error_prepend(err, "making a communicator for group \"%.*s\" (rank %d of %d) on device %d%s",
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
-                     group->size, channel->device->number);
+                     group->size, channel->device->number, print_hint(group, channel, err, hint));
     nccl_group_end(group, err, NULL, NCCL_END_FAILED);
     return status;
 }

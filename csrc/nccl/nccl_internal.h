@@ -108,6 +108,7 @@ struct dd_nccl_group {
     _Atomic(nccl_nan_missed) nan_missed;
     atomic_bool has_nan_graphs;     /* a device has a report of calls in graphs */
     nccl_nan_captures nan_captures; /* lock */
+    atomic_bool has_timing;         /* of the works from now on */
     atomic_llong timeout_ns;
 
     dd_list link; /* the watchdog's lock; in no list when it is not watched */

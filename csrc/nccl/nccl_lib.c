@@ -182,7 +182,7 @@ dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result r
 }
 
 dd_status
-dd_nccl_set_encryption(const dd_nccl_lib *lib, const char *psk, dd_error *err)
+dd_nccl_set_encryption(dd_nccl_lib *lib, const char *psk, uint64_t print, dd_error *err)
 {
     dd_status status = dd_nccl_need(lib, DD_NCCL_CAN_ENCRYPTION, err);
     if (status != DD_OK) {
@@ -199,7 +199,11 @@ dd_nccl_set_encryption(const dd_nccl_lib *lib, const char *psk, dd_error *err)
         .mode = DD_NCCL_ENCRYPTION_MODE_PSK,
         .psk = psk,
     };
-    return dd_nccl_check(lib, NULL, lib->api.ncclSetEncryption(&config), err, "ncclSetEncryption");
+    status = dd_nccl_check(lib, NULL, lib->api.ncclSetEncryption(&config), err, "ncclSetEncryption");
+    if (status == DD_OK) {
+        lib->encryption = print;
+    }
+    return status;
 }
 
 typedef struct dtype_info {

@@ -14,6 +14,7 @@ typedef struct dd_nccl_lib {
     int version;           /* 22703; whatever is newer than DD_NCCL_VERSION_KNOWN, too */
     char version_text[16]; /* "2.27.3" */
     const char *path;      /* of the library */
+    uint64_t encryption;   /* tells the keys of its sockets apart, and gives none away; 0: they are plain */
 } dd_nccl_lib;
 
 typedef struct dd_nccl_search {
@@ -48,8 +49,10 @@ const char *dd_nccl_result_name(dd_nccl_result result);
 dd_status dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result result,
                         dd_error *err, const char *what, ...) DD_PRINTF(5, 6) DD_MUST_CHECK;
 
-/* Of NCCL, 2.32.3: its sockets are encrypted from now on, with a secret of at least 32 bytes that all processes have. Before the first id. */
-dd_status dd_nccl_set_encryption(const dd_nccl_lib *lib, const char *psk, dd_error *err) DD_MUST_CHECK;
+/* Of NCCL, 2.32.3: its sockets are encrypted from now on, with a key of at least 32 bytes that all processes have. Before anything else is done
+ * with the library. `print`, not 0, becomes lib->encryption: ranks with different ones do not become a communicator. */
+dd_status dd_nccl_set_encryption(dd_nccl_lib *lib, const char *psk, uint64_t print,
+                                 dd_error *err) DD_MUST_CHECK;
 
 /* The number of NCCL's for a dtype, and the version that brought it (0: every one has it). False: none has. */
 bool dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *theirs, int *since);

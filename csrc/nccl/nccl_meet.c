@@ -12,6 +12,7 @@ typedef struct card {
     int32_t version;
     int32_t device;
     int64_t pid;
+    uint64_t encryption; /* dd_nccl_lib's */
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
     int32_t status; /* of making the id */
@@ -68,7 +69,8 @@ make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
                  .device = m->device,
                  .pid = dd_sys_getpid(),
                  .nids = nids,
-                 .has_grouped_messages = m->has_grouped_messages};
+                 .has_grouped_messages = m->has_grouped_messages,
+                 .encryption = m->lib->encryption};
     if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
@@ -166,6 +168,24 @@ set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
                         name_of(e->m, is_first_grouped ? rank : 0));
 }
 
+/* One of them encrypts, or both do with different keys. */
+static dd_status
+refuse_encryption(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+{
+    bool has_keys = first->encryption != 0 && other->encryption != 0;
+    const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
+    const char *what = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
+    bool is_first = first->encryption != 0;
+    const card *one = is_first ? first : other;
+    const card *another = is_first ? other : first;
+    return dd_error_set(err, DD_MISMATCH,
+                        "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
+                        "%lld) %s: do all ranks have the same %s?",
+                        name_of(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
+                        name_of(e->m, is_first ? rank : 0), another->host, (long long)another->pid, theirs,
+                        what);
+}
+
 static dd_status
 compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
 {
@@ -182,6 +202,8 @@ compare(const encounter *e, const card *first, int rank, const card *other, dd_e
             dd_nccl_version_print(other->version, b));
     } else if (first->has_grouped_messages != other->has_grouped_messages) {
         status = set_mixed(e, rank, first->has_grouped_messages != 0, err);
+    } else if (first->encryption != other->encryption) {
+        status = refuse_encryption(e, first, rank, other, err);
     } else if (first->nids != other->nids) {
         status =
             dd_error_set(err, DD_PROTOCOL,

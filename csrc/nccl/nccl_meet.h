@@ -1,4 +1,4 @@
-/* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version and on what
+/* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version, on encryption, and on what
  * they make of its calls.
  *
  * They meet as groups do (store/meeting.h). A card has NCCL's version, host, process, device, settings, and, if the rank is a root, the id that it

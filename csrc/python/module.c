@@ -241,7 +241,7 @@ static PyMethodDef core_methods[] = {
     {"wait_all", py_plan_wait_all, METH_O,
      "wait_all($module, plans, /)\n--\n\nWaits for the last start of each Plan. Raises the first failure."},
     {"_load_nccl", PY_FAST_METHOD(py_nccl_load),
-     "_load_nccl($module, candidates, nccl=None, cuda=None, is_abort_off=False)\n--\n\n"
+     "_load_nccl($module, candidates, nccl=None, cuda=None, is_abort_off=False, psk=None, psk_print=0)\n--\n\n"
      "Loads NCCL and the CUDA driver from the given paths, or for None from where they are found."},
     {"_find_nccl_obstacle", PY_FAST_METHOD(py_nccl_find_obstacle),
      "_find_nccl_obstacle($module, candidates, nccl=None)\n--\n\n"

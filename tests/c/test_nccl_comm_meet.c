@@ -175,6 +175,32 @@ TEST(different_settings_are_named_on_every_rank)
     }
 }
 
+TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
+{
+    static const struct {
+        uint64_t first;
+        uint64_t third;
+        const char *texts[2];
+    } CASES[] = {
+        {7, 0, {"rank 0 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
+        {0, 7, {"rank 2 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
+        {7, 8, {"rank 0 (", "encrypts with another key: do all ranks have the same DLDIST_SECRET?"}}};
+    for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
+        party p;
+        party_init(&p, 3, 1, 5 * DD_NS_PER_S);
+        p.ranks[0].lib.encryption = p.ranks[1].lib.encryption = CASES[c].first;
+        p.ranks[2].lib.encryption = CASES[c].third;
+        party_run(&p, 0);
+        for (int i = 0; i < p.size; i++) {
+            CHECK_INT(p.ranks[i].status, DD_MISMATCH);
+            CHECK_CONTAINS(p.ranks[i].error.message, CASES[c].texts[0]);
+            CHECK_CONTAINS(p.ranks[i].error.message, CASES[c].texts[1]);
+            CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+        }
+        party_fini(&p);
+    }
+}
+
 TEST(a_root_that_fails_tells_all_why)
 {
     party p;

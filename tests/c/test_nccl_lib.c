@@ -110,7 +110,7 @@ TEST(another_library_is_no_nccl)
     dd_cuda *cuda;
     CHECK_STATUS(dd_cuda_open("libm.so.6", &cuda, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "cuInit, cuDriverGetVersion"); /* all that is missing */
-    CHECK_CONTAINS(check_message(), "cuPointerGetAttribute");
+    CHECK_CONTAINS(check_message(), "cuMemsetD8Async");
 }
 
 TEST(errors_of_nccl_have_its_reasons)
@@ -124,11 +124,31 @@ TEST(errors_of_nccl_have_its_reasons)
     CHECK_CONTAINS(check_message(), ": Bootstrap : no socket interface found");
     CHECK_OK(dd_nccl_check(rig.lib, NULL, DD_NCCL_IN_PROGRESS, check_err(), "x"));
 
-    CHECK_STATUS(dd_nccl_set_encryption(rig.lib, "short", check_err()), DD_INVALID_ARGUMENT);
-    CHECK_OK(dd_nccl_set_encryption(rig.lib, "0123456789abcdef0123456789abcdef", check_err()));
     dd_nccl_dtype theirs;
     CHECK_STATUS(dd_nccl_dtype_of(rig.lib, DD_DTYPE_COMPLEX64, &theirs, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "complex64");
+    comm_rig_close(&rig);
+}
+
+TEST(a_key_for_the_connections)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    CHECK_STATUS(dd_nccl_set_encryption(rig.lib, "short", 7, check_err()), DD_INVALID_ARGUMENT);
+    CHECK(rig.lib->encryption == 0);
+    CHECK_OK(dd_nccl_set_encryption(rig.lib, "0123456789abcdef0123456789abcdef", 7, check_err()));
+    CHECK(rig.lib->encryption == 7);
+    dd_nccl_unique_id id;
+    CHECK_OK(dd_nccl_make_unique_id(rig.lib, &id, check_err()));
+    CHECK_STATUS(dd_nccl_set_encryption(rig.lib, "another key, that comes too late", 8, check_err()),
+                 DD_BACKEND);
+    CHECK(rig.lib->encryption == 7);
+    comm_rig_close(&rig);
+
+    REQUIRE(comm_rig_open(&rig, "2.27.3"));
+    CHECK_STATUS(dd_nccl_set_encryption(rig.lib, "0123456789abcdef0123456789abcdef", 7, check_err()),
+                 DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclSetEncryption needs NCCL 2.32.3 or newer, this is 2.27.3");
     comm_rig_close(&rig);
 }
 

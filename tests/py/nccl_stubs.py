@@ -117,6 +117,11 @@ class NcclControl(Control):
     def slow_launches(self, ms):
         self.library.dd_stub_slow_launches(ms)
 
+    def encryption(self):
+        """A number made of the key that NCCL has been given; 0: none."""
+        self.library.dd_stub_encryption.restype = ctypes.c_ulonglong
+        return self.library.dd_stub_encryption()
+
 
 class Stubs:
     def __init__(self, version, folder):

@@ -116,7 +116,7 @@ def test_a_hook_on_completion():
         numbers = sorted(info.seq for info in told if info.op_type.name == "ALLREDUCE")
         for info in told:
             assert before <= info.time_started <= info.time_finished <= datetime.datetime.now()
-            assert info.time_finished - info.time_started == info.active_duration
+            assert info.time_finished - info.time_started >= info.active_duration >= datetime.timedelta(0)
         return kinds, numbers
 
     names = sorted(["ALLREDUCE", "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "SEND", "RECV", "BARRIER"])

@@ -12,14 +12,14 @@ VERSION = "2.32.3"
 NOTHING = {"comm": 0, "redop": 0, "bad": 0}
 
 
-def run(name, size, tmp_path, version=VERSION, env=None, devices=None):
+def run(name, size, tmp_path, version=VERSION, env=None, devices=None, worker=nccl_life_workers.life):
     stubs = nccl_stubs.build(version)
     environment = {**stubs.environment(devices=devices or size, folder=tmp_path), **(env or {})}
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     children = procs.Group()
     try:
         ranks = [
-            children.start(nccl_life_workers.life, name, version, environment, store.port, rank, size) for rank in range(size)
+            children.start(worker, name, version, environment, store.port, rank, size) for rank in range(size)
         ]
         return [child.result(25.0) for child in ranks], [child.stderr_text() for child in ranks]
     finally:

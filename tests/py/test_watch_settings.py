@@ -99,6 +99,65 @@ def test_the_default_place(monkeypatch):
     assert settings.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
 
 
+# As ProcessGroupNCCL and FlightRecorder read them in PyTorch's sources. A bool is written as 0 or 1.
+DEFAULTS_OF_TORCH = {
+    "TORCH_NCCL_COORD_CHECK_MILSEC": 1000,
+    "TORCH_NCCL_PROPAGATE_ERROR": False,
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": True,
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": 15000,
+    "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": False,
+    "TORCH_INCLUDE_STACK_TRACE": True,
+    "TORCH_INCLUDE_ONLY_ACTIVE": False,
+    "TORCH_NCCL_DESYNC_DEBUG": False,
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": 480,
+    "TORCH_NCCL_ENABLE_MONITORING": True,
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": 3,
+    "TORCH_NCCL_BLOCKING_WAIT": False,
+    "TORCH_NCCL_HIGH_PRIORITY": False,
+    "TORCH_NCCL_NAN_CHECK": False,
+    "TORCH_NCCL_ENABLE_TIMING": False,
+    "TORCH_NCCL_CUDA_EVENT_CACHE": True,
+    "TORCH_NCCL_RANKS_PER_ROOT": 128,
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": False,
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": 1800,
+}
+
+
+def rows_of_the_table():
+    """Our name: torch's names, its default, ours."""
+    page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
+    table = page.partition("| variable | torch's name |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        ours, theirs, of_torch, here, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        yield ours.strip("`"), tuple(re.findall(r"`(\w+)`", theirs)), of_torch, here
+
+
+def words(default):
+    return str(int(default)) if isinstance(default, int) else None
+
+
+def test_the_table_of_defaults_is_true():
+    found = {setting.names[0]: setting for setting in settings.FAILURES}
+    rows = {name: rest for name, *rest in rows_of_the_table()}
+    assert rows.keys() == found.keys()
+    numbers = set()
+    for name, (theirs, of_torch, here) in rows.items():
+        assert theirs == found[name].names[1:], name
+        is_number = words(found[name].default) is not None
+        assert here == words(found[name].default) if is_number else not here.isdecimal(), name
+        numbers.update(theirs if of_torch.isdecimal() else ())
+        for each in theirs:
+            assert of_torch == words(DEFAULTS_OF_TORCH[each]) if of_torch.isdecimal() else each not in DEFAULTS_OF_TORCH, each
+    assert numbers == DEFAULTS_OF_TORCH.keys()
+
+
+def test_defaults_that_are_not_torchs_have_a_reason():
+    page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
+    reasons = page.partition("Why some defaults are not torch's:\n\n")[2].partition("\n\n")[0]
+    differing = {name for name, theirs, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
+    assert set(re.findall(r"`(DLDIST_\w+)`", reasons)) == differing
+
+
 @pytest.mark.parametrize("page", ["watchdog.md", "environment.md"])
 def test_the_pages_have_all_variables(page):
     text = (DOCS / page).read_text(encoding="utf-8")

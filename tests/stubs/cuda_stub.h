@@ -47,6 +47,9 @@ DD_CUDA_REQUIRED(CUDA_PROTOTYPE)
 DD_CUDA_OPTIONAL(CUDA_PROTOTYPE)
 
 CUDA_EXPORT dd_cuda_result cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream stream);
+CUDA_EXPORT dd_cuda_result cuEventSynchronize(dd_cuda_event event);
+CUDA_EXPORT dd_cuda_result cuMemcpyHtoDAsync_v2(dd_cuda_ptr dst, const void *src, size_t nbytes,
+                                                dd_cuda_stream stream);
 CUDA_EXPORT dd_cuda_result cuStreamCreate(dd_cuda_stream *made, unsigned int flags);
 CUDA_EXPORT dd_cuda_result cuLaunchHostFunc(dd_cuda_stream stream, void (*function)(void *arg), void *arg);
 CUDA_EXPORT dd_cuda_result cuStreamBeginCapture_v2(dd_cuda_stream stream, dd_cuda_capture_mode mode);
@@ -112,7 +115,6 @@ typedef struct stub_node {
 
 struct stub_capture {
     atomic_int refs;
-    uint64_t id;
     dd_cuda_capture_mode mode;
     pthread_t thread;
     stub_stream *origin; /* borrowed, while it is open: the stream has a reference to the stub_capture */

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 static stub_capture *open_captures; /* under cuda_lock */
-static uint64_t last_id;
 static _Thread_local dd_cuda_capture_mode thread_mode = DD_CUDA_CAPTURE_MODE_GLOBAL;
 
 stub_capture *
@@ -175,7 +174,6 @@ begin_locked(stub_stream *stream, dd_cuda_capture_mode mode)
     }
     stub_capture *capture = stub_zalloc(sizeof *capture);
     atomic_init(&capture->refs, 1);
-    capture->id = ++last_id;
     capture->mode = mode;
     capture->thread = pthread_self();
     capture->origin = stream;
@@ -314,42 +312,26 @@ cuStreamEndCapture(dd_cuda_stream handle, void **made)
     return (dd_cuda_result)result;
 }
 
-static dd_cuda_result
-tell_capture(dd_cuda_stream handle, dd_cuda_capture_status *status, dd_cuda_capture_id *id)
+CUDA_EXPORT dd_cuda_result
+cuStreamIsCapturing(dd_cuda_stream handle, dd_cuda_capture_status *status)
 {
+    ENTER(cuStreamIsCapturing);
     int result;
     stub_stream *stream = cuda_stream_find(handle, &result);
     if (stream == NULL) {
         return (dd_cuda_result)result;
     }
     pthread_mutex_lock(&cuda_lock);
-    stub_capture *capture = stream->capture;
+    const stub_capture *capture = stream->capture;
     *status = capture == NULL       ? DD_CUDA_CAPTURE_NONE
               : capture->is_invalid ? DD_CUDA_CAPTURE_INVALIDATED
                                     : DD_CUDA_CAPTURE_ACTIVE;
-    if (id != NULL && capture != NULL) {
-        *id = capture->id;
-    }
     if (stream->is_legacy) {
         result = capture_check_implicit_locked(stream->device);
     }
     pthread_mutex_unlock(&cuda_lock);
     cuda_stream_release(stream);
     return (dd_cuda_result)result;
-}
-
-CUDA_EXPORT dd_cuda_result
-cuStreamIsCapturing(dd_cuda_stream stream, dd_cuda_capture_status *status)
-{
-    ENTER(cuStreamIsCapturing);
-    return tell_capture(stream, status, NULL);
-}
-
-CUDA_EXPORT dd_cuda_result
-cuStreamGetCaptureInfo(dd_cuda_stream stream, dd_cuda_capture_status *status, dd_cuda_capture_id *id)
-{
-    ENTER(cuStreamGetCaptureInfo);
-    return tell_capture(stream, status, id);
 }
 
 CUDA_EXPORT dd_cuda_result

@@ -214,17 +214,6 @@ cuDeviceGet(dd_cuda_device *device, int ordinal)
 }
 
 CUDA_EXPORT dd_cuda_result
-cuDeviceGetName(char *name, int size, dd_cuda_device device)
-{
-    ENTER(cuDeviceGetName);
-    if (!is_device(device)) {
-        return DD_CUDA_INVALID_DEVICE;
-    }
-    snprintf(name, (size_t)size, "Stub %d", device);
-    return DD_CUDA_SUCCESS;
-}
-
-CUDA_EXPORT dd_cuda_result
 cuDeviceGetAttribute(int *value, dd_cuda_device_attribute attribute, dd_cuda_device device)
 {
     ENTER(cuDeviceGetAttribute);

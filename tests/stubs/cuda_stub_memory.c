@@ -209,27 +209,3 @@ cuMemFreeHost(void *data)
     ENTER(cuMemFreeHost);
     return free_when_idle(data, true);
 }
-
-CUDA_EXPORT dd_cuda_result
-cuPointerGetAttribute(void *value, dd_cuda_pointer_attribute attribute, dd_cuda_ptr data)
-{
-    ENTER(cuPointerGetAttribute);
-    allocation found;
-    if (!cuda_find_allocation(pointer(data), &found)) {
-        return DD_CUDA_INVALID_VALUE;
-    }
-    switch (attribute) {
-    case DD_CUDA_POINTER_MEMORY_TYPE:
-        *(unsigned *)value = found.device >= 0 ? DD_CUDA_MEMORY_DEVICE : DD_CUDA_MEMORY_HOST;
-        return DD_CUDA_SUCCESS;
-    case DD_CUDA_POINTER_IS_MANAGED:
-        *(unsigned *)value = 0;
-        return DD_CUDA_SUCCESS;
-    case DD_CUDA_POINTER_DEVICE_ORDINAL:
-        *(int *)value = found.device >= 0 ? found.device : 0;
-        return DD_CUDA_SUCCESS;
-    case DD_CUDA_POINTER_CONTEXT:
-        break;
-    }
-    return DD_CUDA_INVALID_VALUE;
-}

@@ -100,6 +100,7 @@ dd_nccl_result nccl_revoke(dd_nccl_comm_handle handle);
 /* A barrier of all ranks, before and after. */
 dd_nccl_result nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended);
 dd_nccl_result nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value);
+dd_nccl_result nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties);
 dd_nccl_result nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state);
 dd_nccl_result nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value);
 enum { NCCL_INFO_COUNT, NCCL_INFO_DEVICE, NCCL_INFO_RANK };
@@ -108,6 +109,13 @@ enum { NCCL_INFO_COUNT, NCCL_INFO_DEVICE, NCCL_INFO_RANK };
 dd_nccl_result nccl_fail(dd_nccl_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 const char *nccl_last_error(dd_nccl_comm_handle handle);
+
+/* ---- encryption (nccl_stub_encryption.c) */
+
+dd_nccl_result nccl_set_encryption(const dd_nccl_abi_encryption *config);
+/* What tells keys apart, 0 for none. From now on it is too late for another. */
+uint64_t nccl_settle_encryption(void);
+void nccl_forget_encryption(void);
 
 /* ---- configurations (nccl_stub_config.c) */
 

@@ -494,6 +494,13 @@ ncclWaitSignal(int nwaits, dd_nccl_signal_wait *waits, dd_nccl_comm_handle comm,
 }
 
 dd_nccl_result
+ncclCommQueryProperties(dd_nccl_comm_handle comm, dd_nccl_abi_properties *properties)
+{
+    ENTER("ncclCommQueryProperties");
+    return nccl_properties(comm, properties);
+}
+
+dd_nccl_result
 ncclWinGetUserPtr(dd_nccl_comm_handle comm, dd_nccl_window window, void **data)
 {
     ENTER("ncclWinGetUserPtr");
@@ -531,9 +538,6 @@ dd_nccl_result
 ncclSetEncryption(const dd_nccl_abi_encryption *config)
 {
     ENTER("ncclSetEncryption");
-    bool is_good = config != NULL && config->magic == DD_NCCL_MAGIC &&
-                   (config->mode == DD_NCCL_ENCRYPTION_MODE_NONE || config->psk != NULL);
-    return is_good ? DD_NCCL_SUCCESS
-                   : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclSetEncryption: invalid configuration");
+    return nccl_set_encryption(config);
 }
 #endif

@@ -479,6 +479,40 @@ nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value
     return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommMemStats: no statistic %d", (int)stat);
 }
 
+/* Writes no field that came after the version at the head, whose struct ends before. */
+dd_nccl_result
+nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties)
+{
+    if (properties == NULL || properties->magic != DD_NCCL_MAGIC ||
+        (int)properties->version > nccl_stub_version) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE, "ncclCommQueryProperties: %s",
+                         properties != NULL && properties->magic == DD_NCCL_MAGIC
+                             ? "NCCL library is too old"
+                             : "ncclCommProperties_t argument must be initialized");
+    }
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_READY, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    int version = (int)properties->version;
+    properties->rank = comm->rank;
+    properties->nRanks = comm->nranks;
+    properties->cudaDev = properties->nvmlDev = comm->device;
+    properties->deviceApiSupport = true;
+    properties->multimemSupport = comm->nranks > 1;
+    if (version >= 22907) {
+        properties->nLsaTeams = 1;
+        properties->hostRmaSupport = true;
+    }
+    if (version >= 23102) {
+        memcpy(&properties->commHash, comm->spec.name, sizeof properties->commHash);
+        properties->ginMinStride = 1;
+    }
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
 dd_nccl_result
 nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
 {

@@ -179,4 +179,5 @@ stub_on_reset(void)
     pthread_mutex_unlock(&lock);
     dd_stub_slow_kernels(-1, 0);
     dd_stub_slow_launches(0);
+    nccl_forget_encryption();
 }

@@ -47,6 +47,7 @@ nccl_unique_id(dd_nccl_unique_id *id)
     if (id == NULL) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclGetUniqueId: NULL");
     }
+    (void)nccl_settle_encryption();
     memset(id, 0, sizeof *id);
     memcpy(id->bytes, ID_MAGIC, sizeof ID_MAGIC);
     if (getrandom(id->bytes + 64, 32, 0) != 32) {
@@ -76,6 +77,10 @@ check_cards(const nccl_comm *comm, const stub_wire *wire)
                              "mismatched NCCL versions: rank %d has %d and rank %d has %d", comm->rank,
                              nccl_stub_version, rank, card.version);
         }
+        if (card.encryption != comm->spec.card.encryption) {
+            return nccl_fail(DD_NCCL_REMOTE_ERROR, "TLS handshake of rank %d with rank %d failed", comm->rank,
+                             rank);
+        }
         for (int other = 0; other < rank && !may_share_devices(); other++) {
             if (wire_card_of(wire, other).device == card.device) {
                 return nccl_fail(DD_NCCL_INVALID_USAGE,
@@ -97,7 +102,10 @@ meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
         return result;
     }
     comm->spec = *spec;
-    comm->spec.card = (wire_card){.device = comm->device, .version = nccl_stub_version, .pid = (int)getpid()};
+    comm->spec.card = (wire_card){.device = comm->device,
+                                  .version = nccl_stub_version,
+                                  .pid = (int)getpid(),
+                                  .encryption = nccl_settle_encryption()};
     stub_wire *wire = NULL;
     switch (wire_open(&comm->spec, is_aborted, &wire)) {
     case WIRE_ABORTED:

@@ -21,6 +21,7 @@ typedef struct wire_card {
     int device;
     int version;
     int pid;
+    uint64_t encryption;
 } wire_card;
 
 typedef struct wire_spec {

@@ -30,7 +30,7 @@ DD_STUB_EXPORT void dd_stub_release(void);
 DD_STUB_EXPORT int dd_stub_hanging(void);
 /* How often the function has been called. */
 DD_STUB_EXPORT long dd_stub_calls(const char *function);
-/* Forgets all faults that are pending or in force, releases what hangs, and sets the counts of calls to 0. */
+/* Forgets all faults that are pending or in force, releases what hangs, and sets the counts of calls and the encryption to 0. */
 DD_STUB_EXPORT void dd_stub_reset(void);
 /* How many there are now, and how many have been made so far. libcuda: "stream", "event", "graph", "exec", "memory", "host memory", "module", "context" (retained);
  * libnccl: "comm", "redop", "registration", "window", "memory". -1: no such kind. */
@@ -62,5 +62,7 @@ DD_STUB_EXPORT void dd_stub_hang_kernel(int rank, int after);
 DD_STUB_EXPORT void dd_stub_slow_kernels(int rank, int ms);
 /* Communicators that are not blocking: so long until the end of a group has put anything on a stream. */
 DD_STUB_EXPORT void dd_stub_slow_launches(int ms);
+/* A number made of the key that ncclSetEncryption has been given; 0: none has been. */
+DD_STUB_EXPORT unsigned long long dd_stub_encryption(void);
 
 #endif

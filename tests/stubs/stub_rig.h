@@ -17,6 +17,9 @@
 
 #define OTHER_CUDA(X)                                                                                  \
     X(cuMemAllocAsync, cuMemAllocAsync, (dd_cuda_ptr * data, size_t nbytes, dd_cuda_stream stream))    \
+    X(cuEventSynchronize, cuEventSynchronize, (dd_cuda_event event))                                   \
+    X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                         \
+      (dd_cuda_ptr dst, const void *src, size_t nbytes, dd_cuda_stream stream))                        \
     X(cuStreamBeginCapture, cuStreamBeginCapture_v2, (dd_cuda_stream stream, dd_cuda_capture_mode m))  \
     X(cuStreamEndCapture, cuStreamEndCapture, (dd_cuda_stream stream, void **graph))                   \
     X(cuGraphInstantiate, cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long)) \

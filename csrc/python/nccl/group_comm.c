@@ -121,6 +121,15 @@ read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *
     return status;
 }
 
+/* Steals the value. False with an exception. */
+static bool
+put(PyObject *dict, const char *name, PyObject *value)
+{
+    bool is_ok = value != NULL && PyDict_SetItemString(dict, name, value) == 0;
+    Py_XDECREF(value);
+    return is_ok;
+}
+
 PY_NCCL_PLAIN_METHOD(memory_stats)
 {
     PY_NCCL_BEGIN(group, self)
@@ -134,13 +143,45 @@ PY_NCCL_PLAIN_METHOD(memory_stats)
     py_nccl_comm_release(comm);
     PyObject *stats = py_error_check_of_group(group->state, status, &err) ? PyDict_New() : NULL;
     for (size_t i = 0; stats != NULL && i < NMEMORY_STATS; i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
-        if (value == NULL || PyDict_SetItemString(stats, memory_stat_names[i], value) < 0) {
+        if (!put(stats, memory_stat_names[i], PyLong_FromUnsignedLongLong(values[i]))) {
             Py_CLEAR(stats);
         }
-        Py_XDECREF(value);
     }
     return stats;
+}
+
+#define BUILD_INT(value) PyLong_FromLong(value)
+#define BUILD_FLAG(value) PyBool_FromLong(value)
+#define BUILD_WORD(value) PyLong_FromUnsignedLongLong(value)
+
+/* What NCCL of that version fills in. */
+static PyObject *
+build_properties(const dd_nccl_abi_properties *properties, int version)
+{
+    PyObject *dict = PyDict_New();
+#define PUT(field, name, since, type)                                                              \
+    if (dict != NULL && version >= (since) && !put(dict, name, BUILD_##type(properties->field))) { \
+        Py_CLEAR(dict);                                                                            \
+    }
+    DD_NCCL_PROPERTY_LIST(PUT)
+#undef PUT
+    return dict;
+}
+
+PY_NCCL_PLAIN_METHOD(properties)
+{
+    PY_NCCL_BEGIN(group, self)
+    dd_nccl_comm *comm = find(group, "properties");
+    if (comm == NULL) {
+        return NULL;
+    }
+    dd_nccl_abi_properties properties;
+    dd_error err;
+    int version = dd_nccl_comm_lib(comm)->version;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_properties(comm, &properties, &err));
+    py_nccl_comm_release(comm);
+    return py_error_check_of_group(group->state, status, &err) ? build_properties(&properties, version)
+                                                               : NULL;
 }
 
 /* ---- buffers */

@@ -331,6 +331,18 @@ group_set_nan_check(PyObject *object, PyObject *value)
 }
 
 static PyObject *
+group_set_timing(PyObject *object, PyObject *value)
+{
+    const py_group *self = (py_group *)object;
+    int is_on = PyObject_IsTrue(value);
+    if (is_on < 0 || !py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_nccl_group_set_timing(self->nccl->group, is_on > 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 group_add_ephemeral_timeout(PyObject *object, PyObject *value)
 {
     const py_group *self = (py_group *)object;
@@ -406,6 +418,8 @@ static PyMethodDef group_methods[] = {
     {"resume", py_nccl_group_resume, METH_NOARGS, "resume($self, /)\n--\n\nEnds suspend()."},
     {"memory_stats", py_nccl_group_memory_stats, METH_NOARGS,
      "memory_stats($self, /)\n--\n\nHow many bytes NCCL uses, by name."},
+    {"properties", py_nccl_group_properties, METH_NOARGS,
+     "properties($self, /)\n--\n\nWhat NCCL says of the communicator and of what it can do, by name."},
     {"register", PY_FAST_METHOD(py_nccl_group_register),
      "register($self, memory, nbytes=None, *, is_window=False)\n--\n\n"
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
@@ -422,6 +436,8 @@ static PyMethodDef group_methods[] = {
      "_host_view($self, /)\n--\n\nThe same group, which also accepts tensors of the CPU. They are copied to the device and back."},
     {"set_nan_check", group_set_nan_check, METH_O,
      "set_nan_check($self, is_on, /)\n--\n\nSets whether floating-point inputs are checked for NaN, for which the host waits."},
+    {"set_timing", group_set_timing, METH_O,
+     "set_timing($self, is_on, /)\n--\n\nSets whether operations that are called from now on know their duration."},
     {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
      "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
      "Gives the operations called from now on this much more time, until one of them has ended."},

@@ -23,6 +23,8 @@ typedef struct load_arguments {
     dd_nccl_search search;
     const char *cuda_path;
     dd_nccl_watchdog_options watchdog;
+    const char *psk; /* of NCCL's connections; NULL: they are plain */
+    int64_t psk_print;
 } load_arguments;
 
 static dd_status
@@ -31,6 +33,9 @@ load(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
     dd_status status = dd_cuda_open(arguments->cuda_path, &nccl->cuda, err);
     if (status == DD_OK) {
         status = dd_nccl_lib_open(&arguments->search, &nccl->lib, err);
+    }
+    if (status == DD_OK && arguments->psk != NULL) {
+        status = dd_nccl_set_encryption(nccl->lib, arguments->psk, (uint64_t)arguments->psk_print, err);
     }
     if (status == DD_OK) {
         status = dd_nccl_watchdog_create(nccl->cuda, &arguments->watchdog, &nccl->watchdog, err);
@@ -69,10 +74,14 @@ load_and_keep(py_state *state, const load_arguments *arguments)
     }
     dd_error err;
     dd_status status = PY_WITHOUT_GIL(load(arguments, nccl, &err));
-    if (status != DD_OK || state->nccl != NULL) {
-        /* Another thread may have loaded it meanwhile. */
+    if (state->nccl != NULL) {
+        /* Another thread has loaded it meanwhile, and this may have failed because of it: a key can come too late. */
         destroy(nccl);
-        return py_error_check_of_group(state, status, &err) ? Py_NewRef(Py_None) : NULL;
+        Py_RETURN_NONE;
+    }
+    if (!py_error_check_of_group(state, status, &err)) {
+        destroy(nccl);
+        return NULL;
     }
     state->nccl = nccl;
     Py_RETURN_NONE;
@@ -111,9 +120,10 @@ py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     load_arguments arguments = {.cuda_path = NULL};
     PyObject *candidates;
     const py_params params =
-        PY_PARAMS("_load_nccl", 1, 4, {"candidates", PY_OBJECT, &candidates},
+        PY_PARAMS("_load_nccl", 1, 6, {"candidates", PY_OBJECT, &candidates},
                   {"nccl", PY_TEXT, &arguments.search.explicit_path}, {"cuda", PY_TEXT, &arguments.cuda_path},
-                  {"is_abort_off", PY_FLAG, &arguments.watchdog.is_abort_off});
+                  {"is_abort_off", PY_FLAG, &arguments.watchdog.is_abort_off},
+                  {"psk", PY_TEXT, &arguments.psk}, {"psk_print", PY_INT64, &arguments.psk_print});
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }

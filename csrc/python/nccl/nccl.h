@@ -89,6 +89,7 @@ PY_NCCL_PLAIN_METHOD(revoke);
 PY_NCCL_PLAIN_METHOD(suspend);
 PY_NCCL_PLAIN_METHOD(resume);
 PY_NCCL_PLAIN_METHOD(memory_stats);
+PY_NCCL_PLAIN_METHOD(properties);
 PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);

@@ -104,7 +104,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     backend = find(p2p_op_list[0].tensor) if find is not None and p2p_op_list else None
     if backend is not None:
         drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
-        return _batch_as_one(group, p2p_op_list, backend._start_coalescing, backend._end_coalescing, drop)
+        return _batch_as_one(group, p2p_op_list, backend._start_coalescing, lambda: group._end_coalescing_of(backend), drop)
     # Receives first, so that incoming messages find their place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):

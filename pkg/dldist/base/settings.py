@@ -193,6 +193,9 @@ LIBRARIES = (
             "The NCCL that is used; nothing else is tried then. Unset: a copy that the process has loaded already, NVIDIA's "
             "wheel, the loader's path."),
     Setting("cuda_library", ("DLDIST_CUDA_LIBRARY",), _PATH, "", "The same for the driver. Unset: `libcuda.so.1`."),
+    Setting("nccl_encryption", ("DLDIST_NCCL_ENCRYPTION",), _FLAG, False,
+            "`1`: NCCL encrypts its connections, with a key made of `DLDIST_SECRET` ([nccl.md](nccl.md#encryption)). Must be the same "
+            "on all ranks. Read when NCCL is loaded."),
 )
 
 FAILURES = (
@@ -248,10 +251,13 @@ FAILURES = (
             "How many ranks share one unique id of NCCL's, where it can have several; 0: one for all."),
     Setting("grouped_messages", ("DLDIST_NCCL_GROUPED_MESSAGES",), _TRUTH, False,
             "`1`: gather, scatter and all-to-all are grouped messages, even where NCCL has calls for them. The same on all ranks."),
-    Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, None,
-            "Whether NCCL makes its communicators without blocking. Unset: whatever is best here."),
+    Setting("deterministic", ("DLDIST_NCCL_DETERMINISTIC",), _TRUTH, None,
+            "`1`: NCCL does without NVLS, whose results can differ in their last bits from run to run: sets `NCCL_ALGO=^NVLS`, unless "
+            "`NCCL_ALGO` is set. Unset: as `torch.use_deterministic_algorithms` says, where a program has imported torch."),
+    Setting("nonblocking", ("DLDIST_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"), _TRUTH, False,
+            "`1`: NCCL makes its communicators without blocking."),
     Setting("nonblocking_timeout_s", ("DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", "TORCH_NCCL_NONBLOCKING_TIMEOUT"), _number(1), None,
-            "How long that may take. Unset: the group's time-out."),
+            "How long making a communicator may take, blocking or not. Unset: the group's time-out."),
 )
 
 

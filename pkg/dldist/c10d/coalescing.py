@@ -74,8 +74,9 @@ class _Started:
 
     noted = ()  # the backend notes them, where nobody looks
 
-    def __init__(self, backend: Any, is_async: bool) -> None:
-        self._backend = backend
+    def __init__(self, pg: Any, device: Any, is_async: bool) -> None:
+        self._pg = pg
+        self._backend = pg._get_backend(device)
         self._is_async = is_async
         self.work: Any = None
 
@@ -87,7 +88,7 @@ class _Started:
         if exception[0] is not None:
             self._backend._drop_coalesced()
             return
-        work = self._backend._end_coalescing()
+        work = self._pg._end_coalescing_of(self._backend)
         if self._is_async:
             self.work = work
         elif work is not None:
@@ -120,7 +121,7 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
         return _CoalescingManager()
     if device is not None:
         pg = group_or_default(group)
-        return _CoalescingManager(_Started(pg._get_backend(device), async_ops), pg)
+        return _CoalescingManager(_Started(pg, device, async_ops), pg)
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dldist import _core
+from dldist.base import completions
 from dldist.c10d.options import OpType
 
 if TYPE_CHECKING:
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
 
 
 class WorkInfo:
-    """An operation that has ended: what the hook gets."""
+    """An operation that has ended: what the hook gets.
 
-    def __init__(self, op_type: Any, seq: int, time_started: datetime, active_duration: timedelta) -> None:
+    It was called at time_started and seen to have ended at time_finished. active_duration is the time that the operation itself took: on
+    a device by its events if the group measures times, and otherwise all of the time between the two.
+    """
+
+    def __init__(
+        self, op_type: Any, seq: int, time_started: datetime, time_finished: datetime, active_duration: timedelta
+    ) -> None:
         self.op_type = op_type
         self.seq = seq
         self.time_started = time_started
-        self.time_finished = time_started + active_duration
+        self.time_finished = time_finished
         self.active_duration = active_duration
 
     def __repr__(self) -> str:
@@ -52,20 +59,33 @@ class CompletionHook:
     def _ended(self, future: Any, work: Any, op_id: int, at: datetime, tick: float) -> None:
         try:
             if future.exception() is None:
-                duration = timedelta(seconds=time.monotonic() - tick)
-                self._hook(WorkInfo(OpType(work._get_op_type()), _number_of(work, op_id), at, duration))
+                elapsed = timedelta(seconds=time.monotonic() - tick)
+                active = _active_duration_of(work)
+                kind, number = OpType(work._get_op_type()), _number_of(work, op_id)
+                self._hook(WorkInfo(kind, number, at, at + elapsed, elapsed if active is None else active))
         finally:
             with self._changed:
                 self._under_way -= 1
                 self._changed.notify_all()
 
     def wait(self, timeout: timedelta) -> None:
-        """Wait until all operations that have begun have ended, and the hook knows."""
+        """Wait until all operations that have begun have ended, and the hook knows. The hook itself, which calls this on the thread that
+        tells it, does not wait."""
+        if completions.is_completion_thread():
+            return
         with self._changed:
             if not self._changed.wait_for(lambda: not self._under_way, timeout.total_seconds()):
                 raise _core.DistTimeoutError(
                     f"_wait_for_pending_works(): {self._under_way} operations have not ended in {timeout} (timeout)"
                 )
+
+
+def _active_duration_of(work: Any) -> timedelta | None:
+    """What the work itself has measured; None if it has not."""
+    try:
+        return timedelta(milliseconds=work._get_duration())
+    except RuntimeError:
+        return None
 
 
 def _number_of(work: Any, op_id: int) -> int:

@@ -127,6 +127,9 @@ class BackendCalls:
         backend = self._backend_for(tensor)
         return backend if getattr(backend, "supports_coalescing", False) else None
 
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        return backend._end_coalescing()
+
     def _host_view(self) -> Any:
         """An object that can move host memory: this one, or a view of the group behind the only backend if that serves another
         device."""
@@ -172,6 +175,9 @@ class Dispatcher(BackendCalls):
 
     def _backend_for(self, tensor: Any) -> Any:
         return self._target._backend_serving(tensor)
+
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        return self._target._end_coalescing_of(backend)
 
     def _calls_for_message(self, tensor: Any) -> Any:
         backend = self._backend_for(tensor)

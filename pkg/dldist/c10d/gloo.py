@@ -157,6 +157,9 @@ class ProcessGroupGloo(OverGroup):
     def _wait_for_pending_works(self) -> None:
         """Nothing to do: each work keeps what it needs."""
 
+    def _enable_collectives_timing(self) -> None:
+        """Nothing to do: works always measure their time."""
+
     def shutdown(self) -> None:
         if self.group is not None:
             _close(self.group, CLOSE_TIMEOUT_S)

@@ -148,7 +148,7 @@ class ProcessGroupNCCL(OverGroup):
 
     def _set_up(self, group: _core.NcclGroup, options: BackendOptions) -> None:
         super()._set_up(group, options)
-        self._pools: dict[int, tuple[Any, bool, list[int]]] = {}
+        self._pools: dict[int, tuple[Any, bool, dict[tuple[int, int], int]]] = {}
 
     @classmethod
     def _make(
@@ -203,7 +203,8 @@ class ProcessGroupNCCL(OverGroup):
         return bool(work.timeout == timeout)
 
     def _enable_collectives_timing(self) -> None:
-        """Does nothing: works measure their time only if DLDIST_NCCL_ENABLE_TIMING=1 asked for that earlier."""
+        """Have the works of later calls measure their time."""
+        self.group.set_timing(True)
 
     def get_error(self) -> Any:
         is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)
@@ -349,15 +350,20 @@ class ProcessGroupNCCL(OverGroup):
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
         """Tell NCCL about the memory of a pool: an object with `segments` of (address, bytes), or a torch MemPool.
 
-        The communicator must exist. With symm the segments become windows, which all ranks must register.
+        The communicator must exist. What the pool gets later is not known to NCCL until this is called again, which also forgets what
+        the pool has given back. With symm the segments become windows: all ranks call this, for pools with equally many new segments.
         """
-        if id(pool) in self._pools:
-            raise RuntimeError("register_mem_pool(): this pool is registered already")
-        done: list[int] = []
-        self._pools[id(pool)] = (pool, symm, done)
+        _, is_window, registered = self._pools.get(id(pool), (pool, symm, {}))
+        if is_window != symm:
+            raise RuntimeError(f"register_mem_pool(): this pool is registered with symm={is_window}: deregister it first")
+        self._pools[id(pool)] = (pool, symm, registered)
+        segments = _segments_of(pool)
+        for gone in registered.keys() - set(segments):
+            self.group.deregister(registered.pop(gone), is_window=symm)
         try:
-            for address, nbytes in _segments_of(pool):
-                done.append(self.group.register(address, nbytes, is_window=symm))
+            for segment in segments:
+                if segment not in registered:
+                    registered[segment] = self.group.register(*segment, is_window=symm)
         except BaseException:
             self.deregister_mem_pool(pool)
             raise
@@ -366,8 +372,8 @@ class ProcessGroupNCCL(OverGroup):
         """End register_mem_pool."""
         if id(pool) not in self._pools:
             raise RuntimeError("deregister_mem_pool(): this pool is not registered")
-        _, is_window, registrations = self._pools.pop(id(pool))
-        for registration in registrations:
+        _, is_window, registered = self._pools.pop(id(pool))
+        for registration in registered.values():
             self.group.deregister(registration, is_window=is_window)
 
     def register_tensor(self, tensor: Any, window: bool = False) -> int:

@@ -333,9 +333,9 @@ class ProcessGroup(Member):
     _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
     def shutdown(self) -> None:
-        """End the group in good order: say goodbye to the other ranks."""
+        """End the group in good order: say goodbye to the other ranks. The completion hook is told of everything first."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
-        call_all([*calls, *self._take_shutdown_calls()])
+        call_all([*calls, self._wait_for_completion_hook, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End the group and its unfinished operations at once. The other ranks are told the reason."""
@@ -361,7 +361,12 @@ class ProcessGroup(Member):
         self._get_backend(device_type)._start_coalescing()
 
     def _end_coalescing(self, device_type: Any) -> Any:
-        return self._get_backend(device_type)._end_coalescing()
+        return self._end_coalescing_of(self._get_backend(device_type))
+
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        """The work of all calls since the backend's _start_coalescing(). The completion hook is told of it, as of one operation."""
+        completion = None if self._hooks is None else self._hooks.completion
+        return backend._end_coalescing() if completion is None else completion.start(backend._end_coalescing, -1)
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
         """Have hook(WorkInfo) called whenever a later operation has ended well. There is one hook, which cannot be taken back."""
@@ -378,9 +383,12 @@ class ProcessGroup(Member):
         self._choose_operations()
 
     def _wait_for_pending_works(self) -> None:
-        """Wait until what is under way has ended, and the completion hook knows."""
+        """Wait until what this rank has under way has ended, and the completion hook knows. The other ranks need not call this."""
         for backend in self._distinct_backends():
             backend._wait_for_pending_works()
+        self._wait_for_completion_hook()
+
+    def _wait_for_completion_hook(self) -> None:
         if self._hooks is not None and self._hooks.completion is not None:
             self._hooks.completion.wait(self.get_timeout())
 

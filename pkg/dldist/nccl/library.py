@@ -45,14 +45,33 @@ def _load() -> None:
     if _core._nccl_info() is not None:
         return
     nccl, cuda = paths()
+    is_abort_off = settings.value("async_error_handling") in (0, 3)
     try:
-        _core._load_nccl(candidates(), nccl, cuda, is_abort_off=settings.value("async_error_handling") in (0, 3))
+        _core._load_nccl(candidates(), nccl, cuda, is_abort_off, *_encryption())
     except NotImplementedError as error:
         _reason = error
         raise
     _reason = None
     # This runs before the package's other work at exit, because communicators use CUDA's threads and memory.
     atexit.register(_core._shutdown_nccl)
+
+
+def _encryption() -> tuple[str | None, int]:
+    """The key of NCCL's connections, None if they are plain; and a number that differs between keys and gives none away.
+
+    All processes make it of the job's secret, which never travels. A key that went through the store could be read by whoever can read
+    the network, and groups that are made in another order on some ranks would have different ones.
+    """
+    if not settings.value("nccl_encryption"):
+        return None, 0
+    secret = settings.value("secret")
+    if not secret:
+        raise NotImplementedError("DLDIST_NCCL_ENCRYPTION=1 needs a secret that all ranks have, in DLDIST_SECRET: the key is made of it")
+    from hmac import digest
+
+    key = digest(os.fsencode(secret), b"dldist: the key of NCCL's connections", "sha256")
+    told = digest(key, b"which key it is", "sha256")
+    return key.hex(), int.from_bytes(told[:7], "little") or 1
 
 
 def is_available() -> bool:
@@ -92,10 +111,20 @@ def version_of(code: int) -> tuple[int, int, int]:
     return code // 10000, code // 100 % 100, code % 100
 
 
+def _avoid_nvls_if_deterministic(is_wanted: bool | None) -> None:
+    """Reductions by NVLS add in an order of their own each time. NCCL can be kept from NVLS only as a whole, and only by the environment, so
+    this is what torch does; an NCCL_ALGO that is set stays. With None, torch's flag decides."""
+    if is_wanted is None:
+        torch = sys.modules.get("torch")
+        is_wanted = torch is not None and torch.are_deterministic_algorithms_enabled()
+    if is_wanted and not os.environ.get("NCCL_ALGO"):
+        os.environ["NCCL_ALGO"] = "^NVLS"
+
+
 def group_settings() -> dict[str, Any]:
-    """Settings for groups from environment variables, as arguments of NcclGroup."""
+    """Settings for groups from environment variables, as arguments of NcclGroup. What NCCL itself reads there is set."""
     said = settings.of_failures()
-    config = {} if said.nonblocking is None else {"blocking": 0 if said.nonblocking else 1}
+    _avoid_nvls_if_deterministic(said.deterministic)
     return {
         "is_high_priority": said.high_priority,
         "has_timing": said.enable_timing or said.desync_debug,
@@ -105,5 +134,5 @@ def group_settings() -> dict[str, Any]:
         "ranks_per_root": said.ranks_per_root,
         "grouped_messages": said.grouped_messages,
         "init_timeout": said.nonblocking_timeout_s,
-        "config": config,
+        "config": {"blocking": 0} if said.nonblocking else {},
     }
