@@ -139,10 +139,13 @@ void capture_run(stub_capture *capture, void **launched);
 
 /* ---- memory (cuda_stub_memory.c) */
 
+#define CUDA_NO_FILE (-1)
+
 typedef struct allocation {
     char *data;
     size_t nbytes;
     int device; /* -1: of the host */
+    int file;   /* that others can map it by; or CUDA_NO_FILE */
 } allocation;
 
 /* False when data is in no allocation. */

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* What has not been written is seen. */
 #define FRESH 0xa5
@@ -71,18 +73,39 @@ insert_locked(const allocation *made)
     nbytes_allocated += (long long)made->nbytes;
 }
 
+/* Memory that other processes can map, too, by its file. NULL: there is none. */
+static void *
+map_file(size_t nbytes, int *file)
+{
+    *file = memfd_create("dldist-stub", MFD_CLOEXEC);
+    if (*file < 0) {
+        return NULL;
+    }
+    void *memory = ftruncate(*file, (off_t)nbytes) == 0
+                       ? mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0)
+                       : MAP_FAILED;
+    if (memory == MAP_FAILED) {
+        close(*file);
+        return NULL;
+    }
+    return memory;
+}
+
 static dd_cuda_result
-allocate(int device, size_t nbytes, void **data)
+allocate_as(int device, size_t nbytes, bool is_file, void **data)
 {
     if (nbytes == 0) {
         return DD_CUDA_INVALID_VALUE;
     }
+    int file = CUDA_NO_FILE;
     pthread_mutex_lock(&lock);
     bool is_too_much = nbytes_limit >= 0 && nbytes_allocated + (long long)nbytes > nbytes_limit;
-    void *memory = is_too_much ? NULL : aligned_alloc(256, (nbytes + 255) / 256 * 256);
+    void *memory = is_too_much ? NULL
+                   : is_file   ? map_file(nbytes, &file)
+                               : aligned_alloc(256, (nbytes + 255) / 256 * 256);
     if (memory != NULL) {
         memset(memory, FRESH, nbytes < FRESH_MAX ? nbytes : FRESH_MAX);
-        insert_locked(&(allocation){.data = memory, .nbytes = nbytes, .device = device});
+        insert_locked(&(allocation){.data = memory, .nbytes = nbytes, .device = device, .file = file});
     }
     pthread_mutex_unlock(&lock);
     if (memory == NULL) {
@@ -94,13 +117,32 @@ allocate(int device, size_t nbytes, void **data)
 }
 
 static dd_cuda_result
+allocate(int device, size_t nbytes, void **data)
+{
+    return allocate_as(device, nbytes, false, data);
+}
+
+static void
+free_memory(const allocation *ended)
+{
+    if (ended->file == CUDA_NO_FILE) {
+        free(ended->data);
+    } else {
+        munmap(ended->data, ended->nbytes);
+        close(ended->file);
+    }
+}
+
+static dd_cuda_result
 release(void *data, bool is_host)
 {
+    allocation ended = {.data = NULL};
     pthread_mutex_lock(&lock);
     size_t rank = rank_locked(data);
     bool is_ours =
         rank > 0 && allocations[rank - 1].data == data && (allocations[rank - 1].device < 0) == is_host;
     if (is_ours) {
+        ended = allocations[rank - 1];
         nbytes_allocated -= (long long)allocations[rank - 1].nbytes;
         memmove(allocations + rank - 1, allocations + rank, (nallocations - rank) * sizeof *allocations);
         nallocations--;
@@ -110,7 +152,7 @@ release(void *data, bool is_host)
         stub_count_bad_use();
         return DD_CUDA_INVALID_VALUE;
     }
-    free(data);
+    free_memory(&ended);
     stub_count_remove(is_host ? &cuda_host_memory : &cuda_memory);
     return DD_CUDA_SUCCESS;
 }
@@ -118,7 +160,7 @@ release(void *data, bool is_host)
 int
 dd_stub_alloc(int device, size_t nbytes, void **data)
 {
-    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : allocate(device, nbytes, data));
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : allocate_as(device, nbytes, true, data));
 }
 
 int
@@ -136,6 +178,19 @@ dd_stub_memory_device(const void *data, size_t nbytes)
         return -2;
     }
     return found.device;
+}
+
+bool
+dd_stub_find_file(const void *data, dd_stub_file *found)
+{
+    allocation memory;
+    bool is_there = cuda_find_allocation(data, &memory) && memory.file != CUDA_NO_FILE;
+    if (is_there) {
+        *found = (dd_stub_file){.file = memory.file,
+                                .nbytes = memory.nbytes,
+                                .offset = (size_t)((const char *)data - (const char *)memory.data)};
+    }
+    return is_there;
 }
 
 static void *
