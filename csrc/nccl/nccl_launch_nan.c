@@ -128,7 +128,7 @@ check_op(nccl_launch *launch, const dd_nccl_op *op, const dd_wait *wait)
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
     const dd_block *blocks = is_coll ? op->args.inputs : &op->block;
     int n = is_coll ? dd_coll_ninputs(op->args.coll, op->args.root == group->rank, group->size)
-                    : op->kind == DD_NCCL_OP_SEND;
+                    : op->kind == DD_NCCL_OP_SEND || op->kind == DD_NCCL_OP_PUT;
     nan_search search;
     if (n == 0 || !search_of(is_coll ? op->args.reduction.dtype : op->dtype, &search)) {
         return DD_OK;

@@ -9,6 +9,7 @@
 #include "python/group/operations.h"
 #include "python/group/plan.h"
 #include "python/nccl/team.h"
+#include "python/nccl/window.h"
 #include "python/observe/recorder.h"
 #include "python/observe/watch.h"
 #include "python/store/store.h"
@@ -56,6 +57,7 @@ static const type_row type_rows[] = {
     DERIVED(nccl_group, group),
     DERIVED(nccl_work, work),
     TYPE(nccl_array),
+    TYPE(nccl_window),
     TYPE(nccl_comms),
     TYPE(nccl_rank_comm),
     TYPE(nccl_unique_id),

@@ -4,6 +4,7 @@
  * stream. What it needs until the device is done is kept by the flight, or by allocators that reuse memory only in
  * the order of its stream. */
 #include "core/mem.h"
+#include "nccl/nccl_window.h"
 #include "python/base/error.h"
 #include "python/call/reduce_op.h"
 #include "python/nccl/plan.h"
@@ -69,7 +70,8 @@ record(const py_launch *launch, py_record *told)
     dd_record_call *call =
         op->kind == DD_NCCL_OP_COLL
             ? py_record_collective(told, group->state, op->args.coll, operands)
-            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
+            : py_record_message(told, group->state, operands,
+                                op->kind != DD_NCCL_OP_RECV && op->kind != DD_NCCL_OP_WAIT_SIGNAL, op->peer);
     if (call != NULL) {
         call->name = launch->what;
     }
@@ -176,11 +178,15 @@ find_batch(const py_nccl_core *core)
     return batch;
 }
 
+/* The flights that it still has, and the windows. */
 static void
-destroy_batch(py_nccl_batch *batch)
+destroy_batch(py_nccl_batch *batch, bool has_flights)
 {
     for (size_t i = 0; i < batch->nitems; i++) {
-        py_flight_destroy(batch->items[i].flight);
+        if (has_flights) {
+            py_flight_destroy(batch->items[i].flight);
+        }
+        dd_nccl_group_window_release(batch->items[i].op.window);
     }
     dd_mem_free(batch->items);
     dd_mem_free(batch);
@@ -192,7 +198,7 @@ py_nccl_batches_destroy(py_nccl_core *core)
     while (core->batches != NULL) {
         py_nccl_batch *batch = core->batches;
         core->batches = batch->next;
-        destroy_batch(batch);
+        destroy_batch(batch, true);
     }
 }
 
@@ -210,6 +216,9 @@ append(py_nccl_batch *batch, const py_nccl_item *item)
         batch->capacity = capacity;
     }
     batch->items[batch->nitems++] = *item;
+    if (item->op.window != NULL) {
+        (void)dd_nccl_group_window_acquire(item->op.window);
+    }
     return true;
 }
 
@@ -258,12 +267,12 @@ static PyObject *
 run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_async)
 {
     if (batch->nitems == 0) {
-        destroy_batch(batch);
+        destroy_batch(batch, true);
         Py_RETURN_NONE;
     }
     py_nccl_plan plan;
     if (!py_nccl_plan_make(&plan, self, batch->items, batch->nitems)) {
-        destroy_batch(batch);
+        destroy_batch(batch, true);
         return NULL;
     }
     py_flight *flight = chain(batch);
@@ -279,8 +288,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     }
     plan.call.is_batch = true;
     PyObject *result = run(&launch);
-    batch->nitems = 0;
-    destroy_batch(batch);
+    destroy_batch(batch, false);
     return result;
 }
 
@@ -312,7 +320,7 @@ py_nccl_group_drop_coalesced(PyObject *object, PyObject *Py_UNUSED(unused))
     py_nccl_batch *batch = py_group_require_open(self) ? find_batch(self->nccl) : NULL;
     if (batch != NULL) {
         take_out(self->nccl, batch);
-        destroy_batch(batch);
+        destroy_batch(batch, true);
     }
     return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
 }
@@ -378,6 +386,12 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
     }
     Py_DECREF(result);
     return PyLong_FromLong(message->rank);
+}
+
+PyObject *
+py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok)
+{
+    return is_ok ? run_or_append(call, op) : py_group_call_fail(call);
 }
 
 /* ---- the barrier */

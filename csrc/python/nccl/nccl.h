@@ -92,6 +92,8 @@ PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
 PY_NCCL_PLAIN_METHOD(split_count);
+/* In nccl/window.c. */
+PY_NCCL_METHOD(new_window);
 
 /* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
  * not. */
@@ -112,6 +114,8 @@ bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
+/* Ends the call, also if is_ok is false. */
+PyObject *py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(end_coalescing);
