@@ -358,6 +358,13 @@ check_put(const dd_nccl_op *op, dd_error *err)
     return DD_OK;
 }
 
+static dd_status
+check_open(const dd_nccl_group_window *window, dd_error *err)
+{
+    return atomic_load(&window->is_closed) ? dd_error_set(err, DD_CLOSED, "the window has been closed")
+                                           : DD_OK;
+}
+
 dd_status
 nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op, dd_error *err)
 {
@@ -380,19 +387,22 @@ nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd
     if (op->kind == DD_NCCL_OP_WAIT_SIGNAL && op->count < 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%d signals cannot be waited for", op->count);
     }
-    return op->kind == DD_NCCL_OP_PUT ? check_put(op, err) : DD_OK;
+    dd_status status = check_open(window, err);
+    return status == DD_OK && op->kind == DD_NCCL_OP_PUT ? check_put(op, err) : status;
 }
 
 dd_status
 nccl_window_check_open(const nccl_launch *launch)
 {
-    for (size_t i = 0; i < launch->call->nops; i++) {
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
         const dd_nccl_group_window *window = launch->call->ops[i].window;
-        if (window != NULL && atomic_load(&window->is_closed)) {
-            return dd_error_set(launch->err, DD_CLOSED, "%s: the window has been closed", launch->call->what);
-        }
+        status = window != NULL ? check_open(window, launch->err) : DD_OK;
     }
-    return DD_OK;
+    if (status != DD_OK) {
+        dd_error_prepend(launch->err, "%s", launch->call->what);
+    }
+    return status;
 }
 
 dd_status

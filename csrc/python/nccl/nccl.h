@@ -23,10 +23,18 @@ PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
 void py_nccl_destroy(py_state *state);
+/* _nccl_allocator(): the addresses of functions in C that allocate and free memory of ncclMemAlloc. */
+PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);
+void py_nccl_allocator_end(void); /* from now on the functions do nothing */
 /* Releases a communicator, which may be NULL, without the GIL. Called with the GIL held. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
 /* Makes the watchdog look more often, because somebody waits for a callback. */
 void py_nccl_hurry(py_state *state);
+
+/* Memory of ncclMemAlloc; NULL for no bytes. Any thread. */
+dd_status py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data,
+                            dd_error *err) DD_MUST_CHECK;
+void py_nccl_mem_free(const py_nccl *nccl, int device, void *data);
 
 /* ---- groups */
 
