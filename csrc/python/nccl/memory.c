@@ -1,10 +1,40 @@
-/* Memory of ncclMemAlloc by two functions in C, for the allocators of other libraries. They have no argument of ours, so they find
- * NCCL by a variable. Any thread calls them, with the GIL or without. */
+/* Memory of ncclMemAlloc: for arrays of ours, and by two functions in C for the allocators of other libraries. Those have no argument of
+ * ours, so they find NCCL by a variable. Any thread calls them, with the GIL or without. */
 #include "core/fork.h"
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
 
 #include <stdatomic.h>
+
+void
+py_nccl_mem_free(const py_nccl *nccl, int device, void *data)
+{
+    dd_cuda_guard guard;
+    if (dd_cuda_enter(nccl->cuda, device, &guard, NULL) == DD_OK) {
+        (void)nccl->lib->api.ncclMemFree(data);
+        dd_cuda_leave(&guard);
+    }
+}
+
+dd_status
+py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data, dd_error *err)
+{
+    dd_cuda_guard guard;
+    *data = NULL;
+    dd_status status = dd_nccl_need(nccl->lib, DD_NCCL_CAN_MEM_ALLOC, err);
+    if (status != DD_OK || nbytes == 0) {
+        return status;
+    }
+    status = dd_cuda_enter(nccl->cuda, device, &guard, err);
+    if (status == DD_OK) {
+        status = dd_nccl_check(nccl->lib, NULL, nccl->lib->api.ncclMemAlloc(data, nbytes), err,
+                               "ncclMemAlloc of %zu bytes on cuda:%d", nbytes, device);
+        dd_cuda_leave(&guard);
+    }
+    return status;
+}
+
+/* ---- for others */
 
 static _Atomic(const py_nccl *)
     loaded; /* NULL: nobody has asked for the functions, or the module has ended */
