@@ -342,18 +342,12 @@ def surface(dist, stubs, Tensor, port, rank, size):
         except RuntimeError as error:
             assert "registered already" in str(error)
         backend.deregister_mem_pool(pool)
-    for name in ("new_window", "_start_time_estimate", "_end_time_estimate"):
+    for name in ("_start_time_estimate", "_end_time_estimate"):
         try:
             getattr(backend, name)()
             raise AssertionError(name)
         except NotImplementedError as error:
             assert name.strip("_").split("_")[-1] in str(error)
-    try:
-        backend.mem_allocator
-        raise AssertionError
-    except NotImplementedError as error:
-        assert "allocate_tensor" in str(error)
-
     backend._set_enable_nan_check(True)
     try:
         dist.all_reduce(Tensor([float("nan")]))
