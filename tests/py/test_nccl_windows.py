@@ -149,3 +149,10 @@ def test_allocator(tmp_path):
         old = children.start(in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
     assert "ncclMemAlloc" in old and "2.19" in old, old
 
+
+
+def test_trace_knows_who_writes():
+    from dldist.trace import read
+
+    for text, ends in (("put 1->2", (1, 2)), ("signal 0->1", (0, 1)), ("wait_signal 2<-1", (1, 2))):
+        assert read._ends(read._MESSAGE.fullmatch(text)) == ends
