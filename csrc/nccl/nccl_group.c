@@ -81,6 +81,7 @@ new_group(const dd_nccl_base *base, int rank, int size)
     group->next_deadline_ns = DD_NEVER_NS;
     dd_list_init(&group->link);
     dd_list_init(&group->pool);
+    dd_list_init(&group->windows);
     dd_lock_init(&group->launch, DD_LOCK_NCCL_LAUNCH);
     dd_lock_init(&group->lock, DD_LOCK_NCCL_GROUP);
     dd_cond_init(&group->ended);

@@ -19,6 +19,7 @@
 
 typedef struct dd_nccl_group dd_nccl_group;
 typedef struct dd_nccl_work dd_nccl_work;
+typedef struct dd_nccl_group_window dd_nccl_group_window; /* nccl_window.h */
 
 #define DD_NCCL_DEFAULT_TIMEOUT_NS (600 * DD_NS_PER_S)
 #define DD_NCCL_NO_DEVICE (-1)
@@ -94,6 +95,9 @@ typedef enum dd_nccl_op_kind {
     DD_NCCL_OP_COLL,
     DD_NCCL_OP_SEND,
     DD_NCCL_OP_RECV,
+    DD_NCCL_OP_PUT,
+    DD_NCCL_OP_SIGNAL,
+    DD_NCCL_OP_WAIT_SIGNAL,
 } dd_nccl_op_kind;
 
 /* Blocks are contiguous memory of the device. All ranks must call the same of NCCL, whatever they know of each other: all_gather and reduce_scatter use
@@ -106,9 +110,14 @@ typedef struct dd_nccl_op {
     /* gather, scatter, all_to_all: on every rank the blocks are equal and lie side by side, as those of one tensor cut evenly. Then
      * NCCL's own calls are used, where it has them. */
     bool is_flat;
-    dd_block block; /* SEND, RECV */
+    dd_block block; /* SEND, RECV, PUT */
     dd_dtype dtype; /* the same: for the recorder and the check for NaN */
-    int peer;       /* the same */
+    int peer;       /* of all but COLL */
+    /* PUT, SIGNAL and WAIT_SIGNAL only. The window stays until the call has returned. */
+    dd_nccl_group_window *window;
+    size_t offset; /* PUT: bytes, in the peer's */
+    int channel;
+    int count; /* WAIT_SIGNAL: how many signals it takes */
 } dd_nccl_op;
 
 /* Elements from one place to another, stream-ordered: same dtype and shape. Either side may be memory of the host. */

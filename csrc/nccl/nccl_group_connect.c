@@ -244,7 +244,8 @@ nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *
         return status;
     }
     *channel = &device->all;
-    if (!call->is_batch && call->nops > 0 && call->ops[0].kind != DD_NCCL_OP_COLL) {
+    if (!call->is_batch && call->nops > 0 && call->ops[0].kind != DD_NCCL_OP_COLL &&
+        !nccl_is_one_sided(&call->ops[0])) {
         status = channel_of_message(group, device, call->ops[0].peer, wait, channel, err);
     }
     /* What moves nothing over NCCL needs no communicator. */

@@ -132,6 +132,8 @@ struct dd_nccl_group {
     uint64_t nmessages;      /* lock; called */
     uint64_t last_completed; /* lock; number of a collective */
     uint64_t nmeetings;      /* lock; communicators of all ranks that were met for */
+    dd_list windows;         /* lock; those that are open */
+    uint64_t nwindows;       /* lock; that the ranks have met for */
     int64_t next_deadline_ns;  /* lock; no work's is before */
     int64_t ephemeral_ns;      /* lock; what is added to time-outs now */
     int64_t ephemeral_free_ns; /* lock; the part that no work under way takes with it */
@@ -306,6 +308,20 @@ typedef struct nccl_wire {
 } nccl_wire;
 dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *factor,
                        nccl_wire *wire, dd_error *err);
+/* ---- nccl_window.c: one-sided operations */
+
+dd_status nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op,
+                            dd_error *err) DD_MUST_CHECK;
+/* No window of the call has been closed. The caller holds `launch`, with which none is. */
+dd_status nccl_window_check_open(const nccl_launch *launch) DD_MUST_CHECK;
+/* One call of NCCL. */
+dd_status nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op) DD_MUST_CHECK;
+static inline bool
+nccl_is_one_sided(const dd_nccl_op *op)
+{
+    return op->window != NULL;
+}
+
 /* ---- nccl_launch_nan.c */
 dd_status nccl_check_nan(nccl_launch *launch);
 /* ---- nccl_nan_graph.c */

@@ -457,6 +457,9 @@ post_op(nccl_launch *launch, size_t i)
     if (op->kind == DD_NCCL_OP_RECV) {
         return recv_block(launch, &op->block, op->peer);
     }
+    if (nccl_is_one_sided(op)) {
+        return nccl_window_post(launch, op);
+    }
     const launch_row *row = &colls[op->args.coll];
     void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
     return is_native(launch, op) ? row->native(launch, op, staged) : row->grouped(launch, op);

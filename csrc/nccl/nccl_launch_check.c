@@ -249,8 +249,9 @@ nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *
     dd_status status = dd_cuda_check_device(group->cuda, call->device, err);
     for (size_t i = 0; i < call->nops && status == DD_OK; i++) {
         const dd_nccl_op *op = &call->ops[i];
-        status =
-            op->kind == DD_NCCL_OP_COLL ? check_coll(group, op, err) : check_message(group, call, op, err);
+        status = op->kind == DD_NCCL_OP_COLL ? check_coll(group, op, err)
+                 : nccl_is_one_sided(op)     ? nccl_window_check(group, call, op, err)
+                                             : check_message(group, call, op, err);
         if (status != DD_OK && call->nops > 1) {
             dd_error_prepend(err, "operation %zu of %zu", i, call->nops);
         }

@@ -50,7 +50,7 @@ inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nccl_nan_place *place
     const dd_nccl_group *group = launch->group;
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
     place->ninputs = is_coll ? dd_coll_ninputs(op->args.coll, op->args.root == group->rank, group->size)
-                             : op->kind == DD_NCCL_OP_SEND;
+                             : op->kind == DD_NCCL_OP_SEND || op->kind == DD_NCCL_OP_PUT;
     if (place->ninputs == 0 || !format_of(is_coll ? op->args.reduction.dtype : op->dtype, &place->format)) {
         return NULL;
     }

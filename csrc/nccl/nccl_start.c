@@ -150,6 +150,9 @@ start_in_turn(nccl_launch *launch)
     }
     status = nccl_launch_find_capture(launch);
     if (status == DD_OK) {
+        status = nccl_window_check_open(launch);
+    }
+    if (status == DD_OK) {
         status = nccl_work_create(launch, launch->err);
     }
     bool has_begun = false;

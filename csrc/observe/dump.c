@@ -291,6 +291,12 @@ put_operands(dump_writer *writer, const record_body *body)
     }
 }
 
+static bool
+is_receive(const char *name)
+{
+    return strcmp(name, "recv") == 0 || strcmp(name, "wait_signal") == 0;
+}
+
 /* "gloo:all_reduce", "nccl:send 0->1", "nccl:recv 1<-0" */
 static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
@@ -300,9 +306,8 @@ put_name(dump_writer *writer, const snapshot_entry *entry)
     if (!entry->body.is_p2p) {
         snprintf(name, sizeof name, "%s:%s", info->kind, entry->body.name);
     } else {
-        bool is_send = strcmp(entry->body.name, "send") == 0;
         snprintf(name, sizeof name, "%s:%s %d%s%d", info->kind, entry->body.name, info->rank,
-                 is_send ? "->" : "<-", entry->peer);
+                 is_receive(entry->body.name) ? "<-" : "->", entry->peer);
     }
     dump_string(writer, "profiling_name", name);
 }

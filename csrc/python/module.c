@@ -9,6 +9,7 @@
 #include "python/group/operations.h"
 #include "python/group/plan.h"
 #include "python/nccl/team.h"
+#include "python/nccl/window.h"
 #include "python/observe/recorder.h"
 #include "python/observe/watch.h"
 #include "python/store/store.h"
@@ -56,6 +57,7 @@ static const type_row type_rows[] = {
     DERIVED(nccl_group, group),
     DERIVED(nccl_work, work),
     TYPE(nccl_array),
+    TYPE(nccl_window),
     TYPE(nccl_comms),
     TYPE(nccl_rank_comm),
     TYPE(nccl_unique_id),
@@ -253,6 +255,9 @@ static PyMethodDef core_methods[] = {
     {"_swap_stream", py_device_swap_stream, METH_O,
      "_swap_stream($module, stream, /)\n--\n\n"
      "Sets the CUDA stream that this thread works on, or unsets it with None. Returns the one before, or None."},
+    {"_nccl_allocator", py_nccl_allocator, METH_NOARGS,
+     "_nccl_allocator($module, /)\n--\n\n"
+     "The addresses of two functions in C that allocate and free memory of ncclMemAlloc."},
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),

@@ -147,11 +147,14 @@ void capture_run(stub_capture *capture, void **launched);
 
 /* ---- memory (cuda_stub_memory.c) */
 
+#define CUDA_NO_FILE (-1)
+
 typedef struct allocation {
     char *data;
     size_t nbytes;
     int device;      /* -1: of the host */
     bool is_private; /* no other device can read it */
+    int file;        /* that others can map it by; or CUDA_NO_FILE */
 } allocation;
 
 dd_cuda_result cuda_allocate(int device, size_t nbytes, bool is_private, void **data);

@@ -334,6 +334,21 @@ cuStreamIsCapturing(dd_cuda_stream handle, dd_cuda_capture_status *status)
     return (dd_cuda_result)result;
 }
 
+bool
+dd_stub_is_capturing(void *handle)
+{
+    int result;
+    stub_stream *stream = cuda_stream_find(handle, &result);
+    if (stream == NULL) {
+        return false;
+    }
+    pthread_mutex_lock(&cuda_lock);
+    bool is_capturing = stream->capture != NULL;
+    pthread_mutex_unlock(&cuda_lock);
+    cuda_stream_release(stream);
+    return is_capturing;
+}
+
 CUDA_EXPORT dd_cuda_result
 cuGraphInstantiateWithFlags(void **made, void *handle, unsigned long long flags)
 {

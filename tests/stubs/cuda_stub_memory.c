@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* What has not been written is seen. */
 #define FRESH 0xa5
@@ -71,19 +73,50 @@ insert_locked(const allocation *made)
     nbytes_allocated += (long long)made->nbytes;
 }
 
-dd_cuda_result
-cuda_allocate(int device, size_t nbytes, bool is_private, void **data)
+/* Memory that other processes can map, too, by its file. NULL: there is none. */
+static void *
+map_file(size_t nbytes, int *file)
+{
+    *file = memfd_create("dldist-stub", MFD_CLOEXEC);
+    if (*file < 0) {
+        return NULL;
+    }
+    void *memory = ftruncate(*file, (off_t)nbytes) == 0
+                       ? mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0)
+                       : MAP_FAILED;
+    if (memory == MAP_FAILED) {
+        close(*file);
+        return NULL;
+    }
+    return memory;
+}
+
+/* For the use of one device alone, of all of the process, or, by a file, of other processes, too. */
+typedef enum memory_reach {
+    REACH_DEVICE,
+    REACH_PROCESS,
+    REACH_HOST,
+} memory_reach;
+
+static dd_cuda_result
+allocate_as(int device, size_t nbytes, memory_reach reach, void **data)
 {
     if (nbytes == 0) {
         return DD_CUDA_INVALID_VALUE;
     }
+    int file = CUDA_NO_FILE;
     pthread_mutex_lock(&lock);
     bool is_too_much = nbytes_limit >= 0 && nbytes_allocated + (long long)nbytes > nbytes_limit;
-    void *memory = is_too_much ? NULL : aligned_alloc(256, (nbytes + 255) / 256 * 256);
+    void *memory = is_too_much           ? NULL
+                   : reach == REACH_HOST ? map_file(nbytes, &file)
+                                         : aligned_alloc(256, (nbytes + 255) / 256 * 256);
     if (memory != NULL) {
         memset(memory, FRESH, nbytes < FRESH_MAX ? nbytes : FRESH_MAX);
-        insert_locked(
-            &(allocation){.data = memory, .nbytes = nbytes, .device = device, .is_private = is_private});
+        insert_locked(&(allocation){.data = memory,
+                                    .nbytes = nbytes,
+                                    .device = device,
+                                    .is_private = reach == REACH_DEVICE,
+                                    .file = file});
     }
     pthread_mutex_unlock(&lock);
     if (memory == NULL) {
@@ -95,13 +128,32 @@ cuda_allocate(int device, size_t nbytes, bool is_private, void **data)
 }
 
 dd_cuda_result
+cuda_allocate(int device, size_t nbytes, bool is_private, void **data)
+{
+    return allocate_as(device, nbytes, is_private ? REACH_DEVICE : REACH_PROCESS, data);
+}
+
+static void
+free_memory(const allocation *ended)
+{
+    if (ended->file == CUDA_NO_FILE) {
+        free(ended->data);
+    } else {
+        munmap(ended->data, ended->nbytes);
+        close(ended->file);
+    }
+}
+
+dd_cuda_result
 cuda_release(void *data, bool is_host)
 {
+    allocation ended = {.data = NULL};
     pthread_mutex_lock(&lock);
     size_t rank = rank_locked(data);
     bool is_ours =
         rank > 0 && allocations[rank - 1].data == data && (allocations[rank - 1].device < 0) == is_host;
     if (is_ours) {
+        ended = allocations[rank - 1];
         nbytes_allocated -= (long long)allocations[rank - 1].nbytes;
         memmove(allocations + rank - 1, allocations + rank, (nallocations - rank) * sizeof *allocations);
         nallocations--;
@@ -111,7 +163,7 @@ cuda_release(void *data, bool is_host)
         stub_count_bad_use();
         return DD_CUDA_INVALID_VALUE;
     }
-    free(data);
+    free_memory(&ended);
     stub_count_remove(is_host ? &cuda_host_memory : &cuda_memory);
     return DD_CUDA_SUCCESS;
 }
@@ -119,7 +171,7 @@ cuda_release(void *data, bool is_host)
 int
 dd_stub_alloc(int device, size_t nbytes, void **data)
 {
-    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : cuda_allocate(device, nbytes, false, data));
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : allocate_as(device, nbytes, REACH_HOST, data));
 }
 
 int
@@ -144,6 +196,19 @@ dd_stub_is_private(const void *data)
 {
     allocation found;
     return cuda_find_allocation(data, &found) && found.is_private;
+}
+
+bool
+dd_stub_find_file(const void *data, dd_stub_file *found)
+{
+    allocation memory;
+    bool is_there = cuda_find_allocation(data, &memory) && memory.file != CUDA_NO_FILE;
+    if (is_there) {
+        *found = (dd_stub_file){.file = memory.file,
+                                .nbytes = memory.nbytes,
+                                .offset = (size_t)((const char *)data - (const char *)memory.data)};
+    }
+    return is_there;
 }
 
 static void *

@@ -464,21 +464,6 @@ dd_stub_wait_device(int device)
 }
 
 int
-dd_stub_is_capturing(void *handle)
-{
-    int result;
-    stub_stream *stream = cuda_stream_find(handle, &result);
-    bool is_capturing = false;
-    if (stream != NULL) {
-        pthread_mutex_lock(&cuda_lock);
-        is_capturing = stream->capture != NULL;
-        pthread_mutex_unlock(&cuda_lock);
-        cuda_stream_release(stream);
-    }
-    return is_capturing;
-}
-
-int
 dd_stub_check_unsafe(void)
 {
     return capture_check_unsafe();

@@ -5,6 +5,8 @@
 
 #include "stub_control.h"
 
+#include <stdbool.h>
+
 /* Is launched once when it is enqueued; in a stream that captures, as often as its graph is. */
 typedef struct dd_stub_work {
     void *(*launch)(
@@ -20,6 +22,7 @@ DD_STUB_EXPORT int dd_stub_enqueue(void *stream, const dd_stub_work *work);
 /* What `later` holds from now on waits for what `earlier` holds now. Part of a capture as an event would be. */
 DD_STUB_EXPORT int dd_stub_join(void *earlier, void *later);
 DD_STUB_EXPORT int dd_stub_stream_device(void *stream, int *device);
+DD_STUB_EXPORT bool dd_stub_is_capturing(void *stream);
 /* Of the calling thread; 0 where nothing is current, as the runtime has it. */
 DD_STUB_EXPORT int dd_stub_current_device(int *device);
 /* Makes another device the calling thread's (-1: none) and gives the one before. */
@@ -30,11 +33,17 @@ DD_STUB_EXPORT int dd_stub_memory_device(const void *data, size_t nbytes);
 DD_STUB_EXPORT int dd_stub_is_private(const void *data);
 /* Until the device has done all that its streams hold now. */
 DD_STUB_EXPORT void dd_stub_wait_device(int device);
-/* Whether what is put onto the stream becomes part of a graph. */
-DD_STUB_EXPORT int dd_stub_is_capturing(void *stream);
 /* For calls that are not allowed while somebody captures, as CUDA's modes say: 0, or the result for the caller. */
 DD_STUB_EXPORT int dd_stub_check_unsafe(void);
+/* Memory that other processes can map. */
 DD_STUB_EXPORT int dd_stub_alloc(int device, size_t nbytes, void **data);
 DD_STUB_EXPORT int dd_stub_free(void *data);
+typedef struct dd_stub_file {
+    int file; /* a descriptor of this process */
+    size_t nbytes;
+    size_t offset; /* of the address */
+} dd_stub_file;
+/* Of an address in memory of dd_stub_alloc; false when it is in none. */
+DD_STUB_EXPORT bool dd_stub_find_file(const void *data, dd_stub_file *found);
 
 #endif

@@ -56,6 +56,7 @@ typedef struct nccl_comm {
     bool is_connected;                    /* for collectives */
     bool is_connected_to[WIRE_MAX_RANKS]; /* for messages to the rank */
     bool is_connected_from[WIRE_MAX_RANKS];
+    struct nccl_window *windows;
 
     _Atomic uint64_t ntickets; /* kernels launched */
 } nccl_comm;
@@ -64,6 +65,7 @@ extern stub_table nccl_comms;
 extern stub_count nccl_comm_count;
 extern stub_count nccl_redop_count;
 extern stub_count nccl_memory_count;
+extern stub_count nccl_window_count;
 
 /* With the state IN_PROGRESS; a reference, for the table or to be released. */
 nccl_comm *nccl_comm_make(int nranks, int rank, int device, const dd_nccl_abi_config *config);
@@ -136,7 +138,12 @@ typedef enum nccl_op_kind {
     NCCL_SCATTER,
     NCCL_SEND,
     NCCL_RECV,
+    NCCL_PUT, /* the first of the one-sided ones */
+    NCCL_SIGNAL,
+    NCCL_WAIT_SIGNAL,
 } nccl_op_kind;
+
+typedef struct nccl_window nccl_window;
 
 typedef struct nccl_op {
     const char *name;
@@ -149,8 +156,17 @@ typedef struct nccl_op {
     int peer; /* or root */
     dd_cuda_stream stream;
     nccl_redop scalar; /* is_live: of PreMulSum, as it was at the call */
+    /* One-sided. */
+    nccl_window *window; /* a reference, once the operation is in a group */
+    size_t offset;
+    int signal;
+    int nwaits;
+    dd_nccl_signal_wait waits[WIRE_MAX_RANKS];
+    bool is_captured;
 } nccl_op;
 
+dd_nccl_result nccl_check_stream(const nccl_comm *comm, const nccl_op *op);
+bool nccl_is_dtype(dd_nccl_dtype dtype);
 /* Checks it and adds it to the thread's group. */
 dd_nccl_result nccl_do(const nccl_op *op, dd_nccl_comm_handle handle);
 dd_nccl_result nccl_redop_create(dd_nccl_redop *made, void *scalar, dd_nccl_dtype dtype,
@@ -187,6 +203,9 @@ struct nccl_job {
     bool is_abort;      /* of a shrink */
     const nccl_op *ops; /* of a connection; borrowed */
     size_t nops;
+    void *data; /* of a window */
+    size_t nbytes;
+    dd_nccl_window *window;
     dd_nccl_result result;
     char text[NCCL_TEXT_MAX];
     nccl_job *next;
@@ -235,10 +254,31 @@ dd_nccl_result nccl_mem_free(void *data);
 bool nccl_is_mem(const void *data, size_t nbytes);
 dd_nccl_result nccl_register(dd_nccl_comm_handle handle, void *data, size_t nbytes, void **registration);
 dd_nccl_result nccl_deregister(dd_nccl_comm_handle handle, void *registration);
+
+/* ---- windows and one-sided operations (nccl_stub_window.c) */
+
+/* All ranks call it, and wait for each other. */
 dd_nccl_result nccl_window_register(dd_nccl_comm_handle handle, void *data, size_t nbytes,
                                     dd_nccl_window *window);
 dd_nccl_result nccl_window_deregister(dd_nccl_comm_handle handle, dd_nccl_window window);
 dd_nccl_result nccl_window_pointer(dd_nccl_comm_handle handle, dd_nccl_window window, void **data);
+/* Those that a communicator still has at its end. */
+void nccl_windows_end(nccl_comm *comm);
+
+bool nccl_is_one_sided(nccl_op_kind kind);
+typedef struct nccl_one_sided {
+    dd_nccl_window window; /* of a put */
+    int ctx;
+    unsigned int flags;
+    const dd_nccl_signal_wait *waits; /* of a wait, which has op.nwaits */
+} nccl_one_sided;
+/* nccl_do for these. */
+dd_nccl_result nccl_do_one_sided(const nccl_op *op, const nccl_one_sided *more, dd_nccl_comm_handle handle);
+void nccl_window_acquire(nccl_window *window); /* NULL is fine, for both */
+void nccl_window_release(nccl_window *window);
+/* In a stream that captures they have signals of their own, and a put waits until the one before has been taken. */
+void nccl_find_capture(nccl_op *op);
+wire_result nccl_run_one_sided(nccl_comm *comm, const nccl_op *op);
 
 /* ---- faults (nccl_stub_faults.c) */
 

@@ -460,37 +460,44 @@ ncclCommGetUniqueId(dd_nccl_comm_handle comm, dd_nccl_unique_id *id)
     return nccl_grow_id(comm, id);
 }
 
-static dd_nccl_result
-not_here(const char *name)
-{
-    return nccl_group_spoil(nccl_fail(DD_NCCL_INVALID_USAGE, "%s: not in this stub", name));
-}
-
 dd_nccl_result
 ncclPutSignal(const void *data, size_t count, dd_nccl_dtype dtype, int peer, dd_nccl_window window,
               size_t offset, int sigIdx, int ctx, unsigned int flags, dd_nccl_comm_handle comm,
               dd_cuda_stream stream)
 {
     ENTER("ncclPutSignal");
-    (void)data, (void)count, (void)dtype, (void)peer, (void)window, (void)offset;
-    (void)sigIdx, (void)ctx, (void)flags, (void)comm, (void)stream;
-    return not_here("ncclPutSignal");
+    return nccl_do_one_sided(
+        &(nccl_op){
+            .name = "ncclPutSignal",
+            .kind = NCCL_PUT,
+            .send = data,
+            .count = count,
+            .dtype = dtype,
+            .peer = peer,
+            .offset = offset,
+            .signal = sigIdx,
+            .stream = stream,
+        },
+        &(nccl_one_sided){.window = window, .ctx = ctx, .flags = flags}, comm);
 }
 
 dd_nccl_result
 ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, dd_nccl_comm_handle comm, dd_cuda_stream stream)
 {
     ENTER("ncclSignal");
-    (void)peer, (void)sigIdx, (void)ctx, (void)flags, (void)comm, (void)stream;
-    return not_here("ncclSignal");
+    return nccl_do_one_sided(
+        &(nccl_op){
+            .name = "ncclSignal", .kind = NCCL_SIGNAL, .peer = peer, .signal = sigIdx, .stream = stream},
+        &(nccl_one_sided){.ctx = ctx, .flags = flags}, comm);
 }
 
 dd_nccl_result
 ncclWaitSignal(int nwaits, dd_nccl_signal_wait *waits, dd_nccl_comm_handle comm, dd_cuda_stream stream)
 {
     ENTER("ncclWaitSignal");
-    (void)nwaits, (void)waits, (void)comm, (void)stream;
-    return not_here("ncclWaitSignal");
+    return nccl_do_one_sided(
+        &(nccl_op){.name = "ncclWaitSignal", .kind = NCCL_WAIT_SIGNAL, .nwaits = nwaits, .stream = stream},
+        &(nccl_one_sided){.waits = waits}, comm);
 }
 
 dd_nccl_result

@@ -74,6 +74,7 @@ static void
 free_comm(stub_object *object)
 {
     nccl_comm *comm = (nccl_comm *)object;
+    nccl_windows_end(comm);
     wire_close(comm->wire);
     free(comm->redops);
     free(comm);

@@ -82,6 +82,7 @@ nccl_group_add_op(nccl_comm *comm, const nccl_op *op)
         abort();
     }
     count_open(comm, 1);
+    nccl_window_acquire(op->window);
     own.ops[own.nops++] = (queued_op){.comm = stub_object_acquire(&comm->base), .op = *op};
     return DD_NCCL_SUCCESS;
 }
@@ -95,6 +96,7 @@ free_group(nccl_group *group)
         nccl_job_free(job);
     }
     for (size_t i = 0; i < group->nops; i++) {
+        nccl_window_release(group->ops[i].op.window);
         nccl_comm_release(group->ops[i].comm);
     }
     free(group->ops);

@@ -28,11 +28,16 @@ move_bytes(const struct kernel *kernel)
     size_t nmessages = 0;
     for (size_t i = 0; i < kernel->nops && result == WIRE_OK; i++) {
         bool is_message = nccl_is_message(kernel->ops[i].kind);
+        bool is_later = is_message || nccl_is_one_sided(kernel->ops[i].kind);
         nmessages += is_message;
-        result = is_message ? WIRE_OK : nccl_run_op(comm, &kernel->ops[i]);
+        result = is_later ? WIRE_OK : nccl_run_op(comm, &kernel->ops[i]);
     }
     if (nmessages > 0 && result == WIRE_OK) {
-        (void)nccl_run_messages(comm, kernel->ops, kernel->nops);
+        result = nccl_run_messages(comm, kernel->ops, kernel->nops);
+    }
+    for (size_t i = 0; i < kernel->nops && result == WIRE_OK; i++) {
+        bool is_one_sided = nccl_is_one_sided(kernel->ops[i].kind);
+        result = is_one_sided ? nccl_run_one_sided(comm, &kernel->ops[i]) : WIRE_OK;
     }
 }
 
@@ -75,6 +80,9 @@ release_kernel(void *ctx)
 {
     struct kernel *kernel = ctx;
     count_graphs(kernel, -1);
+    for (size_t i = 0; i < kernel->nops; i++) {
+        nccl_window_release(kernel->ops[i].window);
+    }
     nccl_comm_release(kernel->comm);
     free(kernel);
 }
@@ -89,6 +97,10 @@ launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
     memcpy(kernel->ops, ops, nops * sizeof *ops);
     kernel->is_of_graph = dd_stub_is_capturing(ops[0].stream);
     count_graphs(kernel, 1);
+    for (size_t i = 0; i < nops; i++) {
+        nccl_window_acquire(kernel->ops[i].window);
+        nccl_find_capture(&kernel->ops[i]);
+    }
     /* It is on the stream of the first; what the others hold comes before it, and what they get after it. */
     void *stream = ops[0].stream;
     int cuda = 0;

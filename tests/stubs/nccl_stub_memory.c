@@ -7,9 +7,8 @@
 stub_count nccl_redop_count = {.kind = "redop"};
 stub_count nccl_memory_count = {.kind = "memory"};
 static stub_count registration_count = {.kind = "registration"};
-static stub_count window_count = {.kind = "window"};
-stub_count *const stub_counts[] = {&nccl_comm_count,    &nccl_redop_count, &nccl_memory_count,
-                                   &registration_count, &window_count,     NULL};
+stub_count *const stub_counts[] = {&nccl_comm_count,    &nccl_redop_count,  &nccl_memory_count,
+                                   &registration_count, &nccl_window_count, NULL};
 
 typedef struct known_buffer {
     stub_object base;
@@ -19,7 +18,6 @@ typedef struct known_buffer {
 } known_buffer;
 
 static stub_table registrations = STUB_TABLE(&registration_count, 9);
-static stub_table windows = STUB_TABLE(&window_count, 10);
 
 /* What ncclMemAlloc has given; under nccl_lock. */
 typedef struct mem {
@@ -153,49 +151,4 @@ dd_nccl_result
 nccl_deregister(dd_nccl_comm_handle handle, void *registration)
 {
     return remove_known(handle, &registrations, registration);
-}
-
-/* Windows are for memory of ncclMemAlloc; for other memory the call succeeds and gives none. */
-dd_nccl_result
-nccl_window_register(dd_nccl_comm_handle handle, void *data, size_t nbytes, dd_nccl_window *window)
-{
-    void *made = NULL;
-    if (window != NULL && !nccl_is_mem(data, nbytes)) {
-        dd_nccl_result result;
-        nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
-        if (comm != NULL) {
-            nccl_comm_release(comm);
-        }
-        *window = NULL;
-        return result;
-    }
-    dd_nccl_result result = add_known(handle, &windows, data, nbytes, window != NULL ? &made : NULL);
-    if (result == DD_NCCL_SUCCESS) {
-        *window = made;
-    }
-    return result;
-}
-
-dd_nccl_result
-nccl_window_deregister(dd_nccl_comm_handle handle, dd_nccl_window window)
-{
-    return window == NULL ? DD_NCCL_SUCCESS : remove_known(handle, &windows, window);
-}
-
-dd_nccl_result
-nccl_window_pointer(dd_nccl_comm_handle handle, dd_nccl_window window, void **data)
-{
-    dd_nccl_result result;
-    nccl_comm *comm = nccl_comm_find(handle, &result);
-    if (comm == NULL) {
-        return result;
-    }
-    nccl_comm_release(comm);
-    *data = NULL;
-    known_buffer *found = window != NULL ? stub_table_find(&windows, window) : NULL;
-    if (found != NULL) {
-        *data = found->data;
-        stub_object_release(&found->base);
-    }
-    return DD_NCCL_SUCCESS;
 }

@@ -33,8 +33,8 @@ dtype_count(void)
     return count;
 }
 
-static bool
-is_dtype(dd_nccl_dtype dtype)
+bool
+nccl_is_dtype(dd_nccl_dtype dtype)
 {
     return (unsigned)dtype < (unsigned)dtype_count();
 }
@@ -120,6 +120,10 @@ count_blocks(const nccl_comm *comm, const nccl_op *op, size_t *nsent, size_t *nr
     case NCCL_RECV:
         *nsent = 0;
         break;
+    case NCCL_PUT:
+    case NCCL_SIGNAL:
+    case NCCL_WAIT_SIGNAL:
+        break;
     }
 }
 
@@ -149,10 +153,23 @@ check_redop(nccl_comm *comm, nccl_op *op)
     return DD_NCCL_SUCCESS;
 }
 
+dd_nccl_result
+nccl_check_stream(const nccl_comm *comm, const nccl_op *op)
+{
+    int device = comm->device;
+    int cuda = dd_stub_stream_device(op->stream, &device);
+    if (cuda != 0 || device != comm->device) {
+        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR,
+                         "%s: the stream is not one of device %d (CUDA failure %d)", op->name, comm->device,
+                         cuda != 0 ? cuda : 400);
+    }
+    return DD_NCCL_SUCCESS;
+}
+
 static dd_nccl_result
 check_op(nccl_comm *comm, nccl_op *op)
 {
-    if (!is_dtype(op->dtype)) {
+    if (!nccl_is_dtype(op->dtype)) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: invalid data type %d", op->name, (int)op->dtype);
     }
     if (has_root(op->kind) && (op->peer < 0 || op->peer >= comm->nranks)) {
@@ -160,12 +177,8 @@ check_op(nccl_comm *comm, nccl_op *op)
                          nccl_is_message(op->kind) ? "peer" : "root", op->peer, comm->nranks);
     }
     dd_nccl_result result = is_reduction(op->kind) ? check_redop(comm, op) : DD_NCCL_SUCCESS;
-    int device = comm->device;
-    int cuda = dd_stub_stream_device(op->stream, &device);
-    if (result == DD_NCCL_SUCCESS && (cuda != 0 || device != comm->device)) {
-        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR,
-                         "%s: the stream is not one of device %d (CUDA failure %d)", op->name, comm->device,
-                         cuda != 0 ? cuda : 400);
+    if (result == DD_NCCL_SUCCESS) {
+        result = nccl_check_stream(comm, op);
     }
     size_t nsent;
     size_t nreceived;
@@ -208,7 +221,7 @@ nccl_redop_create(dd_nccl_redop *made, void *scalar, dd_nccl_dtype dtype, dd_ncc
     if (comm == NULL) {
         return result;
     }
-    if (!is_dtype(dtype) || scalar == NULL || made == NULL) {
+    if (!nccl_is_dtype(dtype) || scalar == NULL || made == NULL) {
         nccl_comm_release(comm);
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpCreatePreMulSum: invalid data type, or NULL");
     }

@@ -31,12 +31,18 @@ typedef struct exchange_slot {
     unsigned char payload[WIRE_PAYLOAD_MAX];
 } exchange_slot;
 
+typedef struct signal_count {
+    _Atomic uint64_t nsent;
+    _Atomic uint64_t ntaken;
+} signal_count;
+
 typedef struct seat {
     atomic_uint doorbell;
     atomic_bool is_here;
     wire_card card;
     /* Two, since a rank may be one turn ahead of another that still reads. */
     exchange_slot slots[2];
+    signal_count signals[WIRE_MAX_RANKS][WIRE_MAX_SIGNALS]; /* to this rank: [source][index] */
 } seat;
 
 typedef struct shared {
@@ -276,6 +282,57 @@ wire_exchange(stub_wire *wire, const wire_exchange_args *args, const atomic_bool
         memcpy((char *)args->all + (size_t)rank * args->nbytes, slot->payload, args->nbytes);
     }
     return WIRE_OK;
+}
+
+/* ---- signals */
+
+static signal_count *
+signals_of(const stub_wire *wire, int to, int from, int index)
+{
+    return &wire->shared->seats[to].signals[from][index];
+}
+
+/* Waits until between `least` and `most` are there that have not been taken. */
+static wire_result
+await_signals(stub_wire *wire, signal_count *count, uint64_t least, uint64_t most,
+              const atomic_bool *is_aborted)
+{
+    for (;;) {
+        unsigned seen = look_at_doorbell(wire);
+        uint64_t there = atomic_load(&count->nsent) - atomic_load(&count->ntaken);
+        if (there >= least && there <= most) {
+            return WIRE_OK;
+        }
+        if (atomic_load(is_aborted)) {
+            return WIRE_ABORTED;
+        }
+        wait_for_doorbell(wire, seen);
+    }
+}
+
+void
+wire_send_signal(stub_wire *wire, wire_signal to)
+{
+    atomic_fetch_add(&signals_of(wire, to.peer, wire->rank, to.index)->nsent, 1);
+    ring_doorbell(wire, to.peer);
+}
+
+wire_result
+wire_take_signals(stub_wire *wire, wire_signal from, uint64_t n, const atomic_bool *is_aborted)
+{
+    signal_count *count = signals_of(wire, wire->rank, from.peer, from.index);
+    wire_result result = await_signals(wire, count, n, UINT64_MAX, is_aborted);
+    if (result == WIRE_OK) {
+        atomic_fetch_add(&count->ntaken, n);
+        ring_doorbell(wire, from.peer);
+    }
+    return result;
+}
+
+wire_result
+wire_await_taken(stub_wire *wire, wire_signal to, const atomic_bool *is_aborted)
+{
+    return await_signals(wire, signals_of(wire, to.peer, wire->rank, to.index), 0, 0, is_aborted);
 }
 
 /* ---- bytes */

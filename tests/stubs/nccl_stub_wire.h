@@ -13,6 +13,7 @@
 #define WIRE_MAX_RANKS 16
 #define WIRE_NAME_MAX 64
 #define WIRE_PAYLOAD_MAX 192
+#define WIRE_MAX_SIGNALS 16
 
 typedef struct stub_wire stub_wire;
 
@@ -77,6 +78,17 @@ typedef struct wire_transfer {
 
 /* All at once; those between two ranks of one direction and lane in the order given. */
 wire_result wire_carry(stub_wire *wire, wire_transfer *transfers, size_t n, const atomic_bool *is_aborted);
+
+/* Signals to a rank are counted for each rank that sends them and each index, and taken by the receiver. */
+typedef struct wire_signal {
+    int peer;
+    int index; /* below WIRE_MAX_SIGNALS */
+} wire_signal;
+void wire_send_signal(stub_wire *wire, wire_signal to);
+/* Waits for n of them. */
+wire_result wire_take_signals(stub_wire *wire, wire_signal from, uint64_t n, const atomic_bool *is_aborted);
+/* Waits until the peer has taken all that this rank has sent. */
+wire_result wire_await_taken(stub_wire *wire, wire_signal to, const atomic_bool *is_aborted);
 
 /* Sleeps for ms; WIRE_ABORTED as soon as that happens. ms < 0: until then. */
 wire_result wire_sleep(const atomic_bool *is_aborted, int ms);

@@ -122,7 +122,7 @@ make_stream(unsigned flags)
     return stream;
 }
 
-static dd_cuda_event
+__attribute__((unused)) static dd_cuda_event
 make_event(unsigned flags)
 {
     dd_cuda_event event = NULL;

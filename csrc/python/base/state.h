@@ -62,6 +62,7 @@ typedef struct py_state {
     PyTypeObject *nccl_group_type;
     PyTypeObject *nccl_work_type;
     PyTypeObject *nccl_array_type;
+    PyTypeObject *nccl_window_type;
     PyTypeObject *nccl_comms_type;
     PyTypeObject *nccl_rank_comm_type;
     PyTypeObject *nccl_unique_id_type;

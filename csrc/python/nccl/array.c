@@ -16,32 +16,10 @@ static void
 destroy_memory(py_memory *memory)
 {
     nccl_memory *own = (nccl_memory *)memory;
-    const py_nccl *nccl = own->nccl;
-    dd_cuda_guard guard;
-    if (memory->view.data != NULL && nccl->generation == dd_fork_generation() &&
-        dd_cuda_enter(nccl->cuda, memory->device_id, &guard, NULL) == DD_OK) {
-        (void)nccl->lib->api.ncclMemFree(memory->view.data);
-        dd_cuda_leave(&guard);
+    if (memory->view.data != NULL && own->nccl->generation == dd_fork_generation()) {
+        py_nccl_mem_free(own->nccl, memory->device_id, memory->view.data);
     }
     dd_mem_free(own);
-}
-
-static dd_status
-allocate(const py_nccl *nccl, int device, size_t nbytes, void **data, dd_error *err)
-{
-    dd_cuda_guard guard;
-    *data = NULL;
-    dd_status status = dd_nccl_need(nccl->lib, DD_NCCL_CAN_MEM_ALLOC, err);
-    if (status != DD_OK || nbytes == 0) {
-        return status;
-    }
-    status = dd_cuda_enter(nccl->cuda, device, &guard, err);
-    if (status == DD_OK) {
-        status = dd_nccl_check(nccl->lib, NULL, nccl->lib->api.ncclMemAlloc(data, nbytes), err,
-                               "ncclMemAlloc of %zu bytes on cuda:%d", nbytes, device);
-        dd_cuda_leave(&guard);
-    }
-    return status;
 }
 
 static py_memory *
@@ -54,7 +32,8 @@ make_memory(py_group *group, dd_view *view, int device)
         return NULL;
     }
     dd_error err;
-    dd_status status = PY_WITHOUT_GIL(allocate(nccl, device, dd_view_nbytes(view), &view->data, &err));
+    dd_status status =
+        PY_WITHOUT_GIL(py_nccl_mem_alloc(nccl, device, dd_view_nbytes(view), &view->data, &err));
     if (!py_error_check_of_group(group->state, status, &err)) {
         dd_mem_free(own);
         return NULL;

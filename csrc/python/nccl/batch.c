@@ -1,6 +1,7 @@
 #include "python/nccl/batch.h"
 
 #include "core/mem.h"
+#include "nccl/nccl_window.h"
 #include "python/work/flight.h"
 
 py_nccl_batch *
@@ -47,6 +48,9 @@ py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nit
     }
     for (size_t i = 0; i < nitems; i++) {
         batch->items[batch->nitems++] = items[i];
+        if (items[i].op.window != NULL) {
+            (void)dd_nccl_group_window_acquire(items[i].op.window);
+        }
     }
     return true;
 }
@@ -62,10 +66,13 @@ py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch)
 }
 
 void
-py_nccl_batch_destroy(py_nccl_batch *batch)
+py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights)
 {
     for (size_t i = 0; i < batch->nitems; i++) {
-        py_flight_destroy(batch->items[i].flight);
+        if (has_flights) {
+            py_flight_destroy(batch->items[i].flight);
+        }
+        dd_nccl_group_window_release(batch->items[i].op.window);
     }
     dd_mem_free(batch->items);
     dd_mem_free(batch);
@@ -77,7 +84,7 @@ py_nccl_batches_destroy(py_nccl_core *core)
     while (core->batches != NULL) {
         py_nccl_batch *batch = core->batches;
         core->batches = batch->next;
-        py_nccl_batch_destroy(batch);
+        py_nccl_batch_destroy(batch, true);
     }
 }
 
@@ -92,7 +99,8 @@ py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what
     dd_record_call *call =
         op->kind == DD_NCCL_OP_COLL
             ? py_record_collective(told, group->state, op->args.coll, operands)
-            : py_record_message(told, group->state, operands, op->kind == DD_NCCL_OP_SEND, op->peer);
+            : py_record_message(told, group->state, operands,
+                                op->kind != DD_NCCL_OP_RECV && op->kind != DD_NCCL_OP_WAIT_SIGNAL, op->peer);
     if (call != NULL) {
         call->name = what;
     }
@@ -126,7 +134,7 @@ py_nccl_group_drop_coalesced(PyObject *object, PyObject *Py_UNUSED(unused))
     py_nccl_batch *batch = py_nccl_batch_find(self->nccl);
     if (batch != NULL && !batch->is_estimate) {
         py_nccl_batch_take_out(self->nccl, batch);
-        py_nccl_batch_destroy(batch);
+        py_nccl_batch_destroy(batch, true);
     }
     Py_RETURN_NONE;
 }

@@ -14,8 +14,8 @@ py_nccl_batch *py_nccl_batch_open(py_nccl_core *core);
 bool py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nitems);
 /* The caller owns it from then on. */
 void py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch);
-/* With its items. */
-void py_nccl_batch_destroy(py_nccl_batch *batch);
+/* With the windows that its items use, and with their flights if they have not been handed on. */
+void py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights);
 
 /* Fills in the record of a call in `told`; NULL if nothing is recorded. */
 dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, const char *what,

@@ -165,12 +165,12 @@ static PyObject *
 run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_async)
 {
     if (batch->nitems == 0) {
-        py_nccl_batch_destroy(batch);
+        py_nccl_batch_destroy(batch, true);
         Py_RETURN_NONE;
     }
     py_nccl_plan plan;
     if (!py_nccl_plan_make(&plan, self, batch->items, batch->nitems)) {
-        py_nccl_batch_destroy(batch);
+        py_nccl_batch_destroy(batch, true);
         return NULL;
     }
     py_flight *flight = chain(batch);
@@ -186,8 +186,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     }
     plan.call.is_batch = true;
     PyObject *result = run(&launch);
-    batch->nitems = 0;
-    py_nccl_batch_destroy(batch);
+    py_nccl_batch_destroy(batch, false);
     return result;
 }
 
@@ -196,10 +195,7 @@ static PyObject *
 move_batch(const py_group *self, py_nccl_batch *batch, py_nccl_batch *estimate, bool is_async)
 {
     PyObject *result = py_nccl_estimate_add(self, estimate, batch->items, batch->nitems, is_async);
-    if (result != NULL) {
-        batch->nitems = 0;
-    }
-    py_nccl_batch_destroy(batch);
+    py_nccl_batch_destroy(batch, result == NULL);
     return result;
 }
 
@@ -292,6 +288,12 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
     }
     Py_DECREF(result);
     return PyLong_FromLong(message->rank);
+}
+
+PyObject *
+py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok)
+{
+    return is_ok ? run_or_append(call, op) : py_group_call_fail(call);
 }
 
 /* ---- the barrier */

@@ -150,7 +150,7 @@ py_nccl_group_end_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
     float microseconds = DD_NCCL_NO_ESTIMATE;
     bool is_ok = estimate->nitems == 0 || ask(self, estimate, &microseconds);
     PyObject *exception = py_error_take();
-    py_nccl_batch_destroy(estimate);
+    py_nccl_batch_destroy(estimate, true);
     py_error_put(exception);
     return is_ok ? PyFloat_FromDouble((double)microseconds) : NULL;
 }
@@ -163,7 +163,7 @@ py_nccl_group_drop_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
     while (is_open && py_nccl_estimate_find(self->nccl) != NULL) {
         py_nccl_batch *batch = py_nccl_batch_find(self->nccl);
         py_nccl_batch_take_out(self->nccl, batch);
-        py_nccl_batch_destroy(batch);
+        py_nccl_batch_destroy(batch, true);
     }
     return is_open ? Py_NewRef(Py_None) : NULL;
 }

@@ -425,6 +425,10 @@ static PyMethodDef group_methods[] = {
      "Registers memory that is used often with NCCL: a tensor, or an address and a number of bytes. Returns a number for deregister()."},
     {"deregister", PY_FAST_METHOD(py_nccl_group_deregister),
      "deregister($self, registration, *, is_window=False)\n--\n\nEnds register()."},
+    {"new_window", PY_FAST_METHOD(py_nccl_group_new_window),
+     "new_window($self, tensor, *, timeout=None)\n--\n\n"
+     "Makes an NcclWindow: memory that the other ranks write into. All ranks call it, with tensors of one size in memory of\n"
+     "ncclMemAlloc, such as empty() makes."},
     {"comm_pointer", PY_FAST_METHOD(py_nccl_group_comm_pointer),
      "comm_pointer($self, device=None)\n--\n\nThe ncclComm_t as a number, for other libraries; 0 if there is none."},
     {"split_count", py_nccl_group_split_count, METH_NOARGS,

@@ -218,6 +218,7 @@ py_nccl_destroy(py_state *state)
     /* A forked child has none of the threads that would be waited for. */
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
         py_watch_heartbeat(state, NULL);
+        py_nccl_allocator_end();
         destroy(state->nccl);
     }
     state->nccl = NULL;

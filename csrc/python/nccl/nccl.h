@@ -23,10 +23,18 @@ PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
 void py_nccl_destroy(py_state *state);
+/* _nccl_allocator(): the addresses of functions in C that allocate and free memory of ncclMemAlloc. */
+PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);
+void py_nccl_allocator_end(void); /* from now on the functions do nothing */
 /* Releases a communicator, which may be NULL, without the GIL. Called with the GIL held. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
 /* Makes the watchdog look more often, because somebody waits for a callback. */
 void py_nccl_hurry(py_state *state);
+
+/* Memory of ncclMemAlloc; NULL for no bytes. Any thread. */
+dd_status py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data,
+                            dd_error *err) DD_MUST_CHECK;
+void py_nccl_mem_free(const py_nccl *nccl, int device, void *data);
 
 /* ---- groups */
 
@@ -94,6 +102,8 @@ PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
 PY_NCCL_PLAIN_METHOD(split_count);
+/* In nccl/window.c. */
+PY_NCCL_METHOD(new_window);
 
 /* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
  * not. */
@@ -114,6 +124,8 @@ bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
+/* Ends the call, also if is_ok is false. */
+PyObject *py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(end_coalescing);

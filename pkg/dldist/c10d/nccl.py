@@ -192,6 +192,10 @@ class ProcessGroupNCCL(OverGroup):
     def supports_shrinking(self) -> bool:  # type: ignore[override]
         return self.get_runtime_nccl_version() >= (2, 27, 3)
 
+    @property
+    def supports_window(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 29, 2)
+
     # ---- time, sequence numbers, errors
 
     _add_ephemeral_timeout = of_group("add_ephemeral_timeout")
@@ -402,16 +406,19 @@ class ProcessGroupNCCL(OverGroup):
 
     @property
     def mem_allocator(self) -> Any:
-        raise NotImplementedError(
-            "ProcessGroupNCCL.mem_allocator: torch's allocators are C++ objects; use allocate_tensor(), or a MemPool over "
-            "ncclMemAlloc and register_mem_pool()"
-        )
+        """An Allocator (dldist.nccl.Allocator) over ncclMemAlloc: torch.cuda.MemPool(backend.mem_allocator.torch())."""
+        from dldist.nccl import Allocator
+
+        return Allocator()
 
     def new_window(self, tensor: Any = None) -> Any:
-        raise NotImplementedError(
-            "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; to register windows "
-            "that speed up collectives, use register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
-        )
+        """A dldist.Window over NCCL's one-sided messages. All ranks call this, with a tensor or without."""
+        from dldist.c10d.nccl_window import NcclGroupWindow
+
+        if not self.supports_window:
+            version = ".".join(map(str, self.get_runtime_nccl_version()))
+            raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")
+        return NcclGroupWindow(self.group, tensor)
 
 
 def _is_cuda(device: Any) -> bool:

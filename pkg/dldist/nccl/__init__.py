@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist._core import NcclAbortHandle, NcclComms, NcclGroup, NcclRankComm, NcclUniqueId, NcclWork
+from dldist._core import NcclAbortHandle, NcclComms, NcclGroup, NcclRankComm, NcclUniqueId, NcclWindow, NcclWork
 from dldist.nccl import library
+from dldist.nccl.allocator import Allocator
 from dldist.nccl.library import is_available
 from dldist.nccl.library import version as get_version
 from dldist.nccl.library import why_not as why_not_available
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "Allocator",
     "NcclAbortHandle",
     "NcclComms",
     "NcclGroup",
     "NcclRankComm",
     "NcclUniqueId",
+    "NcclWindow",
     "NcclWork",
     "device_count",
     "get_version",

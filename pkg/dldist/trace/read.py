@@ -22,8 +22,10 @@ MAX_ITEMS = 20_000_000
 _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
 _NAME = re.compile(r"(.*?)(\d+)(\.json|\.pickle|\.pkl)?", re.DOTALL)
-_MESSAGE = re.compile(r"(send|recv) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
+_MESSAGE = re.compile(r"(send|recv|put|signal|wait_signal) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
 ANY_PEER = -1
+RECEIVES = ("recv", "wait_signal")
+"""The messages that come from another rank. The others go to one."""
 
 _Value = TypeVar("_Value")
 
@@ -380,6 +382,6 @@ class _Reader:
         )
 
 def _ends(message: re.Match[str]) -> tuple[int, int]:
-    """Source and target of "send 1->2" or "recv 2<-1"."""
+    """Source and target of "send 1->2", "recv 2<-1" or "wait_signal 2<-1"."""
     left, right = (ANY_PEER if end == "?" or len(end) > 9 else int(end) for end in message.group(2, 3))
-    return (left, right) if message[1] == "send" else (right, left)
+    return (right, left) if message[1] in RECEIVES else (left, right)

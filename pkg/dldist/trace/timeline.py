@@ -11,7 +11,7 @@ from typing import Any
 
 from dldist.trace.model import Case, Group, operands_text, state_text, title_of
 from dldist.trace.p2p import by_pair
-from dldist.trace.read import Entry
+from dldist.trace.read import RECEIVES, Entry
 
 _UNFINISHED_NS = 1_000_000
 """An unfinished call extends at least this far beyond the last known event, so that it can be seen."""
@@ -67,8 +67,9 @@ class _Timeline:
         for entry in self.case.dumps[rank].entries:
             title = titles.get((entry.group, rank), title_of(entry.group, entry.desc))
             if entry.is_p2p:
-                peer = entry.target if entry.op == "send" else entry.source
-                title += f", {entry.op} {'to' if entry.op == 'send' else 'from'} {peer if peer >= 0 else 'any'}"
+                is_from = entry.op in RECEIVES
+                peer = entry.source if is_from else entry.target
+                title += f", {entry.op} {'from' if is_from else 'to'} {peer if peer >= 0 else 'any'}"
             tracks.setdefault(title, []).append(entry)
         tid = 0
         for title, entries in tracks.items():

@@ -1,0 +1,337 @@
+#include "python/nccl/window.h"
+
+#include "python/base/error.h"
+#include "python/base/object.h"
+
+/* ---- making */
+
+/* Takes the memory that the others are to write into. False with an exception. */
+static bool
+take_memory(py_nccl_window *self, PyObject *object, int *device)
+{
+    py_argument argument = {
+        .state = self->state, .function = "new_window", .name = "tensor", .value = object};
+    py_device_scope scope;
+    py_device_scope_init(&scope, self->state);
+    self->memory.scope = &scope;
+    bool is_ok =
+        py_tensor_init(&self->memory, self->state, object, PY_TENSOR_OUT, argument.function, argument.name) &&
+        py_device_take(&scope, &self->memory, &argument);
+    self->memory.scope = NULL;
+    *device = scope.device;
+    if (is_ok && !self->memory.view.is_contiguous) {
+        py_argument_raise(&argument, PY_FAULT_VALUE,
+                          "must be contiguous: the others see its memory as one row of elements");
+        return false;
+    }
+    if (is_ok && self->memory.view.count == 0) {
+        py_argument_raise(&argument, PY_FAULT_VALUE, "has no elements");
+        return false;
+    }
+    return is_ok;
+}
+
+static bool
+open_window(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeout_ns)
+{
+    dd_nccl_group *group = self->group->nccl->group;
+    py_wait wait;
+    dd_error err;
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(group),
+                 true);
+    dd_status status =
+        PY_WITHOUT_GIL(dd_nccl_group_window_open(group, spec, &self->window, &wait.wait, &err));
+    return py_group_finish_wait(&wait, status, &err);
+}
+
+/* The other ranks, which open theirs with this one, learn that it cannot. The exception that is set stays set. */
+static void
+tell_obstacle(py_nccl_window *self, int64_t timeout_ns)
+{
+    dd_nccl_window_spec spec = {.device = PY_NO_DEVICE, .obstacle = DD_INVALID_ARGUMENT};
+    PyObject *exception = py_error_take();
+    (void)open_window(self, &spec, timeout_ns);
+    py_error_put(exception);
+}
+
+static bool
+take_and_open(py_nccl_window *self, PyObject *tensor, int64_t timeout_ns)
+{
+    dd_nccl_window_spec spec = {.obstacle = DD_OK};
+    if (!take_memory(self, tensor, &spec.device)) {
+        tell_obstacle(self, timeout_ns);
+        return false;
+    }
+    spec.data = self->memory.view.data;
+    spec.nbytes = dd_view_nbytes(&self->memory.view);
+    spec.dtype = self->memory.view.dtype;
+    if (self->group->nccl->device == PY_NO_DEVICE) {
+        self->group->nccl->device = spec.device;
+    }
+    return open_window(self, &spec, timeout_ns);
+}
+
+PyObject *
+py_nccl_group_new_window(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_group *group = (py_group *)object;
+    PyObject *tensor;
+    int64_t timeout_ns = -1;
+    const py_params params =
+        PY_PARAMS("new_window", 1, 1, {"tensor", PY_OBJECT, &tensor}, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_group_require_open(group) || !py_params_read(&params, group->state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    py_nccl_window *self = (py_nccl_window *)py_object_new(group->state->nccl_window_type, NULL, NULL);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->group = (py_group *)Py_NewRef(object);
+    if (!take_and_open(self, tensor, timeout_ns)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* There is no tp_clear: see base/object.h. */
+static int
+window_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_nccl_window *self = (py_nccl_window *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->module);
+    Py_VISIT((PyObject *)self->group);
+    return py_tensor_traverse(&self->memory, visit, arg);
+}
+
+/* NCCL keeps a window that was not closed, with its address, until the communicator ends. */
+static void
+warn_if_open(const py_nccl_window *self)
+{
+    PyObject *exception = py_error_take();
+    if (self->window != NULL && dd_nccl_group_window_is_open(self->window) &&
+        PyErr_WarnEx(PyExc_ResourceWarning,
+                     "a window is let go without being closed: the other ranks can still write to its memory",
+                     1) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    py_error_put(exception);
+}
+
+static void
+window_dealloc(PyObject *object)
+{
+    py_nccl_window *self = (py_nccl_window *)object;
+    py_object_begin_dealloc(object);
+    warn_if_open(self);
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_group_window_release(self->window);
+    Py_END_ALLOW_THREADS
+    py_tensor_fini(&self->memory);
+    Py_XDECREF((PyObject *)self->group);
+    py_object_end_dealloc(object);
+}
+
+static PyObject *
+window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_nccl_window *self = (py_nccl_window *)object;
+    int64_t timeout_ns = -1;
+    const py_params params = PY_PARAMS("close", 0, 1, {"timeout", PY_TIMEOUT, &timeout_ns});
+    if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    py_wait_init(&wait, self->state,
+                 timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(self->group->nccl->group), true);
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_group_window_close(self->window, &wait.wait, &err));
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- operations */
+
+/* One call; its parameters are first a tensor (of a put), then a rank. */
+typedef struct one_sided {
+    py_nccl_window *window;
+    const char *rank_name;
+    dd_nccl_op op;
+} one_sided;
+
+static bool
+read_int(const one_sided *self, const py_group_call *call, PyObject *value, const char *name, int *number)
+{
+    return value == NULL || py_params_int(self->window->state, value, number, call->params->function, name);
+}
+
+static bool
+read_offset(one_sided *self, const py_group_call *call, PyObject *value)
+{
+    int64_t offset = 0;
+    if (value != NULL && !py_to_int64(value, &offset, "put", "offset")) {
+        return false;
+    }
+    size_t element = dd_dtype_size(py_operands_dtype(call->operands));
+    if (offset < 0 || __builtin_mul_overflow((size_t)offset, element, &self->op.offset)) {
+        PyErr_Format(self->window->state->errors[PY_ERROR_ARGUMENT], "put(): argument 'offset' is %lld",
+                     (long long)offset);
+        return false;
+    }
+    return true;
+}
+
+/* What NCCL cannot send from where it is would have to be copied to where it can. */
+static bool
+check_source(const one_sided *self, const py_group_call *call)
+{
+    const py_piece *piece = &call->operands->pieces[0];
+    dd_dtype dtype = self->window->memory.view.dtype;
+    if (piece->is_staged) {
+        PyErr_SetString(self->window->state->errors[PY_ERROR_ARGUMENT],
+                        "put(): argument 'tensor' must be contiguous, and on the device");
+        return false;
+    }
+    if (py_operands_dtype(call->operands) != dtype) {
+        PyErr_Format(self->window->state->errors[PY_ERROR_TYPE],
+                     "put(): argument 'tensor' has dtype %s, but the window has %s",
+                     dd_dtype_name(py_operands_dtype(call->operands)), dd_dtype_name(dtype));
+        return false;
+    }
+    return true;
+}
+
+/* Begins a call; false with an exception and nothing to end. */
+static bool
+begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params, PyObject *const *args,
+      Py_ssize_t nargs, PyObject *kwnames)
+{
+    self->window = (py_nccl_window *)object;
+    self->op.window = self->window->window;
+    params->op_type = PY_OP_TYPE_UNKNOWN;
+    return py_group_call_parse(call, (PyObject *)self->window->group, params, args, nargs, kwnames) &&
+           py_group_call_begin(call);
+}
+
+static bool
+read_rank(one_sided *self, const py_group_call *call, PyObject *value)
+{
+    return py_params_rank(self->window->state, value, self->window->group->size, &self->op.peer,
+                          call->params->function, self->rank_name);
+}
+
+static PyObject *
+window_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_params params = PY_PARAMS("put", 2, 4, PY_TENSORS(tensor), PY_OTHER(rank), PY_OTHER(offset),
+                                 PY_OTHER(channel), PY_TIME_LIMIT, PY_ASYNC);
+    one_sided self = {.rank_name = "rank", .op = {.kind = DD_NCCL_OP_PUT}};
+    py_group_call call;
+    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    bool is_ok = read_rank(&self, &call, call.values[1]) &&
+                 py_operands_add(call.operands, call.values[0], PY_USE_IN, "tensor") &&
+                 check_source(&self, &call) && read_offset(&self, &call, call.values[2]) &&
+                 read_int(&self, &call, call.values[3], "channel", &self.op.channel);
+    return py_nccl_call_run_one_sided(&call, &self.op, is_ok);
+}
+
+/* A signal comes after what the caller has done with the window's tensor, and what he does with it next after a wait. */
+static PyObject *
+run_signal(one_sided *self, py_group_call *call, bool is_ok)
+{
+    py_use use = self->op.kind == DD_NCCL_OP_SIGNAL ? PY_USE_IN : PY_USE_OUT;
+    is_ok = is_ok && py_operands_add(call->operands, self->window->memory.object, use, "window");
+    return py_nccl_call_run_one_sided(call, &self->op, is_ok);
+}
+
+static PyObject *
+window_signal(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_params params =
+        PY_PARAMS("signal", 1, 2, PY_OTHER(dst_rank), PY_OTHER(channel), PY_TIME_LIMIT, PY_ASYNC);
+    one_sided self = {.rank_name = "dst_rank", .op = {.kind = DD_NCCL_OP_SIGNAL}};
+    py_group_call call;
+    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    bool is_ok = read_rank(&self, &call, call.values[0]) &&
+                 read_int(&self, &call, call.values[1], "channel", &self.op.channel);
+    return run_signal(&self, &call, is_ok);
+}
+
+static PyObject *
+window_wait_signal(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_params params = PY_PARAMS("wait_signal", 1, 2, PY_OTHER(src_rank), PY_OTHER(channel), PY_OTHER(count),
+                                 PY_TIME_LIMIT, PY_ASYNC);
+    one_sided self = {.rank_name = "src_rank", .op = {.kind = DD_NCCL_OP_WAIT_SIGNAL, .count = 1}};
+    py_group_call call;
+    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    bool is_ok = read_rank(&self, &call, call.values[0]) &&
+                 read_int(&self, &call, call.values[1], "channel", &self.op.channel) &&
+                 read_int(&self, &call, call.values[2], "count", &self.op.count);
+    return run_signal(&self, &call, is_ok);
+}
+
+/* ---- the type */
+
+static PyObject *
+get_tensor(PyObject *object, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(((py_nccl_window *)object)->memory.object);
+}
+
+static PyObject *
+get_buffer_size(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(dd_view_nbytes(&((py_nccl_window *)object)->memory.view));
+}
+
+static PyObject *
+get_channels(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(dd_nccl_group_window_nchannels(((py_nccl_window *)object)->window));
+}
+
+static PyMethodDef window_methods[] = {
+    {"put", PY_FAST_METHOD(window_put),
+     "put($self, tensor, rank, offset=0, channel=0, *, timeout=None, async_op=False)\n--\n\n"
+     "Writes a tensor into the memory of a rank, from element `offset` on. A signal follows.\n\n"
+     "NCCL has no put without a signal: the rank takes one for each put. The tensor must lie in a window of this group."},
+    {"signal", PY_FAST_METHOD(window_signal),
+     "signal($self, dst_rank, channel=0, *, timeout=None, async_op=False)\n--\n\n"
+     "Sends a signal to a rank. It takes it after all that this rank has put there before."},
+    {"wait_signal", PY_FAST_METHOD(window_wait_signal),
+     "wait_signal($self, src_rank, channel=0, *, count=1, timeout=None, async_op=False)\n--\n\n"
+     "Waits for so many signals of a rank, puts and others, and takes them. Like other operations, it makes streams wait."},
+    {"close", PY_FAST_METHOD(window_close),
+     "close($self, timeout=None)\n--\n\n"
+     "Ends the window. All ranks call it, and the host waits for them. Take all signals before."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef window_getset[] = {
+    {"tensor", get_tensor, NULL, "The tensor that this rank gave.", NULL},
+    {"buffer_size", get_buffer_size, NULL, "The number of bytes of each rank.", NULL},
+    {"channels", get_channels, NULL, "The number of channels for signals.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot window_slots[] = {
+    {Py_tp_doc,
+     "Memory of all ranks of an NcclGroup that the others write into and signal; made by NcclGroup.new_window.\n\n"
+     "Signals belong to the group: its windows on one device share them."},
+    {Py_tp_dealloc, (void *)window_dealloc},
+    {Py_tp_traverse, (void *)window_traverse},
+    {Py_tp_methods, window_methods},
+    {Py_tp_getset, window_getset},
+    {Py_tp_members, py_object_members},
+    {0, NULL},
+};
+
+PyType_Spec py_nccl_window_spec = {"dldist.NcclWindow", sizeof(py_nccl_window), 0,
+                                   PY_MADE_TYPE_FLAGS | Py_TPFLAGS_HAVE_GC, window_slots};

@@ -1,0 +1,59 @@
+"""Memory of ncclMemAlloc for the allocators of other libraries: their pools then have memory that NCCL can use without copies."""
+
+from __future__ import annotations
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Allocator:
+    """Allocates and frees memory of ncclMemAlloc (NCCL 2.19).
+
+    Attributes:
+        malloc_address: The address of `void *(size_t nbytes, int device, cudaStream_t)`, in C.
+        free_address: The address of `void (void *data, size_t nbytes, int device, cudaStream_t)`, in C.
+
+    Raises:
+        NotImplementedError: NCCL is older, or cannot be loaded.
+
+    Example:
+        >>> allocator = nccl.Allocator()                                   # doctest: +SKIP
+        >>> pool = torch.cuda.MemPool(allocator.torch())                   # doctest: +SKIP
+        >>> pool = cupy.cuda.MemoryPool(allocator.cupy())                  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self.malloc_address, self.free_address = _core._nccl_allocator()
+
+    def malloc(self, nbytes: int, device: int) -> int:
+        """Allocate memory on a device. Returns its address; 0 for no bytes."""
+        from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
+
+        if nbytes < 0:
+            raise ValueError(f"malloc(): argument 'nbytes' is {nbytes}")
+        address = CFUNCTYPE(c_void_p, c_size_t, c_int, c_void_p)(self.malloc_address)(nbytes, device, None)
+        if address is None and nbytes > 0:
+            raise MemoryError(f"ncclMemAlloc has no {nbytes} bytes on cuda:{device}")
+        return address or 0
+
+    def free(self, address: int, device: int) -> None:
+        """Free memory of malloc. The device must be through with it."""
+        from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
+
+        if address:
+            CFUNCTYPE(None, c_void_p, c_size_t, c_int, c_void_p)(self.free_address)(address, 0, device, None)
+
+    def torch(self) -> Any:
+        """PyTorch's allocator object, for torch.cuda.MemPool."""
+        import torch
+
+        return torch._C._cuda_customAllocator(self.malloc_address, self.free_address)  # type: ignore[attr-defined]
+
+    def cupy(self) -> Any:
+        """CuPy's function, for cupy.cuda.MemoryPool or cupy.cuda.set_allocator."""
+        import cupy  # type: ignore[import-not-found, unused-ignore]
+
+        return cupy.cuda.PythonFunctionAllocator(self.malloc, self.free).malloc

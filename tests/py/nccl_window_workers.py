@@ -1,0 +1,483 @@
+"""What the ranks of test_nccl_windows.py run, over the doubles of tests/stubs. Each function is a case; its reply must be the same on all."""
+
+import ctypes
+import gc
+import json
+import os
+import threading
+
+LIMIT_S = 20.0
+SHORT_S = 0.4
+
+
+class Rank:
+    """A rank, its group, and memory that all see."""
+
+    def __init__(self, dist, stubs, store, rank, size, **options):
+        from dldist import _core
+
+        self.dist, self.stubs, self.store, self.rank, self.size = dist, stubs, store, rank, size
+        self.next, self.before = (rank + 1) % size, (rank - 1) % size
+        self.group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
+        self._nmeetings = 0
+
+    def empty(self, count, dtype="int32"):
+        made = self.group.empty(count, dtype)
+        look(made)[:] = 0
+        return made
+
+    def meet(self):
+        """All ranks are here, whatever has become of the group."""
+        self._nmeetings += 1
+        key = f"meet/{self._nmeetings}"
+        if self.store.add(key, 1) == self.size:
+            self.store.set(key + "/go", "")
+        self.store.wait([key + "/go"], LIMIT_S)
+
+
+def look(array):
+    """The bytes of an NcclArray, which the host may look at between operations."""
+    import numpy
+
+    return numpy.frombuffer((ctypes.c_char * array.nbytes).from_address(array.ptr), "uint8")
+
+
+def numbers(array):
+    import numpy
+
+    return look(array).view(numpy.int32)
+
+
+def wait(work):
+    assert work.wait(LIMIT_S) is True
+
+
+def error_of(function, *args, **named):
+    try:
+        function(*args, **named)
+    except Exception as error:
+        return error
+    raise AssertionError("there was no error")
+
+
+def run(channel, name, version, environment, port, rank, size, options):
+    """One case in a group with these options; what is left afterwards."""
+    os.environ.update(environment)
+    import dldist
+    import nccl_stubs
+    from dldist import nccl
+
+    assert nccl.is_available(), nccl.why_not_available()
+    stubs = nccl_stubs.build(version)
+    store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+    self = Rank(dldist, stubs, store, rank, size, **options)
+    reply = globals()[name](self)
+    if self.group.error is None:
+        self.group.close()
+    del self
+    gc.collect()
+    return reply, {kind: stubs.nccl.live(kind) for kind in ("window", "memory")}, stubs.nccl.bad_uses() + stubs.cuda.bad_uses()
+
+
+# ---- data
+
+
+def all_dtypes(self):
+    """Every rank writes its block, which has its own bytes, into the memory of all."""
+    import nccl_stubs
+    import numpy
+
+    count = 77
+    for dtype in nccl_stubs.DTYPES:
+        mine, all_blocks = self.empty(count, dtype), self.empty(self.size * count, dtype)
+        look(mine)[:] = (numpy.arange(mine.nbytes) * 7 + self.rank) % 2 if dtype == "bool" else numpy.arange(mine.nbytes) * 7 + self.rank
+        source, target = self.group.new_window(mine), self.group.new_window(all_blocks)
+        assert target.buffer_size == all_blocks.nbytes and target.tensor is all_blocks and target.channels == 1
+        for peer in range(self.size):
+            target.put(mine, peer, self.rank * count)
+        for peer in range(self.size):
+            wait(target.wait_signal(peer, async_op=True))
+        blocks = look(all_blocks).reshape(self.size, -1)
+        for peer in range(self.size):
+            expected = numpy.arange(mine.nbytes) * 7 + peer
+            assert (blocks[peer] == (expected % 2 if dtype == "bool" else expected % 256)).all(), (dtype, peer)
+        source.close()
+        target.close()
+
+
+def parts_and_offsets(self):
+    """A part of the window's own tensor, to an odd place; no elements are a signal."""
+    x = self.empty(100)
+    window = self.group.new_window(x)
+    numbers(x)[:50] = self.rank * 1000 + numbers(x)[:50] + range(50)
+    self.group.barrier()
+    part = self.group.empty(7, "int32")  # in no window: replaced by a view of x
+    del part
+    view = View(self, x, 3, 7)
+    window.put(view, self.next, 91)
+    window.put(View(self, x, 0, 0), self.next)
+    wait(window.wait_signal(self.before, count=2, async_op=True))
+    assert numbers(x)[91:98].tolist() == [self.before * 1000 + k for k in range(3, 10)]
+    assert numbers(x)[[90, 98]].tolist() == [0, 0]
+    window.close()
+
+
+def View(self, array, start, count):
+    """Elements of an NcclArray, as another framework sees them."""
+    import dlpack_producer
+
+    class Part(dlpack_producer.Producer):
+        def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+            self._keep_array = array
+            return dlpack_producer.capsule(self.export(), "dltensor_versioned", self._keep)
+
+    where = {"data": array.ptr + 4 * start, "device_type": dlpack_producer.CUDA, "device_id": self.rank}
+    return Part(None, (count,), (1,), dtype=(dlpack_producer.INT, 32), **where)
+
+
+def a_ring_in_order(self):
+    """Nothing on the host: each put waits, in the stream, for what came from the rank before."""
+    x = self.empty(8)
+    window = self.group.new_window(x)
+    if self.rank == 0:
+        numbers(x)[0] = 42
+        window.put(View(self, x, 0, 1), self.next, 1)
+    for turn in range(10):
+        window.wait_signal(self.before)
+        if self.rank != 0 or turn < 9:
+            window.put(View(self, x, 1, 1), self.next, 1)
+    self.group._wait_for_works(LIMIT_S)
+    assert numbers(x)[1] == 42
+    window.close()
+
+
+# ---- signals
+
+
+def signals_are_counted(self):
+    """Also those of several windows, which share them."""
+    x = self.empty(4)
+    first, second = self.group.new_window(x), self.group.new_window(self.empty(4))
+    for _ in range(30):
+        first.signal(self.next)
+    for _ in range(20):
+        second.put(x, self.next)
+    wait(second.wait_signal(self.before, count=45, async_op=True))
+    # Five are left. A signal is not sent before the waits that were called before it have ended: rank 0 begins.
+    work = first.wait_signal(self.before, count=6, async_op=True) if self.rank > 0 else None
+    self.meet()
+    assert work is None or not work.is_completed()
+    self.meet()
+    second.signal(self.next)
+    wait(work or first.wait_signal(self.before, count=6, async_op=True))
+    first.close()
+    second.close()
+
+
+def a_wait_for_nothing_yet(self):
+    """It blocks the stream, not the host: a synchronous call returns before there is a signal."""
+    window = self.group.new_window(self.empty(2))
+    if self.rank == 1:
+        window.wait_signal(0)
+        work = window.wait_signal(0, async_op=True)
+        assert not work.is_completed()
+    self.meet()
+    if self.rank == 0:
+        window.signal(1)
+        window.signal(1)
+    else:
+        wait(work)
+    window.close()
+
+
+def channels_are_apart(self):
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    assert window.channels == 3
+    window.signal(self.next, 2)
+    window.put(x, self.next, 0, 1)
+    wait(window.wait_signal(self.before, 1, async_op=True))
+    wait(window.wait_signal(self.before, channel=2, async_op=True))
+    error = error_of(window.signal, self.next, 3)
+    assert type(error).__name__ == "DistArgumentError" and "no channel 3, only 0 to 2" in str(error), error
+    window.signal(self.next, 1)
+    work = window.wait_signal(self.before, 0, async_op=True)
+    self.meet()
+    assert not work.is_completed()
+    self.group.abort("enough")
+
+
+def a_put_that_nobody_waits_for(self):
+    """The source may be used again when it has ended, and the window ends well."""
+    x = self.empty(2)
+    window = self.group.new_window(x)
+    wait(window.put(View(self, x, 0, 1), self.next, 1, async_op=True))
+    window.close()
+
+
+def a_batch(self):
+    """Several puts are one operation."""
+    x = self.empty(2 * self.size)
+    window = self.group.new_window(x)
+    numbers(x)[0] = self.rank + 1
+    self.group.barrier()
+    self.group.start_coalescing()
+    for peer in range(self.size):
+        assert window.put(View(self, x, 0, 1), peer, self.size + self.rank) is None
+    del window  # the batch keeps it
+    gc.collect()
+    wait(self.group.end_coalescing())
+    again = self.group.new_window(x)
+    for peer in range(self.size):
+        wait(again.wait_signal(peer, async_op=True))
+    assert numbers(x)[self.size :].tolist() == [peer + 1 for peer in range(self.size)]
+    again.close()
+
+
+def graphs(self):
+    """A graph puts, another waits, again and again."""
+    os.environ["NCCL_TEST_VERSION"] = self.stubs.version
+    from dldist import nccl
+    from nccl_stream_cases import Graph, Side
+
+    x = self.empty(2)
+    window = self.group.new_window(x)
+    side = Side(self.stubs, None, self.rank)
+    with self.stubs.cuda.on_device(self.rank), nccl.stream(side.handle):
+        with Graph(self.stubs, side) as graph:
+            window.put(View(self, x, 0, 1), self.next, 1)
+            window.wait_signal(self.before)
+        for turn in range(3):
+            numbers(x)[0] = 10 * turn + self.rank
+            self.meet()
+            graph.launch()
+            self.stubs.cuda.synchronize(side.handle, self.rank)
+            assert numbers(x)[1] == 10 * turn + self.before, turn
+            self.meet()
+        graph.destroy()
+    window.close()
+    self.stubs.cuda.destroy_stream(side.handle)
+
+
+# ---- errors
+
+
+def wrong_arguments(self):
+    import numpy
+
+    x = self.empty(8)
+    window = self.group.new_window(x)
+    other = self.empty(8, "float32")
+    for call, kind, text in (
+        (lambda: window.put(x, self.size), "DistArgumentError", "invalid rank"),
+        (lambda: window.put(x, 0, 1), "DistArgumentError", "32 bytes from byte 4 on are not in the 32 bytes of the window of rank 0"),
+        (lambda: window.put(x, 0, -1), "DistArgumentError", "argument 'offset' is -1"),
+        (lambda: window.put(x, 0, 1 << 62), "DistArgumentError", "argument 'offset'"),
+        (lambda: window.put(self.empty(8), 0), "DistArgumentError", "lies in no window of this group"),
+        (lambda: window.put(other, 0), "DistTypeError", "has dtype float32, but the window has int32"),
+        (lambda: window.put(numpy.zeros(8, "int32"), 0), "DistArgumentError", "on cpu"),
+        (lambda: window.signal(0, 1), "DistArgumentError", "no channel 1, only 0 to 0"),
+        (lambda: window.wait_signal(0, count=0), "DistArgumentError", "0 signals"),
+        (lambda: window.wait_signal(-1), "DistArgumentError", "invalid rank"),
+    ):
+        error = error_of(call)
+        assert type(error).__name__ == kind and text in str(error), error
+    # Nothing has been sent, and all goes on.
+    window.put(x, self.next)
+    wait(window.wait_signal(self.before, async_op=True))
+    window.close()
+    window.close()
+    for call in (lambda: window.put(x, 0), lambda: window.signal(0), lambda: window.wait_signal(0)):
+        assert "closed" in str(error_of(call))
+    self.group.barrier()
+
+
+def ranks_that_disagree(self):
+    """All ranks hear of it, and the group goes on."""
+    from nccl_stubs import CudaArray
+
+    error = error_of(self.group.new_window, self.empty(4 + self.rank))
+    assert type(error).__name__ == "DistMismatchError" and "rank 0 has 16 bytes of int32, and rank 1 20 bytes" in str(error), error
+    error = error_of(self.group.new_window, self.empty(4, "int32" if self.rank == 0 else "float32"))
+    assert type(error).__name__ == "DistMismatchError" and "16 bytes of float32" in str(error), error
+    error = error_of(self.group.new_window, self.empty(4) if self.rank == 0 else [1, 2])
+    assert "rank 1 cannot open its part" in str(error) if self.rank == 0 else isinstance(error, TypeError), error
+    plain = CudaArray(self.stubs, [0] * 4, dtype="int32", device=self.rank)
+    error = error_of(self.group.new_window, self.empty(4) if self.rank == 0 else plain)
+    assert type(error).__name__ == "DistArgumentError" and "ncclMemAlloc" in str(error), error
+    window = self.group.new_window(self.empty(4))
+    window.signal(self.next)
+    window.wait_signal(self.before)
+    window.close()
+
+
+def too_old(self):
+    error = error_of(self.group.new_window, self.empty(4))
+    assert isinstance(error, NotImplementedError) and "2.29.2" in str(error) and "2.28.7" in str(error), error
+    self.group.barrier()
+
+
+def time_outs(self):
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    work = window.wait_signal(self.before, timeout=SHORT_S, async_op=True)
+    error = error_of(work.wait, LIMIT_S)
+    assert type(error).__name__ == "DistTimeoutError" and "wait_signal" in str(error), error
+    assert "has failed" in str(error_of(window.put, x, 0)) and "has failed" in str(error_of(self.group.new_window, x))
+    window.close()
+    window.close()
+
+
+def an_abort_ends_a_wait(self):
+    window = self.group.new_window(self.empty(4))
+    work = window.wait_signal(self.before, async_op=True)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(error_of(work.wait, LIMIT_S)))
+    thread.start()
+    self.group.abort("enough of it")
+    thread.join(LIMIT_S)
+    assert type(errors[0]).__name__ == "DistAbortedError" and "enough of it" in str(errors[0]), errors
+
+
+def nccl_fails(self):
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    self.stubs.nccl.fail("ncclPutSignal", result=2, text="the cable is out")
+    error = error_of(window.put, x, self.next)
+    assert type(error).__name__ == "DistBackendError", error
+    for text in ("put", "ncclPutSignal", "the cable is out"):
+        assert text in str(error), error
+
+
+def registering_hangs(self):
+    self.group.connect()
+    self.stubs.nccl.hang("ncclCommWindowRegister")
+    error = error_of(self.group.new_window, self.empty(4), timeout=SHORT_S)
+    assert type(error).__name__ == "DistTimeoutError" and "ncclCommWindowRegister" in str(error), error
+    assert "registering a window" in str(error_of(self.group.barrier))
+    self.stubs.nccl.release()
+
+
+def a_rank_does_not_come(self):
+    """The others hear who, and so does it when it comes."""
+    if self.rank == 0:
+        error = error_of(self.group.new_window, self.empty(4), timeout=SHORT_S)
+        assert type(error).__name__ == "DistTimeoutError" and "missing: 1" in str(error), error
+    self.meet()
+    if self.rank == 1:
+        assert "rank 0" in str(error_of(self.group.new_window, self.empty(4)))
+    self.group.barrier()
+
+
+def a_peer_dies(self):
+    window = self.group.new_window(self.empty(4))
+    self.group.barrier()
+    if self.rank == 1:
+        os._exit(3)
+    error = error_of(window.wait_signal(1, timeout=SHORT_S, async_op=True).wait, LIMIT_S)
+    assert type(error).__name__ == "DistTimeoutError" and "wait_signal" in str(error), error
+
+
+def nan(self):
+    x = self.empty(4, "float32")
+    window = self.group.new_window(x)
+    look(x).view("float32")[2] = float("nan")
+    error = error_of(window.put, x, self.next)
+    assert "NaN at element 2" in str(error), error
+    window.close()
+
+
+def left_open(self):
+    """The program is told, and the memory may not be freed; the group ends the window."""
+    import warnings
+
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del window
+        gc.collect()
+    assert [warning.category for warning in told] == [ResourceWarning] and "let go without being closed" in str(told[0].message)
+
+
+def recorded(self):
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    window.put(x, self.next)
+    window.wait_signal(self.before)
+    window.signal(self.next)
+    window.wait_signal(self.before)
+    window.close()
+    entries = json.loads(self.dist._core._dump_recorder(True, True, False, False))
+    names = [(entry["profiling_name"], entry["state"], entry["is_p2p"]) for entry in entries["entries"]]
+    waited = f"nccl:wait_signal {self.rank}<-{self.before}"
+    sent = f"{self.rank}->{self.next}"
+    expected = [f"nccl:put {sent}", waited, f"nccl:signal {sent}", waited]
+    assert names[:4] == [(name, "completed", True) for name in expected], names
+
+
+# ---- c10d
+
+
+def windows_of_c10d(channel, version, environment, port, rank, size):
+    """ProcessGroupNCCL.new_window and mem_allocator."""
+    os.environ.update(environment)
+    import dldist as dist
+    import nccl_stubs
+
+    stubs = nccl_stubs.build(version)
+    store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=LIMIT_S, device_id=f"cuda:{rank}")
+    pg = dist.group.WORLD
+    backend = pg._backend_of_device("cuda")
+    other = 1 - rank
+    if version == "2.28.7":
+        assert not backend.supports_window
+        error = error_of(dist._new_window)
+        assert isinstance(error, NotImplementedError) and "2.29.2" in str(error) and version in str(error), error
+        return "too old"
+    x = backend.allocate_tensor(8, dtype="int32", device=f"cuda:{rank}")
+    look(x)[:] = 0
+    assert dist._supports_window() and backend.supports_window
+    window = dist._new_window()
+    assert isinstance(window, dist.Window) and "nothing registered" in repr(window)
+    assert "no tensor is registered" in str(error_of(window.put, x, other))
+    window.tensor_register(x)
+    assert "registered already" in str(error_of(window.tensor_register, x))
+    numbers(x)[:4] = rank + 1
+    dist.barrier()
+    half = View(Place(rank), x, 0, 4)
+    assert window.put(half, other, 4).wait()
+    assert "leave it out" in str(error_of(window.signal, other))
+    assert window.wait_signal(other, async_op=True).wait()
+    window.signal(other, opts=options(dist.SignalOptions)).wait()
+    window.wait_signal(other, opts=options(dist.WaitSignalOptions)).wait()
+    backend._wait_for_pending_works()
+    assert numbers(x).tolist() == [rank + 1] * 4 + [other + 1] * 4
+    assert window.get_attr(other).access_type == dist.WindowAccessType.SEPARATE
+    assert isinstance(error_of(window.map_remote_tensor, other), NotImplementedError)
+    window.tensor_deregister()
+    assert "no tensor is registered" in str(error_of(window.signal, other))
+    pg.new_window(x).tensor_deregister()
+
+    allocator = backend.mem_allocator
+    before = stubs.nccl.live("memory")
+    address = allocator.malloc(4096, rank)
+    assert stubs.nccl.live("memory") == before + 1
+    allocator.free(address, rank)
+    assert stubs.nccl.live("memory") == before
+    dist.destroy_process_group()
+    return "done"
+
+
+class Place:
+    def __init__(self, rank):
+        self.rank = rank
+
+
+def options(kind):
+    from datetime import timedelta
+
+    made = kind()
+    made.timeout = timedelta(seconds=LIMIT_S)
+    return made

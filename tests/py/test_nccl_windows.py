@@ -1,0 +1,158 @@
+"""One-sided messages of NCCL: puts, signals, waits for signals, between processes, over the doubles of tests/stubs."""
+
+import contextlib
+import ctypes
+import sys
+import types
+
+import dldist
+import nccl_stubs
+import nccl_window_workers
+import procs
+import pytest
+
+VERSION = "2.32.3"
+NOTHING = {"window": 0, "memory": 0}
+NONBLOCKING = {"config": {"blocking": 0}}
+
+
+def start(name, size, tmp_path, version, options):
+    environment = nccl_stubs.build(version).environment(devices=size, folder=tmp_path)
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    children = procs.Group()
+    if name == "windows_of_c10d":
+        ranks = [children.start(nccl_window_workers.windows_of_c10d, version, environment, store.port, rank, size) for rank in range(size)]
+    else:
+        ranks = [
+            children.start(nccl_window_workers.run, name, version, environment, store.port, rank, size, options)
+            for rank in range(size)
+        ]
+    return store, children, ranks
+
+
+def run(name, size, tmp_path, version=VERSION, **options):
+    store, children, ranks = start(name, size, tmp_path, version, options)
+    try:
+        return [rank.result(60.0) for rank in ranks]
+    finally:
+        children.close()
+        del store
+
+
+def check(name, size, tmp_path, version=VERSION, **options):
+    assert run(name, size, tmp_path, version, **options) == [(None, NOTHING, 0)] * size
+
+
+@pytest.mark.parametrize("version,size,options", [("2.29.2", 2, {}), ("2.30.7", 3, NONBLOCKING), (VERSION, 3, {}), (VERSION, 1, {})])
+def test_all_dtypes(tmp_path, version, size, options):
+    check("all_dtypes", size, tmp_path, version, **options)
+
+
+@pytest.mark.parametrize("name", ["parts_and_offsets", "a_ring_in_order", "signals_are_counted", "a_batch", "graphs"])
+@pytest.mark.parametrize("version,options", [("2.29.7", NONBLOCKING), (VERSION, {})])
+def test_the_order_of_things(tmp_path, name, version, options):
+    check(name, 3 if name != "graphs" else 2, tmp_path, version, **options)
+
+
+def test_a_put_that_nobody_waits_for(tmp_path):
+    check("a_put_that_nobody_waits_for", 2, tmp_path)
+
+
+def test_a_wait_blocks_the_stream_and_not_the_host(tmp_path):
+    check("a_wait_for_nothing_yet", 2, tmp_path)
+
+
+def test_channels(tmp_path):
+    check("channels_are_apart", 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
+
+
+@pytest.mark.parametrize("name", ["wrong_arguments", "ranks_that_disagree", "recorded", "left_open"])
+def test_the_group_goes_on(tmp_path, name):
+    check(name, 2, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["time_outs", "an_abort_ends_a_wait", "nccl_fails", "registering_hangs"])
+def test_the_group_fails(tmp_path, name):
+    check(name, 2, tmp_path)
+
+
+def test_a_rank_does_not_come(tmp_path):
+    check("a_rank_does_not_come", 2, tmp_path)
+
+
+def test_a_peer_dies(tmp_path):
+    store, children, ranks = start("a_peer_dies", 2, tmp_path, VERSION, {})
+    try:
+        assert ranks[0].result(60.0) == (None, NOTHING, 0)
+        assert ranks[1].wait_exit(60.0) == 3
+    finally:
+        children.close()
+        del store
+
+
+def test_nan_check(tmp_path):
+    check("nan", 2, tmp_path, is_nan_check=True)
+
+
+def test_nccl_is_too_old(tmp_path):
+    check("too_old", 2, tmp_path, "2.28.7")
+
+
+@pytest.mark.parametrize("version,reply", [(VERSION, "done"), ("2.29.2", "done"), ("2.28.7", "too old")])
+def test_c10d(tmp_path, version, reply):
+    assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
+
+
+# ---- the allocator, in a process of its own
+
+
+def in_c(channel, version, environment):
+    """The functions as other libraries call them, and the objects for those that there are none of here."""
+    import os
+
+    os.environ.update(environment)
+    from dldist import nccl
+
+    stubs = nccl_stubs.build(version)
+    if version == "2.18.1":
+        return str(nccl_window_workers.error_of(nccl.Allocator))
+    allocator = nccl.Allocator()
+    malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.malloc_address)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.free_address)
+    address = malloc(1 << 16, 1, None)
+    ctypes.memset(address, 7, 1 << 16)
+    assert stubs.nccl.live("memory") == 1
+    free(address, 1 << 16, 1, None)
+    assert allocator.malloc(0, 0) == 0 and stubs.nccl.live("memory") == 0
+    allocator.free(0, 0)
+    stubs.cuda.limit_memory(1024)
+    assert malloc(1 << 16, 0, None) is None
+    assert "65536 bytes on cuda:0" in str(nccl_window_workers.error_of(allocator.malloc, 1 << 16, 0))
+    assert isinstance(nccl_window_workers.error_of(allocator.malloc, -1, 0), ValueError)
+
+    made = []
+    fake_torch = types.ModuleType("torch")
+    fake_torch._C = types.SimpleNamespace(_cuda_customAllocator=lambda *addresses: made.append(addresses) or "torch's")
+    fake_cupy = types.ModuleType("cupy")
+    fake_cupy.cuda = types.SimpleNamespace(
+        PythonFunctionAllocator=lambda malloc, free: made.append((malloc, free)) or types.SimpleNamespace(malloc="cupy's")
+    )
+    sys.modules.update(torch=fake_torch, cupy=fake_cupy)
+    assert allocator.torch() == "torch's" and allocator.cupy() == "cupy's"
+    assert made == [(allocator.malloc_address, allocator.free_address), (allocator.malloc, allocator.free)]
+    return stubs.nccl.bad_uses()
+
+
+def test_allocator(tmp_path):
+    with contextlib.closing(procs.Group()) as children:
+        assert children.start(in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
+        old = children.start(in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
+    assert "ncclMemAlloc" in old and "2.19" in old, old
+
+
+
+def test_trace_knows_who_writes():
+    from dldist.trace import read
+
+    for text, ends in (("put 1->2", (1, 2)), ("signal 0->1", (0, 1)), ("wait_signal 2<-1", (1, 2))):
+        assert read._ends(read._MESSAGE.fullmatch(text)) == ends
