@@ -1,4 +1,5 @@
-/* Connections: made by the first call that needs them, whose callers wait for each other on the host. */
+/* Connections: made by the first call that needs them, whose callers wait for each other on the host. One-sided operations have
+ * their windows. */
 #include "nccl_stub.h"
 
 #include <stdlib.h>
@@ -15,7 +16,8 @@ are_made_late(void)
 static bool
 needs_collectives(const nccl_comm *comm, const nccl_op *op)
 {
-    return !nccl_is_message(op->kind) && !comm->is_connected && are_made_late();
+    return !nccl_is_message(op->kind) && !nccl_is_one_sided(op->kind) && !comm->is_connected &&
+           are_made_late();
 }
 
 static bool
