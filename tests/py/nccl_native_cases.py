@@ -185,7 +185,7 @@ def test_in_a_graph(stubs, framework):
         x, y = framework.exchange(given), framework.exchange(taken)
         everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current():
-            with Graph(stubs, side) as graph:
+            with Graph(stubs.cuda, side.handle) as graph:
                 group.all_to_all_single(y, x)
             everybody.wait(LIMIT_S)
             results = []

@@ -360,7 +360,7 @@ def test_nan_in_a_graph_fails_the_group(stubs, framework):
     side = Side(stubs, framework, 0)
     array = side.array([0, 0, 0])
     with stubs.cuda.on_device(0), side.current():
-        with Graph(stubs, side) as graph:
+        with Graph(stubs.cuda, side.handle) as graph:
             group.all_reduce(framework.exchange(array))
         copies = stubs.cuda.calls("cuMemcpyDtoHAsync")
         for turn in range(3):
@@ -389,7 +389,7 @@ def test_a_graph_that_cannot_look_for_nan_warns_once(stubs, framework):
             group.all_reduce(x)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with Graph(stubs, side) as graph:
+            with Graph(stubs.cuda, side.handle) as graph:
                 for is_async in (False, True):
                     work = group.all_reduce(x, async_op=is_async)
                     assert work is None or work.wait()

@@ -244,7 +244,7 @@ def graphs(self):
     window = self.group.new_window(x)
     side = Side(self.stubs, None, self.rank)
     with self.stubs.cuda.on_device(self.rank), nccl.stream(side.handle):
-        with Graph(self.stubs, side) as graph:
+        with Graph(self.stubs.cuda, side.handle) as graph:
             window.put(View(self, x, 0, 1), self.next, 1)
             window.wait_signal(self.before)
         for turn in range(3):

@@ -115,8 +115,8 @@ def _avoid_nvls_if_deterministic(is_wanted: bool | None) -> None:
     """Reductions by NVLS add in an order of their own each time. NCCL can be kept from NVLS only as a whole, and only by the environment, so
     this is what torch does; an NCCL_ALGO that is set stays. With None, torch's flag decides."""
     if is_wanted is None:
-        torch = sys.modules.get("torch")
-        is_wanted = torch is not None and torch.are_deterministic_algorithms_enabled()
+        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)  # it may be half imported
+        is_wanted = ask is not None and ask()
     if is_wanted and not os.environ.get("NCCL_ALGO"):
         os.environ["NCCL_ALGO"] = "^NVLS"
 
