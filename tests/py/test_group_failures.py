@@ -277,12 +277,12 @@ def test_wrong_settings(procs, name, value, text):
 
 
 def test_ways_to_wait(procs, tmp_path):
-    """DLDIST_WAIT=poll does not sleep, where all others do."""
+    """DLDIST_WAIT=poll does not sleep, where all others do; on a busy machine its core is taken away now and then. It waits a quarter of the time."""
     counts = {}
     for way in ("poll", "sleep"):
         ranks = [procs.start(cases.sleeps_in_barrier, str(tmp_path / way), rank, env={"DLDIST_WAIT": way}) for rank in (0, 1)]
         counts[way] = [child.result() for child in ranks][0]
-    assert counts["poll"] <= 2 < 5 <= counts["sleep"], counts
+    assert counts["sleep"] >= 5 and counts["poll"] <= max(2, counts["sleep"] / 6), counts
 
 
 # ---- which call it was

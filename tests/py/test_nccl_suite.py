@@ -7,7 +7,7 @@ import nccl_workers
 import pytest
 from nccl_cases import CASES, COUNTS, DTYPES
 
-NEWEST, OLDER = "2.32.3", ["2.18.1", "2.27.3"]
+NEWEST, OLDER = "2.32.3", ["2.18.1", "2.27.3", "2.30.7"]
 
 
 class Teams(group_team.Teams):

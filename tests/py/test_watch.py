@@ -156,6 +156,7 @@ def test_signals_are_given_back(children):
     assert (before, heard) == ([], [signal.SIGUSR1, signal.SIGUSR2])
 
 
+@pytest.mark.deadline(90)
 def test_the_gil_is_held(children, prefix, tmp_path):
     """The dump is there all the same, before the GIL is free; and the report says how long it was not."""
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_PIPE": f"{tmp_path}/"}
@@ -169,7 +170,7 @@ def test_the_gil_is_held(children, prefix, tmp_path):
     for _ in range(2):  # the first may come before it is held
         with open(f"{tmp_path}/0.pipe", "w") as file:
             file.write("1")
-        assert workers.await_file(f"{prefix}0", time.monotonic()) is not None
+        assert workers.await_file(f"{prefix}0", time.monotonic(), 30) is not None
         os.unlink(f"{prefix}0")
     time.sleep(max(begun + GIL_S - time.monotonic(), 0))
     with open(gate, "w") as file:
