@@ -18,9 +18,9 @@ def open_world(port, rank, size, timeout=20.0):
     return dldist.World(store, rank, size, timeout=timeout)
 
 
-def await_file(path, since, limit=LIMIT_S):
+def await_file(path, since):
     """Seconds from `since` until the file was there; None: it did not come."""
-    while time.monotonic() - since < limit:
+    while time.monotonic() - since < LIMIT_S:
         if os.path.exists(path):
             return time.monotonic() - since
         time.sleep(0.01)
