@@ -79,11 +79,12 @@ dd_status
 nccl_nan_describe(const char *what, const nccl_nan_place *place, uint64_t at, dd_error *err)
 {
     char which[32] = "the input";
+    uint64_t nfloats = place->format.nfloats > 1 ? place->format.nfloats : 1;
     if (place->ninputs > 1) {
         snprintf(which, sizeof which, "input %d", place->index);
     }
     dd_status status = dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s has a NaN at element %llu", what, which,
-                                    (unsigned long long)(at / place->format.nfloats));
+                                    (unsigned long long)(at / nfloats));
     if (place->nops > 1) {
         dd_error_prepend(err, "operation %zu of %zu", place->op, place->nops);
     }

@@ -53,11 +53,7 @@ typedef struct py_params {
 
 #define PY_COUNT_PARAMS(...) (sizeof((const py_param[]){__VA_ARGS__}) / sizeof(py_param))
 /* 0; does not compile if there are too many. */
-#define PY_CHECK_PARAMS(...)                                                                       \
-    (0 * sizeof(struct {                                                                           \
-         _Static_assert(PY_COUNT_PARAMS(__VA_ARGS__) <= PY_PARAMS_MAX, "more than PY_PARAMS_MAX"); \
-         char unused;                                                                              \
-     }))
+#define PY_CHECK_PARAMS(...) (0 * sizeof(char[PY_COUNT_PARAMS(__VA_ARGS__) <= PY_PARAMS_MAX ? 1 : -1]))
 
 /* PY_PARAMS(function, nrequired, npositional, {name, kind, place}, ...): an initializer. */
 #define PY_PARAMS(text, required, positional, ...)                                   \

@@ -150,21 +150,50 @@ PY_NCCL_PLAIN_METHOD(memory_stats)
     return stats;
 }
 
-#define BUILD_INT(value) PyLong_FromLong(value)
-#define BUILD_FLAG(value) PyBool_FromLong(value)
-#define BUILD_WORD(value) PyLong_FromUnsignedLongLong(value)
+typedef enum property_type {
+    PROPERTY_INT,
+    PROPERTY_FLAG,
+    PROPERTY_WORD,
+} property_type;
+
+typedef struct property_row {
+    const char *name;
+    int since;
+    property_type type;
+    size_t offset;
+} property_row;
+
+#define PROPERTY_ROW(field, name, since, type) \
+    {(name), (since), PROPERTY_##type, offsetof(dd_nccl_abi_properties, field)},
+
+static const property_row property_rows[] = {DD_NCCL_PROPERTY_LIST(PROPERTY_ROW)};
+
+static PyObject *
+build_property(const dd_nccl_abi_properties *properties, const property_row *row)
+{
+    const void *field = (const char *)properties + row->offset;
+    switch (row->type) {
+    case PROPERTY_INT:
+        return PyLong_FromLong(*(const int *)field);
+    case PROPERTY_FLAG:
+        return PyBool_FromLong(*(const bool *)field);
+    case PROPERTY_WORD:
+        break;
+    }
+    return PyLong_FromUnsignedLongLong(*(const uint64_t *)field);
+}
 
 /* What NCCL of that version fills in. */
 static PyObject *
 build_properties(const dd_nccl_abi_properties *properties, int version)
 {
     PyObject *dict = PyDict_New();
-#define PUT(field, name, since, type)                                                              \
-    if (dict != NULL && version >= (since) && !put(dict, name, BUILD_##type(properties->field))) { \
-        Py_CLEAR(dict);                                                                            \
+    for (size_t i = 0; dict != NULL && i < sizeof property_rows / sizeof property_rows[0]; i++) {
+        const property_row *row = &property_rows[i];
+        if (version >= row->since && !put(dict, row->name, build_property(properties, row))) {
+            Py_CLEAR(dict);
+        }
     }
-    DD_NCCL_PROPERTY_LIST(PUT)
-#undef PUT
     return dict;
 }
 
