@@ -87,7 +87,7 @@ contexts_create(dd_cuda *cuda, dd_dylib *lib, dd_error *err)
     cuda->nan = dd_cuda_nan_create(&cuda->api, cuda->ndevices);
     if (cuda->nan == NULL) {
         dd_mem_free(contexts);
-        return dd_error_no_memory(err, (size_t)cuda->ndevices);
+        return dd_error_no_memory(err, size);
     }
     contexts->lib = *lib;
     *lib = (dd_dylib){0};
