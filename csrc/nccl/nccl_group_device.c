@@ -2,6 +2,7 @@
 #include "nccl/nccl_internal.h"
 
 #include "core/lock.h"
+
 #define BARRIER_NBYTES 16u
 #define IDLE_NS (200 * DD_NS_PER_MS)
 
@@ -14,6 +15,23 @@ nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard 
         return DD_OK;
     }
     return dd_cuda_enter(group->cuda, device->number, guard, err);
+}
+
+/* The channels of a device: that of all ranks, then those of pairs by peer; NULL after the last. Starts with *at == 0. */
+static nccl_channel *
+next_channel(const dd_nccl_group *group, nccl_device *device, int *at)
+{
+    if (*at == 0) {
+        *at = 1;
+        return &device->all;
+    }
+    while (device->pairs != NULL && *at <= group->size) {
+        nccl_channel *pair = device->pairs[(*at)++ - 1];
+        if (pair != NULL) {
+            return pair;
+        }
+    }
+    return NULL;
 }
 
 /* ---- made */
@@ -193,24 +211,26 @@ stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *w
 /* All streams of the group there. The end of the last work is seen a moment before the stream is, and an abort takes its time. A stream that hangs
  * is not waited for. */
 static bool
-becomes_idle(const dd_nccl_group *group, const nccl_device *device)
+becomes_idle(const dd_nccl_group *group, nccl_device *device)
 {
     dd_wait wait = dd_wait_after(IDLE_NS);
-    bool is_idle = stream_becomes_idle(group->cuda, device->all.stream, &wait);
-    for (int peer = 0; is_idle && device->pairs != NULL && peer < group->size; peer++) {
-        is_idle = device->pairs[peer] == NULL ||
-                  stream_becomes_idle(group->cuda, device->pairs[peer]->stream, &wait);
+    int at = 0;
+    for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
+        if (!stream_becomes_idle(group->cuda, channel->stream, &wait)) {
+            return false;
+        }
     }
-    return is_idle;
+    return true;
 }
 
 /* Without pools, or for looking through inputs. */
 static bool
-has_more_memory(const dd_nccl_group *group, const nccl_device *device)
+has_more_memory(const dd_nccl_group *group, nccl_device *device)
 {
-    bool has_report = device->all.nan_report != NULL;
-    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
-        has_report |= device->pairs[peer] != NULL && device->pairs[peer]->nan_report != NULL;
+    bool has_report = false;
+    int at = 0;
+    for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
+        has_report |= channel->nan_report != NULL;
     }
     return device->barrier != 0 || device->host != NULL || has_report || !dd_list_is_empty(&device->retired);
 }
@@ -243,22 +263,18 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
         if (device->host != NULL) {
             (void)cuda->api.cuMemFreeHost(device->host);
         }
-        free_nan_report(cuda, &device->all);
-        for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
-            if (device->pairs[peer] != NULL) {
-                free_nan_report(cuda, device->pairs[peer]);
-            }
+        int at = 0;
+        for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
+            free_nan_report(cuda, channel);
         }
     }
     dd_cuda_nan_report_keep(cuda->nan, atomic_load(&device->nan_report));
     if (device->order != NULL) {
         (void)cuda->api.cuEventDestroy(device->order);
     }
-    close_stream(cuda, &device->all.stream);
-    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
-        if (device->pairs[peer] != NULL) {
-            close_stream(cuda, &device->pairs[peer]->stream);
-        }
+    int at = 0;
+    for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
+        close_stream(cuda, &channel->stream);
     }
     dd_cuda_restore_capture(cuda, mode);
     dd_cuda_leave(&guard);
@@ -270,11 +286,9 @@ nccl_device_destroy(dd_nccl_group *group, nccl_device *device)
     if (device == NULL) {
         return;
     }
-    dd_nccl_comm_release(atomic_load(&device->all.comm));
-    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
-        if (device->pairs[peer] != NULL) {
-            dd_nccl_comm_release(atomic_load(&device->pairs[peer]->comm));
-        }
+    int at = 0;
+    for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
+        dd_nccl_comm_release(atomic_load(&channel->comm));
     }
     nccl_device_close(group, device);
     for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {

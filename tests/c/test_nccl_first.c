@@ -30,6 +30,28 @@ prepare(nccl_rig_rank *self, first_call *first, bool is_message)
     first->call = nccl_rig_call(self, is_message ? "message" : "all_reduce", &first->op, 1);
 }
 
+/* Makes the rank's communicator, and calls nothing on it. */
+static bool
+make_communicator(nccl_rig_rank *self)
+{
+    dd_wait wait = nccl_rig_patience();
+    dd_nccl_comm *comm = NULL;
+    if (!CHECK_OK(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()))) {
+        return false;
+    }
+    dd_nccl_comm_release(comm);
+    return true;
+}
+
+static void
+wait_for_all_reduce(nccl_rig_rank *self)
+{
+    dd_wait wait = nccl_rig_patience();
+    while (self->rig->nccl_stub.calls("ncclAllReduce") == 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+}
+
 static void
 close_failed(nccl_rig_rank *self)
 {
@@ -57,17 +79,12 @@ start_it(void *arg)
 static void
 late_body(nccl_rig_rank *self)
 {
-    dd_wait wait = nccl_rig_patience();
-    dd_nccl_comm *comm = NULL;
-    REQUIRE_OK(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()));
-    dd_nccl_comm_release(comm);
+    REQUIRE(make_communicator(self));
     nccl_rig_meet(self);
     if (self->rank == 0) {
         pthread_t thread;
         REQUIRE_OK(dd_thread_start(&thread, "early", start_it, self, check_err()));
-        while (self->rig->nccl_stub.calls("ncclAllReduce") == 0 && !dd_wait_is_over(&wait)) {
-            (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
-        }
+        wait_for_all_reduce(self);
         nccl_rig_meet(self);
         pthread_join(thread, NULL);
     } else {
@@ -91,10 +108,7 @@ static void
 alone_body(nccl_rig_rank *self)
 {
     const bool *is_message = self->arg;
-    dd_wait wait = nccl_rig_patience();
-    dd_nccl_comm *comm = NULL;
-    REQUIRE_OK(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()));
-    dd_nccl_comm_release(comm);
+    REQUIRE(make_communicator(self));
     first_call first;
     prepare(self, &first, *is_message);
     nccl_rig_meet(self);
@@ -128,10 +142,8 @@ static void *
 abort_soon(void *arg)
 {
     nccl_rig_rank *self = arg;
+    wait_for_all_reduce(self);
     dd_wait wait = nccl_rig_patience();
-    while (self->rig->nccl_stub.calls("ncclAllReduce") == 0 && !dd_wait_is_over(&wait)) {
-        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
-    }
     CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
     return NULL;
 }
@@ -139,10 +151,7 @@ abort_soon(void *arg)
 static void
 aborted_body(nccl_rig_rank *self)
 {
-    dd_wait wait = nccl_rig_patience();
-    dd_nccl_comm *comm = NULL;
-    REQUIRE_OK(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()));
-    dd_nccl_comm_release(comm);
+    REQUIRE(make_communicator(self));
     nccl_rig_meet(self);
     if (self->rank == 0) {
         first_call first;

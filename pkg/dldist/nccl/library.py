@@ -59,8 +59,8 @@ def _load() -> None:
 def _encryption() -> tuple[str | None, int]:
     """The key of NCCL's connections, None if they are plain; and a number that differs between keys and gives none away.
 
-    All processes make it of the job's secret, which never travels. A key that went through the store could be read by whoever can read
-    the network, and groups that are made in another order on some ranks would have different ones.
+    Every process makes the key from the job's secret, and sends neither. The store does not encrypt, so it cannot carry a key. And the
+    key does not depend on the order in which a process makes its groups.
     """
     if not settings.value("nccl_encryption"):
         return None, 0
