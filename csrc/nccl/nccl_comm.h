@@ -105,7 +105,7 @@ dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, con
                                 dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
 /* The same, and NCCL, which frees memory and so waits for all that the device has to do, others' work too, is waited for no longer than `wait`:
- * it goes on on a thread of its own. */
+ * it goes on on a thread of its own. If there is no memory or no thread for that, the caller waits. */
 dd_status dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */

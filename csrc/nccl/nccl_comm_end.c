@@ -85,11 +85,11 @@ static dd_nccl_result
 abort_in_two_steps(const late_end *late)
 {
     const dd_nccl_api *api = &late->lib.api;
-    dd_nccl_result result = api->ncclGroupStart();
-    if (result != DD_NCCL_SUCCESS) {
-        return result;
+    if (api->ncclGroupStart() != DD_NCCL_SUCCESS) {
+        wait_until_left(late->comm);
+        return api->ncclCommAbort(late->handle);
     }
-    result = api->ncclCommAbort(late->handle);
+    dd_nccl_result result = api->ncclCommAbort(late->handle);
     wait_until_left(late->comm);
     dd_nccl_result ended = api->ncclGroupEnd();
     return result != DD_NCCL_SUCCESS ? result : ended;
@@ -146,16 +146,14 @@ await_late(late_end *late, const dd_wait *wait)
     return is_done;
 }
 
-/* *is_done: within the time; else nothing is known of how it ends. */
-static dd_status
-end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, bool *is_done,
-         dd_error *err)
+/* NULL: there is no memory, or no thread. */
+static late_end *
+start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 {
     pthread_t thread;
-    *is_done = true;
     late_end *late = dd_mem_zalloc(sizeof *late);
     if (late == NULL) {
-        return dd_error_no_memory(err, sizeof *late);
+        return NULL;
     }
     atomic_init(&late->refs, 2);
     late->comm = dd_nccl_comm_acquire(comm);
@@ -163,30 +161,14 @@ end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd
     late->kind = kind;
     late->lib = *comm->lib;
     late->cuda = *comm->cuda;
-    dd_status status = dd_cuda_context_of(comm->cuda, comm->device, &late->context, err);
-    if (status == DD_OK) {
-        status = dd_thread_start(&thread, "dldist-end", run_late_end, late, err);
-    }
-    if (status != DD_OK) {
+    if (dd_cuda_context_of(comm->cuda, comm->device, &late->context, NULL) != DD_OK ||
+        dd_thread_start(&thread, "dldist-end", run_late_end, late, NULL) != DD_OK) {
         release_late(late);
         release_late(late);
-        return status;
+        return NULL;
     }
     dd_thread_detach(thread);
-    *is_done = await_late(late, wait);
-    if (*is_done && late->status != DD_OK) {
-        status = dd_error_copy(err, &late->error);
-    }
-    release_late(late);
-    return status;
-}
-
-/* ---- aborting */
-
-static bool
-can_be_told(const dd_nccl_comm *comm)
-{
-    return comm->is_blocking && comm->lib->version >= ABORTS_IN_GROUPS_SINCE;
+    return late;
 }
 
 static bool
@@ -200,6 +182,38 @@ leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
     bool has_left = !comm->is_inside;
     dd_lock_release(&comm->mu);
     return has_left;
+}
+
+/* Without a thread for it the caller ends it, however long that takes: left alone, its kernels would stay on the device for ever. */
+static dd_status
+end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
+{
+    (void)leaves_within(comm, DD_NCCL_LEAVE_NS);
+    return end_handle(comm, handle, kind != END_DESTROY, err);
+}
+
+/* *is_done: within the time; else nothing is known of how it ends. */
+static dd_status
+end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, bool *is_done,
+         dd_error *err)
+{
+    *is_done = true;
+    late_end *late = start_late(comm, handle, kind);
+    if (late == NULL) {
+        return end_here(comm, handle, kind, err);
+    }
+    *is_done = await_late(late, wait);
+    dd_status status = *is_done && late->status != DD_OK ? dd_error_copy(err, &late->error) : DD_OK;
+    release_late(late);
+    return status;
+}
+
+/* ---- aborting */
+
+static bool
+can_be_told(const dd_nccl_comm *comm)
+{
+    return comm->is_blocking && comm->lib->version >= ABORTS_IN_GROUPS_SINCE;
 }
 
 static dd_status

@@ -113,6 +113,8 @@ typedef struct dd_nccl_op {
     dd_block block; /* SEND, RECV, PUT */
     dd_dtype dtype; /* the same: for the recorder and the check for NaN */
     int peer;       /* of all but COLL */
+    /* Packed for the group's NCCL; borrowed. NULL: NCCL chooses. Collectives only, and not those that are made of messages (DD_NOT_SUPPORTED). */
+    const dd_nccl_abi_coll_config *config;
     /* PUT, SIGNAL and WAIT_SIGNAL only. The window stays until the call has returned. */
     dd_nccl_group_window *window;
     size_t offset; /* PUT: bytes, in the peer's */

@@ -14,6 +14,7 @@
 #include "core/mem.h"
 #include "core/thread.h"
 #include "nccl/nccl_group.h"
+#include "nccl/nccl_item.h"
 #include "nccl/nccl_meet.h"
 
 #define NCCL_ALL_RANKS (-1)
@@ -286,6 +287,8 @@ dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result resul
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
+/* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
+bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 
 /* ---- nccl_launch_run.c */
 

@@ -5,9 +5,10 @@
 
 typedef struct launch_row {
     /* By what all ranks know; NULL: always. */
-    bool (*is_native)(const nccl_launch *launch, const dd_nccl_op *op);
+    bool (*is_native)(const dd_nccl_group *group, const dd_nccl_op *op);
     dd_status (*native)(nccl_launch *launch, const dd_nccl_op *op, void *staged);
     dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* several calls in a group */
+    bool has_messages;                                               /* those are sends and receives */
 } launch_row;
 
 static dd_status
@@ -55,7 +56,7 @@ nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src, si
                                   "cuMemcpyAsync");
 }
 
-/* ---- reductions */
+/* ---- factors of reductions */
 
 /* The factor as one element of NCCL's type. */
 static void
@@ -112,74 +113,86 @@ end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
     return status == DD_OK ? check_nccl(launch, result, "ncclRedOpDestroy") : status;
 }
 
+/* ---- single calls. All ranks know the sizes, so all leave out what moves nothing */
+
+static dd_status
+post_item(const nccl_launch *launch, const dd_nccl_item *item)
+{
+    dd_nccl_result result =
+        dd_nccl_item_call(&launch->group->lib->api, item, launch->comm, launch->channel->stream);
+    return check_nccl(launch, result, dd_nccl_item_function(item->kind));
+}
+
+/* The count is of bytes. */
+static dd_status
+post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
+{
+    item.dtype = DD_NCCL_DTYPE_UINT8;
+    item.config = op->config;
+    return item.count > 0 ? post_item(launch, &item) : DD_OK;
+}
+
+/* The count is of bytes. */
+static dd_status
+post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
+{
+    if (item.count == 0) {
+        return DD_OK;
+    }
+    nccl_wire wire;
+    dd_status status = begin_reduction(launch, op, &wire);
+    if (status != DD_OK) {
+        return status;
+    }
+    item.count /= wire.element;
+    item.dtype = wire.dtype;
+    item.redop = wire.op;
+    item.config = op->config;
+    return end_reduction(launch, &wire, post_item(launch, &item));
+}
+
+/* ---- reductions */
+
 static dd_status
 all_reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
     const dd_block *input = &op->args.inputs[0];
-    if (input->nbytes == 0) {
-        return DD_OK;
-    }
-    nccl_wire wire;
-    dd_status status = begin_reduction(launch, op, &wire);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = check_nccl(launch,
-                        launch->group->lib->api.ncclAllReduce(input->data, op->args.outputs[0].data,
-                                                              input->nbytes / wire.element, wire.dtype,
-                                                              wire.op, launch->comm, launch->channel->stream),
-                        "ncclAllReduce");
-    return end_reduction(launch, &wire, status);
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                                         .send = input->data,
+                                         .recv = op->args.outputs[0].data,
+                                         .count = input->nbytes});
 }
 
 static dd_status
-reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, void *output, int root)
+reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
+             int root)
 {
-    if (input->nbytes == 0) {
-        return DD_OK;
-    }
-    nccl_wire wire;
-    dd_status status = begin_reduction(launch, op, &wire);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = check_nccl(launch,
-                        launch->group->lib->api.ncclReduce(input->data, output, input->nbytes / wire.element,
-                                                           wire.dtype, wire.op, root, launch->comm,
-                                                           launch->channel->stream),
-                        "ncclReduce");
-    return end_reduction(launch, &wire, status);
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE,
+                                         .send = input->data,
+                                         .recv = root == launch->group->rank ? output->data : NULL,
+                                         .count = input->nbytes,
+                                         .root = root});
 }
 
 static dd_status
 reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
-    bool is_root = op->args.root == launch->group->rank;
-    return reduce_block(launch, op, &op->args.inputs[0], is_root ? op->args.outputs[0].data : NULL,
-                        op->args.root);
+    return reduce_block(launch, op, op->args.inputs, op->args.outputs, op->args.root);
 }
 
 static dd_status
 reduce_scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     const dd_block *output = &op->args.outputs[0];
-    if (output->nbytes == 0) {
-        return DD_OK;
-    }
-    nccl_wire wire;
-    dd_status status = begin_reduction(launch, op, &wire);
-    if (status != DD_OK) {
-        return status;
-    }
-    const void *inputs = staged != NULL ? staged : op->args.inputs[0].data;
-    status = check_nccl(
-        launch,
-        launch->group->lib->api.ncclReduceScatter(inputs, output->data, output->nbytes / wire.element,
-                                                  wire.dtype, wire.op, launch->comm, launch->channel->stream),
-        "ncclReduceScatter");
-    return end_reduction(launch, &wire, status);
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE_SCATTER,
+                                         .send = staged != NULL ? staged : op->args.inputs[0].data,
+                                         .recv = output->data,
+                                         .count = output->nbytes});
 }
 
 static dd_status
@@ -187,8 +200,7 @@ reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     dd_status status = DD_OK;
     for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
-        void *output = root == launch->group->rank ? op->args.outputs[0].data : NULL;
-        status = reduce_block(launch, op, &op->args.inputs[root], output, root);
+        status = reduce_block(launch, op, &op->args.inputs[root], op->args.outputs, root);
     }
     return status;
 }
@@ -199,50 +211,45 @@ barrier(nccl_launch *launch, const dd_nccl_op *op, void *staged)
     (void)op;
     (void)staged;
     void *data = (void *)(uintptr_t)launch->channel->device->barrier;
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_UINT8, DD_NCCL_MAX,
-                                                            launch->comm, launch->channel->stream),
-                      "ncclAllReduce of a barrier");
+    return post_item(launch, &(dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                                             .send = data,
+                                             .recv = data,
+                                             .count = 1,
+                                             .dtype = DD_NCCL_DTYPE_UINT8,
+                                             .redop = DD_NCCL_MAX});
 }
 
 /* ---- what only moves bytes */
 
+/* The input is the root's. */
 static dd_status
-broadcast_block(nccl_launch *launch, const void *input, const dd_block *output, int root)
+broadcast_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
 {
-    if (output->nbytes == 0) {
-        return DD_OK;
-    }
-    const void *from = root == launch->group->rank ? input : output->data;
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclBroadcast(from, output->data, output->nbytes,
-                                                            DD_NCCL_DTYPE_UINT8, root, launch->comm,
-                                                            launch->channel->stream),
-                      "ncclBroadcast");
+    bool is_root = root == launch->group->rank;
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_BROADCAST,
+                                     .send = is_root ? op->args.inputs[0].data : output->data,
+                                     .recv = output->data,
+                                     .count = output->nbytes,
+                                     .root = root});
 }
 
 static dd_status
 broadcast(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
-    bool is_root = op->args.root == launch->group->rank;
-    return broadcast_block(launch, is_root ? op->args.inputs[0].data : NULL, &op->args.outputs[0],
-                           op->args.root);
+    return broadcast_block(launch, op, &op->args.outputs[0], op->args.root);
 }
 
 static dd_status
 all_gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     const dd_block *input = &op->args.inputs[0];
-    if (input->nbytes == 0) {
-        return DD_OK;
-    }
-    void *outputs = staged != NULL ? staged : op->args.outputs[0].data;
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclAllGather(input->data, outputs, input->nbytes,
-                                                            DD_NCCL_DTYPE_UINT8, launch->comm,
-                                                            launch->channel->stream),
-                      "ncclAllGather");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_GATHER,
+                                     .send = input->data,
+                                     .recv = staged != NULL ? staged : op->args.outputs[0].data,
+                                     .count = input->nbytes});
 }
 
 static dd_status
@@ -250,7 +257,7 @@ all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     dd_status status = DD_OK;
     for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
-        status = broadcast_block(launch, op->args.inputs[0].data, &op->args.outputs[root], root);
+        status = broadcast_block(launch, op, &op->args.outputs[root], root);
     }
     return status;
 }
@@ -263,43 +270,37 @@ peer_in_comm(const nccl_launch *launch, int peer)
 }
 
 static dd_status
-send_block(nccl_launch *launch, const dd_block *block, int peer)
+send_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
 {
-    if (block->nbytes == 0) {
-        return DD_OK;
-    }
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclSend(block->data, block->nbytes, DD_NCCL_DTYPE_UINT8,
-                                                       peer_in_comm(launch, peer), launch->comm,
-                                                       launch->channel->stream),
-                      "ncclSend");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_SEND,
+                                     .send = block->data,
+                                     .count = block->nbytes,
+                                     .root = peer_in_comm(launch, peer)});
 }
 
 static dd_status
-recv_block(nccl_launch *launch, const dd_block *block, int peer)
+recv_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
 {
-    if (block->nbytes == 0) {
-        return DD_OK;
-    }
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclRecv(block->data, block->nbytes, DD_NCCL_DTYPE_UINT8,
-                                                       peer_in_comm(launch, peer), launch->comm,
-                                                       launch->channel->stream),
-                      "ncclRecv");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_RECV,
+                                     .recv = block->data,
+                                     .count = block->nbytes,
+                                     .root = peer_in_comm(launch, peer)});
 }
 
 /* Messages to and from everybody, and our own share by the device. NULL: nothing in that direction. */
 static dd_status
-exchange(nccl_launch *launch, const dd_block *to, const dd_block *from)
+exchange(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
 {
     int rank = launch->group->rank;
     dd_status status = DD_OK;
     for (int k = 0; k < launch->group->size && status == DD_OK; k++) {
         if (k != rank && to != NULL) {
-            status = send_block(launch, &to[k], k);
+            status = send_block(launch, op, &to[k], k);
         }
         if (k != rank && from != NULL && status == DD_OK) {
-            status = recv_block(launch, &from[k], k);
+            status = recv_block(launch, op, &from[k], k);
         }
     }
     return status;
@@ -311,7 +312,7 @@ all_to_all_grouped(nccl_launch *launch, const dd_nccl_op *op)
     const dd_block *own_to = &op->args.inputs[launch->group->rank];
     dd_status status = nccl_launch_copy_bytes(launch, op->args.outputs[launch->group->rank].data,
                                               own_to->data, own_to->nbytes);
-    return status == DD_OK ? exchange(launch, op->args.inputs, op->args.outputs) : status;
+    return status == DD_OK ? exchange(launch, op, op->args.inputs, op->args.outputs) : status;
 }
 
 static dd_status
@@ -319,11 +320,11 @@ gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     const dd_block *input = &op->args.inputs[0];
     if (op->args.root != launch->group->rank) {
-        return send_block(launch, input, op->args.root);
+        return send_block(launch, op, input, op->args.root);
     }
     dd_status status =
         nccl_launch_copy_bytes(launch, op->args.outputs[op->args.root].data, input->data, input->nbytes);
-    return status == DD_OK ? exchange(launch, NULL, op->args.outputs) : status;
+    return status == DD_OK ? exchange(launch, op, NULL, op->args.outputs) : status;
 }
 
 static dd_status
@@ -331,26 +332,22 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     const dd_block *output = &op->args.outputs[0];
     if (op->args.root != launch->group->rank) {
-        return recv_block(launch, output, op->args.root);
+        return recv_block(launch, op, output, op->args.root);
     }
     dd_status status =
         nccl_launch_copy_bytes(launch, output->data, op->args.inputs[op->args.root].data, output->nbytes);
-    return status == DD_OK ? exchange(launch, op->args.inputs, NULL) : status;
+    return status == DD_OK ? exchange(launch, op, op->args.inputs, NULL) : status;
 }
 
 static dd_status
 all_to_all(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
-    const dd_coll_args *args = &op->args;
-    if (args->inputs[0].nbytes == 0) {
-        return DD_OK;
-    }
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclAlltoAll(args->inputs[0].data, args->outputs[0].data,
-                                                           args->inputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
-                                                           launch->comm, launch->channel->stream),
-                      "ncclAlltoAll");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_TO_ALL,
+                                     .send = op->args.inputs[0].data,
+                                     .recv = op->args.outputs[0].data,
+                                     .count = op->args.inputs[0].nbytes});
 }
 
 static dd_status
@@ -358,15 +355,12 @@ gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
     const dd_coll_args *args = &op->args;
-    if (args->inputs[0].nbytes == 0) {
-        return DD_OK;
-    }
-    void *outputs = args->root == launch->group->rank ? args->outputs[0].data : NULL;
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclGather(args->inputs[0].data, outputs,
-                                                         args->inputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
-                                                         args->root, launch->comm, launch->channel->stream),
-                      "ncclGather");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_GATHER,
+                                     .send = args->inputs[0].data,
+                                     .recv = args->root == launch->group->rank ? args->outputs[0].data : NULL,
+                                     .count = args->inputs[0].nbytes,
+                                     .root = args->root});
 }
 
 static dd_status
@@ -374,77 +368,79 @@ scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
     (void)staged;
     const dd_coll_args *args = &op->args;
-    if (args->outputs[0].nbytes == 0) {
-        return DD_OK;
-    }
-    const void *inputs = args->root == launch->group->rank ? args->inputs[0].data : NULL;
-    return check_nccl(launch,
-                      launch->group->lib->api.ncclScatter(inputs, args->outputs[0].data,
-                                                          args->outputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
-                                                          args->root, launch->comm, launch->channel->stream),
-                      "ncclScatter");
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_SCATTER,
+                                     .send = args->root == launch->group->rank ? args->inputs[0].data : NULL,
+                                     .recv = args->outputs[0].data,
+                                     .count = args->outputs[0].nbytes,
+                                     .root = args->root});
 }
 
 /* ---- the table */
 
 static bool
-has_equal_outputs(const nccl_launch *launch, const dd_nccl_op *op)
+has_equal_outputs(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return nccl_are_equal(op->args.outputs, launch->group->size);
+    return nccl_are_equal(op->args.outputs, group->size);
 }
 
 static bool
-has_equal_inputs(const nccl_launch *launch, const dd_nccl_op *op)
+has_equal_inputs(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return nccl_are_equal(op->args.inputs, launch->group->size);
+    return nccl_are_equal(op->args.inputs, group->size);
 }
 
 /* By the call, by a setting and by NCCL's version, which ranks compare when they meet. */
 static bool
-is_flat(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_capability capability)
+is_flat(const dd_nccl_group *group, const dd_nccl_op *op, dd_nccl_capability capability)
 {
-    const dd_nccl_group *group = launch->group;
     return op->is_flat && !group->options.has_grouped_messages && dd_nccl_has(group->lib, capability);
 }
 
 static bool
-is_flat_all_to_all(const nccl_launch *launch, const dd_nccl_op *op)
+is_flat_all_to_all(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return is_flat(launch, op, DD_NCCL_CAN_ALL_TO_ALL);
+    return is_flat(group, op, DD_NCCL_CAN_ALL_TO_ALL);
 }
 
 static bool
-is_flat_gather(const nccl_launch *launch, const dd_nccl_op *op)
+is_flat_gather(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return is_flat(launch, op, DD_NCCL_CAN_GATHER);
+    return is_flat(group, op, DD_NCCL_CAN_GATHER);
 }
 
 static bool
-is_flat_scatter(const nccl_launch *launch, const dd_nccl_op *op)
+is_flat_scatter(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return is_flat(launch, op, DD_NCCL_CAN_SCATTER);
+    return is_flat(group, op, DD_NCCL_CAN_SCATTER);
 }
 
 static const launch_row colls[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {NULL, barrier, NULL},
-    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL},
-    [DD_COLL_REDUCE] = {NULL, reduce, NULL},
-    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL},
-    [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped},
-    [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped},
+    [DD_COLL_BARRIER] = {NULL, barrier, NULL, false},
+    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL, false},
+    [DD_COLL_REDUCE] = {NULL, reduce, NULL, false},
+    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL, false},
+    [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped, true},
+    [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped, true},
     [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped},
     [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped},
-    [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped},
+    [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped, true},
 };
 
 static bool
-is_native(const nccl_launch *launch, const dd_nccl_op *op)
+is_native(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     if (op->kind != DD_NCCL_OP_COLL) {
         return true;
     }
     const launch_row *row = &colls[op->args.coll];
-    return row->is_native == NULL || row->is_native(launch, op);
+    return row->is_native == NULL || row->is_native(group, op);
+}
+
+bool
+nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return op->kind != DD_NCCL_OP_COLL || (colls[op->args.coll].has_messages && !is_native(group, op));
 }
 
 static dd_status
@@ -452,17 +448,17 @@ post_op(nccl_launch *launch, size_t i)
 {
     const dd_nccl_op *op = &launch->call->ops[i];
     if (op->kind == DD_NCCL_OP_SEND) {
-        return send_block(launch, &op->block, op->peer);
+        return send_block(launch, op, &op->block, op->peer);
     }
     if (op->kind == DD_NCCL_OP_RECV) {
-        return recv_block(launch, &op->block, op->peer);
+        return recv_block(launch, op, &op->block, op->peer);
     }
     if (nccl_is_one_sided(op)) {
         return nccl_window_post(launch, op);
     }
     const launch_row *row = &colls[op->args.coll];
     void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
-    return is_native(launch, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
+    return is_native(launch->group, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
 }
 
 /* What is in the thread's group is dropped, and not carried out. */
@@ -485,8 +481,8 @@ static dd_status
 post_ops(nccl_launch *launch)
 {
     const dd_nccl_api *api = &launch->group->lib->api;
-    bool is_group =
-        launch->call->nops != 1 || !is_native(launch, &launch->call->ops[0]) || launch->estimate != NULL;
+    bool is_group = launch->call->nops != 1 || !is_native(launch->group, &launch->call->ops[0]) ||
+                    launch->estimate != NULL;
     dd_status status = is_group ? check_nccl(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
     if (status != DD_OK) {
         return status;

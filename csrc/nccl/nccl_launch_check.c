@@ -225,6 +225,18 @@ check_message(const dd_nccl_group *group, const dd_nccl_call *call, const dd_ncc
 }
 
 static dd_status
+check_config(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
+{
+    if (op->config != NULL && nccl_is_made_of_messages(group, op)) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            op->kind == DD_NCCL_OP_COLL
+                                ? "here it is made of messages, for which NCCL has no configuration"
+                                : "NCCL has no configuration for messages");
+    }
+    return DD_OK;
+}
+
+static dd_status
 check_copies(const dd_nccl_copy *copies, size_t ncopies, dd_error *err)
 {
     for (size_t i = 0; i < ncopies; i++) {
@@ -252,6 +264,7 @@ nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *
         status = op->kind == DD_NCCL_OP_COLL ? check_coll(group, op, err)
                  : nccl_is_one_sided(op)     ? nccl_window_check(group, call, op, err)
                                              : check_message(group, call, op, err);
+        status = status == DD_OK ? check_config(group, op, err) : status;
         if (status != DD_OK && call->nops > 1) {
             dd_error_prepend(err, "operation %zu of %zu", i, call->nops);
         }

@@ -21,35 +21,11 @@ struct dd_nccl_team {
 
 /* ---- one item */
 
-static dd_nccl_result
-enqueue(const dd_nccl_api *api, const dd_nccl_item *item, dd_nccl_comm_handle comm, dd_cuda_stream stream)
-{
-    const void *send = item->send;
-    void *recv = item->recv;
-    switch (item->kind) {
-    case DD_NCCL_ITEM_ALL_REDUCE:
-        return api->ncclAllReduce(send, recv, item->count, item->dtype, item->redop, comm, stream);
-    case DD_NCCL_ITEM_BROADCAST:
-        return api->ncclBroadcast(send, recv, item->count, item->dtype, item->root, comm, stream);
-    case DD_NCCL_ITEM_REDUCE:
-        return api->ncclReduce(send, recv, item->count, item->dtype, item->redop, item->root, comm, stream);
-    case DD_NCCL_ITEM_ALL_GATHER:
-        return api->ncclAllGather(send, recv, item->count, item->dtype, comm, stream);
-    case DD_NCCL_ITEM_REDUCE_SCATTER:
-        return api->ncclReduceScatter(send, recv, item->count, item->dtype, item->redop, comm, stream);
-    case DD_NCCL_ITEM_SEND:
-        return api->ncclSend(send, item->count, item->dtype, item->root, comm, stream);
-    case DD_NCCL_ITEM_RECV:
-        break;
-    }
-    return api->ncclRecv(recv, item->count, item->dtype, item->root, comm, stream);
-}
-
 static bool
 has_root(dd_nccl_item_kind kind)
 {
-    return kind == DD_NCCL_ITEM_BROADCAST || kind == DD_NCCL_ITEM_REDUCE || kind == DD_NCCL_ITEM_SEND ||
-           kind == DD_NCCL_ITEM_RECV;
+    return kind == DD_NCCL_ITEM_BROADCAST || kind == DD_NCCL_ITEM_REDUCE || kind == DD_NCCL_ITEM_GATHER ||
+           kind == DD_NCCL_ITEM_SCATTER || kind == DD_NCCL_ITEM_SEND || kind == DD_NCCL_ITEM_RECV;
 }
 
 static dd_status
@@ -88,7 +64,7 @@ enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
         return status;
     }
     dd_cuda_stream stream = c->streams != NULL ? c->streams[i] : NULL;
-    dd_nccl_result result = enqueue(c->api, item, c->handles[i], stream);
+    dd_nccl_result result = dd_nccl_item_call(c->api, item, c->handles[i], stream);
     dd_cuda_leave(&guard);
     return dd_nccl_check(c->lib, c->handles[i], result, err, "%s of rank %d of %d", c->what,
                          dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));

@@ -10,29 +10,9 @@
 #define DD_NCCL_NCCL_TEAM_H
 
 #include "nccl/nccl_comm.h"
+#include "nccl/nccl_item.h"
 
 typedef struct dd_nccl_team dd_nccl_team;
-
-typedef enum dd_nccl_item_kind {
-    DD_NCCL_ITEM_ALL_REDUCE,
-    DD_NCCL_ITEM_BROADCAST,
-    DD_NCCL_ITEM_REDUCE,
-    DD_NCCL_ITEM_ALL_GATHER,
-    DD_NCCL_ITEM_REDUCE_SCATTER,
-    DD_NCCL_ITEM_SEND,
-    DD_NCCL_ITEM_RECV,
-} dd_nccl_item_kind;
-
-/* One call of NCCL on one communicator, with NCCL's meaning: count is of one rank's block, send == recv is in place. */
-typedef struct dd_nccl_item {
-    dd_nccl_item_kind kind;
-    const void *send; /* not of RECV */
-    void *recv;       /* not of SEND, nor of REDUCE on other ranks than the root */
-    size_t count;
-    dd_nccl_dtype dtype;
-    dd_nccl_redop redop; /* ALL_REDUCE, REDUCE, REDUCE_SCATTER */
-    int root;            /* BROADCAST, REDUCE; of SEND and RECV the peer */
-} dd_nccl_item;
 
 /* One device is enough. The same twice is DD_INVALID_ARGUMENT before NCCL 2.30.3, and NCCL's error where NCCL_MULTI_RANK_GPU_ENABLE is not 1. */
 dd_status dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *devices, int ndevices,

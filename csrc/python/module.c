@@ -255,6 +255,12 @@ static PyMethodDef core_methods[] = {
     {"_swap_stream", py_device_swap_stream, METH_O,
      "_swap_stream($module, stream, /)\n--\n\n"
      "Sets the CUDA stream that this thread works on, or unsets it with None. Returns the one before, or None."},
+    {"_nccl_coll_config", py_nccl_make_coll_config, METH_O,
+     "_nccl_coll_config($module, fields, /)\n--\n\n"
+     "A configuration of collectives for the NCCL that is loaded, from a dict: for _swap_coll_config."},
+    {"_swap_coll_config", py_nccl_swap_coll_config, METH_O,
+     "_swap_coll_config($module, config, /)\n--\n\n"
+     "Sets the configuration of the collectives that this thread calls, or unsets it with None. Returns the one before."},
     {"_nccl_allocator", py_nccl_allocator, METH_NOARGS,
      "_nccl_allocator($module, /)\n--\n\n"
      "The addresses of two functions in C that allocate and free memory of ncclMemAlloc."},

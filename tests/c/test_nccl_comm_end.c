@@ -399,3 +399,54 @@ TEST(without_memory)
     CHECK_INT(status, DD_OK);
     comm_rig_close(&rig);
 }
+
+/* There is no thread for the end of a communicator: it ends all the same, by the caller. */
+TEST(an_end_without_memory)
+{
+    for (int is_abort = 0; is_abort < 2; is_abort++) {
+        comm_rig rig;
+        REQUIRE(comm_rig_open(&rig, NEWEST));
+        comm_rig_rank rank;
+        REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+        dd_nccl_comm_handle handle;
+        if (is_abort) {
+            REQUIRE_OK(comm_rig_enter(rank.comm, &handle));
+        }
+        dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+        dd_mem_fail_after(0);
+        dd_status status = is_abort ? dd_nccl_comm_abort(rank.comm, "it hangs", check_err())
+                                    : dd_nccl_comm_destroy_within(rank.comm, &wait, check_err());
+        dd_mem_fail_after(-1);
+        CHECK_OK(status);
+        CHECK_INT(rig.on_nccl.calls(is_abort ? "ncclCommAbort" : "ncclCommDestroy"), 1);
+        CHECK_INT(rig.on_nccl.live("comm"), 0);
+        if (is_abort) {
+            dd_nccl_comm_leave(rank.comm);
+        }
+        comm_rig_release(&rank, 1);
+        comm_rig_close(&rig);
+    }
+}
+
+/* NCCL does not open the group in which it would be told to give up: it is freed once the thread is back. */
+TEST(an_abort_that_cannot_be_told)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    dd_nccl_comm_handle handle;
+    REQUIRE_OK(comm_rig_enter(rank.comm, &handle));
+    rig.on_nccl.fail("ncclGroupStart", 0, DD_NCCL_INTERNAL_ERROR, "no group");
+    CHECK_STATUS(dd_nccl_comm_abort(rank.comm, "it hangs", check_err()), DD_OP_TIMED_OUT);
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 0);
+    dd_nccl_comm_leave(rank.comm);
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+    while (rig.on_nccl.live("comm") > 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
+    CHECK_INT(rig.on_nccl.live("comm"), 0);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}

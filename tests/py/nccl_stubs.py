@@ -122,6 +122,12 @@ class NcclControl(Control):
         self.library.dd_stub_encryption.restype = ctypes.c_ulonglong
         return self.library.dd_stub_encryption()
 
+    def coll_config(self):
+        """The configuration of the last collective that had one: "maxCTAs=4 algSelection=ring"."""
+        text = ctypes.create_string_buffer(512)
+        self.library.dd_stub_coll_config(text, ctypes.c_size_t(len(text)))
+        return text.value.decode()
+
 
 class Stubs:
     def __init__(self, version, folder):

@@ -1,5 +1,6 @@
-"""The tests of nccl_native_cases.py, over the doubles of NCCLs with and without calls for gather, scatter and all-to-all, and those of
-nccl_estimate_cases.py, over NCCLs that estimate and one that does not."""
+"""The tests of nccl_native_cases.py, over the doubles of NCCLs with and without calls for gather, scatter and all-to-all, those of
+nccl_estimate_cases.py, over NCCLs that estimate and one that does not, and those of nccl_config_cases.py, over NCCLs that configure single
+collectives and one that does not."""
 
 import os
 import subprocess
@@ -22,6 +23,11 @@ def test_native_calls_of_version(version):
 @pytest.mark.parametrize("version", ["2.19.3", "2.22.3", "2.32.3"])
 def test_estimates_of_version(version):
     run("nccl_estimate_cases.py", version)
+
+
+@pytest.mark.parametrize("version", ["2.30.7", "2.31.2", "2.32.3"])
+def test_configurations_of_version(version):
+    run("nccl_config_cases.py", version)
 
 
 def run(file, version):

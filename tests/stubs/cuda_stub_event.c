@@ -134,13 +134,12 @@ record_locked(stub_event *event, stub_stream *stream)
     return 0;
 }
 
-CUDA_EXPORT dd_cuda_result
-cuEventRecord(dd_cuda_event handle, dd_cuda_stream stream_handle)
+int
+dd_stub_record(void *handle, void *stream_handle)
 {
-    ENTER(cuEventRecord);
     stub_event *event = stub_table_find(&cuda_events, handle);
     if (event == NULL) {
-        return DD_CUDA_INVALID_HANDLE;
+        return (int)DD_CUDA_INVALID_HANDLE;
     }
     int result;
     stub_stream *stream = cuda_stream_find(stream_handle, &result);
@@ -151,7 +150,14 @@ cuEventRecord(dd_cuda_event handle, dd_cuda_stream stream_handle)
         cuda_stream_release(stream);
     }
     stub_object_release(&event->base);
-    return (dd_cuda_result)result;
+    return result;
+}
+
+CUDA_EXPORT dd_cuda_result
+cuEventRecord(dd_cuda_event handle, dd_cuda_stream stream_handle)
+{
+    ENTER(cuEventRecord);
+    return (dd_cuda_result)dd_stub_record(handle, stream_handle);
 }
 
 static int

@@ -21,6 +21,8 @@ typedef struct dd_stub_work {
 DD_STUB_EXPORT int dd_stub_enqueue(void *stream, const dd_stub_work *work);
 /* What `later` holds from now on waits for what `earlier` holds now. Part of a capture as an event would be. */
 DD_STUB_EXPORT int dd_stub_join(void *earlier, void *later);
+/* As cuEventRecord. */
+DD_STUB_EXPORT int dd_stub_record(void *event, void *stream);
 DD_STUB_EXPORT int dd_stub_stream_device(void *stream, int *device);
 DD_STUB_EXPORT bool dd_stub_is_capturing(void *stream);
 /* Of the calling thread; 0 where nothing is current, as the runtime has it. */

@@ -123,7 +123,11 @@ void nccl_forget_encryption(void);
 
 /* What this version makes of a caller's struct, which may be NULL. */
 dd_nccl_result nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken);
+/* Also notes it for dd_stub_coll_config. */
 dd_nccl_result nccl_coll_config_check(const dd_nccl_abi_coll_config *given);
+void nccl_forget_coll_config(void);
+/* Its launchCompletionEvent, or NULL. */
+dd_cuda_event nccl_coll_config_event(const dd_nccl_abi_coll_config *given);
 
 /* ---- operations (nccl_stub_ops.c) and their kernels (nccl_stub_kernel.c) */
 
@@ -155,7 +159,8 @@ typedef struct nccl_op {
     dd_nccl_redop redop;
     int peer; /* or root */
     dd_cuda_stream stream;
-    nccl_redop scalar; /* is_live: of PreMulSum, as it was at the call */
+    dd_cuda_event started; /* is recorded where its kernel begins; or NULL */
+    nccl_redop scalar;     /* is_live: of PreMulSum, as it was at the call */
     /* One-sided. */
     nccl_window *window; /* a reference, once the operation is in a group */
     size_t offset;

@@ -193,12 +193,14 @@ ncclGroupEnd(void)
         return nccl_do(OP(function, kind, __VA_ARGS__), comm); \
     } while (0)
 
-#define DO_CONFIG(function, kind, ...)                                                      \
-    do {                                                                                    \
-        ENTER(function);                                                                    \
-        dd_nccl_result checked = nccl_coll_config_check(config);                            \
-        return checked != DD_NCCL_SUCCESS ? nccl_group_spoil(checked)                       \
-                                          : nccl_do(OP(function, kind, __VA_ARGS__), comm); \
+#define DO_CONFIG(function, kind, ...)                                                   \
+    do {                                                                                 \
+        ENTER(function);                                                                 \
+        dd_nccl_result checked = nccl_coll_config_check(config);                         \
+        dd_cuda_event started = nccl_coll_config_event(config);                          \
+        return checked != DD_NCCL_SUCCESS                                                \
+                   ? nccl_group_spoil(checked)                                           \
+                   : nccl_do(OP(function, kind, .started = started, __VA_ARGS__), comm); \
     } while (0)
 
 dd_nccl_result

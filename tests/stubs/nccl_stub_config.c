@@ -1,6 +1,8 @@
 /* Configurations as each version reads them. */
 #include "nccl_stub.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #define UNDEFINED_INT (INT_MIN)
@@ -96,6 +98,53 @@ nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
     return result;
 }
 
+/* ---- of collectives */
+
+static char last_coll_config[NCCL_TEXT_MAX]; /* under nccl_lock */
+
+/* "minCTAs=1 algSelection=ring": what is set, in the order of the fields. */
+static void
+note(const dd_nccl_abi_coll_config *given)
+{
+    char text[NCCL_TEXT_MAX] = "";
+    size_t len = 0;
+#define IS_SET_INT(value) ((value) != UNDEFINED_INT)
+#define IS_SET_TEXT(value) ((value) != NULL)
+#define IS_SET_WORD(value) ((value) != 0)
+#define IS_SET_EVENT(value) ((value) != NULL)
+#define FORMAT_INT "%d"
+#define FORMAT_TEXT "%s"
+#define FORMAT_WORD "%#" PRIx64
+#define FORMAT_EVENT "%p"
+#define NOTE(name, alias, since, type)                                                          \
+    if (nccl_stub_version >= (since) && IS_SET_##type(given->name)) {                           \
+        len += (size_t)snprintf(text + len, len < sizeof text ? sizeof text - len : 0,          \
+                                "%s%s=" FORMAT_##type, len > 0 ? " " : "", #name, given->name); \
+        len = len < sizeof text ? len : sizeof text;                                            \
+    }
+    DD_NCCL_COLL_CONFIG_FIELDS(NOTE)
+#undef NOTE
+    pthread_mutex_lock(&nccl_lock);
+    memcpy(last_coll_config, text, sizeof text);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+dd_stub_coll_config(char *text, size_t room)
+{
+    pthread_mutex_lock(&nccl_lock);
+    (void)snprintf(text, room, "%s", last_coll_config);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_forget_coll_config(void)
+{
+    pthread_mutex_lock(&nccl_lock);
+    last_coll_config[0] = '\0';
+    pthread_mutex_unlock(&nccl_lock);
+}
+
 dd_nccl_result
 nccl_coll_config_check(const dd_nccl_abi_coll_config *given)
 {
@@ -106,5 +155,12 @@ nccl_coll_config_check(const dd_nccl_abi_coll_config *given)
         given->size < offsetof(dd_nccl_abi_coll_config, launchCompletionEvent)) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCollConfig_t argument not initialized");
     }
+    note(given);
     return check_ctas(given->minCTAs, given->maxCTAs, false);
+}
+
+dd_cuda_event
+nccl_coll_config_event(const dd_nccl_abi_coll_config *given)
+{
+    return given != NULL && nccl_stub_version >= 23203 ? given->launchCompletionEvent : NULL;
 }

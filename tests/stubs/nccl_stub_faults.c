@@ -180,4 +180,5 @@ stub_on_reset(void)
     dd_stub_slow_kernels(-1, 0);
     dd_stub_slow_launches(0);
     nccl_forget_encryption();
+    nccl_forget_coll_config();
 }

@@ -109,6 +109,9 @@ launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
             cuda = dd_stub_join(ops[i].stream, stream);
         }
     }
+    for (size_t i = 0; i < nops && cuda == 0; i++) {
+        cuda = ops[i].started != NULL ? dd_stub_record(ops[i].started, stream) : 0;
+    }
     dd_stub_work work = {
         .launch = launch_kernel, .run = run_kernel, .release = release_kernel, .ctx = kernel};
     if (cuda != 0) {

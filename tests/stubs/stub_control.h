@@ -64,5 +64,7 @@ DD_STUB_EXPORT void dd_stub_slow_kernels(int rank, int ms);
 DD_STUB_EXPORT void dd_stub_slow_launches(int ms);
 /* A number made of the key that ncclSetEncryption has been given; 0: none has been. */
 DD_STUB_EXPORT unsigned long long dd_stub_encryption(void);
+/* The configuration of the last collective that had one: "maxCTAs=4 algSelection=ring". "": there was none. */
+DD_STUB_EXPORT void dd_stub_coll_config(char *text, size_t room);
 
 #endif

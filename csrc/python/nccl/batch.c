@@ -48,6 +48,7 @@ py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nit
     }
     for (size_t i = 0; i < nitems; i++) {
         batch->items[batch->nitems++] = items[i];
+        Py_XINCREF(items[i].config);
         if (items[i].op.window != NULL) {
             (void)dd_nccl_group_window_acquire(items[i].op.window);
         }
@@ -73,6 +74,7 @@ py_nccl_batch_destroy(py_nccl_batch *batch, bool has_flights)
             py_flight_destroy(batch->items[i].flight);
         }
         dd_nccl_group_window_release(batch->items[i].op.window);
+        Py_XDECREF(batch->items[i].config);
     }
     dd_mem_free(batch->items);
     dd_mem_free(batch);

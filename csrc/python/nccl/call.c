@@ -224,34 +224,46 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *const *args, Py_ssize_t
 
 /* ---- calls */
 
-/* Runs the call now, or adds it to the batch or the estimate that this thread is making. */
+/* Ends the call. */
+static PyObject *
+run_alone(py_group_call *call, const py_nccl_item *item)
+{
+    py_nccl_plan plan;
+    if (!py_nccl_plan_make(&plan, call->group, item, 1)) {
+        return py_group_call_fail(call);
+    }
+    py_launch launch = {.group = call->group,
+                        .plan = &plan,
+                        .item = item,
+                        .what = call->flight->operands.function,
+                        .timeout_ns = call->timeout_ns,
+                        .is_async = call->is_async};
+    return run(&launch);
+}
+
+/* Runs the call now, or adds it to the batch or the estimate that this thread is making. Ends it. */
 static PyObject *
 run_or_append(py_group_call *call, const dd_nccl_op *op)
 {
     py_group *group = call->group;
     py_nccl_item item = {.flight = call->flight, .op = *op};
-    py_nccl_batch *batch = py_nccl_batch_find(group->nccl);
-    if (batch != NULL && batch->is_estimate) {
-        PyObject *result = py_nccl_estimate_add(group, batch, &item, 1, call->is_async);
-        return result != NULL ? result : py_group_call_fail(call);
-    }
-    if (batch != NULL) {
-        if (!py_nccl_batch_append(batch, &item, 1)) {
-            return py_group_call_fail(call);
-        }
-        Py_RETURN_NONE;
-    }
-    py_nccl_plan plan;
-    if (!py_nccl_plan_make(&plan, group, &item, 1)) {
+    if (!py_nccl_find_coll_config(group->state->nccl, &item.config, &item.op.config)) {
         return py_group_call_fail(call);
     }
-    py_launch launch = {.group = group,
-                        .plan = &plan,
-                        .item = &item,
-                        .what = call->flight->operands.function,
-                        .timeout_ns = call->timeout_ns,
-                        .is_async = call->is_async};
-    return run(&launch);
+    py_nccl_batch *batch = py_nccl_batch_find(group->nccl);
+    PyObject *result = NULL;
+    if (batch == NULL) {
+        result = run_alone(call, &item);
+    } else if (batch->is_estimate) {
+        result = py_nccl_estimate_add(group, batch, &item, 1, call->is_async);
+    } else if (py_nccl_batch_append(batch, &item, 1)) {
+        result = Py_NewRef(Py_None);
+    }
+    if (batch != NULL && result == NULL) {
+        py_group_call_fail(call);
+    }
+    Py_XDECREF(item.config);
+    return result;
 }
 
 PyObject *

@@ -14,6 +14,7 @@ destroy(py_nccl *nccl)
         dd_nccl_watchdog_destroy(nccl->watchdog);
         dd_nccl_lib_close(nccl->lib);
         dd_cuda_close(nccl->cuda);
+        Py_XDECREF(nccl->coll_configs);
         dd_mem_free(nccl);
     }
 }

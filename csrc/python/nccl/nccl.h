@@ -11,6 +11,8 @@ typedef struct py_nccl {
     dd_nccl_lib *lib;
     dd_nccl_watchdog *watchdog;
     uint64_t generation; /* of forks */
+    /* guarded by the GIL: dict from thread to the configuration of its collectives; NULL: no thread has one */
+    PyObject *coll_configs;
 } py_nccl;
 
 /* The state of NCCL (borrowed). Loads the libraries if needed. NULL with an exception that says what was tried. */
@@ -42,6 +44,7 @@ void py_nccl_mem_free(const py_nccl *nccl, int device, void *data);
 typedef struct py_nccl_item {
     py_flight *flight; /* owned once it is in a batch */
     dd_nccl_op op;     /* without its blocks */
+    PyObject *config;  /* what op.config is in; counted once it is in a batch; or NULL */
 } py_nccl_item;
 
 /* The calls of a thread between start_coalescing and end_coalescing, or of an estimate; batch.h. */
@@ -115,8 +118,17 @@ void py_nccl_group_drop(dd_nccl_group *group);
  * core's group is released then, too. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device);
-/* Reads fields of NCCL's configuration from a dict, NULL or None. False with an exception. */
+/* In nccl/config.c. Reads fields of NCCL's configuration from a dict, NULL or None. False with an exception. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
+
+/* ---- the configuration of the collectives that this thread calls, as set by dldist.nccl.coll_config() */
+
+/* _nccl_coll_config(dict) and _swap_coll_config(config): functions of the module. */
+PyObject *py_nccl_make_coll_config(PyObject *module, PyObject *dict);
+PyObject *py_nccl_swap_coll_config(PyObject *module, PyObject *capsule);
+/* *config is in *capsule, a new reference; both are NULL if the thread has none. False with an exception. */
+bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
+                              const dd_nccl_abi_coll_config **config);
 
 /* ---- calls, like those of a Group in group/call.c */
 

@@ -41,6 +41,8 @@ typedef struct py_nccl_team_call {
     size_t nitems;
     dd_nccl_redop redop;
     int root;
+    PyObject *capsule; /* counted: what `config` is in; or NULL */
+    const dd_nccl_abi_coll_config *config;
 } py_nccl_team_call;
 
 /* How a collective uses its tensors. */

@@ -155,6 +155,7 @@ set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, co
     item->dtype = dtype;
     item->redop = call->redop;
     item->root = call->root;
+    item->config = call->config;
     item->count = send->tensor.view.count;
     return true;
 }
@@ -313,7 +314,8 @@ py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *col
     py_nccl_team_call call = {.state = target->state, .function = coll->function, .redop = DD_NCCL_SUM};
     py_operands_init(&call.operands, call.state, call.function);
     py_device_scope_init(&call.operands.device, call.state);
-    bool is_ok = prepare(&call, coll, &given, target);
+    bool is_ok = py_nccl_find_coll_config(call.state->nccl, &call.capsule, &call.config) &&
+                 prepare(&call, coll, &given, target);
     if (is_ok) {
         py_wait wait;
         dd_error err;
@@ -324,5 +326,6 @@ py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *col
     py_operands_fini(&call.operands);
     dd_mem_free(call.items);
     dd_mem_free(call.streams);
+    Py_XDECREF(call.capsule);
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }

@@ -37,8 +37,7 @@ open_window(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeo
     dd_nccl_group *group = self->group->nccl->group;
     py_wait wait;
     dd_error err;
-    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(group),
-                 true);
+    py_wait_init(&wait, self->state, py_group_timeout_or_own(self->group, timeout_ns), true);
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_group_window_open(group, spec, &self->window, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err);
@@ -144,8 +143,7 @@ window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject
     }
     py_wait wait;
     dd_error err;
-    py_wait_init(&wait, self->state,
-                 timeout_ns >= 0 ? timeout_ns : dd_nccl_group_get_timeout_ns(self->group->nccl->group), true);
+    py_wait_init(&wait, self->state, py_group_timeout_or_own(self->group, timeout_ns), true);
     dd_status status = PY_WITHOUT_GIL(dd_nccl_group_window_close(self->window, &wait.wait, &err));
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }

@@ -28,6 +28,7 @@ __all__ = [
     "NcclUniqueId",
     "NcclWindow",
     "NcclWork",
+    "coll_config",
     "device_count",
     "get_version",
     "is_available",
@@ -68,3 +69,38 @@ class stream:
 
     def __exit__(self, *exception: object) -> None:
         _core._swap_stream(self._before.pop())
+
+
+class coll_config:
+    """Within the block, the collectives that this thread calls have this configuration: NCCL's own fields (ncclCollConfig_t).
+
+    The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection, force_alg_selection, cta_policy, user_profiler_tag
+    and launch_completion_event (the address of a CUDA event, or one of torch or CuPy). What is not given is NCCL's choice. All ranks
+    give the same. An inner block takes the place of the outer one. It needs NCCL 2.31.2 or newer; messages have no configuration.
+
+    >>> with nccl.coll_config(max_ctas=4):                     # doctest: +SKIP
+    ...     dldist.all_reduce(tensor)
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self._event = fields.get("launch_completion_event")  # it lives as long as NCCL may record it
+        if self._event is not None:
+            fields["launch_completion_event"] = _event_address(self._event)
+        self._config = _core._nccl_coll_config(fields)
+        self._before: list[Any] = []
+
+    def __enter__(self) -> coll_config:
+        self._before.append(_core._swap_coll_config(self._config))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _core._swap_coll_config(self._before.pop())
+
+
+def _event_address(event: Any) -> int:
+    address = getattr(event, "cuda_event", getattr(event, "ptr", event))  # torch's, CuPy's
+    if not isinstance(address, int):
+        raise TypeError(f"launch_completion_event must be an address, or an event of torch or CuPy, not {event!r}")
+    if address == 0:
+        raise ValueError("launch_completion_event has no address yet: torch makes an event when it is first recorded")
+    return address

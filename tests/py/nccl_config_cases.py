@@ -1,0 +1,259 @@
+"""Configurations of single collectives, over the doubles of tests/stubs, which tell how the last one was configured.
+
+test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+"""
+
+import ctypes
+import threading
+import types
+
+import dldist
+import pytest
+from dldist import _core, nccl
+from nccl_stream_cases import Graph, Side
+from nccl_stream_cases import framework as framework
+from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
+from nccl_workers_group import no_faults as no_faults
+from nccl_workers_group import stubs as stubs
+
+NCCL = tuple(map(int, VERSION.split(".")))
+needs_configs = pytest.mark.skipif(NCCL < (2, 31, 2), reason="this NCCL has no configurations of collectives")
+needs_events = pytest.mark.skipif(NCCL < (2, 32, 3), reason="this NCCL records no events when a collective begins")
+
+COLLECTIVES = {
+    "ncclAllReduce": lambda group, x, many: group.all_reduce(x),
+    "ncclBroadcast": lambda group, x, many: group.broadcast(x, 0),
+    "ncclReduce": lambda group, x, many: group.reduce(x, 0),
+    "ncclAllGather": lambda group, x, many: group.all_gather_single(many, x),
+    "ncclReduceScatter": lambda group, x, many: group.reduce_scatter_single(x, many),
+    "ncclAlltoAll": lambda group, x, many: group.all_to_all_single(many, many),
+    "ncclGather": lambda group, x, many: group.gather_single(x, many if group.rank == 0 else None, 0),
+    "ncclScatter": lambda group, x, many: group.scatter_single(x, many if group.rank == 0 else None, 0),
+}
+
+
+class Calls:
+    """How often a function of NCCL is called from here on, with and without a configuration."""
+
+    def __init__(self, stubs, function):
+        self._names = [f"{function}Config", function]
+        self._calls = stubs.nccl.calls
+        self._before = [self._calls(name) for name in self._names]
+
+    def made(self):
+        return [self._calls(name) - before for name, before in zip(self._names, self._before, strict=True)]
+
+
+@needs_configs
+@pytest.mark.parametrize("function", COLLECTIVES)
+def test_each_collective_has_it(stubs, function):
+    configured = Calls(stubs, function)
+
+    def run(group, rank):
+        x, many = array(stubs, [1, 2], rank), array(stubs, [1, 2, 3, 4], rank)
+        with nccl.coll_config(max_ctas=4, alg_selection="ring", user_profiler_tag=1 << 40):
+            COLLECTIVES[function](group, x, many)
+        told = stubs.nccl.coll_config()
+        group.barrier()
+        COLLECTIVES[function](group, x, many)
+        return told
+
+    wanted = "minCTAs=1 maxCTAs=4 algSelection=ring forceAlgSelection=1 userProfilerTag=0x10000000000"
+    assert on_ranks(2, run) == [wanted] * 2
+    plain = 2 + (2 if function == "ncclAllReduce" else 0)  # the barrier is one, too
+    assert configured.made() == [2, plain]
+
+
+@needs_configs
+def test_what_is_made_of_several_has_it(stubs):
+    """Uneven blocks: broadcasts and reductions, each with the configuration."""
+    broadcasts, reductions = Calls(stubs, "ncclBroadcast"), Calls(stubs, "ncclReduce")
+
+    def run(group, rank):
+        blocks = [array(stubs, [0] * (1 + k), rank) for k in range(2)]
+        own = array(stubs, [rank + 1] * (1 + rank), rank)
+        with nccl.coll_config(cta_policy=1):
+            group.all_gather(blocks, own)
+            group.reduce_scatter(own, blocks)
+        return [block.numpy().tolist() for block in blocks], own.numpy().tolist()
+
+    assert on_ranks(2, run) == [([[1], [2, 2]], [2]), ([[1], [2, 2]], [4, 4])]
+    assert broadcasts.made() == reductions.made() == [4, 0]
+
+
+@needs_configs
+def test_blocks_nest_and_are_of_their_thread(stubs):
+    def told(group, x, **fields):
+        stubs.nccl.reset()
+        group.all_reduce(x)
+        return stubs.nccl.coll_config()
+
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    x = array(stubs, [1, 2])
+    outer = nccl.coll_config(nvls_ctas=2)
+    with outer:
+        assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+        with nccl.coll_config(cga_cluster_size=3), outer:
+            assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+        with nccl.coll_config(cga_cluster_size=3):
+            assert told(group, x) == "cgaClusterSize=3 forceAlgSelection=1"
+            others = []
+            thread = threading.Thread(target=lambda: others.append(told(group, x)))
+            thread.start()
+            thread.join(LIMIT_S)
+            assert others == [""]
+        with pytest.raises(ZeroDivisionError), nccl.coll_config():
+            assert told(group, x) == "forceAlgSelection=1"
+            raise ZeroDivisionError
+        assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+    assert told(group, x) == ""
+    group.close(1)
+
+
+@needs_configs
+def test_calls_that_are_put_together_keep_their_own(stubs):
+    """Also when the block, and the object, are gone before NCCL is called."""
+    calls = Calls(stubs, "ncclAllReduce")
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    first, second = array(stubs, [1, 2]), array(stubs, [1, 2])
+    group.start_coalescing()
+    group.all_reduce(first)
+    with nccl.coll_config(alg_selection="tree"):
+        group.all_reduce(second)
+    group.end_coalescing().wait(LIMIT_S)
+    assert calls.made() == [1, 1]
+    assert stubs.nccl.coll_config() == "algSelection=tree forceAlgSelection=1"
+    group.start_coalescing()
+    with nccl.coll_config(alg_selection="pat"):
+        group.all_reduce(second)
+    group.drop_coalesced()
+    assert calls.made() == [1, 1]
+    group.close(1)
+
+
+@needs_configs
+def test_estimates_are_of_the_configured_call(stubs):
+    calls = Calls(stubs, "ncclAllReduce")
+
+    def run(group, rank):
+        x = array(stubs, [1, 2], rank)
+        group._start_time_estimate()
+        with nccl.coll_config(alg_selection="nvls"):
+            group.all_reduce(x)
+        estimate = group._end_time_estimate()
+        return estimate, x.numpy().tolist()
+
+    assert on_ranks(2, run) == [(1, [1, 2])] * 2
+    assert calls.made() == [2, 0]
+    assert stubs.nccl.coll_config() == "algSelection=nvls forceAlgSelection=1"
+
+
+@needs_configs
+def test_messages_have_none(stubs):
+    def run(group, rank):
+        x, blocks = array(stubs, [1, 2], rank), [array(stubs, [1, 2], rank) for _ in range(2)]
+        texts = []
+        with nccl.coll_config(max_ctas=4):
+            for call in (
+                lambda: group.send(x, 1 - rank),
+                lambda: group.recv(x, 1 - rank),
+                lambda: group.all_to_all(blocks, blocks),
+                lambda: group.gather(x, blocks if rank == 0 else None, 0),
+                lambda: group.scatter(x, blocks if rank == 0 else None, 0),
+            ):
+                with pytest.raises(NotImplementedError) as raised:
+                    call()
+                texts.append(str(raised.value))
+        group.all_reduce(x)  # nothing has been sent, and the group goes on
+        return texts
+
+    for texts in on_ranks(2, run):
+        assert all("NCCL has no configuration" in text for text in texts)
+        assert [text.partition("(")[0].partition(":")[0] for text in texts] == ["send", "recv", "all_to_all", "gather", "scatter"]
+
+
+@needs_configs
+def test_communicators_without_groups_have_it(stubs):
+    calls = Calls(stubs, "ncclAllReduce")
+    with nccl.NcclComms([0, 1]) as comms:
+        tensors = [array(stubs, [1, 2], rank) for rank in range(2)]
+        with nccl.coll_config(min_ctas=2):
+            comms.all_reduce(tensors)
+        assert stubs.nccl.coll_config() == "minCTAs=2 maxCTAs=64 forceAlgSelection=1"
+        comms.all_reduce(tensors)
+        for rank in range(2):
+            tensors[rank].synchronize()
+        assert tensors[0].numpy().tolist() == [4, 8]
+    assert calls.made() == [2, 2]
+
+
+@needs_configs
+def test_what_is_wrong_is_said(stubs):
+    with pytest.raises(dldist.DistArgumentError, match="no field 'colour'; there are min_ctas, max_ctas, .*launch_completion_event"):
+        nccl.coll_config(colour=1)
+    with pytest.raises(dldist.DistArgumentError, match="max_ctas is a number, not text"):
+        nccl.coll_config(max_ctas="four")
+    with pytest.raises(TypeError, match="max_ctas"):
+        nccl.coll_config(max_ctas=1.5)
+    with pytest.raises(TypeError, match="an event of torch or CuPy, not 'now'"):
+        nccl.coll_config(launch_completion_event="now")
+    with pytest.raises(ValueError, match="when it is first recorded"):
+        nccl.coll_config(launch_completion_event=types.SimpleNamespace(cuda_event=0))
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    with nccl.coll_config(min_ctas=5, max_ctas=4), pytest.raises(dldist.DistBackendError, match="min/max channels"):
+        group.all_reduce(array(stubs, [1]))
+    group.abort()
+
+
+@needs_configs
+@pytest.mark.skipif(NCCL >= (2, 32, 3), reason="this NCCL has all fields")
+def test_a_field_of_a_newer_nccl_is_said(stubs):
+    with pytest.raises(NotImplementedError, match=r"launch_completion_event needs NCCL 2\.32\.3"):
+        nccl.coll_config(launch_completion_event=0x1000)
+
+
+@pytest.mark.skipif(NCCL >= (2, 31, 2), reason="this NCCL has configurations of collectives")
+def test_an_older_nccl_is_said(stubs):
+    with pytest.raises(NotImplementedError, match=r"2\.31\.2"):
+        nccl.coll_config(max_ctas=4)
+
+
+@needs_events
+@pytest.mark.parametrize("kind", ["address", "torch", "cupy"])
+def test_an_event_tells_when_the_kernel_begins(stubs, framework, kind):
+    """It waits for what comes before the kernel, and not for the kernel."""
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    side = Side(stubs, framework, 0)
+    event = ctypes.c_void_p()
+    with stubs.cuda.on_device(0):
+        stubs.cuda.call("cuEventCreate", ctypes.byref(event), 2)
+    given = {"address": event.value, "torch": types.SimpleNamespace(cuda_event=event.value), "cupy": types.SimpleNamespace(ptr=event.value)}
+    x = side.array([1, 2])
+    assert group.all_reduce(side.tensor("torch", x), async_op=True).wait(LIMIT_S)
+    gate = side.gate()
+    stubs.nccl.hang_kernel(0)
+    with side.current("torch"), nccl.coll_config(launch_completion_event=given[kind]):
+        work = group.all_reduce(side.tensor("torch", x), async_op=True)
+    query = stubs.cuda.library.cuEventQuery
+    assert query(event) == 600  # CUDA_ERROR_NOT_READY
+    stubs.cuda.open_gate(gate)
+    stubs.cuda.call("cuEventSynchronize", event)
+    assert not work.is_completed()
+    group.abort()
+    stubs.cuda.call("cuEventDestroy_v2", event)
+
+
+@needs_configs
+def test_it_is_part_of_a_graph(stubs, framework):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    side = Side(stubs, framework, 0)
+    x = side.array([1, 2])
+    group.all_reduce(side.tensor("torch", x))
+    calls = Calls(stubs, "ncclAllReduce")
+    with stubs.cuda.on_device(0), side.current("torch"):
+        with Graph(stubs.cuda, side.handle) as graph, nccl.coll_config(max_ctas=2):
+            group.all_reduce(side.tensor("torch", x))
+        graph.launch()
+        graph.destroy()
+    assert calls.made() == [1, 0]
+    group.close(5)
