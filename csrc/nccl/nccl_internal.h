@@ -140,6 +140,7 @@ struct dd_nccl_group {
     int64_t ephemeral_free_ns; /* lock; the part that no work under way takes with it */
     dd_list pool;              /* lock; works to be used again */
     size_t npool;              /* lock */
+    unsigned ntaken;           /* lock; works, since a caller looked */
 
     _Atomic(nccl_device *) devices[]; /* [cuda->ndevices]; made under `launch`, for good */
 };
@@ -254,6 +255,9 @@ typedef enum nccl_progress {
 nccl_progress nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err);
 /* Asks, and completes accordingly. What it says is about the question; a work may have ended otherwise meanwhile. */
 nccl_progress nccl_work_look(nccl_work *work);
+/* Completes what the device is through with on the channel, by few questions even if that is much. *is_busy is set if anything was under
+ * way. */
+nccl_progress nccl_channel_look(nccl_channel *channel, bool *is_busy);
 /* DD_OK once it has ended, however; at the deadline DD_OP_TIMED_OUT. */
 dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

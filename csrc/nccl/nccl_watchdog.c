@@ -46,36 +46,6 @@ note(dd_nccl_watchdog *watchdog, const char *activity)
 
 /* ---- a look at a group */
 
-/* The first work of a channel, acquired; NULL: nothing is under way there. */
-static nccl_work *
-first_work(dd_nccl_group *group, nccl_channel *channel)
-{
-    nccl_work *work = NULL;
-    dd_lock_take(&group->lock);
-    if (!dd_list_is_empty(&channel->works)) {
-        work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
-        dd_work_acquire(&work->base.base);
-    }
-    dd_lock_release(&group->lock);
-    return work;
-}
-
-static nccl_progress
-look_at_channel(dd_nccl_group *group, nccl_channel *channel, bool *is_busy)
-{
-    nccl_progress progress = NCCL_ENDED;
-    while (progress == NCCL_ENDED) {
-        nccl_work *work = first_work(group, channel);
-        if (work == NULL) {
-            return NCCL_ENDED;
-        }
-        *is_busy = true;
-        progress = nccl_work_look(work);
-        dd_work_release(&work->base.base);
-    }
-    return progress;
-}
-
 static nccl_progress
 look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms, bool *is_busy)
 {
@@ -85,7 +55,7 @@ look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms,
     note(watchdog, "cuEventQuery");
     bool is_group_busy = false;
     for (; channel != NULL; channel = channel->next) {
-        if (look_at_channel(group, channel, &is_group_busy) == NCCL_NO_MORE) {
+        if (nccl_channel_look(channel, &is_group_busy) == NCCL_NO_MORE) {
             return NCCL_NO_MORE;
         }
     }

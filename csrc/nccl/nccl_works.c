@@ -58,17 +58,36 @@ destroy_work(dd_work *base)
     nccl_group_release_internal(group);
 }
 
+/* NULL: there is none to be used again. *must_look: so many have been taken since the last look that some may have ended. */
 static nccl_work *
-take_from_pool(dd_nccl_group *group)
+take_from_pool(dd_nccl_group *group, bool *must_look)
 {
     nccl_work *work = NULL;
     dd_lock_take(&group->lock);
+    group->ntaken++;
+    *must_look = group->npool == 0 && group->ntaken > MAX_POOL;
     if (group->npool > 0) {
         work = DD_CONTAINER_OF(group->pool.next, nccl_work, link);
         dd_list_remove(&work->link);
         group->npool--;
+    } else if (*must_look) {
+        group->ntaken = 0;
     }
     dd_lock_release(&group->lock);
+    return work;
+}
+
+/* A caller that is faster than the watchdog's looks now and then looks itself, so that works and events are used again. */
+static nccl_work *
+take_work(nccl_launch *launch)
+{
+    bool must_look;
+    nccl_work *work = take_from_pool(launch->group, &must_look);
+    if (must_look && !launch->is_capturing) {
+        bool is_busy;
+        (void)nccl_channel_look(launch->channel, &is_busy);
+        work = take_from_pool(launch->group, &must_look);
+    }
     return work != NULL ? work : dd_mem_alloc(sizeof *work);
 }
 
@@ -99,7 +118,7 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
 {
     const dd_nccl_call *call = launch->call;
     dd_nccl_group *group = launch->group;
-    nccl_work *work = take_from_pool(group);
+    nccl_work *work = take_work(launch);
     if (work == NULL) {
         return dd_error_no_memory(err, sizeof *work);
     }
@@ -283,6 +302,21 @@ look_at_start(nccl_work *work)
     dd_lock_release(&group->lock);
 }
 
+/* The stream has passed it. */
+static void
+complete_up_to(nccl_work *work)
+{
+    dd_nccl_group *group = work->group;
+    dd_list ended;
+    dd_list_init(&ended);
+    dd_lock_take(&group->lock);
+    if (!dd_work_is_done(&work->base.base)) {
+        nccl_works_complete_locked(work->channel, work, &ended);
+    }
+    dd_lock_release(&group->lock);
+    nccl_works_release_ended(&ended);
+}
+
 nccl_progress
 nccl_work_look(nccl_work *work)
 {
@@ -302,15 +336,60 @@ nccl_work_look(nccl_work *work)
                        progress == NCCL_NO_MORE ? NCCL_END_DRIVER_GONE : NCCL_END_FAILED);
         return progress;
     }
-    dd_list ended;
-    dd_list_init(&ended);
+    complete_up_to(work);
+    return progress;
+}
+
+/* The n-th work under way of a channel, acquired, or the last if there are fewer; NULL: there is none. */
+static nccl_work *
+nth_work(nccl_channel *channel, size_t n)
+{
+    dd_nccl_group *group = channel->group;
+    nccl_work *work = NULL;
     dd_lock_take(&group->lock);
-    if (!dd_work_is_done(&work->base.base)) {
-        nccl_works_complete_locked(work->channel, work, &ended);
+    if (!dd_list_is_empty(&channel->works)) {
+        dd_list *link = channel->works.next;
+        for (size_t i = 1; i < n && link->next != &channel->works; i++) {
+            link = link->next;
+        }
+        work = DD_CONTAINER_OF(link, nccl_work, link);
+        dd_work_acquire(&work->base.base);
     }
     dd_lock_release(&group->lock);
-    nccl_works_release_ended(&ended);
-    return progress;
+    return work;
+}
+
+/* Completes it and those before it if the stream has passed it. */
+static nccl_progress
+look_ahead(nccl_work *work)
+{
+    if (!atomic_load_explicit(&work->is_launched, memory_order_acquire) ||
+        query(work, work->end) != DD_CUDA_SUCCESS) {
+        return NCCL_UNDER_WAY;
+    }
+    complete_up_to(work);
+    return NCCL_ENDED;
+}
+
+nccl_progress
+nccl_channel_look(nccl_channel *channel, bool *is_busy)
+{
+    /* A stream may have passed hundreds: twice as many at a time, until one has not ended. Then from the first again, which is the
+     * one that a failure is told of. */
+    size_t step = 1;
+    for (;;) {
+        nccl_work *work = nth_work(channel, step);
+        if (work == NULL) {
+            return NCCL_ENDED;
+        }
+        *is_busy = true;
+        nccl_progress progress = step == 1 ? nccl_work_look(work) : look_ahead(work);
+        dd_work_release(&work->base.base);
+        if (progress != NCCL_ENDED && step == 1) {
+            return progress;
+        }
+        step = progress == NCCL_ENDED ? 2 * step : 1;
+    }
 }
 
 /* ---- what others may ask */

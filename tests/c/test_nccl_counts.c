@@ -119,3 +119,35 @@ TEST(of_an_operation)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .interval_ns = 3600 * DD_NS_PER_S}, count_body, NULL);
 }
+
+/* A caller that the watchdog does not keep up with looks itself, and asks about few works of many. */
+#define NBURST 1000
+#define MAX_EVENTS 130 /* of works that nobody had looked at */
+#define MAX_QUESTIONS 150
+
+static void
+burst_body(nccl_rig_rank *self)
+{
+    const nccl_rig *rig = self->rig;
+    int *data = nccl_rig_alloc(self, sizeof *data);
+    memset(data, 0, sizeof *data);
+    dd_block block = {data, sizeof *data};
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_INT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
+    call_once(self, &call);
+    long nevents = rig->cuda_stub.made("event");
+    long nquestions = rig->cuda_stub.calls("cuEventQuery");
+    for (int i = 0; i < NBURST; i++) {
+        call_once(self, &call);
+        CHECK_INT(rig->cuda->api.cuStreamSynchronize(self->stream), DD_CUDA_SUCCESS);
+    }
+    CHECK(rig->cuda_stub.made("event") - nevents <= MAX_EVENTS);
+    CHECK(rig->cuda_stub.calls("cuEventQuery") - nquestions <= MAX_QUESTIONS);
+    catch_up(self);
+    nccl_rig_free(self, data);
+}
+
+TEST(of_a_burst)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .interval_ns = 3600 * DD_NS_PER_S}, burst_body, NULL);
+}

@@ -43,9 +43,29 @@ serve(void *arg)
     return NULL;
 }
 
+/* A device that takes no time: the caller carries out what it enqueues, and no thread is woken. */
+static bool is_instant; /* const */
+
+static uint64_t
+carry_out_locked(stub_stream *stream, const dd_stub_work *work)
+{
+    void *launched = work->launch != NULL ? work->launch(work->ctx) : NULL;
+    pthread_mutex_unlock(&cuda_lock);
+    work->run(work->ctx, launched);
+    if (work->release != NULL) {
+        work->release(work->ctx);
+    }
+    pthread_mutex_lock(&cuda_lock);
+    stream->ndone++;
+    return ++stream->nenqueued;
+}
+
 static uint64_t
 push_locked(stub_stream *stream, const dd_stub_work *work)
 {
+    if (is_instant) {
+        return carry_out_locked(stream, work);
+    }
     stub_task *task = stub_zalloc(sizeof *task);
     task->work = *work;
     task->launched = work->launch != NULL ? work->launch(work->ctx) : NULL;
@@ -266,6 +286,7 @@ __attribute__((constructor)) static void
 start(void)
 {
     pthread_key_create(&per_thread_key, end_per_thread);
+    is_instant = getenv("DLDIST_STUB_INSTANT") != NULL;
 }
 
 static stub_stream *

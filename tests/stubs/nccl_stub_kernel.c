@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A step of a reduction: this many elements at a time. */
+/* A step of a reduction: this many elements at most. */
 #define STEP_COUNT 16384
 
 static const dd_dtype our_dtypes[] = {
@@ -165,7 +165,8 @@ typedef struct stub_fold {
     dd_reduction reduction;
     bool is_scaled; /* ranks send their own elements, multiplied, as accumulators */
     size_t size;    /* of what is sent */
-    char *scratch;  /* STEP_COUNT of those for each rank */
+    size_t step;    /* elements at a time */
+    char *scratch;  /* a step for each rank */
     char *outgoing; /* the same */
 } stub_fold;
 
@@ -191,8 +192,9 @@ init_fold(stub_fold *fold, const nccl_comm *comm, const nccl_op *op)
         fold->reduction.factor = at != NULL ? nccl_read_scalar(at, op->dtype) : op->scalar.factor;
     }
     fold->size = dd_dtype_size(is_scaled ? dd_reduce_accumulator(dtype) : dtype);
-    fold->scratch = stub_zalloc((size_t)comm->nranks * STEP_COUNT * fold->size);
-    fold->outgoing = stub_zalloc((size_t)comm->nranks * STEP_COUNT * fold->size);
+    fold->step = op->count < STEP_COUNT ? op->count : STEP_COUNT;
+    fold->scratch = stub_zalloc((size_t)comm->nranks * fold->step * fold->size);
+    fold->outgoing = stub_zalloc((size_t)comm->nranks * fold->step * fold->size);
 }
 
 /* What this rank contributes to the result that `peer` computes. */
@@ -206,7 +208,7 @@ contribution(stub_fold *fold, int peer, size_t at, size_t count)
     if (!fold->is_scaled) {
         return elements;
     }
-    void *scaled = fold->outgoing + (size_t)peer * STEP_COUNT * fold->size;
+    void *scaled = fold->outgoing + (size_t)peer * fold->step * fold->size;
     dd_reduce(&fold->reduction, DD_STAGE_FIRST, scaled, &elements, 1, count);
     return scaled;
 }
@@ -220,7 +222,7 @@ run_step(nccl_comm *comm, stub_fold *fold, size_t at, size_t count)
     bool does_compute = op->kind != NCCL_REDUCE || comm->rank == op->peer;
     for (int peer = 0; peer < comm->nranks; peer++) {
         bool is_own = peer == comm->rank;
-        char *scratch = fold->scratch + (size_t)peer * STEP_COUNT * fold->size;
+        char *scratch = fold->scratch + (size_t)peer * fold->step * fold->size;
         sources[peer] = scratch;
         if (op->kind != NCCL_REDUCE || peer == op->peer) {
             const void *given = contribution(fold, peer, at, count);
@@ -249,9 +251,9 @@ run_reduction(nccl_comm *comm, const nccl_op *op)
     stub_fold fold;
     init_fold(&fold, comm, op);
     wire_result result = WIRE_OK;
-    for (size_t at = 0; at < op->count && result == WIRE_OK; at += STEP_COUNT) {
+    for (size_t at = 0; at < op->count && result == WIRE_OK; at += fold.step) {
         size_t left = op->count - at;
-        result = run_step(comm, &fold, at, left < STEP_COUNT ? left : STEP_COUNT);
+        result = run_step(comm, &fold, at, left < fold.step ? left : fold.step);
     }
     free(fold.scratch);
     free(fold.outgoing);
