@@ -8,8 +8,9 @@ median over the rounds. `over bare` is what dldist or torch adds on the host, as
 ranks share the first GPU (NCCL 2.30.3 or newer; NCCL_MULTI_RANK_GPU_ENABLE=1).
 
 Without a GPU it measures dldist's own part all the same, over doubles of the libraries, if DLDIST_CUDA_LIBRARY and DLDIST_NCCL_LIBRARY name
-them (`make stubs`); tensors are then those of a fake framework of the tests as well. What the driver's double takes for the two events and
-the two waits of a call counts as dldist's: --driver measures that part alone.
+them (`make stubs`); tensors are then those of a fake framework of the tests as well. One rank's device takes no time then, so that the
+doubles' threads are not measured. What the driver's double takes for the two events and the two waits of a call counts as dldist's: --driver
+measures that part alone.
 """
 
 import argparse
@@ -245,6 +246,8 @@ def main():
     parser.add_argument("--driver", action="store_true", help="bare calls with the driver's part of a call, too")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+    if options.ranks == 1:
+        os.environ["DLDIST_STUB_INSTANT"] = "1"
     why = dldist.nccl.why_not_available()
     if why:
         sys.exit(why)

@@ -288,11 +288,16 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
     CHECK_STATUS(dd_nccl_comm_revoke(rank.comm, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "ncclCommRevoke needs NCCL 2.28.7 or newer, this is 2.18.1");
     CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &wait, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommSuspend needs NCCL 2.29.7 or newer, this is 2.18.1");
     CHECK_STATUS(dd_nccl_comm_resume(rank.comm, &wait, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommResume needs NCCL 2.29.7 or newer");
     CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 0, &value, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommMemStats needs NCCL 2.29.7 or newer");
     CHECK_STATUS(dd_nccl_comm_grow_id(rank.comm, &id, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommGetUniqueId needs NCCL 2.29.2 or newer");
     CHECK_STATUS(dd_nccl_comm_grow(rank.comm, &spec, &id, &rank.child, NULL, &wait, check_err()),
                  DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommGrow needs NCCL 2.29.2 or newer");
     CHECK_STATUS(dd_nccl_comm_shrink(rank.comm, &excluded, NULL, &rank.child, NULL, &wait, check_err()),
                  DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "2.27.3");
@@ -300,6 +305,7 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
                  DD_NOT_SUPPORTED);
     CHECK_STATUS(dd_nccl_comm_register(rank.comm, &value, 8, true, &registration, &wait, check_err()),
                  DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommWindowRegister needs NCCL 2.27.3 or newer");
     comm_rig_release(&rank, 1);
     comm_rig_close(&rig);
 }

@@ -426,3 +426,131 @@ TEST(the_number_of_ids)
     CHECK_INT(dd_nccl_meet_nids(&lib, 101, 10), 11);
     CHECK_INT(dd_nccl_meet_nids(&lib, 3, 128), 1);
 }
+
+/* ---- a store that looks through whatever is handed to it, also what it does not keep */
+
+#define KEY "a key that is nowhere to be read"
+#define PART_BYTES 8u
+
+typedef struct spy_store {
+    dd_store head;
+    dd_store *underlying;
+    atomic_int nparts; /* what had a part of the key */
+    atomic_int nids;   /* what had an id */
+} spy_store;
+
+/* Any part of the key would be too much. */
+static bool
+has_part_of_key(dd_bytes bytes)
+{
+    for (size_t at = 0; at + PART_BYTES < sizeof KEY; at++) {
+        if (memmem(bytes.data, bytes.len, &KEY[at], PART_BYTES) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+has_id(dd_bytes bytes)
+{
+    for (char letter = 'a'; letter < 'a' + MAX_RANKS; letter++) {
+        dd_nccl_unique_id id;
+        memset(id.bytes, letter, sizeof id.bytes);
+        if (memmem(bytes.data, bytes.len, id.bytes, sizeof id.bytes) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+look_at(spy_store *spy, const dd_bytes *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        spy->nparts += has_part_of_key(list[i]);
+        spy->nids += has_id(list[i]);
+    }
+}
+
+static size_t
+count_values(const dd_store_request *request)
+{
+    return request->values == NULL               ? 0
+           : request->op == DD_STORE_MULTI_SET   ? request->nkeys
+           : request->op == DD_STORE_COMPARE_SET ? 2
+                                                 : 1;
+}
+
+static dd_status
+spy_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+        dd_error *err)
+{
+    spy_store *spy = (spy_store *)store;
+    look_at(spy, request->keys, request->nkeys);
+    look_at(spy, request->values, count_values(request));
+    return dd_store_run(spy->underlying, request, result, wait, err);
+}
+
+static void
+spy_destroy(dd_store *store)
+{
+    dd_store_release(((spy_store *)store)->underlying);
+}
+
+static const dd_store_ops spy_ops = {
+    .kind = "SpyStore",
+    .run = spy_run,
+    .clone = dd_store_clone_handle,
+    .has_extended_api = dd_store_extended_api_yes,
+    .get_timeout_ns = dd_store_head_get_timeout_ns,
+    .set_timeout_ns = dd_store_head_set_timeout_ns,
+    .destroy = spy_destroy,
+};
+
+/* In place of the party's own, which it is a view of. */
+static void
+party_spy(party *p, spy_store *spy)
+{
+    *spy = (spy_store){.underlying = p->store};
+    dd_store_init(&spy->head, &spy_ops, DD_NS_PER_S);
+    p->store = &spy->head;
+    for (int i = 0; i < p->size; i++) {
+        p->ranks[i].meeting.store = p->store;
+    }
+}
+
+static char psk_given[64];
+
+static dd_nccl_result
+keep_key(const dd_nccl_abi_encryption *encryption)
+{
+    snprintf(psk_given, sizeof psk_given, "%s", encryption->psk);
+    return DD_NCCL_SUCCESS;
+}
+
+TEST(the_key_is_never_in_the_store)
+{
+    spy_store spy;
+    party p;
+    party_init(&p, 3, 1, 5 * DD_NS_PER_S);
+    party_spy(&p, &spy);
+    for (int i = 0; i < p.size; i++) {
+        dd_nccl_lib *lib = &p.ranks[i].lib;
+        lib->api.ncclSetEncryption = keep_key;
+        CHECK_OK(dd_nccl_set_encryption(lib, KEY, 7, check_err()));
+        CHECK(lib->encryption == 7);
+    }
+    CHECK(strcmp(psk_given, KEY) == 0);
+    check_meets(&p);
+    CHECK(spy.nids > 0); /* what is handed to it does come by */
+    CHECK_INT(spy.nparts, 0);
+    p.ranks[2].lib.encryption = 8; /* also if it is to tell that keys differ */
+    party_refresh(&p, 5 * DD_NS_PER_S);
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[0].status, DD_MISMATCH);
+    CHECK_INT(spy.nparts, 0);
+    look_at(&spy, (dd_bytes[]){BYTES("..." KEY "...")}, 1); /* it would have been seen */
+    CHECK_INT(spy.nparts, 1);
+    party_fini(&p);
+}

@@ -138,6 +138,44 @@ TEST(a_first_call_that_stays_alone_times_out)
     }
 }
 
+/* Nobody has to wait for a work: there is none. */
+static void
+call_raises_body(nccl_rig_rank *self)
+{
+    const bool *is_message = self->arg;
+    REQUIRE(make_communicator(self));
+    first_call first;
+    prepare(self, &first, *is_message);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        first.call.timeout_ns = 200 * DD_NS_PER_MS;
+        dd_nccl_work *work = NULL;
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_STATUS(nccl_rig_start(self, &first.call, &work, check_err()), DD_OP_TIMED_OUT);
+        int64_t took_ns = dd_clock_now_ns() - start_ns;
+        CHECK(took_ns >= 200 * DD_NS_PER_MS && took_ns < 5 * DD_NS_PER_S * check_slow());
+        CHECK_CONTAINS(check_message(), "timed out after 0.2");
+        CHECK_CONTAINS(check_message(), *is_message ? "message" : "all_reduce");
+        CHECK(work == NULL);
+        close_failed(self);
+    }
+    nccl_rig_meet(self);
+    if (self->rank == 1) {
+        close_failed(self);
+    }
+    nccl_rig_free(self, first.data);
+}
+
+TEST(a_first_call_that_stays_alone_raises_itself)
+{
+    for (int i = 0; i < 4; i++) {
+        bool is_message = i % 2 == 1;
+        nccl_rig_run(
+            &(nccl_rig_options){.size = 2, .is_not_closed = true, .version = i < 2 ? "2.22.3" : NULL},
+            call_raises_body, &is_message);
+    }
+}
+
 static void *
 abort_soon(void *arg)
 {

@@ -565,6 +565,91 @@ TEST(pairs_meet_alone)
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);
 }
 
+/* ---- ways to make the communicator of all ranks, which messages then use */
+
+static void
+begin_by_barrier(nccl_rig_rank *self)
+{
+    dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
+    dd_nccl_call call = nccl_rig_call(self, "barrier", &op, 1);
+    call.is_barrier = true;
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+}
+
+/* One message to the left or the right for each rank: alone it would use a pair's. */
+static void
+begin_by_batch(nccl_rig_rank *self)
+{
+    char *data = nccl_rig_alloc(self, 4);
+    dd_nccl_op op = {.kind = self->rank % 2 == 0 ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
+                     .block = {data, 4},
+                     .dtype = DD_DTYPE_INT32,
+                     .peer = self->rank ^ 1};
+    dd_nccl_call call = nccl_rig_call(self, "batch", &op, 1);
+    call.is_batch = true;
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    nccl_rig_free(self, data);
+}
+
+static void
+begin_by_connecting(nccl_rig_rank *self)
+{
+    dd_nccl_comm *comm = NULL;
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()));
+    dd_nccl_comm_release(comm);
+}
+
+static void
+check_message_between(nccl_rig_rank *self, int from, int to)
+{
+    int *data = nccl_rig_alloc(self, sizeof *data);
+    *data = self->rank == from ? 7 : 0;
+    bool is_sender = self->rank == from;
+    dd_nccl_op op = {.kind = is_sender ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
+                     .block = {data, sizeof *data},
+                     .dtype = DD_DTYPE_INT32,
+                     .peer = is_sender ? to : from};
+    dd_nccl_call call = nccl_rig_call(self, is_sender ? "send" : "recv", &op, 1);
+    if (is_sender || self->rank == to) {
+        CHECK_OK(nccl_rig_do(self, &call, check_err()));
+        CHECK_INT(*data, 7);
+    }
+    nccl_rig_free(self, data);
+}
+
+typedef struct beginning {
+    void (*begin)(nccl_rig_rank *self);
+} beginning;
+
+static void
+beginning_body(nccl_rig_rank *self)
+{
+    const beginning *way = self->arg;
+    long made = self->rig->nccl_stub.made("comm");
+    nccl_rig_meet(self);
+    way->begin(self);
+    nccl_rig_meet(self);
+    made += self->size; /* one, by all ranks */
+    CHECK_INT(self->rig->nccl_stub.made("comm"), made);
+    dd_nccl_comm *comm = dd_nccl_group_find_comm(self->group, self->rank);
+    CHECK(comm != NULL && dd_nccl_comm_size(comm) == self->size);
+    dd_nccl_comm_release(comm);
+    nccl_rig_meet(self);
+    check_message_between(self, 2, 1); /* who have not met yet */
+    nccl_rig_meet(self);
+    CHECK_INT(self->rig->nccl_stub.made("comm"), made);
+}
+
+TEST(messages_use_the_communicator_of_all_ranks)
+{
+    static const beginning ways[] = {{begin_by_barrier}, {begin_by_batch}, {begin_by_connecting}};
+    for (int i = 0; i < 6; i++) {
+        nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = i >= 3}, beginning_body,
+                     (void *)(uintptr_t)&ways[i % 3]);
+    }
+}
+
 /* ---- several operations in one call, copies around them, barriers */
 
 static void

@@ -3,6 +3,7 @@
 #include "core/thread.h"
 #include "nccl_rig.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -484,8 +485,11 @@ asleep_body(nccl_rig_rank *self)
     }
     CHECK_INT(dd_nccl_watchdog_heartbeat(self->rig->watchdog), 0);
     memset(&of.data[3], 0xff, 4);
+    int64_t start_ns = dd_clock_now_ns();
     launch(self, &of.graph);
     await_failure(self);
+    int64_t took_ns = dd_clock_now_ns() - start_ns;
+    CHECK(took_ns < 3 * DD_NS_PER_S * check_slow()); /* it looks once a second */
     CHECK_CONTAINS(check_message(), FOUND);
     graph_case_close(&of, self);
 }
@@ -634,6 +638,38 @@ TEST(the_rank_with_nan_fails)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true, .is_not_closed = true}, one_rank_body,
                  NULL);
+}
+
+/* Nothing is aborted here, so that what the graph sends has the time to arrive. */
+static void
+sent_body(nccl_rig_rank *self)
+{
+    broadcast_case of;
+    REQUIRE(broadcast_case_open(&of, self));
+    launch(self, &of.graph);
+    CHECK(*of.data == 0);
+    nccl_rig_meet(self);
+    if (self->rank == 1) {
+        memset(of.data, 0xff, sizeof *of.data);
+    }
+    launch(self, &of.graph);
+    CHECK(isnan(*of.data));
+    if (self->rank == 1) {
+        await_failure(self);
+    }
+    nccl_rig_meet(self);
+    CHECK_STATUS(dd_nccl_group_check(self->group, NULL), self->rank == 1 ? DD_INVALID_ARGUMENT : DD_OK);
+    destroy(&of.graph);
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_abort(self->group, "the test is over", &wait, check_err()));
+    nccl_rig_free(self, of.data);
+}
+
+TEST(a_graph_sends_nan_all_the_same)
+{
+    nccl_rig_run(
+        &(nccl_rig_options){.size = 2, .is_nan_check = true, .is_abort_off = true, .is_not_closed = true},
+        sent_body, NULL);
 }
 
 /* Kernels and reports last as long as a graph does. */

@@ -135,9 +135,53 @@ refusals_body(nccl_rig_rank *self)
     close_window(self, &made);
 }
 
+/* A window of the same group on another of the rank's devices. */
+static opened
+open_window_on(const nccl_rig_rank *self, int device)
+{
+    opened made = {.data = NULL};
+    dd_cuda_guard guard;
+    CHECK_OK(dd_cuda_enter(self->rig->cuda, device, &guard, check_err()));
+    made.data = allocate(self);
+    dd_nccl_window_spec spec = spec_of(self, made.data);
+    spec.device = device;
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_window_open(self->group, &spec, &made.window, &wait, check_err()));
+    dd_cuda_leave(&guard);
+    return made;
+}
+
+static void
+devices_body(nccl_rig_rank *self)
+{
+    int other = self->size + self->rank;
+    int peer = 1 - self->rank;
+    opened here = open_window(self);
+    opened there = open_window_on(self, other);
+    dd_nccl_op op = put_of(&here, peer);
+    op.block.data = there.data;
+    dd_nccl_call call = nccl_rig_call(self, "put", &op, 1);
+    CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "put: the tensor lies in no window of this group on its device");
+    op = put_of(&there, peer); /* a window of the other device, in a call on this one */
+    CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "put: the window is of another group or device");
+    /* There it is fine. */
+    there.data[0] = self->rank + 1;
+    call.device = other;
+    call.nstreams = 0;
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    op = wait_of(&there, peer, 1);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    CHECK_INT(there.data[1], peer + 1);
+    close_window(self, &there);
+    close_window(self, &here);
+}
+
 TEST(refused_windows_and_puts)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, refusals_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, devices_body, NULL);
 }
 
 /* The group ends first, while a wait is under way; the window, and what holds it, later. */

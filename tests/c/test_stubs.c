@@ -520,6 +520,66 @@ TEST(a_first_collective_waits_on_the_host)
     run_team(2, 1, run_late);
 }
 
+/* The same for messages, each way by itself: rank 1 is late for its first of either. */
+static atomic_int ncome;
+
+static void
+carry_message(member *self, int to)
+{
+    int *data = make_memory(sizeof *data);
+    *data = self->rank == to ? 0 : 7;
+    if (self->rank == to) {
+        NC(ncclRecv(data, 1, DD_NCCL_DTYPE_INT32, !to, self->comm, self->stream));
+    } else {
+        NC(ncclSend(data, 1, DD_NCCL_DTYPE_INT32, to, self->comm, self->stream));
+    }
+    CHECK(atomic_load(&ncome) > to); /* when the call is back, not only its kernel */
+    CU(cuStreamSynchronize(self->stream));
+    CHECK_INT(*data, 7);
+    free_memory(data);
+}
+
+static void
+run_late_messages(member *self)
+{
+    for (int to = 0; to < 2; to++) {
+        if (self->rank == 1) {
+            sleep_ms(50);
+            atomic_fetch_add(&ncome, 1);
+        }
+        carry_message(self, to);
+    }
+}
+
+TEST(a_first_message_waits_on_the_host)
+{
+    load_nccl("2.18.1"); /* as with any */
+    run_team(2, 1, run_late_messages);
+}
+
+static void
+run_early_message(member *self)
+{
+    int *data = make_memory(sizeof *data);
+    atomic_store(&ncome, 2);
+    carry_message(self, 1);
+    if (self->rank == 0) {
+        NC(ncclSend(data, 1, DD_NCCL_DTYPE_INT32, 1, self->comm, self->stream));
+    }
+    pthread_barrier_wait(&self->team->barrier); /* not before the call is back */
+    if (self->rank == 1) {
+        NC(ncclRecv(data, 1, DD_NCCL_DTYPE_INT32, 0, self->comm, self->stream));
+    }
+    CU(cuStreamSynchronize(self->stream));
+    free_memory(data);
+}
+
+TEST(a_second_message_does_not_wait)
+{
+    load_nccl("2.18.1");
+    run_team(2, 1, run_early_message);
+}
+
 static void
 run_early(member *self)
 {

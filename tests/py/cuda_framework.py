@@ -117,9 +117,10 @@ class Framework:
             self.core.set_stream(device, before[0])
             self.here.device = before[1]
 
-    def _current_stream(self):
-        """As CuPy has it: of the current device."""
-        return types.SimpleNamespace(ptr=self.core.get_stream(getattr(self.here, "device", 0)))
+    def _current_stream(self, device_id=-1):
+        """As CuPy has it: -1 is the current device."""
+        device = device_id if device_id >= 0 else getattr(self.here, "device", 0)
+        return types.SimpleNamespace(ptr=self.core.get_stream(device))
 
     def install_modules(self):
         """torch and cupy as modules of this process: their streams are ours. For processes of their own."""

@@ -111,6 +111,15 @@ def test_blocks_nest_and_are_of_their_thread(stubs):
 
 
 @needs_configs
+def test_values_that_are_not_the_defaults_reach_nccl(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    with nccl.coll_config(force_alg_selection=0, cta_policy=2):
+        group.all_reduce(array(stubs, [1, 2]))
+    assert sorted(stubs.nccl.coll_config().split()) == ["CTAPolicy=2", "forceAlgSelection=0"]
+    group.close(1)
+
+
+@needs_configs
 def test_calls_that_are_put_together_keep_their_own(stubs):
     """Also when the block, and the object, are gone before NCCL is called."""
     calls = Calls(stubs, "ncclAllReduce")
@@ -173,6 +182,43 @@ def test_messages_have_none(stubs):
 
 
 @needs_configs
+def test_one_sided_calls_have_none(stubs):
+    def run(group, rank):
+        x = group.empty(4, "int32")
+        window = group.new_window(x)
+        texts = []
+        with nccl.coll_config(max_ctas=4):
+            for call in (lambda: window.put(x, 1 - rank), lambda: window.signal(1 - rank), lambda: window.wait_signal(1 - rank)):
+                with pytest.raises(NotImplementedError) as raised:
+                    call()
+                texts.append(str(raised.value))
+        # Nothing has been sent: there is one signal to take, and no other.
+        window.signal(1 - rank)
+        assert window.wait_signal(1 - rank, async_op=True).wait(LIMIT_S)
+        window.close()
+        return texts
+
+    signals, waits = stubs.nccl.calls("ncclSignal"), stubs.nccl.calls("ncclWaitSignal")
+    for texts in on_ranks(2, run):
+        assert all("NCCL has no configuration" in text for text in texts), texts
+        assert [text.partition("(")[0].partition(":")[0] for text in texts] == ["put", "signal", "wait_signal"]
+    assert stubs.nccl.calls("ncclSignal") - signals == stubs.nccl.calls("ncclWaitSignal") - waits == 2
+
+
+@needs_configs
+def test_barriers_do_without(stubs):
+    calls = Calls(stubs, "ncclAllReduce")
+
+    def run(group, rank):
+        with nccl.coll_config(max_ctas=4):
+            group.barrier()
+        return stubs.nccl.coll_config()
+
+    assert on_ranks(2, run) == [""] * 2
+    assert calls.made() == [0, 2]
+
+
+@needs_configs
 def test_communicators_without_groups_have_it(stubs):
     calls = Calls(stubs, "ncclAllReduce")
     with nccl.NcclComms([0, 1]) as comms:
@@ -185,6 +231,33 @@ def test_communicators_without_groups_have_it(stubs):
             tensors[rank].synchronize()
         assert tensors[0].numpy().tolist() == [4, 8]
     assert calls.made() == [2, 2]
+
+
+@needs_configs
+def test_communicators_of_single_ranks_have_it(stubs):
+    calls = Calls(stubs, "ncclAllReduce")
+    comms = nccl.NcclComms([0, 1]).split()
+    sums, told = [None] * 2, [None] * 2
+
+    def run(comm):
+        x = array(stubs, [1, 2], comm.rank)
+        with nccl.coll_config(max_ctas=3):
+            comm.all_reduce([x])
+        x.synchronize()
+        comm.all_reduce([x])
+        sums[comm.rank] = x.numpy().tolist()
+        told[comm.rank] = stubs.nccl.coll_config()
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert sums == [[4, 8]] * 2
+    assert told == ["minCTAs=1 maxCTAs=3 forceAlgSelection=1"] * 2
+    assert calls.made() == [2, 2]
+    for comm in comms:
+        comm.close()
 
 
 @needs_configs

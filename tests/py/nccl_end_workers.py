@@ -154,6 +154,62 @@ def close_behind_a_graph(ctx):
     return error
 
 
+def end_behind_a_live_graph(ctx):
+    """By close() and by destroy_process_group(), at once as it takes long: for each, what was raised and how many seconds after the
+    operations had ended."""
+    from dldist import nccl
+    from dldist.c10d import registry
+
+    ctx.init()
+    groups = [ctx.open(name="mine"), registry._world.default_pg._backend_of_device("cuda").group]
+    held = [captured(ctx, group) for group in groups]
+    arrays = [ctx.array(1.0) for _ in groups]
+    gate = ctx.hold_up(arrays[0])
+    arrays[1].slow_write([5.0] * 4, 0)
+    with nccl.stream(arrays[0].stream):
+        for group, x in zip(groups, arrays):
+            group.all_reduce(x)
+    opened = []
+
+    def open_gate():
+        time.sleep(1.0)
+        opened.append(time.monotonic())
+        ctx.stubs.cuda.open_gate(gate)
+
+    results = [None, None]
+
+    def end(number, call):
+        error = raised_by(call)
+        results[number] = error, time.monotonic() - opened[0]
+
+    threads = [
+        threading.Thread(target=open_gate),
+        threading.Thread(target=end, args=(0, groups[0].close)),
+        threading.Thread(target=end, args=(1, ctx.dist.destroy_process_group)),
+    ]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        thread.join(1.5 * LIMIT_S)
+    for _, graph in held:
+        graph.destroy()
+    return results, [x.numpy().tolist() for x in arrays]
+
+
+def captured(ctx, group):
+    """A CUDA graph with an all_reduce of the group, and the tensor of that."""
+    from cuda_driver import Graph
+    from dldist import nccl
+
+    x = ctx.array(1.0)
+    group.all_reduce(x)
+    stream = ctx.stubs.cuda.make_stream(ctx.rank)
+    with ctx.stubs.cuda.on_device(ctx.rank), nccl.stream(stream), Graph(ctx.stubs.cuda, stream) as graph:
+        group.all_reduce(x)
+    return x, graph
+
+
 def shrink_behind_work(ctx):
     """The old group ends in good order."""
     ctx.init()
@@ -182,10 +238,10 @@ def shrink_behind_work(ctx):
 
 
 def leave(ctx):
-    """The process ends: its stderr is the reply."""
+    """The process ends: its stderr is the reply, and when its end began."""
     ctx.init()
     ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
-    return "left"
+    return time.monotonic()
 
 
 def close_comms(ctx):

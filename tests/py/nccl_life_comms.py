@@ -1,11 +1,14 @@
 """NcclComms and its kin over the doubles of tests/stubs. test_nccl_comms.py runs it with pytest, in a process that knows them."""
 
 import copy
+import ctypes
 import gc
+import itertools
 import pickle
 import threading
 import time
 
+import cuda_framework
 import dldist
 import nccl_stubs
 import numpy
@@ -14,12 +17,20 @@ from dldist import nccl
 from procs import poll_until
 
 LIMIT_S = 20.0
+GATES = itertools.count(100)
 
 
 @pytest.fixture(scope="module")
 def stubs():
     assert nccl.is_available(), nccl.why_not_available()
     return nccl_stubs.build("2.32.3")
+
+
+@pytest.fixture(scope="module")
+def framework():
+    made = cuda_framework.load()
+    made.install_modules()
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +112,66 @@ def test_given_streams(stubs):
             comms.all_reduce(x, streams=streams[:1])
     for stream in streams:
         stubs.cuda.destroy_stream(stream)
+
+
+@pytest.mark.parametrize("kind", ["exchange", "torch", "torch_exchange", "cupy"])
+def test_current_streams_of_libraries(stubs, framework, kind):
+    """Those of each device: after what they hold, and before what they get then."""
+    streams = [stubs.cuda.make_stream(device) for device in range(2)]
+    arrays = [array(stubs, [0.0], device) for device in range(2)]
+    copies = [array(stubs, [0.0], device) for device in range(2)]
+    gate = next(GATES)
+    with nccl.NcclComms([0, 1]) as comms, framework.stream(0, streams[0]), framework.stream(1, streams[1]):
+        for x, stream in zip(arrays, streams):
+            x.stream = stream
+            stubs.cuda.gate(stream, gate)
+            x.slow_write([x.device + 1.0], 0)
+        comms.all_reduce([getattr(framework, kind)(x) for x in arrays])
+        for x, target in zip(arrays, copies):
+            copy_on(stubs, x.stream, x.device, target.address, x.address)
+            x.slow_write([-1.0], 0)
+        assert [memory_of(x.address) for x in arrays] == [0.0] * 2, "somebody has not waited"
+        stubs.cuda.open_gate(gate)
+        for x in arrays:
+            x.synchronize()
+        assert [memory_of(x.address) for x in copies] == [3.0] * 2
+        assert [memory_of(x.address) for x in arrays] == [-1.0] * 2
+    for x, stream in zip(arrays, streams):
+        x.stream = nccl_stubs.LEGACY_STREAM
+        stubs.cuda.destroy_stream(stream)
+
+
+def test_own_arrays_are_on_the_default_stream(stubs):
+    groups = [nccl.NcclGroup(None, 0, 1, device=device) for device in range(2)]
+    arrays = [group.empty(1, "float32") for group in groups]
+    copies = [array(stubs, [0.0], device) for device in range(2)]
+    gate = next(GATES)
+    with nccl.NcclComms([0, 1]) as comms:
+        for device, x in enumerate(arrays):
+            ctypes.memset(x.ptr, 0, 4)
+            with stubs.cuda.on_device(device):
+                stubs.cuda.gate(nccl_stubs.LEGACY_STREAM, gate)
+                stubs.cuda.slow_write(nccl_stubs.LEGACY_STREAM, x.ptr, numpy.float32(device + 1).tobytes(), 0)
+        comms.all_reduce(arrays)
+        for device, (x, target) in enumerate(zip(arrays, copies)):
+            copy_on(stubs, nccl_stubs.LEGACY_STREAM, device, target.address, x.ptr)
+        assert [memory_of(x.ptr) for x in arrays] == [0.0] * 2, "somebody has not waited"
+        stubs.cuda.open_gate(gate)
+        assert [x.numpy().tolist() for x in copies] == [[3.0]] * 2
+    for group in groups:
+        group.close()
+
+
+def copy_on(stubs, stream, device, target, source):
+    """Four bytes, when the stream comes to it."""
+    with stubs.cuda.on_device(device):
+        addresses = ctypes.c_uint64(target), ctypes.c_uint64(source)
+        stubs.cuda.call("cuMemcpyAsync", *addresses, ctypes.c_size_t(4), ctypes.c_void_p(stream))
+
+
+def memory_of(address):
+    """As it is, whatever streams hold."""
+    return float(numpy.frombuffer(ctypes.string_at(address, 4), "float32")[0])
 
 
 def test_split_for_threads(stubs):

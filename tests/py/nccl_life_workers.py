@@ -273,6 +273,37 @@ def interrupted(dist, stubs, Tensor, port, rank, size):
     return "done"
 
 
+def interrupted_first_call(dist, stubs, Tensor, port, rank, size):
+    """NCCL connects the ranks on the host, and hears no signals: Ctrl-C is heard when the other rank has come, or at the time-out."""
+    from dldist import nccl
+
+    store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
+    found = {}
+    for case in ("late", "never"):
+        group = nccl.NcclGroup(dist.PrefixStore(case, store), rank, 2, device=rank, timeout=LIMIT_S, name=case)
+        x = Tensor([rank + 1.0])
+        group.connect()
+        if case == "never":
+            group.timeout = 1.5
+        if rank == 0:
+            store.set(case, b"")
+            found[case] = _interrupt_after(lambda group=group, x=x: group.all_reduce(x))
+            store.set(f"{case} is over", b"")
+        else:
+            store.wait([case])
+            if case == "late":
+                time.sleep(1.0)
+                group.all_reduce(x)
+            store.wait([f"{case} is over"])
+        if case == "late":
+            assert x.tolist() == [3.0]
+            group.close()
+        else:
+            group.abort()
+        del group
+    return found
+
+
 def _interrupt_after(call):
     main = threading.main_thread().ident
     timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -350,6 +381,40 @@ def surface(dist, stubs, Tensor, port, rank, size):
     assert stubs.nccl.calls("ncclCommRevoke") == revoked + 1
     dist.abort()
     return _left(stubs)
+
+
+def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
+    """NCCL estimates only with communicators that block: what it says, or why it does not."""
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    if os.environ["BLOCKING"]:
+        options.config.blocking = int(os.environ["BLOCKING"])
+    _init(dist, port, rank, size, pg_options=options)
+    x = Tensor([rank + 1.0])
+    text = ""
+    try:
+        with dist._time_estimator(device="cuda") as estimator:
+            dist.all_reduce(x)
+    except NotImplementedError as error:
+        text = str(error)
+    assert x.tolist() == [rank + 1.0]
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+    dist.destroy_process_group()
+    return text or estimator.estimated_time, _left(stubs)
+
+
+def nan_check_by_setting(dist, stubs, Tensor, port, rank, size):
+    """What a call with a NaN raises; nothing is sent then, and the group goes on."""
+    _init(dist, port, rank, size)
+    text = ""
+    try:
+        dist.all_reduce(Tensor([1.0, float("nan")]))
+    except ValueError as error:
+        text = str(error)
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+    dist.destroy_process_group()
+    return text, _left(stubs)
 
 
 def premul_by_a_tensor(dist, stubs, Tensor, port, rank, size):

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import itertools
 import threading
+import time
 import warnings
 import weakref
 
@@ -294,9 +295,12 @@ def test_a_group_that_is_let_go_before_its_works_end_warns(stubs, framework, is_
         array.synchronize()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        begun = time.monotonic()
         del group
         gc.collect()
+        seconds = time.monotonic() - begun
     stubs.cuda.open_gate(gate)
+    assert (0 if is_idle else 0.9) < seconds < procs.under_load(4.0)
     texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
     assert [text.startswith("a group is let go without being closed: operations of the NCCL group") for text in texts] == [True] * (not is_idle)
 

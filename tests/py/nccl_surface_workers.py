@@ -4,6 +4,7 @@ import datetime
 import os
 import sys
 import threading
+import time
 
 import procs
 from nccl_life_workers import LIMIT_S, _backend, _begin, _init, _left
@@ -218,14 +219,23 @@ def pools(dist, stubs, Tensor, port, rank, size):
     class Pool:
         segments = ()
 
+        def set(self, parts):
+            self.segments = [(part.ptr, part.nbytes) for part in parts]
+
+    class Torchs:
+        def set(self, parts):
+            self.parts = parts
+
+        def snapshot(self):
+            return [{"device": rank, "address": part.ptr, "total_size": part.nbytes, "blocks": []} for part in self.parts]
+
     def live():
         return stubs.nccl.live("registration"), stubs.nccl.live("window")
 
-    for symm in (False, True):
-        pool = Pool()
+    for symm, pool in ((False, Pool()), (True, Pool()), (False, Torchs()), (True, Torchs())):
         kind = "window" if symm else "registration"
         for parts, nnew in (((0,), 1), ((0, 1), 1), ((0, 1), 0), ((1, 2), 1), ((2,), 0)):
-            pool.segments = [(memory[part].ptr, memory[part].nbytes) for part in parts]
+            pool.set([memory[part] for part in parts])
             made = stubs.nccl.made(kind)
             backend.register_mem_pool(pool, symm=symm)
             assert stubs.nccl.made(kind) == made + nnew, parts
@@ -242,6 +252,7 @@ def pools(dist, stubs, Tensor, port, rank, size):
         raise AssertionError
     except RuntimeError as error:
         assert "is not registered" in str(error)
+    pool.set([])
     del memory
     dist.destroy_process_group()
     return _left(stubs)
@@ -251,30 +262,24 @@ def pools(dist, stubs, Tensor, port, rank, size):
 
 
 def receives_first(dist, stubs, Tensor, port, rank, size):
-    """While the other rank is in a barrier."""
-    store = _init(dist, port, rank, size, device_id=None, timeout=datetime.timedelta(seconds=1 if rank == 0 else LIMIT_S))
-    text = ""
+    """While the other rank is in a barrier: each waits as long as its own time-out."""
+    limit = (1, 2)[rank]
+    store = _init(dist, port, rank, size, device_id=None, timeout=datetime.timedelta(seconds=limit))
     if rank == 0:
-        try:
-            dist.recv(Tensor([0.0]), 1)
-            raise AssertionError("nobody has sent anything")
-        except dist.DistTimeoutError as error:
-            text = str(error)
-        store.set("rank 0 has given up", b"")
+        store.wait(["rank 1 goes into the barrier"])
+        call = lambda: dist.recv(Tensor([0.0]), 1)  # noqa: E731
     else:
-        barrier = threading.Thread(target=_fails_in_barrier, args=(dist, rank))
-        barrier.start()
-        store.wait(["rank 0 has given up"])
-    dist.abort()
-    if rank == 1:
-        barrier.join(LIMIT_S)
-        assert not barrier.is_alive()
-    return text
-
-
-def _fails_in_barrier(dist, rank):
+        store.set("rank 1 goes into the barrier", b"")
+        call = lambda: dist.barrier(device_ids=[rank])  # noqa: E731
+    start = time.monotonic()
     try:
-        dist.barrier(device_ids=[rank])
-        raise AssertionError("rank 0 has not come")
-    except dist.DistError:
-        pass
+        call()
+        raise AssertionError("the other rank has not come to this")
+    except dist.DistTimeoutError as error:
+        text, took = str(error), time.monotonic() - start
+    finally:
+        store.set(f"rank {rank} has given up", b"")
+    assert limit <= took < LIMIT_S, took
+    store.wait([f"rank {1 - rank} has given up"])
+    dist.abort()
+    return text

@@ -122,7 +122,7 @@ def parts_and_offsets(self):
     window.close()
 
 
-def View(self, array, start, count):
+def View(self, array, start, count, step=1):
     """Elements of an NcclArray, as another framework sees them."""
     import dlpack_producer
 
@@ -132,7 +132,7 @@ def View(self, array, start, count):
             return dlpack_producer.capsule(self.export(), "dltensor_versioned", self._keep)
 
     where = {"data": array.ptr + 4 * start, "device_type": dlpack_producer.CUDA, "device_id": self.rank}
-    return Part(None, (count,), (1,), dtype=(dlpack_producer.INT, 32), **where)
+    return Part(None, (count,), (step,), dtype=(dlpack_producer.INT, 32), **where)
 
 
 def a_ring_in_order(self):
@@ -207,6 +207,63 @@ def channels_are_apart(self):
     self.group.abort("enough")
 
 
+def a_signal_follows_puts_of_other_channels(self):
+    """Whoever takes it has what was put before, though the put's own signal is on another channel, which nobody looks at."""
+    from dldist import nccl
+
+    x = self.empty(8)
+    window = self.group.new_window(x)
+    stream = self.stubs.cuda.make_stream(self.rank)
+    for turn in range(5):
+        numbers(x)[:4] = 10 * turn + 1
+        if self.rank == 0:
+            self.stubs.cuda.gate(stream, turn + 1)
+            with nccl.stream(stream):
+                window.put(View(self, x, 0, 4), 1, 4, 0)
+            window.signal(1, 1)
+            self.meet()
+            self.meet()
+            self.stubs.cuda.open_gate(turn + 1)
+            wait(window.wait_signal(1, 1, async_op=True))
+        else:
+            work = window.wait_signal(0, 1, async_op=True)
+            self.meet()
+            assert not work.is_completed()
+            assert numbers(x)[4:].tolist() == [max(10 * turn - 9, 0)] * 4
+            self.meet()
+            wait(work)
+            assert numbers(x)[4:].tolist() == [10 * turn + 1] * 4, turn
+            window.signal(0, 1)
+    if self.rank == 1:
+        wait(window.wait_signal(0, 0, count=5, async_op=True))
+    window.close()
+    self.stubs.cuda.destroy_stream(stream)
+
+
+def closing_waits_for_the_others(self):
+    window = self.group.new_window(self.empty(2))
+    errors = []
+
+    def close():
+        try:
+            window.close()
+        except Exception as error:
+            errors.append(error)
+
+    if self.rank == 1:
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join(SHORT_S)
+        assert thread.is_alive() and not errors, errors
+    self.meet()
+    if self.rank == 0:
+        close()
+    else:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "closing hangs"
+    assert not errors, errors
+
+
 def a_put_that_nobody_waits_for(self):
     """The source may be used again when it has ended, and the window ends well."""
     x = self.empty(2)
@@ -276,6 +333,7 @@ def wrong_arguments(self):
         (lambda: window.put(self.empty(8), 0), "DistArgumentError", "lies in no window of this group"),
         (lambda: window.put(other, 0), "DistTypeError", "has dtype float32, but the window has int32"),
         (lambda: window.put(numpy.zeros(8, "int32"), 0), "DistArgumentError", "on cpu"),
+        (lambda: window.put(View(self, x, 0, 4, step=2), 0), "DistArgumentError", "must be contiguous"),
         (lambda: window.signal(0, 1), "DistArgumentError", "no channel 1, only 0 to 0"),
         (lambda: window.wait_signal(0, count=0), "DistArgumentError", "0 signals"),
         (lambda: window.wait_signal(-1), "DistArgumentError", "invalid rank"),
@@ -414,6 +472,35 @@ def recorded(self):
     sent = f"{self.rank}->{self.next}"
     expected = [f"nccl:put {sent}", waited, f"nccl:signal {sent}", waited]
     assert names[:4] == [(name, "completed", True) for name in expected], names
+
+
+def dump(self):
+    """Of this rank, into the folder of the doubles, after what all ranks have done alike."""
+    from dldist import flight_recorder
+
+    self.group.barrier()
+    folder = os.path.join(os.environ["DLDIST_STUB_DIR"], "dumps")
+    os.makedirs(folder, exist_ok=True)
+    flight_recorder.dump(os.path.join(folder, f"fr_{self.rank}"))
+
+
+def dumped_without_puts(self):
+    window = self.group.new_window(self.empty(4))
+    self.group.all_reduce(window.tensor)
+    window.close()
+    dump(self)
+
+
+def dumped_with_puts(self):
+    x = self.empty(4)
+    window = self.group.new_window(x)
+    self.group.all_reduce(x)
+    window.put(x, self.next)
+    window.wait_signal(self.before)
+    window.signal(self.next)
+    window.wait_signal(self.before)
+    window.close()
+    dump(self)
 
 
 # ---- c10d

@@ -294,6 +294,22 @@ def nccl_message_sizes(module, rank, size):
         dist.abort(group)
 
 
+def nccl_message_tags_and_dtypes(module, rank, size):
+    """NCCL carries neither: a message is the next one whatever its tag, and its bytes are read as what they are received into."""
+    dist, f = module.dist, module.f
+    if rank == 0:
+        dist.send(f(5, 6), 1, tag=1)
+        dist.isend(f(7), 1, tag=1).wait(*module.backend.to_the_end)
+        dist.send(f(1), 1)
+    elif rank == 1:
+        x, y, number = f(0, 0), f(0), module.backend.make("i", [0])
+        assert dist.recv(x, 0, tag=2) == 0 and x.tolist() == [5, 6]
+        dist.irecv(y, 0, tag=3).wait(*module.backend.to_the_end)
+        dist.recv(number, 0)
+        assert y.tolist() == [7] and number.tolist() == [1065353216]  # 0x3F800000
+    dist.barrier()
+
+
 def nccl_message_timeouts(module, rank, size):
     """A message that nobody sends: who waits hears so, and the group has failed."""
     dist, f = module.dist, module.f

@@ -102,7 +102,10 @@ def test_streams_are_given_in_several_ways(stubs):
     class Torchs:
         cuda_stream = 77
 
-    for given, handle in ((1234, 1234), (Protocol(), 1234), (Torchs(), 77)):
+    class CuPys:
+        ptr = 88
+
+    for given, handle in ((1234, 1234), (Protocol(), 1234), (Torchs(), 77), (CuPys(), 88)):
         with nccl.stream(given):
             assert _core._swap_stream(handle) == handle
     assert _core._swap_stream(None) is None
@@ -339,6 +342,67 @@ def test_mistakes_are_named(stubs):
     group.close()
     with pytest.raises(_core.DistBackendError):
         group.all_reduce(array(stubs, [1]))
+
+
+def call_methods_of_a_group(stubs, group, rank):
+    """Calls every method of dldist.Group between two ranks; gives {name: what a NotImplementedError says}."""
+    other, x, y = 1 - rank, array(stubs, [1], rank), array(stubs, [1], rank)
+    both, two = array(stubs, [1, 2], rank), [array(stubs, [1], rank), array(stubs, [2], rank)]
+    on_root = [None if rank else value for value in (both, two)]
+    collectives = {
+        "all_gather": (two, x),
+        "all_gather_coalesced": ([[tensor] for tensor in two], [x]),
+        "all_gather_single": (both, x),
+        "all_gather_single_coalesced": ([both], [x]),
+        "all_reduce": (x,),
+        "all_reduce_coalesced": ([x, y],),
+        "all_to_all": (two, [x, y]),
+        "all_to_all_single": (both, array(stubs, [1, 2], rank)),
+        "barrier": (),
+        "broadcast": (x,),
+        "gather": (x, on_root[1]),
+        "gather_single": (x, on_root[0]),
+        "reduce": (x,),
+        "reduce_scatter": (x, two),
+        "reduce_scatter_coalesced": ([x], [both]),
+        "reduce_scatter_single": (x, both),
+        "scatter": (x, on_root[1]),
+        "scatter_single": (x, on_root[0]),
+    }
+    messages = [("send", (x, other)), ("recv", (x, other))][:: 1 if rank == 0 else -1]
+    messages += [("isend", (x, other)), ("irecv", (x, other))][:: 1 if rank == 0 else -1]
+    batch = [dldist.P2POp("isend", x, other), dldist.P2POp("irecv", y, other)]
+    calls = dict([*collectives.items(), *messages, ("batch_isend_irecv", (batch,))])
+    calls |= {f"plan_{name}": arguments for name, arguments in collectives.items()}
+    calls |= {"coalesce": (), "empty": (1,), "split": ([0, 1],), "monitored_barrier": ()}
+    alone = _core.NcclGroup(None, 0, 1, device=rank)  # for what would end the group of the other rank, too
+    alone.connect()
+    of_alone = ("memory_stats", "suspend", "resume", "revoke", "abort", "close")
+    calls |= dict.fromkeys(of_alone, ())
+    public = [name for name in dir(dldist.Group) if not name.startswith("_")]
+    assert sorted(calls) == [name for name in public if callable(getattr(dldist.Group, name))]
+    refused = {}
+    for name, arguments in calls.items():
+        try:
+            result = getattr(alone if name in of_alone else group, name)(*arguments)
+        except NotImplementedError as error:
+            if "needs NCCL" not in str(error):  # a newer one has it
+                refused[name] = str(error)
+            continue
+        if name == "coalesce":
+            with result:
+                group.all_reduce(x)
+        elif name == "split":
+            result.close(LIMIT_S)
+    return refused
+
+
+def test_methods_of_a_group_but_for_plans_and_monitored_barrier(stubs):
+    for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
+        others = {name for name in dir(dldist.Group) if name.startswith("plan_") or name == "monitored_barrier"}
+        assert set(refused) == others, refused
+        for name, text in refused.items():
+            assert text.startswith(f"{name}(): ") and "NcclGroup" in text, text
 
 
 # ---- faults

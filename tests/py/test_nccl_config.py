@@ -3,6 +3,7 @@
 Each case has a process of its own."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -52,6 +53,49 @@ def test_no_library(tmp_path):
     assert str(missing) in why and "No such file" in why
 
 
+def without_path(stubs):
+    """The environment of the doubles, where nobody says which NCCL is to be used."""
+    environment = stubs.environment()
+    del environment["DLDIST_NCCL_LIBRARY"]
+    return environment
+
+
+def install_wheel(folder, stubs):
+    """Puts a double where NVIDIA's wheel has NCCL; the environment in which Python imports from there."""
+    library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.symlink_to(stubs.nccl_path)
+    python_path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return library, {**without_path(stubs), "PYTHONPATH": python_path}
+
+
+def test_vllms_variable_is_the_only_path(tmp_path):
+    """A wheel that is there makes no difference."""
+    missing = tmp_path / "no" / "libnccl.so.2"
+    _, environment = install_wheel(tmp_path / "site", nccl_stubs.build())
+    why = run(WHY, {**environment, "VLLM_NCCL_SO_PATH": missing})
+    assert re.findall(r"[^\s:;]*\.so[^\s:;]*", why.replace("cannot open shared object file", "")) == [str(missing)], why
+
+
+WHICH = """
+from dldist import nccl
+print(nccl.library_path(), *nccl.get_version())
+"""
+
+
+def test_a_wheel_is_found(tmp_path):
+    library, environment = install_wheel(tmp_path, nccl_stubs.build())
+    assert run(WHICH, environment).split() == [str(library), "2", "32", "3"]
+
+
+@pytest.mark.parametrize("mode", ["RTLD_LOCAL", "RTLD_GLOBAL"])
+def test_a_copy_in_the_process_comes_before_a_wheel(tmp_path, mode):
+    _, environment = install_wheel(tmp_path, nccl_stubs.build())
+    loaded = nccl_stubs.build("2.27.3").nccl_path
+    load = f"import ctypes\nlibrary = ctypes.CDLL({loaded!r}, ctypes.{mode})\n"
+    assert run(load + WHICH, environment).split() == [loaded, "2", "27", "3"]
+
+
 def test_a_file_that_is_no_library(tmp_path):
     stubs = nccl_stubs.build()
     broken = tmp_path / "libnccl.so.2"
@@ -83,6 +127,23 @@ def test_neither(tmp_path):
 def test_no_device():
     stubs = nccl_stubs.build()
     assert "NO_DEVICE" in run(WHY, stubs.environment(devices=0))
+
+
+NO_BACKEND = """
+import array
+import dldist
+dldist.init_process_group(store=dldist.HashStore(), rank=0, world_size=1)
+x = array.array("f", [3.0])
+dldist.all_reduce(x)
+assert x.tolist() == [3.0]
+print(dldist.get_backend_config())
+dldist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("devices, config", [(1, "cpu:gloo,cuda:nccl"), (0, "cpu:gloo")])
+def test_backends_where_none_is_named(devices, config):
+    assert run(NO_BACKEND, nccl_stubs.build().environment(devices=devices)).split() == [config]
 
 
 CONFIG = """

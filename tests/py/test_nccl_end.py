@@ -1,6 +1,9 @@
 """Groups of NCCL that end while operations are under way: these are carried out, or somebody hears of it. Over the doubles of tests/stubs."""
 
+import time
+
 import dldist
+import leak_check
 import nccl_end_workers
 import nccl_stubs
 import procs
@@ -51,13 +54,25 @@ def test_a_communicator_that_does_not_end_is_told(tmp_path):
         assert "CUDA graph" in text and "ncclCommFinalize of rank" in text, text
 
 
+@pytest.mark.deadline(60)
+def test_a_live_graph_is_waited_for_ten_seconds(tmp_path):
+    for ends, values in run("end_behind_a_live_graph", tmp_path, env=EACH_FOR_ITSELF)[0]:
+        assert values == [SUM] * 2
+        for text, seconds in ends:
+            assert text is not None and text.startswith("DistTimeoutError: closing the group: its operations have ended"), text
+            assert "CUDA graph" in text, text
+            assert 9.5 < seconds < procs.under_load(13.0), ends
+
+
 def test_shrinking_waits_for_the_old_group(tmp_path):
     assert run("shrink_behind_work", tmp_path)[0] == [SUM] * 2
 
 
 def test_the_end_of_the_process_warns(tmp_path):
-    replies, errors = run("leave", tmp_path)
-    assert replies == ["left"] * 2
+    """After a second in which they may end, and another for the aborts."""
+    begun, errors = run("leave", tmp_path)
+    seconds = time.monotonic() - max(begun)
+    assert 0.9 < seconds < procs.under_load(4.0) * leak_check.slower()
     for text in errors:
         assert "RuntimeWarning: the process ends: operations of the NCCL group" in text, text
 

@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 
 import dldist
 import nccl_fault_workers as workers
@@ -127,6 +129,12 @@ def test_a_rank_is_killed(children, tmp_path):
             entries = pickle.load(file)["entries"]
         failed = [entry["profiling_name"] for entry in entries if entry["state"] != "completed" or "error" in entry]
         assert "nccl:all_reduce" in failed, entries
+    command = [sys.executable, "-m", "dldist.trace", "-p", "dump_", str(tmp_path)]
+    read = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert read.returncode == 1 and read.stderr == "", read
+    said = " ".join(read.stdout.split())
+    assert "Rank 3 has left no dump" in said and 'All_reduce #2 of group "killed" is not completed' in said, read.stdout
+    assert "timed out after 1 s" in said and "nccl_fault_workers.py:" in said, read.stdout
 
 
 def test_versions_differ(children, tmp_path):

@@ -71,9 +71,31 @@ def test_interrupts(tmp_path):
     assert run("interrupted", 2, tmp_path)[0] == ["done"] * 2
 
 
+def test_interrupts_are_heard_after_a_first_call(tmp_path):
+    (seconds, _), _ = run("interrupted_first_call", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
+    assert 0.8 < seconds["late"] < procs.under_load(5.0) and 1.3 < seconds["never"] < procs.under_load(5.0), seconds
+
+
 def test_surface(tmp_path):
     # The abort of one, at the end, is no business of the other, which may have something to look at yet.
     assert run("surface", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})[0] == [NOTHING] * 2
+
+
+@pytest.mark.parametrize(
+    "option, setting, blocks", [("", "", True), ("0", "", False), ("", "1", False)], ids=["neither", "option", "setting"]
+)
+def test_communicators_that_do_not_block(tmp_path, option, setting, blocks):
+    env = {"BLOCKING": option, "DLDIST_NCCL_NONBLOCKING": setting}
+    for said, left in run("estimates_unless_not_blocking", 2, tmp_path, env=env)[0]:
+        assert said == 1.0 if blocks else "estimates need a communicator that blocks" in said, said
+        assert left == NOTHING
+
+
+@pytest.mark.parametrize("setting", ["1", "0"])
+def test_nan_check_by_setting(tmp_path, setting):
+    for text, left in run("nan_check_by_setting", 2, tmp_path, env={"DLDIST_NCCL_NAN_CHECK": setting})[0]:
+        assert "NaN" in text if setting == "1" else text == "", text
+        assert left == NOTHING
 
 
 def test_premul_by_a_tensor(tmp_path):

@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import importlib.util
+import pickle
 import sys
 import types
 
@@ -10,6 +12,8 @@ import nccl_stubs
 import nccl_window_workers
 import procs
 import pytest
+import trace_torch
+from dldist import trace
 
 VERSION = "2.32.3"
 NOTHING = {"window": 0, "memory": 0}
@@ -62,8 +66,13 @@ def test_a_wait_blocks_the_stream_and_not_the_host(tmp_path):
     check("a_wait_for_nothing_yet", 2, tmp_path)
 
 
-def test_channels(tmp_path):
-    check("channels_are_apart", 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
+def test_closing_waits_for_the_others(tmp_path):
+    check("closing_waits_for_the_others", 2, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["channels_are_apart", "a_signal_follows_puts_of_other_channels"])
+def test_channels(tmp_path, name):
+    check(name, 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
 
 
 @pytest.mark.parametrize("name", ["wrong_arguments", "ranks_that_disagree", "recorded", "left_open"])
@@ -101,6 +110,42 @@ def test_nccl_is_too_old(tmp_path):
 @pytest.mark.parametrize("version,reply", [(VERSION, "done"), ("2.29.2", "done"), ("2.28.7", "too old")])
 def test_c10d(tmp_path, version, reply):
     assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
+
+
+# ---- dumps of flight recorders
+
+
+@pytest.mark.parametrize("has_puts", [False, True])
+def test_our_analyser_reads_dumps(tmp_path, has_puts):
+    analysis = dumps_of(tmp_path, has_puts)
+    assert not analysis.problems, analysis.text(8)
+
+
+@pytest.mark.deadline(130)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
+def test_torch_refuses_dumps_with_puts(tmp_path):
+    """It does not know them: what it reads without them it reads no more."""
+    dumps_of(tmp_path / "without", has_puts=False)
+    (theirs,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
+    assert theirs["state"] == "FULLY_MATCHED", theirs
+    dumps_of(tmp_path / "with", has_puts=True)
+    with pytest.raises(AssertionError, match="put .*is not a supported operation"):
+        trace_torch.verdicts([tmp_path / "with" / "dumps"])
+
+
+def dumps_of(folder, has_puts):
+    """What our analyser says of them; they are in folder/dumps."""
+    folder.mkdir(exist_ok=True)
+    check("dumped_with_puts" if has_puts else "dumped_without_puts", 2, folder)
+    analysis = trace.analyse(folder / "dumps", slow_s=20)
+    names = {entry["profiling_name"] for rank in range(2) for entry in entries_of(folder, rank)}
+    assert "nccl:all_reduce" in names and has_puts is any(name.startswith("nccl:put ") for name in names), names
+    return analysis
+
+
+def entries_of(folder, rank):
+    with open(folder / "dumps" / f"fr_{rank}", "rb") as file:
+        return pickle.load(file)["entries"]
 
 
 # ---- the allocator, in a process of its own

@@ -29,6 +29,16 @@ def work(i, more=1, *, sign=-1):
 print(spawn(work, 2, (100,)))
 """
 
+SECRETS = """
+import json, os
+import dldist
+
+def secret(i):
+    return os.environ.get("DLDIST_SECRET")
+
+print(json.dumps([dldist.spawn(secret, 3) for _ in range(2)]))
+"""
+
 CLASSES = """
 import array
 from dldist import init_process_group, all_gather_object, World
@@ -80,6 +90,15 @@ def test_results_in_order_and_queues_as_arguments():
     assert sizes == [200_000] * 2
     assert word == "ab"
     assert inner == [17, 1, 1]
+
+
+def test_ranks_have_one_secret():
+    """The ranks of another call have another one, unless it is given."""
+    first, second = last(run("-c", SECRETS))
+    for secrets in (first, second):
+        assert secrets[0] and secrets == secrets[:1] * 3, secrets
+    assert first != second
+    assert last(run("-c", SECRETS, env={**os.environ, "DLDIST_SECRET": "a given one"})) == [["a given one"] * 3] * 2
 
 
 def test_ranks_may_meet_elsewhere():

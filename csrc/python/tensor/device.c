@@ -123,21 +123,26 @@ cupy_function(struct py_devices *devices)
     return devices->cupy_stream;
 }
 
-static bool
-ask_torch(py_state *state, int device, void **handle)
+/* What the function says of the device: a new reference. NULL with an exception, which is set already if there is no function. */
+static PyObject *
+ask_function(PyObject *function, int device)
 {
-    PyObject *function = torch_function(state->devices);
     PyObject *index = function != NULL ? PyLong_FromLong(device) : NULL;
     PyObject *stream = index != NULL ? PyObject_CallFunctionObjArgs(function, index, NULL) : NULL;
     Py_XDECREF(index);
-    return to_handle(stream, handle);
+    return stream;
 }
 
 static bool
-ask_cupy(py_state *state, void **handle)
+ask_torch(py_state *state, int device, void **handle)
 {
-    PyObject *function = cupy_function(state->devices);
-    PyObject *stream = function != NULL ? PyObject_CallNoArgs(function) : NULL;
+    return to_handle(ask_function(torch_function(state->devices), device), handle);
+}
+
+static bool
+ask_cupy(py_state *state, int device, void **handle)
+{
+    PyObject *stream = ask_function(cupy_function(state->devices), device);
     PyObject *pointer = stream != NULL ? PyObject_GetAttrString(stream, "ptr") : NULL;
     Py_XDECREF(stream);
     return to_handle(pointer, handle);
@@ -176,7 +181,7 @@ ask(const py_stream *stream, py_state *state, int device, void **handle)
     case PY_STREAM_TORCH:
         return ask_torch(state, device, handle);
     case PY_STREAM_CUPY:
-        return ask_cupy(state, handle);
+        return ask_cupy(state, device, handle);
     }
     return false;
 }
