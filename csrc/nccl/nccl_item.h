@@ -26,11 +26,11 @@ typedef struct dd_nccl_item {
     dd_nccl_dtype dtype;
     dd_nccl_redop redop; /* ALL_REDUCE, REDUCE, REDUCE_SCATTER */
     int root;            /* BROADCAST, REDUCE, GATHER, SCATTER; of SEND and RECV the peer */
-    /* Borrowed; NCCL copies it. Needs 2.31.2. NULL, and always of SEND and RECV, which have none: NCCL chooses. */
+    /* Borrowed, and copied by NCCL, 2.31.2 or newer. NULL: NCCL chooses. SEND and RECV have none: it is not looked at. */
     const dd_nccl_abi_coll_config *config;
 } dd_nccl_item;
 
-/* Makes the call. The library has it, and is told about a configuration only if it has the function for that. */
+/* Makes the call, which this NCCL must have, by its other function if there is a configuration. */
 dd_nccl_result dd_nccl_item_call(const dd_nccl_api *api, const dd_nccl_item *item, dd_nccl_comm_handle comm,
                                  dd_cuda_stream stream);
 /* "ncclAllReduce" */
