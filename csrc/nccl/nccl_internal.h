@@ -18,6 +18,7 @@
 #include "nccl/nccl_meet.h"
 
 #define NCCL_ALL_RANKS (-1)
+#define NCCL_MET_BITS 512u
 
 /* ---- events, kept for their next use */
 
@@ -47,6 +48,7 @@ struct nccl_channel {
     bool is_connecting; /* lock; somebody makes it, others wait on `ended` */
     bool is_ending;     /* lock; its communicator has been or is being aborted or destroyed */
     dd_list works;      /* lock; under way, in the order of the stream */
+    uint64_t met[NCCL_MET_BITS / 64]; /* launch; what calls have connected */
     /* launch; of the inputs of a call; NULL until the first */
     dd_cuda_nan_report *nan_report;
 };
@@ -293,6 +295,14 @@ dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const voi
 bool nccl_are_equal(const dd_block *blocks, int n);
 /* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
+
+/* ---- nccl_launch_aside.c */
+
+/* Whether NCCL may wait for other ranks in this call, because it is the first of its kind and size on the channel, and the caller can be
+ * interrupted. True once. The caller holds `launch`. */
+bool nccl_may_connect(nccl_launch *launch);
+/* What `post` returns, which runs on a thread of its own meanwhile. If the caller is interrupted, the group ends, and with it the call. */
+dd_status nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
 
 /* ---- nccl_launch_run.c */
 

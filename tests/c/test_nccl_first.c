@@ -212,6 +212,83 @@ TEST(a_first_call_that_stays_alone_can_be_aborted)
                  NULL);
 }
 
+/* ---- the caller is interrupted */
+
+static bool
+is_called(void *ctx)
+{
+    const nccl_rig *rig = ctx;
+    return rig->nccl_stub.calls("ncclAllReduce") + rig->nccl_stub.calls("ncclRecv") > 0;
+}
+
+/* The call cannot be taken back: the group ends. */
+static void
+interrupted_body(nccl_rig_rank *self)
+{
+    const bool *is_message = self->arg;
+    REQUIRE(make_communicator(self));
+    first_call first;
+    prepare(self, &first, *is_message);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        dd_nccl_work *work = NULL;
+        dd_wait wait = nccl_rig_patience();
+        wait.is_interrupted = is_called;
+        wait.ctx = self->rig;
+        CHECK_STATUS(dd_nccl_group_start(self->group, &first.call, &work, &wait, check_err()), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "was interrupted while NCCL connected the ranks");
+        CHECK(!dd_wait_is_over(&wait));
+        CHECK_STATUS(nccl_rig_do(self, &first.call, check_err()), DD_ABORTED);
+        close_failed(self);
+    }
+    nccl_rig_meet(self);
+    if (self->rank == 1) {
+        close_failed(self);
+    }
+    nccl_rig_free(self, first.data);
+}
+
+TEST(a_first_call_that_stays_alone_can_be_interrupted)
+{
+    static const char *const VERSIONS[] = {NULL, "2.22.3"};
+    for (int i = 0; i < 4; i++) {
+        bool is_message = i % 2 == 1;
+        nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .version = VERSIONS[i / 2]},
+                     interrupted_body, &is_message);
+    }
+}
+
+static bool
+is_never(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* A caller who could be interrupted gets the same, with a thread for the first call of a kind and size only. */
+static void
+undisturbed_body(nccl_rig_rank *self)
+{
+    first_call first;
+    prepare(self, &first, false);
+    for (int i = 0; i < 3; i++) {
+        dd_nccl_work *work = NULL;
+        dd_wait wait = nccl_rig_patience();
+        wait.is_interrupted = is_never;
+        if (CHECK_OK(dd_nccl_group_start(self->group, &first.call, &work, &wait, check_err()))) {
+            CHECK_OK(dd_nccl_work_wait(work, &wait, check_err()));
+            dd_work_release(&work->base);
+        }
+    }
+    CHECK_INT(*first.data, 12);
+    nccl_rig_free(self, first.data);
+}
+
+TEST(a_first_call_that_could_be_interrupted)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, undisturbed_body, NULL);
+}
+
 /* ---- captures and graphs */
 
 typedef struct graph_calls {
