@@ -17,9 +17,11 @@ from procs import enter_own_network  # noqa: E402
 
 SETTINGS = (
     "DLDIST_AGENT_STORE DLDIST_CUDA_LIBRARY DLDIST_LOG DLDIST_MASTER_FD DLDIST_NCCL_LIBRARY DLDIST_SECRET DLDIST_STUB_ALLOW_SAME_GPU "
-    "DLDIST_STUB_DEVICES DLDIST_STUB_DIR DLDIST_STUB_FAULTS MASTER_ADDR MASTER_PORT RANK VLLM_NCCL_SO_PATH WORLD_SIZE "
+    "DLDIST_STUB_DEVICES DLDIST_STUB_DIR DLDIST_STUB_FAULTS DLDIST_STUB_INSTANT MASTER_ADDR MASTER_PORT RANK VLLM_NCCL_SO_PATH WORLD_SIZE "
     "TORCHELASTIC_USE_AGENT_STORE TORCH_DISTRIBUTED_DEBUG"
 ).split()
+# These take minutes and mostly wait: they begin, beside many short ones, instead of being waited for at the end.
+FIRST = "test_torch_suite.py test_group_past_4_gib.py test_torch_suite_tools.py test_types.py".split()
 _lost_by_workers = []
 _network = "not needed"
 
@@ -58,6 +60,7 @@ def pytest_unconfigure():
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in FIRST)
     reason = torch_missing()
     for item in items:
         if reason and item.get_closest_marker("torch"):
