@@ -3,7 +3,8 @@
  * It has for each device that it is used with a stream of its own and a communicator, made on first use (or at once, with
  * `device`), and keeps a list of the works under way, which the watchdog looks through (nccl_watchdog.h): there they end, by their event, by
  * an error of NCCL, by their time-out, or with the group. The first failure ends everything under way, and every later call
- * fails at once with the original cause. Nothing here blocks the host but making communicators, dd_nccl_work_wait and close.
+ * fails at once with the original cause. Nothing here blocks the host but making communicators, first calls, in which
+ * NCCL connects ranks, dd_nccl_work_wait and close.
  *
  * Every function may be called from any thread; calls of one group are put into its streams one after the other. */
 #ifndef DD_NCCL_NCCL_GROUP_H
@@ -171,7 +172,10 @@ dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream 
 
 /* Checks what can be checked (DD_INVALID_ARGUMENT, DD_NOT_SUPPORTED), enqueues, and gives a work with a reference for the caller.
  * Connects first if need be, which may wait until `wait` or the group's init time-out. A message, alone, between two ranks that are the first to meet uses a
- * communicator of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued. */
+ * communicator of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued.
+ *
+ * Where NCCL connects ranks for a call, it waits for them on the host. The call's time-out ends that, and so does the caller's interruption, which
+ * ends the group, too: DD_ABORTED. */
 dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
