@@ -416,14 +416,14 @@ is_flat_scatter(const dd_nccl_group *group, const dd_nccl_op *op)
 }
 
 static const launch_row colls[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {NULL, barrier, NULL},
-    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL},
-    [DD_COLL_REDUCE] = {NULL, reduce, NULL},
-    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL},
+    [DD_COLL_BARRIER] = {NULL, barrier, NULL, false},
+    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL, false},
+    [DD_COLL_REDUCE] = {NULL, reduce, NULL, false},
+    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL, false},
     [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped, true},
     [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped, true},
-    [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped},
-    [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped},
+    [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped, false},
+    [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped, false},
     [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped, true},
 };
 
