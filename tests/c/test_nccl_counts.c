@@ -122,7 +122,7 @@ TEST(of_an_operation)
 
 /* A caller that the watchdog does not keep up with looks itself, and asks about few works of many. */
 #define NBURST 1000
-#define MAX_EVENTS 130 /* of works that nobody had looked at */
+#define MAX_EVENTS 70 /* of works that nobody had looked at */
 #define MAX_QUESTIONS 150
 
 static void

@@ -103,9 +103,9 @@ TEST(a_first_collective_waits_for_the_others)
 
 /* ---- they never come */
 
-/* Both make the communicator; then one alone calls. */
+/* Both make the communicator; then rank 0 alone calls, which fails its group. */
 static void
-alone_body(nccl_rig_rank *self)
+call_alone(nccl_rig_rank *self, void (*call)(nccl_rig_rank *self, first_call *first))
 {
     const bool *is_message = self->arg;
     REQUIRE(make_communicator(self));
@@ -113,10 +113,7 @@ alone_body(nccl_rig_rank *self)
     prepare(self, &first, *is_message);
     nccl_rig_meet(self);
     if (self->rank == 0) {
-        first.call.timeout_ns = 200 * DD_NS_PER_MS;
-        CHECK_STATUS(nccl_rig_do(self, &first.call, check_err()), DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(check_message(), "timed out after 0.2");
-        CHECK_STATUS(nccl_rig_do(self, &first.call, check_err()), DD_OP_TIMED_OUT);
+        call(self, &first);
         close_failed(self);
     }
     nccl_rig_meet(self);
@@ -124,6 +121,21 @@ alone_body(nccl_rig_rank *self)
         close_failed(self);
     }
     nccl_rig_free(self, first.data);
+}
+
+static void
+time_out(nccl_rig_rank *self, first_call *first)
+{
+    first->call.timeout_ns = 200 * DD_NS_PER_MS;
+    CHECK_STATUS(nccl_rig_do(self, &first->call, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "timed out after 0.2");
+    CHECK_STATUS(nccl_rig_do(self, &first->call, check_err()), DD_OP_TIMED_OUT);
+}
+
+static void
+alone_body(nccl_rig_rank *self)
+{
+    call_alone(self, time_out);
 }
 
 TEST(a_first_call_that_stays_alone_times_out)
@@ -140,30 +152,24 @@ TEST(a_first_call_that_stays_alone_times_out)
 
 /* Nobody has to wait for a work: there is none. */
 static void
-call_raises_body(nccl_rig_rank *self)
+time_out_in_call(nccl_rig_rank *self, first_call *first)
 {
     const bool *is_message = self->arg;
-    REQUIRE(make_communicator(self));
-    first_call first;
-    prepare(self, &first, *is_message);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        first.call.timeout_ns = 200 * DD_NS_PER_MS;
-        dd_nccl_work *work = NULL;
-        int64_t start_ns = dd_clock_now_ns();
-        CHECK_STATUS(nccl_rig_start(self, &first.call, &work, check_err()), DD_OP_TIMED_OUT);
-        int64_t took_ns = dd_clock_now_ns() - start_ns;
-        CHECK(took_ns >= 200 * DD_NS_PER_MS && took_ns < 5 * DD_NS_PER_S * check_slow());
-        CHECK_CONTAINS(check_message(), "timed out after 0.2");
-        CHECK_CONTAINS(check_message(), *is_message ? "message" : "all_reduce");
-        CHECK(work == NULL);
-        close_failed(self);
-    }
-    nccl_rig_meet(self);
-    if (self->rank == 1) {
-        close_failed(self);
-    }
-    nccl_rig_free(self, first.data);
+    first->call.timeout_ns = 200 * DD_NS_PER_MS;
+    dd_nccl_work *work = NULL;
+    int64_t start_ns = dd_clock_now_ns();
+    CHECK_STATUS(nccl_rig_start(self, &first->call, &work, check_err()), DD_OP_TIMED_OUT);
+    int64_t took_ns = dd_clock_now_ns() - start_ns;
+    CHECK(took_ns >= 200 * DD_NS_PER_MS && took_ns < 5 * DD_NS_PER_S * check_slow());
+    CHECK_CONTAINS(check_message(), "timed out after 0.2");
+    CHECK_CONTAINS(check_message(), *is_message ? "message" : "all_reduce");
+    CHECK(work == NULL);
+}
+
+static void
+call_raises_body(nccl_rig_rank *self)
+{
+    call_alone(self, time_out_in_call);
 }
 
 TEST(a_first_call_that_stays_alone_raises_itself)
@@ -223,29 +229,22 @@ is_called(void *ctx)
 
 /* The call cannot be taken back: the group ends. */
 static void
+interrupt(nccl_rig_rank *self, first_call *first)
+{
+    dd_nccl_work *work = NULL;
+    dd_wait wait = nccl_rig_patience();
+    wait.is_interrupted = is_called;
+    wait.ctx = self->rig;
+    CHECK_STATUS(dd_nccl_group_start(self->group, &first->call, &work, &wait, check_err()), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "was interrupted while NCCL connected the ranks");
+    CHECK(!dd_wait_is_over(&wait));
+    CHECK_STATUS(nccl_rig_do(self, &first->call, check_err()), DD_ABORTED);
+}
+
+static void
 interrupted_body(nccl_rig_rank *self)
 {
-    const bool *is_message = self->arg;
-    REQUIRE(make_communicator(self));
-    first_call first;
-    prepare(self, &first, *is_message);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        dd_nccl_work *work = NULL;
-        dd_wait wait = nccl_rig_patience();
-        wait.is_interrupted = is_called;
-        wait.ctx = self->rig;
-        CHECK_STATUS(dd_nccl_group_start(self->group, &first.call, &work, &wait, check_err()), DD_ABORTED);
-        CHECK_CONTAINS(check_message(), "was interrupted while NCCL connected the ranks");
-        CHECK(!dd_wait_is_over(&wait));
-        CHECK_STATUS(nccl_rig_do(self, &first.call, check_err()), DD_ABORTED);
-        close_failed(self);
-    }
-    nccl_rig_meet(self);
-    if (self->rank == 1) {
-        close_failed(self);
-    }
-    nccl_rig_free(self, first.data);
+    call_alone(self, interrupt);
 }
 
 TEST(a_first_call_that_stays_alone_can_be_interrupted)
