@@ -17,7 +17,10 @@ from dldist.nccl.library import why_not as why_not_available
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    Block = TypeVar("Block", bound="_OnThread")
 
 __all__ = [
     "Allocator",
@@ -50,7 +53,22 @@ def device_count() -> int:
     return count
 
 
-class stream:
+class _OnThread:
+    """Within the block, `swap` has given this thread a value. Blocks may be nested."""
+
+    def __init__(self, swap: Callable[[Any], Any], value: Any) -> None:
+        self._swap, self._value = swap, value
+        self._before: list[Any] = []
+
+    def __enter__(self: Block) -> Block:
+        self._before.append(self._swap(self._value))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._swap(self._before.pop())
+
+
+class stream(_OnThread):
     """Within the block, tensors that this thread passes count as used on this CUDA stream, whatever library they come from.
 
     `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. Blocks may be nested.
@@ -60,18 +78,10 @@ class stream:
     """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._before: list[Any] = []
-
-    def __enter__(self) -> stream:
-        self._before.append(_core._swap_stream(self._stream))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _core._swap_stream(self._before.pop())
+        super().__init__(_core._swap_stream, stream)
 
 
-class coll_config:
+class coll_config(_OnThread):
     """Within the block, the collectives that this thread calls have this configuration: NCCL's own fields (ncclCollConfig_t).
 
     The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection, force_alg_selection, cta_policy, user_profiler_tag
@@ -86,15 +96,7 @@ class coll_config:
         self._event = fields.get("launch_completion_event")  # it lives as long as NCCL may record it
         if self._event is not None:
             fields["launch_completion_event"] = _event_address(self._event)
-        self._config = _core._nccl_coll_config(fields)
-        self._before: list[Any] = []
-
-    def __enter__(self) -> coll_config:
-        self._before.append(_core._swap_coll_config(self._config))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _core._swap_coll_config(self._before.pop())
+        super().__init__(_core._swap_coll_config, _core._nccl_coll_config(fields))
 
 
 def _event_address(event: Any) -> int:
