@@ -3,6 +3,7 @@ ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0 (`make test-py-asan`): at the e
 
 import ctypes
 import os
+import sys
 import tempfile
 
 OURS = ("csrc/", "dldist/_core.")
@@ -35,10 +36,13 @@ def take_report(pid):
     return text
 
 
-def has_broken_down(report):
-    """LeakSanitizer itself: it stops all threads from outside, and now and then its tracer crashes on one that is about to end.
-    That ends the process, and says nothing about it."""
-    return "LeakSanitizer has encountered a fatal error" in report
+def has_broken_down_in(pid, name):
+    """LeakSanitizer itself, in a process that has ended; that is said on stderr. It stops all threads from outside, and now and then its
+    tracer crashes on one that is about to end. That ends the process, and says nothing about it."""
+    has_broken_down = is_possible() and "LeakSanitizer has encountered a fatal error" in take_report(pid)
+    if has_broken_down:
+        print(f"{name} (pid {pid}): LeakSanitizer broke down, so nothing is known of leaks there", file=sys.stderr)
+    return has_broken_down
 
 
 def leaks():

@@ -1,6 +1,6 @@
 """Configurations of single collectives, over the doubles of tests/stubs, which tell how the last one was configured.
 
-test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ import types
 import dldist
 import pytest
 from dldist import _core, nccl
+from nccl_group_cases import LIMIT_S, VERSION, array, on_ranks
+from nccl_group_cases import no_faults as no_faults
+from nccl_group_cases import stubs as stubs
 from nccl_stream_cases import Graph, Side
 from nccl_stream_cases import framework as framework
-from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
-from nccl_workers_group import no_faults as no_faults
-from nccl_workers_group import stubs as stubs
 
 NCCL = tuple(map(int, VERSION.split(".")))
 needs_configs = pytest.mark.skipif(NCCL < (2, 31, 2), reason="this NCCL has no configurations of collectives")

@@ -1,6 +1,6 @@
 """How long calls would take, as NCCL estimates it, over the doubles of tests/stubs: those say one microsecond for each call of theirs.
 
-test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
 """
 
 import threading
@@ -9,11 +9,11 @@ import dldist
 import pytest
 from dldist import _core, flight_recorder
 from dldist.c10d.nccl import ProcessGroupNCCL
+from nccl_group_cases import LIMIT_S, VERSION, array, on_ranks
+from nccl_group_cases import no_faults as no_faults
+from nccl_group_cases import stubs as stubs
 from nccl_stream_cases import Graph, Side
 from nccl_stream_cases import framework as framework
-from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
-from nccl_workers_group import no_faults as no_faults
-from nccl_workers_group import stubs as stubs
 from procs import poll_until
 
 ESTIMATES = tuple(map(int, VERSION.split("."))) >= (2, 22, 3)

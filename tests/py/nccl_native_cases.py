@@ -1,7 +1,7 @@
 """Gather, scatter and all-to-all by NCCL's own calls, where it has them and all ranks know that blocks are equal, and by messages
 elsewhere, over the doubles of tests/stubs.
 
-test_nccl_native.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
 """
 
 import itertools
@@ -13,12 +13,12 @@ import pytest
 from dldist import _core
 from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.nccl import library
+from nccl_group_cases import LIMIT_S, VERSION, array, on_ranks
+from nccl_group_cases import no_faults as no_faults
+from nccl_group_cases import stubs as stubs
 from nccl_stream_cases import Graph, Side
 from nccl_stream_cases import framework as framework
 from nccl_stubs import DTYPES
-from nccl_workers_group import LIMIT_S, VERSION, array, on_ranks
-from nccl_workers_group import no_faults as no_faults
-from nccl_workers_group import stubs as stubs
 
 HAS_NATIVE = tuple(map(int, VERSION.split("."))) >= (2, 28, 3)
 NATIVE = ["ncclAlltoAll", "ncclGather", "ncclScatter"]

@@ -1,6 +1,6 @@
 """NCCL's operations among the streams of frameworks, over the doubles of tests/stubs: everything is proven with slow kernels and gates.
 
-test_nccl_streams.py runs this file with pytest, in a process that knows where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in a process that knows where the doubles are.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ import procs
 import pytest
 from cuda_driver import Graph
 from dldist import _core, nccl
-from nccl_workers_group import LIMIT_S, on_ranks
-from nccl_workers_group import no_faults as no_faults
-from nccl_workers_group import stubs as stubs
+from nccl_group_cases import LIMIT_S, on_ranks
+from nccl_group_cases import no_faults as no_faults
+from nccl_group_cases import stubs as stubs
 
 SLOW_MS = 20
 GATES = itertools.count(1)  # below 256
@@ -252,17 +252,10 @@ def test_a_call_that_waits_keeps_what_no_stream_keeps(stubs, framework, kind, is
             x = side.tensor(kind, array)
             group.all_reduce(x)
         array.stream = nccl_stubs.LEGACY_STREAM if is_kept else side.handle
-        array.close = lambda: None if is_kept else array  # the gate is shut: what is dropped now waits for nothing
-        array._base, base = 0, array._base
-        bases.append(base)
         return weakref.ref(array)
 
-    bases = []
     assert kept_until_the_gate_opens(stubs, group, side, call) is is_kept
-    with stubs.cuda.on_device(0):
-        side.stubs.cuda.synchronize(side.handle, 0)
-        for base in bases:
-            stubs.cuda.call("cuMemFree_v2", ctypes.c_uint64(base))
+    stubs.cuda.synchronize(side.handle, 0)
     group.close()
 
 

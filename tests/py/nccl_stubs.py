@@ -96,6 +96,13 @@ class CudaControl(Control, cuda_driver.Driver):
         """On the stream, after ms: the bytes `data` to the address."""
         self.call("dd_stub_slow_write", ctypes.c_void_p(stream), ctypes.c_void_p(address), data, ctypes.c_size_t(len(data)), ms)
 
+    def free_in_order(self, stream, address):
+        """The memory is given back once the stream has done what it holds: at once, if that is nothing."""
+        if self.library.cuStreamQuery(ctypes.c_void_p(stream)) == 0:
+            self.call("dd_stub_free", ctypes.c_void_p(address))
+        else:
+            self.call("cuLaunchHostFunc", ctypes.c_void_p(stream), self.library.dd_stub_free, ctypes.c_void_p(address))
+
     def gate(self, stream, gate):
         """Nothing on the stream goes on until open_gate(gate); gates are numbers below 256, each good for once."""
         self.call("dd_stub_gate", ctypes.c_void_p(stream), gate)
@@ -289,18 +296,16 @@ class CudaArray(dlpack_producer.Producer):
         self.capsules.append(made)
         return made
 
-    def close(self):
-        """Gives the memory back, once the device is through with it as far as the framework knows. Frameworks keep what they have got:
-        nothing waits for the whole device, as cuMemFree does."""
-        if self._base:
-            base, self._base = self._base, 0
-            self.synchronize()
-            self.cuda.call("dd_stub_free", ctypes.c_void_p(base))
+    def _give_back(self):
+        """In the order of the framework's stream, as its cache does it: nothing waits, since any thread may come by here, collecting
+        cycles between two calls that its peers wait for."""
+        with self.cuda.on_device(self.device):
+            self.cuda.free_in_order(self.stream, self._base)
 
     def __del__(self):
         if getattr(self, "_base", 0):
             with contextlib.suppress(OSError):
-                self.close()
+                self._give_back()
 
 
 Stubs.Array = CudaArray

@@ -54,7 +54,7 @@ def tensor_type(stubs, device):
             where = {"data": self.address, "device_type": dlpack_producer.CUDA, "device_id": device}
             dlpack_producer.Producer.__init__(self, None, self.shape, self.strides, dtype=(code, bits), **where)
 
-        def close(self):
+        def _give_back(self):
             pass
 
     Tensor.Part = Part

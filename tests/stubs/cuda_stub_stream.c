@@ -381,6 +381,23 @@ check_not_capturing_locked(stub_stream *stream)
     return capture_check_unsafe_locked();
 }
 
+static bool
+is_busy(const stub_stream *stream)
+{
+    return stream->ndone < stream->nenqueued;
+}
+
+/* A busy stream that this one's end waits for beside its own work: a blocking one, for the legacy stream. */
+static stub_stream *
+busy_before_locked(const stub_stream *stream)
+{
+    stub_stream *other = stream->is_legacy ? streams_of[stream->device] : NULL;
+    while (other != NULL && !(is_blocking(other) && is_busy(other))) {
+        other = other->next_of_device;
+    }
+    return other;
+}
+
 CUDA_EXPORT dd_cuda_result
 cuStreamSynchronize(dd_cuda_stream handle)
 {
@@ -393,18 +410,13 @@ cuStreamSynchronize(dd_cuda_stream handle)
     pthread_mutex_lock(&cuda_lock);
     result = check_not_capturing_locked(stream);
     if (result == 0) {
-        for (struct stub_stream *other = stream->is_legacy ? streams_of[stream->device] : NULL;
-             other != NULL;) {
-            /* The list may change while this waits: begin anew after each that was busy. */
-            bool is_busy = is_blocking(other) && other->ndone < other->nenqueued;
-            if (is_busy) {
-                stub_object_acquire(&other->base);
-                cuda_stream_wait_done_locked(other, other->nenqueued);
-                pthread_mutex_unlock(&cuda_lock);
-                stub_object_release(&other->base);
-                pthread_mutex_lock(&cuda_lock);
-            }
-            other = is_busy ? streams_of[stream->device] : other->next_of_device;
+        /* The list may change while this waits: begin anew after each. */
+        for (stub_stream *other; (other = busy_before_locked(stream)) != NULL;) {
+            stub_object_acquire(&other->base);
+            cuda_stream_wait_done_locked(other, other->nenqueued);
+            pthread_mutex_unlock(&cuda_lock);
+            stub_object_release(&other->base);
+            pthread_mutex_lock(&cuda_lock);
         }
         cuda_stream_wait_done_locked(stream, stream->nenqueued);
     }
@@ -425,7 +437,8 @@ cuStreamQuery(dd_cuda_stream handle)
     pthread_mutex_lock(&cuda_lock);
     result = check_not_capturing_locked(stream);
     if (result == 0) {
-        result = stream->ndone == stream->nenqueued ? DD_CUDA_SUCCESS : DD_CUDA_NOT_READY;
+        bool is_done = !is_busy(stream) && busy_before_locked(stream) == NULL;
+        result = is_done ? DD_CUDA_SUCCESS : DD_CUDA_NOT_READY;
     }
     pthread_mutex_unlock(&cuda_lock);
     cuda_stream_release(stream);

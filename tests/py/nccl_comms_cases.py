@@ -1,4 +1,4 @@
-"""NcclComms and its kin over the doubles of tests/stubs. test_nccl_comms.py runs it with pytest, in a process that knows them."""
+"""NcclComms and its kin over the doubles of tests/stubs. test_nccl_case_files.py runs it with pytest, in a process that knows them."""
 
 import copy
 import ctypes

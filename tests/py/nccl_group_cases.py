@@ -1,6 +1,6 @@
 """NcclGroup over the doubles of tests/stubs, ranks being threads: streams, works, faults, aborts, memory.
 
-test_nccl_group.py runs this file with pytest, in processes that know where the doubles are.
+test_nccl_case_files.py runs this file with pytest, in processes that know where the doubles are.
 """
 
 import gc
