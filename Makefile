@@ -25,8 +25,8 @@ TESTS ?=
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
-LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
-BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c)
+LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c))
+BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))

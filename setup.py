@@ -82,17 +82,23 @@ class parallel_build_ext(build_ext):
         )
 
 
+def extension(name, sources):
+    return Extension(
+        name,
+        sources=sorted(sources),
+        depends=sorted(glob("csrc/**/*.h", recursive=True)),
+        include_dirs=["csrc"],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+        py_limited_api=IS_LIMITED_API,
+    )
+
+
+trampoline = glob("csrc/trampoline/*.c")
 setup(
     ext_modules=[
-        Extension(
-            "dldist._core",
-            sources=sorted(glob("csrc/**/*.c", recursive=True)),
-            depends=sorted(glob("csrc/**/*.h", recursive=True)),
-            include_dirs=["csrc"],
-            extra_compile_args=compile_args,
-            extra_link_args=link_args,
-            py_limited_api=IS_LIMITED_API,
-        )
+        extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline}),
+        extension("dldist.jax._mpi", trampoline),
     ],
     cmdclass={"build_ext": parallel_build_ext},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED_API else {},

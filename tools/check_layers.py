@@ -9,11 +9,12 @@ import re
 import sys
 from pathlib import Path
 
-LADDER = ["core", "net", "store", "transport", "collective", "group", "window", "python"]
+LADDER = ["core", "net", "store", "transport", "collective", "group", "window", "python", "trampoline"]
 SIDE = ["kernels", "work", "observe"]  # stand on core alone
 BESIDE = {  # what the binding uses beside groups
     "nccl": {"core", "store", "collective", "nccl", *SIDE},
     "watch": {"core", "store", "observe", "watch"},
+    "xla": {*LADDER[:6], *SIDE, "xla"},
 }
 
 ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}
@@ -24,7 +25,8 @@ ALLOWED["collective"] |= {"kernels", "work"}
 ALLOWED["group"] |= set(SIDE)
 ALLOWED["window"] |= set(SIDE)
 ALLOWED |= BESIDE
-ALLOWED["python"] |= {*SIDE, *BESIDE}
+for binding in ("python", "trampoline"):
+    ALLOWED[binding] |= {*SIDE, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/base/api.h"

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Checks what a built extension shows to the process that loads it, and what it asks for.
+"""Checks what the built extension, and the library for JAX, show to the process that loads them, and what they ask for.
 
-It must export its init function and nothing else, or it would meet the symbols of other libraries; and need
-nothing beyond the C library, or the wheel would not load everywhere.
+The extension must export its init function and nothing else, and the library what MPItrampoline looks up, or they would meet the
+symbols of other libraries; and they must need nothing beyond the C library, or the wheel would not load everywhere.
 
-    python tools/check_symbols.py pkg/dldist/_core.abi3.so ...
+    python tools/check_symbols.py [folder of the package]
 """
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-EXPORTS = {"PyInit__core"}
+# By the beginning of a file's path in the package: what it exports.
+EXPORTS = {
+    "_core": re.compile(r"PyInit__core"),
+    "jax/_mpi": re.compile(r"MPIX?ABI_\w+|mpi(abi|wrapper)_version_\w+|mpiwrapper_export_fortran_constants_"),
+}
 # ld-linux comes with libc on some machines.
 NEEDED = re.compile(r"^(libc|libpthread|libm|librt|libdl|ld-linux[-\w]*)\.so(\.\d+)*$")
 
@@ -28,32 +32,29 @@ def needed(path: str) -> set[str]:
     return {m[1] for line in output("readelf", "-d", path) if (m := re.search(r"\(NEEDED\).*\[(.+)\]", line))}
 
 
-def problems(path: str) -> list[str]:
+def problems(path: str, exports: re.Pattern[str]) -> list[str]:
     found = []
     names = exported(path)
-    if EXPORTS - names:
-        found.append(f"does not export {', '.join(sorted(EXPORTS - names))}")
-    if names - EXPORTS:
-        found.append(f"exports {', '.join(sorted(names - EXPORTS))}")
-    foreign = sorted(lib for lib in needed(path) if not NEEDED.match(lib))
-    if foreign:
+    if not names:
+        found.append("exports nothing")
+    if foreign := sorted(name for name in names if not exports.fullmatch(name)):
+        found.append(f"exports {', '.join(foreign)}")
+    if foreign := sorted(lib for lib in needed(path) if not NEEDED.match(lib)):
         found.append(f"needs {', '.join(foreign)}")
     return found
 
 
 def main() -> int:
-    paths = sys.argv[1:] or [str(p) for p in Path(__file__).parent.parent.glob("pkg/dldist/_core*.so")]
-    if not paths:
-        print("symbols: no extension given and none built in pkg/dldist (make ext)")
-        return 1
+    package = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent / "pkg" / "dldist"
     failures = 0
-    for path in paths:
-        found = problems(path)
+    for name, exports in EXPORTS.items():
+        paths = [str(path) for path in package.glob(f"{name}*.so")]
+        found = problems(paths[0], exports) if len(paths) == 1 else [f"there are {len(paths)} such files (make ext makes one)"]
         failures += len(found)
         for text in found:
-            print(f"{path}: {text}")
+            print(f"{package}/{name}: {text}")
         if not found:
-            print(f"symbols: {path} exports {', '.join(sorted(EXPORTS))} and needs {', '.join(sorted(needed(path)))}")
+            print(f"symbols: {paths[0]} exports {len(exported(paths[0]))} and needs {', '.join(sorted(needed(paths[0])))}")
     return 1 if failures else 0
 
 

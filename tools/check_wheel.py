@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the extension in a wheel: it loads wherever the wheel's name says, and holds nothing of the machine that made it.
+"""Checks what is compiled in a wheel: it loads wherever the wheel's name says, and holds nothing of the machine that made it.
 
 Needs auditwheel.
 
@@ -12,10 +12,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from check_symbols import output
+from check_symbols import EXPORTS, output
 from check_symbols import problems as symbol_problems
 
-EXTENSION = "dldist/_core.abi3.so"
 NAME = re.compile(r"dldist-.+-cp311-abi3-manylinux_2_(\d+)_(\w+)\.whl")
 
 
@@ -59,24 +58,26 @@ def leftovers(extension: str) -> list[str]:
     return found
 
 
-def extension_problems(extension: str) -> list[str]:
-    found = symbol_problems(extension) + leftovers(extension)
+def extension_problems(name: str, extension: str) -> list[str]:
+    found = symbol_problems(extension, EXPORTS[name]) + leftovers(extension)
     if names := unresolved(extension):
         found.append(f"asks for what nothing is known to have: {', '.join(names)}")
-    return [f"{EXTENSION} {text}" for text in found]
+    return [f"{name} {text}" for text in found]
 
 
 def main() -> int:
     failures = 0
     for wheel in map(Path, sys.argv[1:]):
+        found, sizes = platform_problems(wheel), []
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-            extension = archive.extract(EXTENSION, folder)
-            found = platform_problems(wheel) + extension_problems(extension)
-            nbytes = Path(extension).stat().st_size
+            for name in EXPORTS:
+                extension = archive.extract(f"dldist/{name}.abi3.so", folder)
+                found += extension_problems(name, extension)
+                sizes.append(f"{name} in it {Path(extension).stat().st_size:,}")
         for text in found:
             print(f"{wheel}: {text}")
         failures += len(found)
-        print(f"wheel: {wheel} has {wheel.stat().st_size:,} bytes, {EXTENSION} in it {nbytes:,}")
+        print(f"wheel: {wheel} has {wheel.stat().st_size:,} bytes, {', '.join(sizes)}")
     return 1 if failures or not sys.argv[1:] else 0
 
 

@@ -17,6 +17,7 @@
 #include "python/tensor/type.h"
 #include "python/window/window.h"
 #include "python/work/work.h"
+#include "python/xla/mpi.h"
 
 #include <stddef.h>
 
@@ -268,6 +269,10 @@ static PyMethodDef core_methods[] = {
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
+    {"_mpi_calls", py_mpi_calls, METH_VARARGS,
+     "_mpi_calls($module, world, split, /)\n--\n\n"
+     "What carries out the MPI calls of XLA (dldist.jax), a capsule. MPI_COMM_WORLD is the group `world`, or a text that says why\n"
+     "there is none; split(color, key) gives the group of a part of it."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
      "_monitor_run($module, /)\n--\n\nRuns the monitor on this thread, until _monitor_stop."},
     {"_monitor_stop", py_watch_stop, METH_O,

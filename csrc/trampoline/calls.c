@@ -1,0 +1,173 @@
+/* The library that jaxlib's MPItrampoline loads as "MPI": names that it looks up, and nothing behind them until XLA begins.
+ *
+ * A library of its own, since all of these names have to be seen from outside. MPI_Init_thread asks dldist.jax for a world and for what
+ * carries out the calls; the others are passed on to that. It is loaded into a process that Python runs, where the linker finds Python's
+ * functions. */
+#include "python/base/api.h"
+#include "python/xla/mpi.h"
+#include "trampoline/names.h"
+#include "xla/mpi.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#define SHOWN __attribute__((visibility("default")))
+
+/* ---- versions: the ABI is MPItrampoline's, as of its release 5 */
+
+SHOWN extern const int mpiabi_version_major;
+SHOWN extern const int mpiabi_version_minor;
+SHOWN extern const int mpiabi_version_patch;
+SHOWN extern const int mpiwrapper_version_major;
+SHOWN extern const int mpiwrapper_version_minor;
+SHOWN extern const int mpiwrapper_version_patch;
+const int mpiabi_version_major = 2;
+const int mpiabi_version_minor = 10;
+const int mpiabi_version_patch = 0;
+const int mpiwrapper_version_major = 2;
+const int mpiwrapper_version_minor = 10;
+const int mpiwrapper_version_patch = 0;
+
+/* For Fortran, which XLA does not speak. */
+SHOWN void mpiwrapper_export_fortran_constants_(void);
+void
+mpiwrapper_export_fortran_constants_(void)
+{
+}
+
+/* ---- constants */
+
+#define DEFINE(symbol, value)                \
+    SHOWN extern const dd_mpi_handle symbol; \
+    const dd_mpi_handle symbol = value;
+#define CONSTANT(name, value) DEFINE(MPIABI_##name, value)
+#define TYPE(name, dtype) DEFINE(MPIABI_##name, DD_MPI_TYPE + DD_DTYPE_##dtype)
+#define OPERATION(name, reduction) DEFINE(MPIABI_##name, DD_MPI_OPERATION + DD_REDOP_##reduction)
+#define OTHER_CONSTANT(name) DEFINE(MPIABI_##name, -1000 - __COUNTER__)
+TRAMPOLINE_CONSTANTS(CONSTANT)
+TRAMPOLINE_TYPES(TYPE)
+TRAMPOLINE_OPERATIONS(OPERATION)
+TRAMPOLINE_OTHER_CONSTANTS(OTHER_CONSTANT)
+
+/* ---- the beginning and the end */
+
+static _Atomic(const dd_mpi_calls *) calls; /* NULL until MPI_Init_thread has been called */
+static atomic_bool is_finalized;
+
+/* Of a call that cannot be passed on. */
+static int
+refuse(const char *name, const char *why)
+{
+    fprintf(stderr, "dldist.jax: MPI_%s: %s\n", name, why);
+    return DD_MPI_ERR_OTHER;
+}
+
+/* With the GIL. NULL with an exception. */
+static const dd_mpi_calls *
+open_world(void)
+{
+    PyObject *module = PyImport_ImportModule("dldist.jax");
+    PyObject *capsule = module != NULL ? PyObject_CallMethod(module, "_open_world", NULL) : NULL;
+    const dd_mpi_calls *found = capsule != NULL ? PyCapsule_GetPointer(capsule, PY_MPI_CALLS) : NULL;
+    Py_XDECREF(capsule);
+    Py_XDECREF(module);
+    return found;
+}
+
+#define FUNCTION(name, parameters)      \
+    SHOWN int MPIABI_##name parameters; \
+    int MPIABI_##name parameters
+
+FUNCTION(Init_thread, (int *argc, char ***argv, int required, int *provided))
+{
+    (void)argc;
+    (void)argv;
+    *provided = required;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    const dd_mpi_calls *found = open_world();
+    if (found == NULL) {
+        PyErr_Print();
+    }
+    PyGILState_Release(gil);
+    atomic_store(&calls, found);
+    return found != NULL ? DD_MPI_SUCCESS : DD_MPI_ERR_OTHER;
+}
+
+FUNCTION(Init, (int *argc, char ***argv))
+{
+    int provided;
+    return MPIABI_Init_thread(argc, argv, 0, &provided);
+}
+
+/* Groups are closed as all others are, when Python ends. */
+FUNCTION(Finalize, (void))
+{
+    atomic_store(&is_finalized, true);
+    return DD_MPI_SUCCESS;
+}
+
+FUNCTION(Initialized, (int *flag))
+{
+    *flag = atomic_load(&calls) != NULL;
+    return DD_MPI_SUCCESS;
+}
+
+FUNCTION(Finalized, (int *flag))
+{
+    *flag = atomic_load(&is_finalized);
+    return DD_MPI_SUCCESS;
+}
+
+/* XLA makes communicators in threads of which this is true alone. All of ours may. */
+FUNCTION(Is_thread_main, (int *flag))
+{
+    *flag = 1;
+    return DD_MPI_SUCCESS;
+}
+
+FUNCTION(Query_thread, (int *provided))
+{
+    *provided = (int)MPIABI_THREAD_MULTIPLE;
+    return DD_MPI_SUCCESS;
+}
+
+FUNCTION(Get_version, (int *version, int *subversion))
+{
+    *version = 3;
+    *subversion = 1;
+    return DD_MPI_SUCCESS;
+}
+
+FUNCTION(Get_library_version, (char *text, int *nbytes))
+{
+    *nbytes = snprintf(text, DD_MPI_MAX_ERROR_STRING, "dldist's groups, as MPI for XLA");
+    return DD_MPI_SUCCESS;
+}
+
+/* Whether memory of devices may be given. */
+#define NO_DEVICES(name)            \
+    SHOWN int MPIXABI_##name(void); \
+    int MPIXABI_##name(void)        \
+    {                               \
+        return 0;                   \
+    }
+NO_DEVICES(Query_cuda_support)
+NO_DEVICES(Query_hip_support)
+NO_DEVICES(Query_ze_support)
+
+/* ---- the calls */
+
+#define PASS_ON(name, parameters, arguments)                                               \
+    FUNCTION(name, parameters)                                                             \
+    {                                                                                      \
+        const dd_mpi_calls *found = atomic_load(&calls);                                   \
+        return found != NULL ? found->name arguments : refuse(#name, "MPI has not begun"); \
+    }
+DD_MPI_CALLS(PASS_ON)
+
+#define REFUSE(name)                                                                               \
+    FUNCTION(name, (void))                                                                         \
+    {                                                                                              \
+        return refuse(#name, "dldist has of MPI what XLA calls alone, and this is no part of it"); \
+    }
+TRAMPOLINE_ABSENT(REFUSE)

@@ -1,0 +1,357 @@
+#include "xla/mpi.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct comm {
+    dd_group *group; /* owned; NULL: it could not be made */
+    int rank;
+    int size;
+    dd_error cause; /* why not */
+} comm;
+
+typedef struct request {
+    dd_group *group; /* owned */
+    dd_work *work;   /* owned */
+} request;
+
+/* What XLA asks for next, in the thread whose call has failed. */
+static _Thread_local dd_error last_error;
+
+static int
+answer(dd_status status)
+{
+    return status == DD_OK ? DD_MPI_SUCCESS : DD_MPI_ERR_OTHER;
+}
+
+static dd_status
+fail(const char *text)
+{
+    return dd_error_set(&last_error, DD_INVALID_ARGUMENT, "%s", text);
+}
+
+/* ---- communicators */
+
+static dd_mpi_handle
+create(const comm *what)
+{
+    comm *made = dd_mem_alloc(sizeof *made);
+    if (made == NULL) {
+        return DD_MPI_NULL;
+    }
+    *made = *what;
+    return (dd_mpi_handle)made;
+}
+
+dd_mpi_handle
+dd_mpi_comm_create(dd_group *group)
+{
+    comm what = {.rank = dd_group_rank(group), .size = dd_group_size(group)};
+    what.group = dd_group_acquire(group);
+    dd_mpi_handle made = create(&what);
+    if (made == DD_MPI_NULL) {
+        dd_group_release(group);
+    }
+    return made;
+}
+
+dd_mpi_handle
+dd_mpi_comm_create_broken(int rank, const char *reason)
+{
+    comm what = {.rank = rank, .size = rank + 1};
+    (void)!dd_error_set(&what.cause, DD_INVALID_ARGUMENT, "%s", reason);
+    return create(&what);
+}
+
+static comm *world;
+
+void
+dd_mpi_set_world(dd_mpi_handle handle)
+{
+    world = (comm *)handle;
+}
+
+/* NULL: there was no memory for it. */
+static const comm *
+look_up(dd_mpi_handle handle)
+{
+    return handle == DD_MPI_COMM_WORLD ? world : (const comm *)handle;
+}
+
+static dd_status
+find(dd_mpi_handle handle, const comm **found)
+{
+    *found = look_up(handle);
+    if (*found == NULL) {
+        return dd_error_set(&last_error, DD_OUT_OF_MEMORY, "there was no memory for this communicator");
+    }
+    return (*found)->group != NULL ? DD_OK : dd_error_copy(&last_error, &(*found)->cause);
+}
+
+static int
+comm_rank(dd_mpi_handle handle, int *rank)
+{
+    const comm *found = look_up(handle);
+    *rank = found != NULL ? found->rank : 0;
+    return DD_MPI_SUCCESS;
+}
+
+static int
+comm_size(dd_mpi_handle handle, int *size)
+{
+    const comm *found = look_up(handle);
+    *size = found != NULL ? found->size : 1;
+    return DD_MPI_SUCCESS;
+}
+
+static int
+comm_free(dd_mpi_handle *handle)
+{
+    comm *found = (comm *)*handle;
+    *handle = DD_MPI_NULL;
+    if (found != NULL) {
+        dd_group_release(found->group);
+        dd_mem_free(found);
+    }
+    return DD_MPI_SUCCESS;
+}
+
+/* ---- collectives */
+
+static dd_status
+find_type(dd_mpi_handle type, dd_dtype *dtype)
+{
+    dd_mpi_handle number = type - DD_MPI_TYPE;
+    if (number < 0 || number >= DD_DTYPE_COUNT) {
+        return fail("dldist has no such MPI datatype");
+    }
+    *dtype = (dd_dtype)number;
+    return DD_OK;
+}
+
+static dd_status
+find_reduction(dd_mpi_handle type, dd_mpi_handle operation, const comm *on, dd_reduction *reduction)
+{
+    dd_mpi_handle number = operation - DD_MPI_OPERATION;
+    if (number < 0 || number >= DD_REDOP_COUNT) {
+        return fail("dldist has no such MPI operation");
+    }
+    *reduction = (dd_reduction){.op = (dd_redop)number, .factor = 1.0, .divisor = on->size};
+    return find_type(type, &reduction->dtype);
+}
+
+static dd_block
+block_of(const void *data, int count, dd_dtype dtype)
+{
+    return (dd_block){.data = (void *)(uintptr_t)data, .nbytes = (size_t)count * dd_dtype_size(dtype)};
+}
+
+/* Does not come back before the end: XLA has no other way to wait, and nobody interrupts its threads. */
+static dd_status
+run(const comm *on, const dd_coll_args *args)
+{
+    dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
+    dd_call_options options = {.timeout_ns = -1};
+    return dd_group_collective_and_wait(on->group, args, &options, &wait, &last_error);
+}
+
+static int
+all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_handle operation,
+           dd_mpi_handle handle)
+{
+    const comm *on;
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE};
+    dd_status status = find(handle, &on);
+    if (status == DD_OK) {
+        status = find_reduction(type, operation, on, &args.reduction);
+    }
+    if (status == DD_OK) {
+        bool is_in_place = (dd_mpi_handle)in == DD_MPI_IN_PLACE;
+        dd_block input = block_of(is_in_place ? out : in, count, args.reduction.dtype);
+        dd_block output = block_of(out, count, args.reduction.dtype);
+        args.inputs = &input;
+        args.outputs = &output;
+        status = run(on, &args);
+    }
+    return answer(status);
+}
+
+/* Runs a collective whose side of many blocks is one memory, cut by `counts` or into blocks of `count`. */
+static dd_status
+run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *whole, const int *counts, int count)
+{
+    dd_block *blocks = dd_mem_alloc_array((size_t)on->size, sizeof *blocks);
+    if (blocks == NULL) {
+        return dd_error_no_memory(&last_error, (size_t)on->size * sizeof *blocks);
+    }
+    const char *at = whole;
+    for (int i = 0; i < on->size; i++) {
+        blocks[i] = block_of(at, counts != NULL ? counts[i] : count, args->reduction.dtype);
+        at += blocks[i].nbytes;
+    }
+    bool is_gather = args->coll == DD_COLL_ALL_GATHER;
+    args->inputs = is_gather ? &one : blocks;
+    args->outputs = is_gather ? blocks : &one;
+    dd_status status = run(on, args);
+    dd_mem_free(blocks);
+    return status;
+}
+
+static int
+all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
+           dd_mpi_handle out_type, dd_mpi_handle handle)
+{
+    (void)out_count; /* as many of the same type: XLA sends bytes */
+    (void)out_type;
+    const comm *on;
+    dd_coll_args args = {.coll = DD_COLL_ALL_GATHER};
+    dd_status status = find(handle, &on);
+    if (status == DD_OK) {
+        status = find_type(in_type, &args.reduction.dtype);
+    }
+    if (status == DD_OK) {
+        status = run_cut(on, &args, block_of(in, in_count, args.reduction.dtype), out, NULL, in_count);
+    }
+    return answer(status);
+}
+
+static int
+reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type, dd_mpi_handle operation,
+               dd_mpi_handle handle)
+{
+    const comm *on;
+    dd_coll_args args = {.coll = DD_COLL_REDUCE_SCATTER};
+    dd_status status = find(handle, &on);
+    if (status == DD_OK) {
+        status = find_reduction(type, operation, on, &args.reduction);
+    }
+    if (status == DD_OK) {
+        dd_block output = block_of(out, counts[on->rank], args.reduction.dtype);
+        status = run_cut(on, &args, output, in, counts, 0);
+    }
+    return answer(status);
+}
+
+/* ---- messages */
+
+static dd_status
+post(const comm *on, const dd_p2p *message, dd_work **work)
+{
+    dd_call_options options = {.timeout_ns = -1};
+    return dd_group_p2p(on->group, message, &options, work, &last_error);
+}
+
+/* Waits for the work and lets it go. */
+static dd_status
+finish(dd_group *group, dd_work *work)
+{
+    dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
+    dd_status status = dd_group_wait(group, work, &wait, &last_error);
+    dd_work_release(work);
+    return status;
+}
+
+static int
+start(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_p2p message,
+      dd_mpi_handle *made)
+{
+    *made = DD_MPI_NULL;
+    const comm *on;
+    dd_dtype dtype = DD_DTYPE_UINT8;
+    dd_status status = find(handle, &on);
+    if (status == DD_OK) {
+        status = find_type(type, &dtype);
+    }
+    if (status != DD_OK) {
+        return answer(status);
+    }
+    request *pending = dd_mem_zalloc(sizeof *pending);
+    if (pending == NULL) {
+        return answer(dd_error_no_memory(&last_error, sizeof *pending));
+    }
+    message.block = block_of(data, count, dtype);
+    status = post(on, &message, &pending->work);
+    if (status != DD_OK) {
+        dd_mem_free(pending);
+        return answer(status);
+    }
+    pending->group = dd_group_acquire(on->group);
+    *made = (dd_mpi_handle)pending;
+    return DD_MPI_SUCCESS;
+}
+
+static int
+start_send(const void *data, int count, dd_mpi_handle type, int dst, int tag, dd_mpi_handle handle,
+           dd_mpi_handle *made)
+{
+    dd_p2p message = {.is_send = true, .rank = dst, .tag = (uint64_t)tag};
+    return start(handle, data, count, type, message, made);
+}
+
+static int
+start_recv(void *data, int count, dd_mpi_handle type, int src, int tag, dd_mpi_handle handle,
+           dd_mpi_handle *made)
+{
+    dd_p2p message = {.rank = src, .tag = (uint64_t)tag};
+    return start(handle, data, count, type, message, made);
+}
+
+static int
+wait_for(dd_mpi_handle *handle, void *told)
+{
+    (void)told; /* XLA ignores it */
+    request *pending = (request *)*handle;
+    *handle = DD_MPI_NULL;
+    if (pending == NULL) {
+        return DD_MPI_SUCCESS;
+    }
+    dd_status status = finish(pending->group, pending->work);
+    dd_group_release(pending->group);
+    dd_mem_free(pending);
+    return answer(status);
+}
+
+static int
+send_and_recv(const void *out, int out_count, dd_mpi_handle out_type, int dst, int out_tag, void *in,
+              int in_count, dd_mpi_handle in_type, int src, int in_tag, dd_mpi_handle handle, void *told)
+{
+    dd_mpi_handle receiving;
+    dd_mpi_handle sending;
+    int code = start_recv(in, in_count, in_type, src, in_tag, handle, &receiving);
+    if (code != DD_MPI_SUCCESS) {
+        return code;
+    }
+    int sent = start_send(out, out_count, out_type, dst, out_tag, handle, &sending);
+    if (sent == DD_MPI_SUCCESS) {
+        sent = wait_for(&sending, told);
+    }
+    code = wait_for(&receiving, told);
+    return sent != DD_MPI_SUCCESS ? sent : code;
+}
+
+/* ---- errors */
+
+static int
+error_string(int code, char *text, int *nbytes)
+{
+    const char *what = code == DD_MPI_SUCCESS ? "success" : last_error.message;
+    *nbytes = snprintf(text, DD_MPI_MAX_ERROR_STRING, "%s", what);
+    *nbytes = *nbytes < DD_MPI_MAX_ERROR_STRING ? *nbytes : DD_MPI_MAX_ERROR_STRING - 1;
+    return DD_MPI_SUCCESS;
+}
+
+const dd_mpi_calls dd_mpi_group_calls = {
+    .Comm_rank = comm_rank,
+    .Comm_size = comm_size,
+    .Comm_free = comm_free,
+    .Allreduce = all_reduce,
+    .Allgather = all_gather,
+    .Reduce_scatter = reduce_scatter,
+    .Isend = start_send,
+    .Irecv = start_recv,
+    .Wait = wait_for,
+    .Sendrecv = send_and_recv,
+    .Error_string = error_string,
+};

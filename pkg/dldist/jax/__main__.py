@@ -1,0 +1,21 @@
+"""python -m dldist.jax --env: prints what makes programs of JAX use dldist, for eval in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from dldist.jax import environment
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dldist.jax", description=__doc__)
+    parser.add_argument("--env", action="store_true", required=True, help="print the variables as lines that a shell can read")
+    parser.parse_args()
+    for name, value in environment().items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""Processes of one JAX program, whose collectives are dldist's, or with is_dldist=False Gloo's."""
+
+import os
+import time
+import traceback
+
+
+def member(channel, address, rank, size, is_dldist=True):
+    """Joins the program, and runs the cases that the parent names."""
+    if is_dldist:
+        import dldist.jax
+
+        dldist.jax.install()
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    jax.distributed.initialize(address, size, rank)
+    channel.send([device.process_index for device in jax.devices()])
+    while (name := channel.recv()) is not None:
+        try:
+            channel.send(("result", globals()[name]()))
+        except Exception:
+            channel.send(("error", traceback.format_exc()))
+    # The coordinator, in process 0, outlives the others.
+    os._exit(0)
+
+
+def _spread(rows, mesh, *names):
+    """An array whose first dimensions lie along these axes of the mesh, of the rows that each device has."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    sharding = NamedSharding(mesh, PartitionSpec(*names))
+    whole = (*(mesh.shape[name] for name in names), *rows[0].shape)
+    return jax.make_array_from_callback(whole, sharding, lambda index: rows[_place(index, mesh, names)].reshape((1,) * len(names) + rows[0].shape))
+
+
+def _place(index, mesh, names):
+    number = 0
+    for name, part in zip(names, index):
+        number = number * mesh.shape[name] + (part.start or 0)
+    return number
+
+
+def _mine(array):
+    import numpy
+
+    return numpy.asarray(array.addressable_data(0))
+
+
+def _line():
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    return Mesh(numpy.array(jax.devices()), ("x",))
+
+
+def _compile(call, mesh, names=("x",)):
+    import jax
+    from jax.sharding import PartitionSpec
+
+    spec = PartitionSpec(*names)
+    return jax.jit(jax.shard_map(lambda x: call(x.reshape(x.shape[len(names) :])).reshape((1,) * len(names) + (-1,)), mesh=mesh, in_specs=spec, out_specs=spec))
+
+
+DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()
+
+
+def dtypes_and_reductions():
+    """What is not as NumPy has it, or raises."""
+    import jax
+    import jax.numpy as jnp
+    import numpy
+
+    size, rank = jax.process_count(), jax.process_index()
+    problems = {}
+    for name in DTYPES:
+        rows = [numpy.asarray(jnp.asarray([(place + 2) % 3, place + 1, 1, 0, 2, place % 2] * size, name)) for place in range(size)]
+        for call, (function, expected) in {**_reductions(rows, rank), **_moves(rows, rank)}.items():
+            try:
+                found = _mine(_compile(function, _line())(_spread(rows, _line(), "x")))[0]
+            except jax.errors.JaxRuntimeError as error:
+                problems[call, name] = str(error)
+                continue
+            if found.dtype != expected.dtype or not (found == expected).all():
+                problems[call, name] = f"{found} instead of {expected}"
+    return problems
+
+
+def _reductions(rows, rank):
+    """Of arrays of several times as many elements as there are ranks: (function, result)."""
+    import jax
+    import numpy
+
+    dtype, n = rows[0].dtype, len(rows[0]) // len(rows)
+    if dtype == bool:
+        return {}  # JAX adds them up as integers
+    total = numpy.add.reduce(rows, axis=0, dtype=dtype)
+    found = {
+        "psum": (lambda x: jax.lax.psum(x, "x"), total),
+        "psum_scatter": (lambda x: jax.lax.psum_scatter(x, "x", tiled=True), total[rank * n :][:n]),
+    }
+    if dtype.kind != "c":
+        found["pmax"] = (lambda x: jax.lax.pmax(x, "x"), numpy.maximum.reduce(rows, axis=0))
+        found["pmin"] = (lambda x: jax.lax.pmin(x, "x"), numpy.minimum.reduce(rows, axis=0))
+    return found
+
+
+def _moves(rows, rank):
+    import jax
+    import numpy
+
+    size, n = len(rows), len(rows[0]) // len(rows)
+    ring = [(place, (place + 1) % size) for place in range(size)]
+    return {
+        "all_gather": (lambda x: jax.lax.all_gather(x, "x", tiled=True), numpy.concatenate(rows)),
+        "ppermute": (lambda x: jax.lax.ppermute(x, "x", ring), rows[rank - 1]),
+        "all_to_all": (
+            lambda x: jax.lax.all_to_all(x.reshape(size, -1), "x", 0, 0),
+            numpy.concatenate([row[rank * n :][:n] for row in rows]),
+        ),
+    }
+
+
+def sizes():
+    """Elements that differ, for arrays from nothing to some megabytes."""
+    import jax
+    import numpy
+
+    mesh, size = _line(), jax.process_count()
+    counts = {}
+    for count in (0, 1, 7, 1000, 65_537, 1_000_003):
+        rows = [numpy.arange(count, dtype="float32") % 97 + rank for rank in range(size)]
+        found = _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x")))[0]
+        counts[count] = int((found != sum(rows)).sum())
+    return counts
+
+
+def axes_of_a_mesh():
+    """Sums along each axis of 2 by 2 processes, and along both."""
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    mesh = Mesh(numpy.array(jax.devices()).reshape(2, 2), ("y", "x"))
+    rows = [numpy.array([10.0**rank]) for rank in range(4)]
+    x = _spread(rows, mesh, "y", "x")
+
+    def call(x):
+        sums = [jax.lax.psum(x, axis) for axis in ("x", "y", ("y", "x"))]
+        return jax.numpy.concatenate(sums)
+
+    return _mine(_compile(call, mesh, ("y", "x"))(x)).ravel().tolist()
+
+
+def scatters():
+    """Runs a chain of psum_scatters along two axes again and again: how many results are wrong."""
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    devices = numpy.array(jax.devices())
+    mesh = Mesh(devices.reshape(2, -1), ("y", "x"))
+    rows = [numpy.random.default_rng(rank).integers(0, 100, (64, 96)).astype("float64") for rank in range(len(devices))]
+    x = _spread(rows, mesh, "y", "x")
+
+    def call(x):
+        part = jax.lax.psum_scatter(x, "x", scatter_dimension=0, tiled=True)
+        return jax.lax.psum_scatter(part, "y", scatter_dimension=1, tiled=True)
+
+    run = _compile(call, mesh, ("y", "x"))
+    total, place = sum(rows), divmod(jax.process_index(), mesh.shape["x"])
+    height, width = 64 // mesh.shape["x"], 96 // 2
+    expected = total[place[1] * height :][:height, place[0] * width :][:, :width]
+    nwrong = 0
+    for _ in range(150):
+        nwrong += not (_mine(run(x)).reshape(expected.shape) == expected).all()
+    return nwrong
+
+
+def sum_once():
+    import jax
+    import numpy
+
+    mesh = _line()
+    rows = [numpy.ones(4)] * jax.device_count()
+    return _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x"))).ravel().tolist()
+
+
+def sum_until_it_fails():
+    """The text of the error, and when it came."""
+    import jax
+
+    try:
+        while True:
+            sum_once()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error), time.monotonic()
+
+
+def sum_of_several_devices(channel, address, rank, size):
+    import dldist.jax
+
+    dldist.jax.install()
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(address, size, rank)
+    try:
+        reply = sum_once()
+    except jax.errors.JaxRuntimeError as error:
+        reply = str(error)
+    channel.send(reply)
+    channel.recv()
+    os._exit(0)
+
+
+def sum_without_a_store(channel, address, rank, size):
+    """The world cannot be made: dldist's processes do not find each other."""
+    import dldist
+    import dldist.jax
+
+    dldist.jax.install()
+
+    def fail(*_, **options):
+        raise dldist.DistStoreError("there is no port to be had")
+
+    dldist._core.TCPStore = dldist.jax._core.TCPStore = fail
+    sum_of_several_devices(channel, address, rank, size)
