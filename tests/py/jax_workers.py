@@ -57,11 +57,15 @@ def _line():
 
 
 def _compile(call, mesh, names=("x",)):
+    """A function of such arrays: of what each device has."""
     import jax
     from jax.sharding import PartitionSpec
 
+    def run(x):
+        return call(x.reshape(x.shape[len(names) :])).reshape((1,) * len(names) + (-1,))
+
     spec = PartitionSpec(*names)
-    return jax.jit(jax.shard_map(lambda x: call(x.reshape(x.shape[len(names) :])).reshape((1,) * len(names) + (-1,)), mesh=mesh, in_specs=spec, out_specs=spec))
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec))
 
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()
@@ -94,7 +98,7 @@ def _reductions(rows, rank):
     import numpy
 
     dtype, n = rows[0].dtype, len(rows[0]) // len(rows)
-    if dtype == bool:
+    if dtype.kind == "b":
         return {}  # JAX adds them up as integers
     total = numpy.add.reduce(rows, axis=0, dtype=dtype)
     found = {

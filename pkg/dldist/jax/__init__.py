@@ -121,14 +121,26 @@ def _open_world() -> object:
             raise RuntimeError(reason)
 
         return _core._mpi_calls(reason, refuse)
+    _help_float16()
     return _core._mpi_calls(_world, _split)
+
+
+def _help_float16() -> None:
+    """As far as it can be done: another JAX may look otherwise inside, and then says of float16 what XLA says."""
+    try:
+        from dldist.jax import _float16
+
+        _float16.install()
+    except (ImportError, AttributeError, KeyError) as error:
+        logging.getLogger("dldist").warning("reductions of float16 will fail: this JAX is not known (%s: %s)", type(error).__name__, error)
 
 
 def _meet() -> World:
     """A world of the processes of jax.distributed. They meet in a store of process 0, which tells the others its port by way of JAX's
     coordinator."""
-    from dldist.world import World
     from jax._src import distributed  # its state has no public name
+
+    from dldist.world import World
 
     state = distributed.global_state
     if state.client is None:

@@ -1,0 +1,49 @@
+"""Reductions of float16 in JAX's programs, as reductions of float32: XLA knows no float16 of MPI, and refuses them.
+
+Sums are rounded once. Where XLA itself puts a reduction into a program, for an array that is sharded, this does not help.
+"""
+
+from __future__ import annotations
+
+from jax import lax
+from jax._src.lax import parallel  # primitives have no public names
+from jax.interpreters import mlir
+from jax.numpy import dtype
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+_REDUCTIONS = "psum_p pmax_p pmin_p psum_invariant_p reduce_scatter_p".split()
+# XLA may make a sum with zeros of one, which changes no bit of an integer.
+_MOVES = "all_gather_p all_gather_invariant_p".split()
+
+
+def install() -> None:
+    """From now on; for CPUs."""
+    for names, other, convert in (
+        (_REDUCTIONS, dtype("float32"), lax.convert_element_type),
+        (_MOVES, dtype("uint16"), lax.bitcast_convert_type),
+    ):
+        for name in names:
+            primitive = getattr(parallel, name)
+            mlir.register_lowering(primitive, _in_other_type(mlir._lowerings[primitive].rule, other, convert), platform="cpu")
+
+
+def _in_other_type(rule: Any, other: Any, convert: Any) -> Any:
+    """The rule, which for float16 gets arrays of another type, and has its result back."""
+
+    def lower(ctx: Any, x: Any, **options: Any) -> Any:
+        (given,), (wanted,) = ctx.avals_in, ctx.avals_out
+        if given.dtype != "float16":
+            return rule(ctx, x, **options)
+        taken, made = given.update(dtype=other), wanted.update(dtype=other)
+        (y,) = rule(ctx.replace(avals_in=[taken], avals_out=[made]), change(ctx, given, taken, x), **options)
+        return [change(ctx, made, wanted, y)]
+
+    def change(ctx: Any, given: Any, wanted: Any, x: Any) -> Any:
+        changing = mlir.lower_fun(lambda x: convert(x, wanted.dtype), multiple_results=False)
+        (y,) = changing(ctx.replace(primitive=None, avals_in=[given], avals_out=[wanted]), x)
+        return y
+
+    return lower
