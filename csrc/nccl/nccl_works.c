@@ -122,7 +122,7 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
     if (work == NULL) {
         return dd_error_no_memory(err, sizeof *work);
     }
-    dd_work_init(&work->base.base, call->what, 0, dd_clock_now_ns());
+    dd_work_init(&work->base.base, call->what, 0, launch->wait->start_ns);
     if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
         work->base.base.source_rank = call->ops[0].peer;
     }
