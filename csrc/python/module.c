@@ -270,9 +270,9 @@ static PyMethodDef core_methods[] = {
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
     {"_mpi_calls", py_mpi_calls, METH_VARARGS,
-     "_mpi_calls($module, world, split, /)\n--\n\n"
-     "What carries out the MPI calls of XLA (dldist.jax), a capsule. MPI_COMM_WORLD is the group `world`, or a text that says why\n"
-     "there is none; split(color, key) gives the group of a part of it."},
+     "_mpi_calls($module, rank, size, make, /)\n--\n\n"
+     "What carries out the MPI calls of XLA (dldist.jax), a capsule. Of MPI_COMM_WORLD there is the rank and the size;\n"
+     "make(first, place) gives the group of a communicator."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
      "_monitor_run($module, /)\n--\n\nRuns the monitor on this thread, until _monitor_stop."},
     {"_monitor_stop", py_watch_stop, METH_O,

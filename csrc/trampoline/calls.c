@@ -1,6 +1,6 @@
 /* The library that jaxlib's MPItrampoline loads as "MPI": names that it looks up, and nothing behind them until XLA begins.
  *
- * A library of its own, since all of these names have to be seen from outside. MPI_Init_thread asks dldist.jax for a world and for what
+ * A library of its own, since all of these names have to be seen from outside. MPI_Init_thread asks dldist.jax for what
  * carries out the calls; the others are passed on to that. It is loaded into a process that Python runs, where the linker finds Python's
  * functions. */
 #include "python/base/api.h"
@@ -64,10 +64,10 @@ refuse(const char *name, const char *why)
 
 /* With the GIL. NULL with an exception. */
 static const dd_mpi_calls *
-open_world(void)
+begin(void)
 {
     PyObject *module = PyImport_ImportModule("dldist.jax");
-    PyObject *capsule = module != NULL ? PyObject_CallMethod(module, "_open_world", NULL) : NULL;
+    PyObject *capsule = module != NULL ? PyObject_CallMethod(module, "_begin", NULL) : NULL;
     const dd_mpi_calls *found = capsule != NULL ? PyCapsule_GetPointer(capsule, PY_MPI_CALLS) : NULL;
     Py_XDECREF(capsule);
     Py_XDECREF(module);
@@ -84,7 +84,7 @@ FUNCTION(Init_thread, (int *argc, char ***argv, int required, int *provided))
     (void)argv;
     *provided = required;
     PyGILState_STATE gil = PyGILState_Ensure();
-    const dd_mpi_calls *found = open_world();
+    const dd_mpi_calls *found = begin();
     if (found == NULL) {
         PyErr_Print();
     }

@@ -58,9 +58,9 @@ dd_mpi_comm_create(dd_group *group)
 }
 
 dd_mpi_handle
-dd_mpi_comm_create_broken(int rank, const char *reason)
+dd_mpi_comm_create_broken(int rank, int size, const char *reason)
 {
-    comm what = {.rank = rank, .size = rank + 1};
+    comm what = {.rank = rank, .size = size};
     (void)!dd_error_set(&what.cause, DD_INVALID_ARGUMENT, "%s", reason);
     return create(&what);
 }

@@ -70,7 +70,7 @@ void dd_mpi_set_world(dd_mpi_handle comm);
 
 /* A communicator of this group, which it takes a reference of; 0 without memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* A communicator that could not be made: every call on it fails with this text. 0 without memory. */
-dd_mpi_handle dd_mpi_comm_create_broken(int rank, const char *reason);
+/* A communicator that could not be made: it has these numbers, and every call on it fails with this text. 0 without memory. */
+dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
 #endif

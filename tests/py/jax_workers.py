@@ -203,18 +203,56 @@ def sum_until_it_fails():
         return str(error), time.monotonic()
 
 
-def sum_of_several_devices(channel, address, rank, size):
+def sum_without_rank_1(channel, address, rank, size):
     import dldist.jax
 
-    dldist.jax.install()
+    dldist.jax.install(timeout=1.0)
     import jax
+
+    jax.distributed.initialize(address, size, rank)
+    sum_once()
+    reply = sum_until_it_fails()[0] if rank != 1 else ""
+    channel.send(reply)
+    channel.recv()
+    os._exit(0)
+
+
+def sums_of_several_devices(channel, address, rank, size):
+    """Along each axis of processes by their two devices, and along both."""
+    import dldist.jax
+
+    dldist.jax.install(timeout=20.0)
+    import jax
+    import numpy
+    from jax.sharding import Mesh
 
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(address, size, rank)
-    try:
-        reply = sum_once()
-    except jax.errors.JaxRuntimeError as error:
-        reply = str(error)
+    mesh = Mesh(numpy.array(jax.devices()).reshape(size, 2), ("y", "x"))
+    rows = [numpy.array([10.0**place], "float32") for place in range(2 * size)]
+    x = _spread(rows, mesh, "y", "x")
+    run = _compile(lambda x: jax.numpy.concatenate([jax.lax.psum(x, axis) for axis in ("x", "y", ("y", "x"))]), mesh, ("y", "x"))
+    channel.send([numpy.asarray(shard.data).ravel().tolist() for _ in range(20) for shard in run(x).addressable_shards])
+    channel.recv()
+    os._exit(0)
+
+
+def sum_of_some_processes(channel, address, rank, size):
+    """Of the first two, then of the last two and the first, while the others do nothing; then of all."""
+    import dldist.jax
+
+    dldist.jax.install(timeout=20.0)
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    jax.distributed.initialize(address, size, rank)
+    reply = []
+    for chosen in ([0, 1], [2, 3, 0], [0, 1, 2, 3]):
+        if rank in chosen:
+            mesh = Mesh(numpy.array(jax.devices())[chosen], ("x",))
+            rows = [numpy.array([10.0**place], "float32") for place in chosen]
+            reply += _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x"))).ravel().tolist()
     channel.send(reply)
     channel.recv()
     os._exit(0)
@@ -230,5 +268,10 @@ def sum_without_a_store(channel, address, rank, size):
     def fail(*_, **options):
         raise dldist.DistStoreError("there is no port to be had")
 
-    dldist._core.TCPStore = dldist.jax._core.TCPStore = fail
-    sum_of_several_devices(channel, address, rank, size)
+    dldist.jax._core.TCPStore = fail
+    import jax
+
+    jax.distributed.initialize(address, size, rank)
+    channel.send(sum_until_it_fails()[0])
+    channel.recv()
+    os._exit(0)

@@ -105,18 +105,35 @@ def test_a_process_that_is_killed_is_named(children, size):
         assert came - killed < procs.under_load(2)
 
 
-def test_several_devices_in_a_process_are_refused(children):
-    ranks = start(children, workers.sum_of_several_devices, 2)
-    for child in ranks:
-        assert re.search("several devices, which XLA's MPI cannot serve", child.recv(LIMIT_S))
+def test_who_does_not_come_is_named(children):
+    ranks = start(children, workers.sum_without_rank_1, 3)
+    for child in (ranks[0], ranks[2]):
+        text = child.recv(LIMIT_S)
+        assert "timed out after 1 s; rank 1 has not arrived; 1 (" in text and f"pid {ranks[1].pid}) is done with #1 all_reduce" in text, text
     for child in ranks:
         child.send(None)
 
 
-def test_without_a_world_each_collective_says_why(children):
+def test_several_devices_in_a_process(children):
+    ranks = start(children, workers.sums_of_several_devices, 2)
+    for rank, child in enumerate(ranks):
+        own = [[11, 101, 1111], [11, 1010, 1111]] if rank == 0 else [[1100, 101, 1111], [1100, 1010, 1111]]
+        assert child.recv(LIMIT_S) == own * 20
+    for child in ranks:
+        child.send(None)
+
+
+def test_programs_of_some_processes(children):
+    ranks = start(children, workers.sum_of_some_processes, 4)
+    assert [child.recv(LIMIT_S) for child in ranks] == [[11, 1101, 1111], [11, 1111], [1101, 1111], [1101, 1111]]
+    for child in ranks:
+        child.send(None)
+
+
+def test_without_a_store_each_collective_says_why(children):
     ranks = start(children, workers.sum_without_a_store, 2)
     for child in ranks:
-        assert re.search("dldist.jax has no world: .*DistStoreError: there is no port to be had", child.recv(LIMIT_S))
+        assert re.search("dldist.jax could not begin: .*DistStoreError: there is no port to be had", child.recv(LIMIT_S))
     for child in ranks:
         child.send(None)
 

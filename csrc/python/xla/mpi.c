@@ -2,22 +2,23 @@
 
 #include "python/base/error.h"
 #include "python/base/gate.h"
+#include "python/base/params.h"
 #include "python/group/group.h"
 #include "xla/mpi.h"
 
-/* split(color, key), which gives a Group. Owned; set once, before XLA calls anything. */
-static PyObject *splitter;
+/* make(first, place), which gives a Group. Owned; set once, before XLA calls anything. */
+static PyObject *maker;
 
 /* A communicator that fails with the exception that is set, which ends here. */
 static dd_mpi_handle
-make_broken(int rank)
+make_broken(int place)
 {
     PyObject *exception = py_error_take();
     PyObject *name = PyType_GetName(Py_TYPE(exception));
     PyObject *text = name != NULL ? PyUnicode_FromFormat("%U: %S", name, exception) : NULL;
     const char *reason = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     dd_mpi_handle made =
-        dd_mpi_comm_create_broken(rank, reason != NULL ? reason : "an exception without a text");
+        dd_mpi_comm_create_broken(place, place + 1, reason != NULL ? reason : "an exception without a text");
     PyErr_Clear();
     Py_XDECREF(text);
     Py_XDECREF(name);
@@ -26,51 +27,50 @@ make_broken(int rank)
 }
 
 static dd_mpi_handle
-make_part(int color, int key)
+make_comm(int first, int place)
 {
-    PyObject *group = PyObject_CallFunction(splitter, "ii", color, key);
-    dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(key);
+    PyObject *group = PyObject_CallFunction(maker, "ii", first, place);
+    dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(place);
     Py_XDECREF(group);
     return made;
 }
 
-/* Called by threads of XLA, without the GIL. Of the world alone, as XLA does. */
+/* Called by threads of XLA, without the GIL, and of the world alone. Its colors are the first devices of communicators, its keys the places
+ * of this process's devices in them. */
 static int
-comm_split(dd_mpi_handle comm, int color, int key, dd_mpi_handle *part)
+comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
 {
-    (void)comm;
+    (void)world;
     py_gate_pass pass;
     if (!py_gate_enter(&pass)) {
-        *part = dd_mpi_comm_create_broken(key, "Python is ending");
+        *part = dd_mpi_comm_create_broken(key, key + 1, "Python is ending");
         return DD_MPI_SUCCESS;
     }
-    *part = make_part(color, key);
+    *part = make_comm(color, key);
     py_gate_leave(&pass);
     return DD_MPI_SUCCESS;
 }
 
 PyObject *
-py_mpi_calls(PyObject *Py_UNUSED(module), PyObject *args)
+py_mpi_calls(PyObject *module, PyObject *args)
 {
     static dd_mpi_calls calls;
-    PyObject *world;
-    PyObject *split;
-    if (!PyArg_ParseTuple(args, "OO:_mpi_calls", &world, &split)) {
+    int rank;
+    int size;
+    PyObject *make;
+    const py_params params = PY_PARAMS("_mpi_calls", 3, 3, {"rank", PY_INT, &rank}, {"size", PY_INT, &size},
+                                       {"make", PY_OBJECT, &make});
+    if (!py_params_read_tuple(&params, PyModule_GetState(module), args, NULL)) {
         return NULL;
     }
-    dd_mpi_handle comm = DD_MPI_NULL;
-    if (PyUnicode_Check(world)) {
-        const char *reason = PyUnicode_AsUTF8AndSize(world, NULL);
-        comm = reason != NULL ? dd_mpi_comm_create_broken(0, reason) : DD_MPI_NULL;
-    } else {
-        comm = dd_mpi_comm_create(py_group_core(world));
+    dd_mpi_handle world = dd_mpi_comm_create_broken(
+        rank, size, "dldist carries out what XLA calls on its own communicators, not on MPI_COMM_WORLD");
+    if (world == DD_MPI_NULL) {
+        return PyErr_NoMemory();
     }
-    if (comm == DD_MPI_NULL) {
-        return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory();
-    }
-    dd_mpi_set_world(comm);
-    Py_XDECREF(splitter);
-    splitter = Py_NewRef(split);
+    dd_mpi_set_world(world);
+    Py_XDECREF(maker);
+    maker = Py_NewRef(make);
     calls = dd_mpi_group_calls;
     calls.Comm_split = comm_split;
     return PyCapsule_New(&calls, PY_MPI_CALLS, NULL);

@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from array import array
-from threading import Lock
 
 from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from dldist.types import Timeout
@@ -28,12 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["environment", "initialize", "install", "library"]
 
+_MAX_NAMED = 8
 _STORE_KEY = "dldist/store"
 _MEET_S = 300.0
+_TIMEOUT_S = 1800.0
 
-_world: World | None = None
-_parts: list[World] = []  # XLA keeps its communicators until the process ends
-_splitting = Lock()
+_timeout: Timeout = _TIMEOUT_S
+
+_cliques_made: list[World] = []  # XLA keeps its communicators until the process ends
 
 
 # ---- before JAX begins
@@ -59,39 +60,45 @@ def environment() -> dict[str, str]:
     return {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi", "MPITRAMPOLINE_LIB": library()}
 
 
-def install() -> None:
+def install(timeout: Timeout = _TIMEOUT_S) -> None:
     """Make JAX use dldist, from its import on. Twice is fine.
+
+    Args:
+        timeout: Seconds or a timedelta, of each collective.
 
     Raises:
         RuntimeError: JAX has been imported before, and looks for its MPI no more.
     """
+    global _timeout
     wanted = environment()
     if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in wanted.items()):
         raise RuntimeError("dldist.jax.install() comes too late: JAX has been imported, and looks for its MPI at its import alone")
     os.environ.update(wanted)
+    _timeout = timeout
 
 
-def initialize(timeout: Timeout = 300.0, **options: Any) -> None:
+def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _MEET_S, **options: Any) -> None:
     """install() and jax.distributed.initialize() in one. The ranks find each other as those of a dldist.World do.
 
     Args:
-        timeout: Seconds or a timedelta, for the ranks to meet, and for each collective later.
+        timeout: Seconds or a timedelta, of each collective.
+        connect_timeout: For the ranks to meet.
         options: For jax.distributed.initialize().
 
     Raises:
         RuntimeError: JAX has been imported before.
         DistTimeoutError: Ranks have not come in time; the text names them.
     """
-    global _world
-    install()
+    install(timeout)
     from dldist.world import World
 
-    _world = World(name="jax", timeout=timeout)
-    if _world.size > 1:
+    with World(name="jax", timeout=connect_timeout) as world:
+        address = world.broadcast_object(_free_address(world) if world.rank == 0 else None)
+        rank, size = world.rank, world.size
+    if size > 1:
         import jax
 
-        address = _world.broadcast_object(_free_address(_world) if _world.rank == 0 else None)
-        jax.distributed.initialize(address, _world.size, _world.rank, **options)
+        jax.distributed.initialize(address, size, rank, **options)
 
 
 def _free_address(world: World) -> str:
@@ -107,47 +114,63 @@ def _free_address(world: World) -> str:
 # ---- when JAX begins
 
 
-def _open_world() -> object:
-    """Called once by MPI_Init_thread (csrc/trampoline/calls.c): what carries out XLA's calls. XLA does not look at what that returns, so
-    that a failure is told by the log, and then by each collective."""
-    global _world
-    try:
-        _world = _world or _meet()
-    except Exception as error:
-        reason = f"dldist.jax has no world: {type(error).__name__}: {error}"
-        logging.getLogger("dldist").error(reason)
-
-        def refuse(*_: int) -> World:
-            raise RuntimeError(reason)
-
-        return _core._mpi_calls(reason, refuse)
-    _help_float16()
-    return _core._mpi_calls(_world, _split)
-
-
-def _help_float16() -> None:
-    """As far as it can be done: another JAX may look otherwise inside, and then says of float16 what XLA says."""
-    try:
-        from dldist.jax import _float16
-
-        _float16.install()
-    except (ImportError, AttributeError, KeyError) as error:
-        logging.getLogger("dldist").warning("reductions of float16 will fail: this JAX is not known (%s: %s)", type(error).__name__, error)
-
-
-def _meet() -> World:
-    """A world of the processes of jax.distributed. They meet in a store of process 0, which tells the others its port by way of JAX's
-    coordinator."""
+def _begin() -> object:
+    """Called once by MPI_Init_thread (csrc/trampoline/calls.c), when JAX makes its devices: what carries out XLA's calls. XLA does not look
+    at what that returns, so that a failure is told by the log, and then by each collective."""
     from jax._src import distributed  # its state has no public name
 
-    from dldist.world import World
-
     state = distributed.global_state
-    if state.client is None:
-        return World(store=_core.HashStore(), rank=0, world_size=1, name="jax")
+    rank, size = state.process_id or 0, state.num_processes or 1
+    try:
+        make = _prepare(state, rank, size)
+    except Exception as error:
+        reason = f"dldist.jax could not begin: {type(error).__name__}: {error}"
+        logging.getLogger("dldist").error(reason)
+
+        def make(first: int, place: int) -> World:
+            raise RuntimeError(reason)
+
+    return _core._mpi_calls(rank, size, make)
+
+
+def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
+    """What makes the group of a clique, of its first device and the place of one of ours in it."""
+    from dldist.jax import _cliques, _float16
+
+    _cliques.watch_compiler()
+    _float16.install()
+    store = _find_store(state, rank, size)
+
+    def make(first: int, place: int) -> World:
+        import jax
+
+        from dldist.world import World
+
+        clique = _cliques.take(first, place, {device.id for device in jax.local_devices()})
+        name = _name_of(clique)
+        group = World(store=_core.PrefixStore(name, store), rank=place, world_size=len(clique), name=name, timeout=_timeout)
+        _cliques_made.append(group)
+        return group
+
+    return make
+
+
+def _name_of(clique: tuple[int, ...]) -> str:
+    """One for all members, and no other clique."""
+    numbers = ",".join(map(str, clique))
+    if len(clique) <= _MAX_NAMED:
+        return f"jax/{numbers}"
+    import hashlib
+
+    return f"jax/{clique[0]}..{clique[-1]}, {len(clique)} devices, {hashlib.sha256(numbers.encode()).hexdigest()[:12]}"
+
+
+def _find_store(state: Any, rank: int, size: int) -> _core.Store:
+    """A store of process 0, which tells the others its port by way of JAX's coordinator."""
+    if size == 1:
+        return _core.HashStore()
     host = state.coordinator_address.rpartition(":")[0].strip("[]")
-    store = (_serve if state.process_id == 0 else _connect)(state.client, host, state.num_processes)
-    return World(store=store, rank=state.process_id, world_size=state.num_processes, name="jax")
+    return (_serve if rank == 0 else _connect)(state.client, host, size)
 
 
 def _serve(client: Any, host: str, size: int) -> _core.Store:
@@ -165,21 +188,3 @@ def _connect(client: Any, host: str, size: int) -> _core.Store:
     if not told.isdigit():
         raise RuntimeError(told)
     return _core.TCPStore(host, int(told), size, False, _MEET_S)
-
-
-def _split(color: int, key: int) -> World:
-    """MPI_Comm_split of the world, which all of its processes call: those of one color are a part, in the order of their keys. XLA's colors
-    are the first devices of the parts, and its keys the places in them."""
-    assert _world is not None
-    with _splitting:
-        mine, all_of_them = array("q", [color, key]), array("q", bytes(16 * _world.size))
-        _world.all_gather_single(all_of_them, mine)
-        places = sorted((all_of_them[2 * rank + 1], rank) for rank in range(_world.size) if all_of_them[2 * rank] == color)
-        ranks = [rank for _, rank in places]
-        if [place for place, _ in places] != list(range(len(places))):
-            raise ValueError(
-                f"XLA wants a communicator from device {color} on in which ranks {ranks} have the places {[place for place, _ in places]}: "
-                "either a process has several devices, which XLA's MPI cannot serve, or the processes run different programs"
-            )
-        _parts.append(_world.split(ranks))
-        return _parts[-1]

@@ -1,0 +1,95 @@
+"""Which devices work together, read from the texts of XLA's programs (dldist.jax._cliques)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from dldist.jax import _cliques
+
+IDS = [100, 101, 102, 103, 104, 105, 106, 107]
+
+
+def groups(text, ids=IDS):
+    return [tuple(ids.index(device) for device in clique) for clique in _cliques.cliques_of(text, ids)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("%a = f32[2]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%sum", [(0, 1), (2, 3)]),
+        ("%a = f32[2]{0} all-reduce(%p), replica_groups={}, to_apply=%sum", [tuple(range(8))]),
+        ("%a = f32[2]{0} all-gather-start(%p), replica_groups=[2,4]<=[8], dimensions={0}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("ROOT %a = f32[2]{0} reduce-scatter(%p), replica_groups=[4,2]<=[2,4]T(1,0), x=1", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("%a = (f32[1], f32[1]) all-to-all(%p, %q), replica_groups={{3,1},{2,0}}", [(3, 1), (2, 0)]),
+        ("%a = f32[2]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,1},{1,2}}", [tuple(range(8))]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] {'y'}, use_global_device_ids=true", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] {'x'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] {'x','y'}", [tuple(range(8))]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
+        ("%a = f32[8] all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] {'y':(2)2}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("%all-reduce.1 = f32[8] add(%all-reduce, %p)\n%f = f32[] fusion(%all-gather), calls=%all-reduce", []),
+    ],
+)
+def test_groups(text, expected):
+    assert sorted(groups(text)) == sorted(expected)
+
+
+def test_groups_that_are_not_known_are_refused():
+    with pytest.raises(ValueError, match="these groups of devices are not known: all-reduce"):
+        groups("%a = f32[8] all-reduce(%p), replica_groups=some(8)")
+
+
+def test_the_first_program_that_fits_is_meant(monkeypatch):
+    monkeypatch.setattr(_cliques, "_known", [])
+    monkeypatch.setattr(_cliques, "_taken", set())
+    _cliques.note(iter([(0, 1, 2), (0, 1), (0, 1, 2), (3, 4)]))
+    assert _cliques.take(0, 1, {1}) == (0, 1, 2)
+    assert _cliques.take(0, 1, {1}) == (0, 1)
+    assert _cliques.take(0, 2, {1, 2}) == (0, 1, 2)
+    with pytest.raises(LookupError, match="no program is known"):
+        _cliques.take(0, 1, {1})
+    with pytest.raises(LookupError, match="no program is known"):
+        _cliques.take(3, 1, {5})
+
+
+# Everything that an axis of a mesh can be, by shard_map and by the compiler's own choice; what is expected is what the mesh says.
+PROGRAM = """
+import itertools
+import jax, numpy
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from dldist.jax import _cliques
+
+devices = numpy.array(jax.devices())[[2, 0, 5, 3, 7, 1, 6, 4]].reshape(2, 2, 2)
+names = ("a", "b", "c")
+mesh = Mesh(devices, names)
+ids = [device.id for device in devices.flat]
+
+def found(compiled):
+    texts = [module.to_string() for module in compiled._executable.unsafe_call.xla_executable.hlo_modules()]
+    return {clique for text in texts for clique in _cliques.cliques_of(text, ids)}
+
+def expected(axes):
+    order = [names.index(axis) for axis in axes]
+    rest = [i for i in range(3) if i not in order]
+    moved = numpy.vectorize(lambda device: device.id)(devices).transpose(rest + order).reshape(-1, 2 ** len(axes))
+    return {frozenset(row) for row in moved.tolist()}
+
+x = numpy.ones((8, 8), "float32")
+for count in (1, 2, 3):
+    for axes in itertools.combinations(names, count):
+        call = jax.shard_map(lambda x: jax.lax.psum(x, axes), mesh=mesh, in_specs=P(names), out_specs=P(tuple(n for n in names if n not in axes)))
+        assert {frozenset(c) for c in found(jax.jit(call).lower(x).compile())} == expected(axes), axes
+        product = jax.jit(lambda a, b: a @ b, in_shardings=(NamedSharding(mesh, P(None, axes)), NamedSharding(mesh, P(axes, None))),
+                          out_shardings=NamedSharding(mesh, P()))
+        assert {frozenset(c) for c in found(product.lower(x, x).compile())} == expected(axes), axes
+print("right")
+"""
+
+
+def test_what_xla_writes():
+    pytest.importorskip("jax", reason="JAX is not installed")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "right\n", done.stderr
