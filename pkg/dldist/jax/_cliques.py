@@ -45,7 +45,9 @@ def watch_compiler() -> None:
     def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
         executable = compile_or_get(backend, computation, devices, *arguments, **options)
         ids = [device.id for device in devices.flat]
-        if len(ids) > 1:
+        if len(ids) == 1:
+            note(iter([(ids[0],)]))
+        else:
             note(clique for module in executable.hlo_modules() for clique in cliques_of(module.to_string(), ids))
         return executable
 
