@@ -73,3 +73,17 @@ dd_mem_unmap(void *pages, size_t nbytes)
         (void)munmap(pages, nbytes);
     }
 }
+
+/* That of large pages of x86-64 and of Arm with small ones. */
+#define LARGE_PAGE_NBYTES ((uintptr_t)2 << 20)
+
+void
+dd_mem_expect_writes(void *at, size_t nbytes)
+{
+    uintptr_t first = ((uintptr_t)at + LARGE_PAGE_NBYTES - 1) & ~(LARGE_PAGE_NBYTES - 1);
+    uintptr_t end = ((uintptr_t)at + nbytes) & ~(LARGE_PAGE_NBYTES - 1);
+    if (first < end) {
+        /* The system may have none, or not know them. */
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    }
+}

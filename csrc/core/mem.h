@@ -17,6 +17,10 @@ void dd_mem_free(void *ptr);
 void *dd_mem_map(size_t nbytes);
 void dd_mem_unmap(void *pages, size_t nbytes); /* NULL is fine */
 
+/* Memory of somebody else that is about to be written, perhaps for the first time: from some megabytes on, the system is asked for large
+ * pages, since a fault for each small one takes longer than the writing. */
+void dd_mem_expect_writes(void *at, size_t nbytes);
+
 #ifdef DD_FAULTS
 /* Lets `count` more allocations of this process succeed and fails the one after; -1 turns it off.
  * Returns how many allocations were made since the last call. Exists in test builds only. */

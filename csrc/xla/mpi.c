@@ -173,6 +173,7 @@ all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_hand
         dd_block output = block_of(out, count, args.reduction.dtype);
         args.inputs = &input;
         args.outputs = &output;
+        dd_mem_expect_writes(output.data, output.nbytes);
         status = run(on, &args);
     }
     return answer(status);
@@ -192,6 +193,8 @@ run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *whole, con
         at += blocks[i].nbytes;
     }
     bool is_gather = args->coll == DD_COLL_ALL_GATHER;
+    dd_block written = is_gather ? (dd_block){blocks[0].data, (size_t)(at - (const char *)whole)} : one;
+    dd_mem_expect_writes(written.data, written.nbytes);
     args->inputs = is_gather ? &one : blocks;
     args->outputs = is_gather ? blocks : &one;
     dd_status status = run(on, args);
@@ -272,6 +275,9 @@ start(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_
         return answer(dd_error_no_memory(&last_error, sizeof *pending));
     }
     message.block = block_of(data, count, dtype);
+    if (!message.is_send) {
+        dd_mem_expect_writes(message.block.data, message.block.nbytes);
+    }
     status = post(on, &message, &pending->work);
     if (status != DD_OK) {
         dd_mem_free(pending);
