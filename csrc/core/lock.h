@@ -23,6 +23,7 @@
     X(NCCL_TASK, "a call of NCCL on a thread of its own")               \
     X(CUDA_CONTEXTS, "the contexts of devices")                         \
     X(CUDA_NAN, "the kernels that look for NaN")                        \
+    X(XLA_PROGRAMS, "the programs that XLA runs")                       \
     X(MONITOR, "the monitor")                                           \
     X(ENGINE_OPENING, "the opening of an engine's ports")               \
     X(ENGINE, "an engine: links, messages, calls of its groups")        \

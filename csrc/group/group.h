@@ -186,6 +186,9 @@ bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, 
 /* How the last start goes, or went: done and well before the first. Borrowed. */
 dd_work *dd_standing_work(dd_standing_call *call);
 
+/* What each start does: the arguments, whose blocks are the call's own, and the time-out, < 0: the group's. */
+void dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns);
+
 /* Starts calls of one group, in this order, in one go: none is started when one of them cannot be (DD_INVALID_ARGUMENT while it is under
  * way). They go as far as they can without waiting, and then on: at once, or, of small ones in shared memory, when somebody waits, after
  * 20 ms at the latest. With `is_patient` there is one, for which the caller waits next: it looks for the end for a moment already, and

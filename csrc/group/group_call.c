@@ -520,6 +520,13 @@ dd_standing_work(dd_standing_call *call)
     return &call->work;
 }
 
+void
+dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns)
+{
+    *args = call->args;
+    *timeout_ns = call->timeout_ns;
+}
+
 dd_status
 dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                   dd_error *err)

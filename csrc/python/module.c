@@ -17,6 +17,7 @@
 #include "python/tensor/type.h"
 #include "python/window/window.h"
 #include "python/work/work.h"
+#include "python/xla/ffi.h"
 #include "python/xla/mpi.h"
 
 #include <stddef.h>
@@ -269,8 +270,16 @@ static PyMethodDef core_methods[] = {
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),
      "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
-    {"_mpi_calls", py_mpi_calls, METH_VARARGS,
-     "_mpi_calls($module, rank, size, make, /)\n--\n\n"
+    {"_ffi_handler", py_ffi_handler, METH_NOARGS,
+     "_ffi_handler($module, /)\n--\n\nWhat XLA calls to run a program (dldist.functional.jax), a capsule."},
+    {"_ffi_program", PY_FAST_METHOD(py_ffi_program),
+     "_ffi_program($module, number, group, sources, results, fill, calls)\n--\n\n"
+     "Makes a program with this number, which lives as long as what is returned, of calls on memory that stands for arrays,\n"
+     "tuples of an address and bytes. Calls are Plans and messages: (is_send, (address, bytes), rank, tag, timeout or None)."},
+    {"_ffi_set_group", PY_FAST_METHOD(py_ffi_set_group),
+     "_ffi_set_group($module, program, group)\n--\n\nThe program runs on this group from now on."},
+    {"_mpi_calls", PY_FAST_METHOD(py_mpi_calls),
+     "_mpi_calls($module, rank, size, make)\n--\n\n"
      "What carries out the MPI calls of XLA (dldist.jax), a capsule. Of MPI_COMM_WORLD there is the rank and the size;\n"
      "make(first, place) gives the group of a communicator."},
     {"_monitor_run", py_watch_run, METH_NOARGS,

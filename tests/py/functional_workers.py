@@ -493,6 +493,91 @@ def jax_refusals(group):
     return texts
 
 
+def jax_vmap(group):
+    """Every function under vmap gives what it gives row by row, wherever the batch's axis is."""
+    import jax
+    import jax.numpy as jnp
+
+    n, rank = group.size, group.rank
+    batch = jnp.asarray([put_in(rank) + 10 * i for i in range(3)], "float32")
+    pairs = [(r, (r + 1) % n) for r in range(n)]
+    for call in (
+        lambda x: F.all_reduce(x, group=group),
+        lambda x: F.broadcast(x, n - 1, group=group),
+        lambda x: F.all_gather(x, 1, group=group),
+        lambda x: F.all_gather(x, -1, False, group),
+        lambda x: F.all_gather(x[0, 0], group=group),
+        lambda x: F.scatter(x if rank == 0 else x[: 4 // n], group=group),
+        lambda x: F.reduce_scatter(x, "avg", 1, group=group),
+        lambda x: F.all_to_all(x, 1, 0, group=group),
+        lambda x: F.all_to_all(x, group=group),
+        lambda x: F.permute(x, pairs, group),
+        lambda x: F.permute(x, pairs[:-1], group),
+        lambda x: F.all_reduce_tree({"a": x, "b": [x.astype("int32"), x[0]]}, group=group),
+        lambda x: (F.send(x, (rank + 1) % n, 3, group) if rank == 0 else None, F.recv(x, (rank - 1) % n, 3, group),
+                   F.send(x, (rank + 1) % n, 3, group) if rank != 0 else None)[1],
+        lambda x: (F.reduce(x, 0, group=group), x)[1 if rank else 0],
+        lambda x: (F.gather(x, 0, 1, group=group), x)[1 if rank else 0],
+    ):
+        rows = [call(row) for row in batch]
+        for axis in (0, 1, -1):
+            found = jax.jit(jax.vmap(call, in_axes=axis))(jnp.moveaxis(batch, 0, axis))
+            expected = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+            assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()) and a.dtype == b.dtype, found, expected))
+    # One call for all rows, and a gradient through it.
+    before = group.sequence
+    gradient = jax.jit(jax.grad(lambda x: (jax.vmap(lambda x: F.all_reduce(x, group=group))(x) ** 2).sum()))(batch)
+    total = sum(jnp.asarray([put_in(r) + 10 * i for i in range(3)]) for r in range(n))
+    assert numpy.allclose(gradient, 2 * n * total)
+    assert group.sequence == before + 2
+    # Only some arguments have a batch.
+    mixed = jax.vmap(lambda x, y: F.all_reduce_tree([x, y], group=group), in_axes=(0, None))(batch, batch[0])
+    assert mixed[1].shape == (3, *batch[0].shape)
+
+
+JAX_DTYPES = (
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float8_e4m3fn float8_e5m2 float32 float64 "
+    "complex64 complex128"
+).split()
+
+
+def jax_dtypes(group):
+    """Compiled calls take every dtype, those of a byte and of 64 bits among them."""
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for name in JAX_DTYPES:
+            x = jnp.asarray([1, 0, 2, 1], name)
+            op = "sum" if name.startswith("complex") else "max"
+            for call in (lambda x: F.all_reduce(x, op, group), lambda x: F.all_gather(x, group=group)):
+                eager, compiled = call(x), jax.jit(call)(x)
+                assert eager.dtype == compiled.dtype == name and bool((eager == compiled).all()), name
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def jax_without_python(group):
+    """Compiled calls need no GIL: a thread that holds it does not keep them up."""
+    import ctypes
+
+    import jax
+    import jax.numpy as jnp
+
+    call = jax.jit(lambda x: F.all_gather(F.all_reduce(x, group=group), 1, group=group))
+    x = jnp.ones((2, 3))
+    call(x).block_until_ready()
+    group.barrier()
+    before = group.sequence
+    # PyDLL keeps the GIL; the other threads of this process that run Python wait meanwhile.
+    result = call(x)
+    ctypes.PyDLL(None).usleep(300_000)
+    assert result.is_ready()
+    assert group.sequence == before + 2
+    assert "callback" not in call.lower(x).as_text() and "dldist_collective" in call.lower(x).as_text()
+
+
 def jax_mismatch(group):
     """Ranks that disagree inside of jit hear of it, like those outside."""
     import jax

@@ -21,6 +21,7 @@ py_operands_init(py_operands *operands, py_state *state, const char *function)
     operands->outputs = (py_side){.layout = PY_LAYOUT_NONE};
     operands->blocks = operands->few_blocks;
     operands->staging = NULL;
+    operands->staging_nbytes = 0;
     operands->woven = NULL;
     operands->is_staged = false;
     operands->is_pinned = false;
@@ -292,6 +293,7 @@ allocate_staging(py_operands *operands)
 {
     dd_mem_free(operands->staging);
     operands->staging = NULL;
+    operands->staging_nbytes = 0;
     operands->is_staged = woven_side(operands) != NULL;
     for (size_t i = 0; i < operands->npieces; i++) {
         operands->is_staged = operands->is_staged || operands->pieces[i].is_staged;
@@ -299,7 +301,8 @@ allocate_staging(py_operands *operands)
     if (!operands->is_staged) {
         return true;
     }
-    operands->staging = dd_mem_alloc(place_all(operands, NULL));
+    operands->staging_nbytes = place_all(operands, NULL);
+    operands->staging = dd_mem_alloc(operands->staging_nbytes);
     if (operands->staging == NULL) {
         PyErr_NoMemory();
         return false;

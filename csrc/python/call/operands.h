@@ -56,8 +56,9 @@ typedef struct py_operands {
     py_side outputs;  /* the same pieces as inputs if the call is in place */
     dd_block *blocks; /* of inputs, then of outputs; `few_blocks`, or owned */
     uint8_t *staging; /* owned, or NULL */
-    uint8_t *woven;   /* in staging: the blocks of the woven side */
-    bool is_staged;   /* there is something to pack or to unpack */
+    size_t staging_nbytes;
+    uint8_t *woven; /* in staging: the blocks of the woven side */
+    bool is_staged; /* there is something to pack or to unpack */
     /* set before anything is added: the caller goes on during the operation (py_tensor_pin) */
     bool is_pinned;
     py_device_scope device;

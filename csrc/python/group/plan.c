@@ -135,6 +135,22 @@ require_open(const py_plan *self)
     return true;
 }
 
+bool
+py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *description)
+{
+    if (!PyObject_TypeCheck(plan, state->plan_type)) {
+        py_raise_wrong_type("describe", "plan", "a Plan", plan);
+        return false;
+    }
+    const py_plan *self = (py_plan *)plan;
+    if (!require_open(self)) {
+        return false;
+    }
+    dd_standing_describe(self->call, &description->args, &description->timeout_ns);
+    description->operands = &self->flight->operands;
+    return true;
+}
+
 /* ---- starting */
 
 /* The outcome of the last start: None, or NULL with its exception. */

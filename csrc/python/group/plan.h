@@ -11,6 +11,15 @@ bool py_plan_require(const py_group *group, const py_params *params);
  * exception. */
 PyObject *py_plan_make(py_group_call *call, const dd_coll_args *args);
 
+/* What a plan does. All of it is the plan's. */
+typedef struct py_plan_description {
+    dd_coll_args args;
+    int64_t timeout_ns;
+    const py_operands *operands;
+} py_plan_description;
+/* False with an exception if it is no plan, or is closed. */
+bool py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *description);
+
 extern PyType_Spec py_plan_spec;
 
 /* Functions of the module. start_all(plans) starts the plans in order, consecutive ones of one group together;

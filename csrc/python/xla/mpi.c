@@ -52,7 +52,7 @@ comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
 }
 
 PyObject *
-py_mpi_calls(PyObject *module, PyObject *args)
+py_mpi_calls(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static dd_mpi_calls calls;
     int rank;
@@ -60,7 +60,7 @@ py_mpi_calls(PyObject *module, PyObject *args)
     PyObject *make;
     const py_params params = PY_PARAMS("_mpi_calls", 3, 3, {"rank", PY_INT, &rank}, {"size", PY_INT, &size},
                                        {"make", PY_OBJECT, &make});
-    if (!py_params_read_tuple(&params, PyModule_GetState(module), args, NULL)) {
+    if (!py_params_read(&params, PyModule_GetState(module), args, nargs, kwnames)) {
         return NULL;
     }
     dd_mpi_handle world = dd_mpi_comm_create_broken(

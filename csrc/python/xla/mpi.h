@@ -7,6 +7,6 @@
 /* The name of the capsule that _mpi_calls gives: it holds a dd_mpi_calls. */
 #define PY_MPI_CALLS "dldist.mpi_calls"
 
-PyObject *py_mpi_calls(PyObject *module, PyObject *args);
+PyObject *py_mpi_calls(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 #endif

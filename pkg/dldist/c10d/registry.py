@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from _thread import _local, allocate_lock
 
 from dldist import _core
@@ -83,6 +84,9 @@ class Registry:
     def default_pg(self, group: ProcessGroup | None) -> None:
         self._default_pg = group
         self.operations = None if group is None else group.operations
+        compiled = sys.modules.get("dldist.functional.jax")
+        if compiled is not None:
+            compiled.follow_default_world(self.operations)
 
     # ---- the names of future groups
 

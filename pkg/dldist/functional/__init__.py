@@ -19,7 +19,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.base import arrays
 from dldist.functional import tree as functional_tree
-from dldist.functional.form import Form, Pending, as_index, let_compiled_calls_finish, operations_of
+from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, let_compiled_calls_finish, operations_of
 from dldist.objects.exchange import Exchange
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
@@ -108,7 +108,10 @@ def all_reduce(
     def transpose(gradient: Any) -> list[Any]:
         return [all_reduce(gradient, op, group, timeout=timeout)]
 
-    return form.run([x], start, [form.shape], fill=True, transpose=transpose if _is_linear(op) else None)
+    def again(x: Any) -> Any:
+        return all_reduce(x, op, group, timeout=timeout)
+
+    return form.run([x], start, [form.shape], again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None)
 
 
 def all_reduce_tree(
@@ -155,7 +158,12 @@ def all_reduce_tree(
         return reduced
 
     shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    return form.run(leaves, start, shapes, fill=True, transpose=transpose if _is_linear(op) else None, pack=rebuild)
+    def again(*leaves: Any) -> Any:
+        return all_reduce_tree(list(leaves), op, group, timeout=timeout)
+
+    return form.run(
+        leaves, start, shapes, again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild
+    )
 
 
 def reduce(
@@ -191,7 +199,11 @@ def reduce(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.reduce(output, root, op, **options)
 
-    return form.run([x], start, [form.shape], fill=True, pack=lambda result: result if form.rank == root else None)
+    def again(x: Any) -> Any:
+        result: Any = reduce(x, root, op, group, timeout=timeout)
+        return x if result is None else result  # of no meaning there
+
+    return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
 
 def reduce_scatter(
@@ -234,7 +246,11 @@ def reduce_scatter(
             gradient = gradient / form.size
         return [all_gather(gradient, axis, group=group, timeout=timeout)]
 
-    return form.run([x], start, [form.with_extent(axis, share)], transpose=transpose if _is_linear(op) else None)
+    def again(x: Any) -> Any:
+        return reduce_scatter(x, op, axis, group, timeout=timeout)
+
+    shape = form.with_extent(axis, share)
+    return form.run([x], start, [shape], again=again, transpose=transpose if _is_linear(op) else None)
 
 
 # ---- collections
@@ -279,7 +295,10 @@ def all_gather(
         part: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
         return [part.reshape(form.shape)]
 
-    return form.run([x], start, [shape], transpose=transpose)
+    def again(x: Any) -> Any:
+        return all_gather(x, axis, tiled and form.shape != (), group, timeout=timeout)
+
+    return form.run([x], start, [shape], again=again, transpose=transpose)
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
@@ -329,7 +348,10 @@ def gather(
         call, parts = _by_parts(calls, "gather", axis, output, [extent] * form.size)
         return call(source, parts, root, **options)
 
-    return form.run([x], start, [shape] if form.rank == root else None)
+    def again(x: Any) -> Any:
+        return gather(x, root, axis, tiled and form.shape != (), group, timeout=timeout)
+
+    return form.run([x], start, [shape] if form.rank == root else None, again=again)
 
 
 def all_gather_any(
@@ -365,7 +387,7 @@ def all_gather_any(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.all_gather(parts, source, **options)
 
-    return form.run([x], start, None, pack=lambda: [family.finish(part, x) for part in parts])
+    return form.run([x], start, None, again=all_gather_any, pack=lambda: [family.finish(part, x) for part in parts])
 
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
@@ -412,7 +434,11 @@ def broadcast(
         total = reduce(gradient, root, "sum", group, timeout=timeout)
         return [arrays.zeros_like(gradient) if total is None else total]
 
-    return form.run([x], start, [form.shape], fill=form.rank == root, transpose=transpose)
+    def again(x: Any) -> Any:
+        return broadcast(x, root, group, timeout=timeout)
+
+    fill = COPIES if form.rank == root else NOTHING
+    return form.run([x], start, [form.shape], again=again, fill=fill, transpose=transpose)
 
 
 def scatter(
@@ -453,7 +479,10 @@ def scatter(
         call, parts = _by_parts(calls, "scatter", axis, source if is_root else None, [share] * form.size)
         return call(output, parts, root, **options)
 
-    return form.run([x], start, [form.with_extent(axis, share)])
+    def again(x: Any) -> Any:
+        return scatter(x, root, axis, group, timeout=timeout)
+
+    return form.run([x], start, [form.with_extent(axis, share)], again=again)
 
 
 def all_to_all(
@@ -513,7 +542,10 @@ def all_to_all(
             return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
         return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    return form.run([x], start, [shape], transpose=transpose)
+    def again(x: Any) -> Any:
+        return all_to_all(x, split, concat, output_split_sizes, input_split_sizes, group, timeout=timeout)
+
+    return form.run([x], start, [shape], again=again, transpose=transpose)
 
 
 def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
@@ -571,14 +603,16 @@ def permute(
             sent[goes_to] = source
         if comes_from is not None:
             received[comes_from] = output
-        else:
-            family.clear(output)
         return calls.all_to_all(received, sent, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         return [permute(gradient, source_of.items(), group, timeout=timeout)]
 
-    return form.run([x], start, [form.shape], transpose=transpose)
+    def again(x: Any) -> Any:
+        return permute(x, destination_of.items(), group, timeout=timeout)
+
+    fill = ZEROS if comes_from is None else NOTHING
+    return form.run([x], start, [form.shape], again=again, fill=fill, transpose=transpose)
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -633,7 +667,10 @@ def send(
     def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
         return (calls.isend if async_op else calls.send)(source, dst, tag, timeout=timeout)
 
-    return form.run([x], start, None)
+    def again(x: Any) -> Any:
+        return send(x, dst, tag, group, timeout=timeout)
+
+    return form.run([x], start, None, again=again)
 
 
 def recv(
@@ -672,7 +709,10 @@ def recv(
         arrays.family_of(source, form.name).clear(output)
         return (calls.irecv if async_op else calls.recv)(output, src, tag, timeout=timeout)
 
-    return form.run([like], start, [form.shape])
+    def again(like: Any) -> Any:
+        return recv(like, src, tag, group, timeout=timeout)
+
+    return form.run([like], start, [form.shape], again=again)
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:

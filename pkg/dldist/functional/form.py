@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dldist.types import Timeout
 
 
+NOTHING, COPIES, ZEROS = range(3)  # how results begin, as dd_ffi_fill of csrc/xla/ffi.h
+
+
 def _only(result: Any = None) -> Any:
     return result
 
@@ -82,20 +85,23 @@ class Form:
         start: Callable[..., Any],
         shapes: Sequence[tuple[int, ...]] | None,
         *,
-        fill: bool = False,
+        again: Callable[..., Any],
+        fill: int = NOTHING,
         transpose: Callable[..., list[Any]] | None = None,
         pack: Callable[..., Any] = _only,
     ) -> Any:
         """pack(*results), or a Pending of that.
 
         start(calls, *sources, *outputs, timeout=, async_op=) makes the calls, and returns their works. `shapes` are those of the
-        outputs, None when this rank gets nothing, and each output is None then; `fill` has the outputs begin as copies of the
-        sources. transpose(*gradients of the results) gives those of the arrays; without it there are none.
+        outputs, None when this rank gets nothing, and each output is None then; `fill` says how the outputs begin: COPIES, of the
+        sources. transpose(*gradients of the results) gives those of the arrays; without it there are none. again(*arrays) makes the
+        same call on arrays that have one more axis at the end.
         """
         self._start_calls = start
         self.shapes = shapes
-        self._fill = fill
+        self.fill = fill
         self.transpose = transpose
+        self._again = again
         library = self._library_in_charge(arrays)
         if library is not None and self.async_op:
             raise ValueError(f"{self.name}(): async_op=True is not for arrays that are traced or need a gradient")
@@ -124,6 +130,17 @@ class Form:
         """The results for arrays that have their values, in the place of those of the call."""
         return self._finish(arrays, self._start(arrays)[0])
 
+    def again(self, *arrays: Any) -> list[Any]:
+        """The results of the same call on arrays that have one more axis at the end."""
+        results = self._again(*arrays)
+        if self.shapes is None:
+            return []
+        return results if isinstance(results, list) else [results]
+
+    def describe(self, calls: Any, sources: Sequence[Any], results: Sequence[Any]) -> None:
+        """Has `calls` make the calls on arrays in the place of those of the call; where this rank gets nothing, `results` is empty."""
+        self._start_calls(calls, *sources, *(results or [None] * len(sources)), timeout=self.timeout, async_op=False)
+
     def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
         return [base_arrays.family_of(x, self.name) for x in arrays]
 
@@ -133,9 +150,12 @@ class Form:
         outputs: list[Any] = [None for _ in arrays]
         if self.shapes is not None:
             outputs = [family.empty_like(x, shape) for family, x, shape in zip(families, arrays, self.shapes, strict=True)]
-        if self._fill:
+        if self.fill == COPIES:
             _core._copy_tensors(outputs, sources)
-        works = self._start_calls(self._operations_now(), *sources, *outputs, timeout=self.timeout, async_op=self.async_op)
+        elif self.fill == ZEROS:
+            for family, output in zip(families, outputs, strict=True):
+                family.clear(output)
+        works = self._start_calls(self.operations_now(), *sources, *outputs, timeout=self.timeout, async_op=self.async_op)
         return outputs, works
 
     def _finish(self, arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
@@ -143,7 +163,7 @@ class Form:
             return []
         return [family.finish(output, x) for family, x, output in zip(self._families(arrays), arrays, outputs, strict=True)]
 
-    def _operations_now(self) -> Any:
+    def operations_now(self) -> Any:
         """The default world may be another one when a compiled function is called again."""
         operations = operations_of(self.group)
         if (operations.rank, operations.size) != (self.rank, self.size):

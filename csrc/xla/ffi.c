@@ -1,0 +1,534 @@
+#include "xla/ffi.h"
+
+#include "core/list.h"
+#include "core/lock.h"
+#include "core/mem.h"
+#include "kernels/copy.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* Where a block lies: in one of the program's arrays, or in scratch memory. */
+typedef struct place {
+    size_t array; /* SCRATCH: in the call's own memory */
+    size_t offset;
+    size_t nbytes;
+} place;
+
+#define SCRATCH SIZE_MAX
+#define FEW_BLOCKS 64
+
+typedef struct part {
+    dd_ffi_part what; /* the addresses are of no meaning */
+    place view;
+    place flat;
+} part;
+
+typedef struct step {
+    bool is_message;
+    dd_coll_args args; /* of a collective, but for the blocks */
+    dd_p2p message;    /* but for the block */
+    int64_t timeout_ns;
+    dd_coll_form *form; /* owned */
+    uint32_t stack;
+    place *blocks; /* owned: inputs, then outputs */
+    size_t ninputs;
+    size_t nblocks;
+    part *parts; /* owned */
+    size_t nparts;
+    size_t scratch_nbytes;
+    _Atomic(uint8_t *) scratch; /* owned; NULL while a run has it, and before the first */
+    struct step *next;
+} step;
+
+struct dd_ffi_program {
+    dd_list link;    /* in `programs`, once it is published; under the lock */
+    uint64_t number; /* const */
+    size_t nsources; /* const after publish, like all that follows */
+    size_t nresults;
+    dd_block *arrays;   /* owned: what stands for them */
+    dd_ffi_fill *fills; /* owned, [nresults] */
+    step *first;        /* owned */
+    step *last;
+    dd_group *group; /* owned; under the lock */
+    size_t nusers;   /* its owner, and runs; under the lock */
+};
+
+static dd_lock programs_lock = DD_LOCK_INITIALIZER(DD_LOCK_XLA_PROGRAMS);
+static dd_list programs = {&programs, &programs};
+
+/* ---- making */
+
+dd_ffi_program *
+dd_ffi_program_create(uint64_t number, dd_group *group, const dd_ffi_memory *memory)
+{
+    size_t narrays = memory->nsources + memory->nresults;
+    dd_ffi_program *program = dd_mem_zalloc(sizeof *program);
+    dd_block *arrays = dd_mem_alloc_array(narrays, sizeof *arrays);
+    dd_ffi_fill *fills = dd_mem_alloc_array(memory->nresults, sizeof *fills);
+    if (program == NULL || arrays == NULL || fills == NULL) {
+        dd_mem_free(program);
+        dd_mem_free(arrays);
+        dd_mem_free(fills);
+        return NULL;
+    }
+    if (narrays > 0) {
+        memcpy(arrays, memory->blocks, narrays * sizeof *arrays);
+    }
+    for (size_t i = 0; i < memory->nresults; i++) {
+        fills[i] = memory->fill;
+    }
+    *program = (dd_ffi_program){.number = number,
+                                .nsources = memory->nsources,
+                                .nresults = memory->nresults,
+                                .arrays = arrays,
+                                .fills = fills,
+                                .group = dd_group_acquire(group),
+                                .nusers = 1};
+    dd_list_init(&program->link);
+    return program;
+}
+
+static bool
+is_within(const void *data, size_t nbytes, const dd_block *memory)
+{
+    uintptr_t at = (uintptr_t)data;
+    uintptr_t first = (uintptr_t)memory->data;
+    return at >= first && nbytes <= memory->nbytes && at - first <= memory->nbytes - nbytes;
+}
+
+/* Finds the array, or the scratch memory, that the bytes lie in. */
+static dd_status
+find_place(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
+           place *found, dd_error *err)
+{
+    *found = (place){.array = SCRATCH, .nbytes = nbytes};
+    if (nbytes == 0) {
+        return DD_OK;
+    }
+    if (is_within(data, nbytes, scratch)) {
+        found->offset = (size_t)((uintptr_t)data - (uintptr_t)scratch->data);
+        return DD_OK;
+    }
+    for (size_t i = 0; i < program->nsources + program->nresults; i++) {
+        if (is_within(data, nbytes, &program->arrays[i])) {
+            found->array = i;
+            found->offset = (size_t)((uintptr_t)data - (uintptr_t)program->arrays[i].data);
+            return DD_OK;
+        }
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "a block of %zu bytes lies in none of the program's arrays",
+                        nbytes);
+}
+
+/* Of a result that begins as a copy and is reduced in place: the input is the source itself, and no copy is made. */
+static void
+read_from_source(dd_ffi_program *program, const step *made)
+{
+    const place *input = &made->blocks[0];
+    bool is_one =
+        made->ninputs == 1 && dd_coll_is_folding(made->args.coll) && dd_coll_is_array(made->args.coll);
+    if (!is_one || input->array == SCRATCH || input->array < program->nsources ||
+        input->nbytes != program->arrays[input->array].nbytes) {
+        return;
+    }
+    size_t result = input->array - program->nsources;
+    if (program->fills[result] == DD_FFI_FILL_COPIES) {
+        program->fills[result] = DD_FFI_FILL_NOTHING;
+        made->blocks[0].array = result;
+    }
+}
+
+static dd_status
+place_blocks(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < made->nblocks && status == DD_OK; i++) {
+        const dd_block *block = made->is_message    ? &call->message->block
+                                : i < made->ninputs ? &call->args->inputs[i]
+                                                    : &call->args->outputs[i - made->ninputs];
+        status = find_place(program, &call->scratch, block->data, block->nbytes, &made->blocks[i], err);
+    }
+    return status;
+}
+
+static dd_status
+place_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
+        part *to = &made->parts[i];
+        to->what = call->parts[i];
+        /* A view begins in its array; strides of a tensor that is a part of it stay within. */
+        status = find_place(program, &call->scratch, to->what.view.data, to->what.view.count > 0 ? 1 : 0,
+                            &to->view, err);
+        if (status == DD_OK) {
+            status = find_place(program, &call->scratch, to->what.flat, dd_view_nbytes(&to->what.view),
+                                &to->flat, err);
+        }
+    }
+    return status;
+}
+
+static void
+destroy_step(step *gone)
+{
+    dd_coll_form_destroy(gone->form);
+    dd_mem_free(gone->blocks);
+    dd_mem_free(gone->parts);
+    dd_mem_free(atomic_load(&gone->scratch));
+    dd_mem_free(gone);
+}
+
+/* Fills in what a step is, which has been zeroed. */
+static dd_status
+make_step(dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
+{
+    made->is_message = call->args == NULL;
+    made->timeout_ns = call->timeout_ns;
+    made->stack = call->stack;
+    made->scratch_nbytes = call->scratch.nbytes;
+    made->nparts = call->nparts;
+    made->nblocks = 1;
+    if (made->is_message) {
+        made->message = *call->message;
+    } else {
+        made->args = *call->args;
+        int size = dd_group_size(program->group);
+        bool is_root = made->args.root == dd_group_rank(program->group);
+        made->ninputs = (size_t)dd_coll_ninputs(made->args.coll, is_root, size);
+        made->nblocks = made->ninputs + (size_t)dd_coll_noutputs(made->args.coll, is_root, size);
+    }
+    made->blocks = dd_mem_alloc_array(made->nblocks, sizeof *made->blocks);
+    made->parts = dd_mem_alloc_array(made->nparts, sizeof *made->parts);
+    if (made->blocks == NULL || made->parts == NULL) {
+        return dd_error_no_memory(err,
+                                  made->nblocks * sizeof *made->blocks + made->nparts * sizeof *made->parts);
+    }
+    dd_status status = place_blocks(program, made, call, err);
+    if (status == DD_OK) {
+        status = place_parts(program, made, call, err);
+    }
+    if (status == DD_OK && !made->is_message) {
+        status = dd_coll_form_create(program->group, call->args, call->record, &made->form, err);
+    }
+    return status;
+}
+
+dd_status
+dd_ffi_program_add(dd_ffi_program *program, const dd_ffi_call *call, dd_error *err)
+{
+    step *made = dd_mem_zalloc(sizeof *made);
+    if (made == NULL) {
+        return dd_error_no_memory(err, sizeof *made);
+    }
+    dd_status status = make_step(program, made, call, err);
+    if (status != DD_OK) {
+        destroy_step(made);
+        return status;
+    }
+    if (!made->is_message) {
+        read_from_source(program, made);
+    }
+    if (program->first == NULL) {
+        program->first = made;
+    } else {
+        program->last->next = made;
+    }
+    program->last = made;
+    return DD_OK;
+}
+
+/* ---- life */
+
+void
+dd_ffi_program_publish(dd_ffi_program *program)
+{
+    dd_lock_take(&programs_lock);
+    dd_list_push_back(&programs, &program->link);
+    dd_lock_release(&programs_lock);
+}
+
+void
+dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group)
+{
+    dd_group_acquire(group);
+    dd_lock_take(&programs_lock);
+    dd_group *before = program->group;
+    program->group = group;
+    dd_lock_release(&programs_lock);
+    dd_group_release(before);
+}
+
+static void
+let_go(dd_ffi_program *program)
+{
+    dd_lock_take(&programs_lock);
+    bool is_last = --program->nusers == 0;
+    dd_lock_release(&programs_lock);
+    if (!is_last) {
+        return;
+    }
+    for (step *at = program->first; at != NULL;) {
+        step *next = at->next;
+        destroy_step(at);
+        at = next;
+    }
+    dd_group_release(program->group);
+    dd_mem_free(program->arrays);
+    dd_mem_free(program->fills);
+    dd_mem_free(program);
+}
+
+void
+dd_ffi_program_destroy(dd_ffi_program *program)
+{
+    dd_lock_take(&programs_lock);
+    dd_list_remove(&program->link);
+    dd_lock_release(&programs_lock);
+    let_go(program);
+}
+
+/* The program with its group, of which the caller gets a reference; NULL: there is none. */
+static dd_ffi_program *
+take(uint64_t number, dd_group **group)
+{
+    dd_ffi_program *found = NULL;
+    dd_lock_take(&programs_lock);
+    for (dd_list *at = programs.next; at != &programs && found == NULL; at = at->next) {
+        dd_ffi_program *program = DD_CONTAINER_OF(at, dd_ffi_program, link);
+        found = program->number == number ? program : NULL;
+    }
+    if (found != NULL) {
+        found->nusers++;
+        *group = dd_group_acquire(found->group);
+    }
+    dd_lock_release(&programs_lock);
+    return found;
+}
+
+/* ---- running */
+
+/* One run of a program. */
+typedef struct run {
+    const dd_ffi_program *program;
+    dd_group *group;
+    const dd_ffi_frame *frame;
+    uint8_t *scratch; /* of the step */
+} run;
+
+/* XLA has tokens before the arrays. */
+static void *
+array_of(const run *self, size_t array)
+{
+    bool is_result = array >= self->program->nsources;
+    const dd_ffi_buffers *side = is_result ? &self->frame->results : &self->frame->args;
+    size_t count = is_result ? self->program->nresults : self->program->nsources;
+    size_t index = is_result ? array - self->program->nsources : array;
+    const dd_ffi_buffer *buffer = side->values[(size_t)side->size - count + index];
+    return buffer->data;
+}
+
+static void *
+address_of(const run *self, const place *at)
+{
+    uint8_t *memory = at->nbytes == 0        ? NULL
+                      : at->array == SCRATCH ? self->scratch
+                                             : array_of(self, at->array);
+    return memory != NULL ? memory + at->offset : NULL;
+}
+
+static void
+move_parts(const run *self, const step *at, bool is_before)
+{
+    for (size_t i = 0; i < at->nparts; i++) {
+        const part *moved = &at->parts[i];
+        if (moved->what.view.count == 0 || !(is_before ? moved->what.is_read : moved->what.is_written)) {
+            continue;
+        }
+        dd_view view = moved->what.view;
+        view.data = address_of(self, &moved->view);
+        void *flat = address_of(self, &moved->flat);
+        if (is_before) {
+            dd_view_pack(&view, flat);
+        } else {
+            dd_view_unpack(&view, flat);
+        }
+    }
+}
+
+/* Nobody interrupts XLA's threads. */
+static dd_wait
+wait_for_ever(void)
+{
+    return (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
+}
+
+static dd_status
+run_message(const run *self, const step *at, dd_error *err)
+{
+    dd_p2p message = at->message;
+    message.block = (dd_block){.data = address_of(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
+    dd_call_options options = {.timeout_ns = at->timeout_ns};
+    dd_wait wait = wait_for_ever();
+    int source;
+    return dd_group_p2p_and_wait(self->group, &message, &options, &source, &wait, err);
+}
+
+static dd_status
+run_collective(const run *self, const step *at, dd_error *err)
+{
+    dd_block few[FEW_BLOCKS];
+    dd_block *blocks = at->nblocks <= FEW_BLOCKS ? few : dd_mem_alloc_array(at->nblocks, sizeof *blocks);
+    if (blocks == NULL) {
+        return dd_error_no_memory(err, at->nblocks * sizeof *blocks);
+    }
+    for (size_t i = 0; i < at->nblocks; i++) {
+        blocks[i] = (dd_block){.data = address_of(self, &at->blocks[i]), .nbytes = at->blocks[i].nbytes};
+    }
+    dd_coll_args args = at->args;
+    args.inputs = blocks;
+    args.outputs = blocks + at->ninputs;
+    dd_call_options options = {.timeout_ns = at->timeout_ns, .form = at->form, .stack = at->stack};
+    dd_wait wait = wait_for_ever();
+    dd_status status = dd_group_collective_and_wait(self->group, &args, &options, &wait, err);
+    if (blocks != few) {
+        dd_mem_free(blocks);
+    }
+    return status;
+}
+
+static dd_status
+run_step(run *self, step *at, dd_error *err)
+{
+    self->scratch = NULL;
+    if (at->scratch_nbytes > 0) {
+        self->scratch = atomic_exchange(&at->scratch, NULL);
+        self->scratch = self->scratch != NULL ? self->scratch : dd_mem_alloc(at->scratch_nbytes);
+        if (self->scratch == NULL) {
+            return dd_error_no_memory(err, at->scratch_nbytes);
+        }
+    }
+    move_parts(self, at, true);
+    dd_status status = at->is_message ? run_message(self, at, err) : run_collective(self, at, err);
+    if (status == DD_OK) {
+        move_parts(self, at, false);
+    }
+    if (self->scratch != NULL) {
+        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* that of a run at the same time */
+    }
+    return status;
+}
+
+static void
+begin_result(const run *self, size_t i)
+{
+    size_t nbytes = self->program->arrays[self->program->nsources + i].nbytes;
+    void *result = array_of(self, self->program->nsources + i);
+    dd_mem_expect_writes(result, nbytes);
+    if (nbytes > 0 && self->program->fills[i] == DD_FFI_FILL_COPIES) {
+        dd_copy(result, array_of(self, i), nbytes);
+    } else if (nbytes > 0 && self->program->fills[i] == DD_FFI_FILL_ZEROS) {
+        memset(result, 0, nbytes);
+    }
+}
+
+static dd_status
+run_program(run *self, dd_error *err)
+{
+    const dd_ffi_program *program = self->program;
+    if ((size_t)self->frame->args.size < program->nsources ||
+        (size_t)self->frame->results.size < program->nresults) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "XLA gives %" PRId64 " arrays and wants %" PRId64 " results of a call of %zu and %zu",
+            self->frame->args.size, self->frame->results.size, program->nsources, program->nresults);
+    }
+    for (size_t i = 0; i < program->nresults; i++) {
+        begin_result(self, i);
+    }
+    dd_status status = DD_OK;
+    for (step *at = program->first; at != NULL && status == DD_OK; at = at->next) {
+        status = run_step(self, at, err);
+    }
+    return status;
+}
+
+/* ---- XLA's calls */
+
+/* Whether XLA only wants to know what this is made for. */
+static bool
+tell_version(const dd_ffi_frame *frame)
+{
+    dd_ffi_extension *extension = frame->extensions;
+    if (extension == NULL || extension->type != DD_FFI_EXTENSION_METADATA) {
+        return false;
+    }
+    dd_ffi_metadata *metadata = ((dd_ffi_metadata_extension *)(void *)extension)->metadata;
+    metadata->version.major = DD_FFI_MAJOR;
+    metadata->version.minor = DD_FFI_MINOR;
+    return true;
+}
+
+/* The code of absl that says the same. */
+static int
+code_of(dd_status status)
+{
+    switch (status) {
+    case DD_INVALID_ARGUMENT:
+    case DD_NOT_SUPPORTED:
+        return 3;
+    case DD_TIMED_OUT:
+    case DD_OP_TIMED_OUT:
+        return 4;
+    case DD_OUT_OF_MEMORY:
+        return 8;
+    case DD_MISMATCH:
+    case DD_CLOSED:
+    case DD_FORKED:
+        return 9;
+    case DD_ABORTED:
+        return 10;
+    case DD_PEER_LOST:
+        return 14;
+    default:
+        return 13;
+    }
+}
+
+static dd_ffi_error *
+fail(const dd_ffi_frame *frame, const dd_error *error)
+{
+    dd_ffi_error_args args = {
+        .struct_size = sizeof args, .message = error->message, .code = code_of(error->code)};
+    return frame->api->create_error(&args);
+}
+
+dd_ffi_error *
+dd_ffi_handle(dd_ffi_frame *frame)
+{
+    if (tell_version(frame) || frame->stage != DD_FFI_STAGE_EXECUTE) {
+        return NULL;
+    }
+    dd_error err;
+    if (frame->attributes.size != 1 || frame->attributes.types[0] != DD_FFI_ATTRIBUTE_SCALAR) {
+        (void)dd_error_set(&err, DD_INTERNAL, "XLA gives no number of a program");
+        return fail(frame, &err);
+    }
+    const dd_ffi_scalar *number = frame->attributes.values[0];
+    uint64_t wanted;
+    memcpy(&wanted, number->value, sizeof wanted);
+    run self = {.frame = frame};
+    dd_ffi_program *program = take(wanted, &self.group);
+    if (program == NULL) {
+        (void)dd_error_set(&err, DD_CLOSED,
+                           "this compiled call is of another process, or its function is gone");
+        return fail(frame, &err);
+    }
+    self.program = program;
+    dd_status status = run_program(&self, &err);
+    dd_group_release(self.group);
+    let_go(program);
+    return status == DD_OK ? NULL : fail(frame, &err);
+}
