@@ -318,15 +318,14 @@ typedef struct run {
     uint8_t *scratch; /* of the step */
 } run;
 
-/* XLA has tokens before the arrays. */
+/* There is a token before the arrays. */
 static void *
 array_of(const run *self, size_t array)
 {
     bool is_result = array >= self->program->nsources;
     const dd_ffi_buffers *side = is_result ? &self->frame->results : &self->frame->args;
-    size_t count = is_result ? self->program->nresults : self->program->nsources;
     size_t index = is_result ? array - self->program->nsources : array;
-    const dd_ffi_buffer *buffer = side->values[(size_t)side->size - count + index];
+    const dd_ffi_buffer *buffer = side->values[1 + index];
     return buffer->data;
 }
 
@@ -438,8 +437,8 @@ static dd_status
 run_program(run *self, dd_error *err)
 {
     const dd_ffi_program *program = self->program;
-    if ((size_t)self->frame->args.size < program->nsources ||
-        (size_t)self->frame->results.size < program->nresults) {
+    if ((size_t)self->frame->args.size != 1 + program->nsources ||
+        (size_t)self->frame->results.size != 1 + program->nresults) {
         return dd_error_set(
             err, DD_INVALID_ARGUMENT,
             "XLA gives %" PRId64 " arrays and wants %" PRId64 " results of a call of %zu and %zu",
@@ -471,30 +470,16 @@ tell_version(const dd_ffi_frame *frame)
     return true;
 }
 
-/* The code of absl that says the same. */
+/* The codes of absl that say the same; 13 is an internal error. */
 static int
 code_of(dd_status status)
 {
-    switch (status) {
-    case DD_INVALID_ARGUMENT:
-    case DD_NOT_SUPPORTED:
-        return 3;
-    case DD_TIMED_OUT:
-    case DD_OP_TIMED_OUT:
-        return 4;
-    case DD_OUT_OF_MEMORY:
-        return 8;
-    case DD_MISMATCH:
-    case DD_CLOSED:
-    case DD_FORKED:
-        return 9;
-    case DD_ABORTED:
-        return 10;
-    case DD_PEER_LOST:
-        return 14;
-    default:
-        return 13;
-    }
+    static const int codes[DD_STATUS_COUNT] = {
+        [DD_INVALID_ARGUMENT] = 3, [DD_NOT_SUPPORTED] = 3, [DD_TIMED_OUT] = 4, [DD_OP_TIMED_OUT] = 4,
+        [DD_OUT_OF_MEMORY] = 8,    [DD_MISMATCH] = 9,      [DD_CLOSED] = 9,    [DD_FORKED] = 9,
+        [DD_ABORTED] = 10,         [DD_PEER_LOST] = 14,
+    };
+    return codes[status] != 0 ? codes[status] : 13;
 }
 
 static dd_ffi_error *

@@ -620,6 +620,27 @@ def default_world(group, port):
         dldist.destroy_process_group()
 
 
+def jax_default_world(group, port):
+    """A compiled function without a group is for each default world of the same rank and size; others refuse it."""
+    import jax
+    import jax.numpy as jnp
+
+    n, rank = group.size, group.rank
+    store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
+    call = jax.jit(lambda x: F.all_reduce(x))
+    for turn in range(2):
+        dldist.init_process_group(store=dldist.PrefixStore(f"jax_world{turn}", store), rank=rank, world_size=n)
+        assert call(jnp.ones(2)).tolist() == [n, n]
+        dldist.destroy_process_group()
+    dldist.init_process_group(store=dldist.HashStore(), rank=0, world_size=1)
+    try:
+        text = str(call(jnp.ones(2)).tolist())
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+    dldist.destroy_process_group()
+    assert text == "[1.0, 1.0]" if n == 1 else "closed" in text, text
+
+
 # ---- mistakes
 
 

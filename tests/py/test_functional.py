@@ -150,11 +150,17 @@ def test_jax_refusals(team):
 @needs_jax
 def test_jax_mismatch(team):
     for text in team.run(workers.jax_mismatch):
-        assert (text is None) if team.size == 1 else re.match(r"FAILED_PRECONDITION: all_reduce #1 .* called all_reduce.* called all_reduce", text), text
+        wanted = r"FAILED_PRECONDITION: all_reduce #1 .* called all_reduce.* called all_reduce"
+        assert (text is None) if team.size == 1 else re.match(wanted, text), text
 
 
 def test_default_world(team):
     team.run(workers.default_world, team.store.port)
+
+
+@needs_jax
+def test_jax_default_world(team):
+    team.run(workers.jax_default_world, team.store.port)
 
 
 REFUSALS = {

@@ -193,3 +193,41 @@ print(multihost_utils.process_allgather(numpy.array([jax.process_index() + 1])).
 jax.distributed.shutdown()
 """)
     assert run_program(None, "-m", "dldist.run", "-n", "2", str(program)).count("[1, 2]") == 2
+
+
+def test_the_structures_are_those_of_jaxlib(tmp_path):
+    """csrc/xla/ffi_api.h beside the header that comes with jaxlib: sizes of those that we make, offsets of what we look at."""
+    fields = {
+        ("dd_ffi_frame", "XLA_FFI_CallFrame"): ["api", "stage", "args", ("results", "rets"), ("attributes", "attrs")],
+        ("dd_ffi_buffers", "XLA_FFI_Args"): ["size", "types", ("values", "args")],
+        ("dd_ffi_buffers", "XLA_FFI_Rets"): ["size", "types", ("values", "rets")],
+        ("dd_ffi_buffer", "XLA_FFI_Buffer"): ["dtype", "data", "rank", "dims"],
+        ("dd_ffi_attributes", "XLA_FFI_Attrs"): ["size", "types", "names", ("values", "attrs")],
+        ("dd_ffi_scalar", "XLA_FFI_Scalar"): ["dtype", "value"],
+        ("dd_ffi_extension", "XLA_FFI_Extension_Base"): ["struct_size", "type", "next"],
+        ("dd_ffi_metadata_extension", "XLA_FFI_Metadata_Extension"): [("base", "extension_base"), "metadata"],
+        ("dd_ffi_metadata", "XLA_FFI_Metadata"): [("version", "api_version"), "traits"],
+        ("dd_ffi_version", "XLA_FFI_Api_Version"): [("extensions", "extension_start"), ("major", "major_version"), ("minor", "minor_version")],
+        ("dd_ffi_error_args", "XLA_FFI_Error_Create_Args"): ["struct_size", "message", ("code", "errc")],
+        ("dd_ffi_api", "XLA_FFI_Api"): [("create_error", "XLA_FFI_Error_Create")],
+    }
+    lines = ['#include "xla/ffi_api.h"', '#include "xla/ffi/api/c_api.h"']
+    for (ours, theirs), names in fields.items():
+        for name in names:
+            a, b = (name, name) if isinstance(name, str) else name
+            lines.append(f'_Static_assert(offsetof({ours}, {a}) == offsetof({theirs}, {b}), "{theirs}.{b}");')
+    for ours, theirs in (("dd_ffi_error_args", "XLA_FFI_Error_Create_Args"), ("dd_ffi_buffer", "XLA_FFI_Buffer")):
+        lines.append(f'_Static_assert(sizeof({ours}) == sizeof({theirs}), "{theirs}");')
+    for ours, theirs in (
+        ("DD_FFI_STAGE_EXECUTE", "XLA_FFI_ExecutionStage_EXECUTE"),
+        ("DD_FFI_EXTENSION_METADATA", "XLA_FFI_Extension_Metadata"),
+        ("DD_FFI_ATTRIBUTE_SCALAR", "XLA_FFI_AttrType_SCALAR"),
+        ("DD_FFI_MAJOR", "XLA_FFI_API_MAJOR"),
+    ):
+        lines.append(f'_Static_assert({ours} == {theirs}, "{theirs}");')
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join(lines))
+    csrc = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "csrc")
+    headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
+    done = subprocess.run(["cc", "-fsyntax-only", f"-I{csrc}", f"-I{headers}", str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -56,17 +56,17 @@ read_blocks(py_state *state, PyObject *list, dd_block *blocks)
 }
 
 /* The arguments of _ffi_program. */
-typedef struct request {
+typedef struct program_request {
     int64_t number;
     PyObject *group;
     PyObject *sources;
     PyObject *results;
     int fill; /* a dd_ffi_fill */
     PyObject *calls;
-} request;
+} program_request;
 
 static bool
-require_lists(const request *wanted)
+require_lists(const program_request *wanted)
 {
     if (PyList_Check(wanted->sources) && PyList_Check(wanted->results) && PyList_Check(wanted->calls)) {
         return true;
@@ -76,7 +76,7 @@ require_lists(const request *wanted)
 }
 
 static dd_ffi_program *
-create(py_state *state, const request *wanted)
+create(py_state *state, const program_request *wanted)
 {
     size_t nsources = (size_t)PyList_Size(wanted->sources);
     size_t nresults = (size_t)PyList_Size(wanted->results);
@@ -207,7 +207,7 @@ PyObject *
 py_ffi_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_state *state = PyModule_GetState(module);
-    request wanted;
+    program_request wanted;
     const py_params params = PY_PARAMS(
         "_ffi_program", 6, 6, {"number", PY_INT64, &wanted.number}, {"group", PY_OBJECT, &wanted.group},
         {"sources", PY_OBJECT, &wanted.sources}, {"results", PY_OBJECT, &wanted.results},
