@@ -231,3 +231,39 @@ def test_the_structures_are_those_of_jaxlib(tmp_path):
     headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
     done = subprocess.run(["cc", "-fsyntax-only", f"-I{csrc}", f"-I{headers}", str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+WITH_A_CACHE = """
+import dldist as dist
+import dldist.functional as F
+import dldist.jax
+
+dldist.jax.initialize()
+import jax, numpy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
+mesh = Mesh(numpy.array(jax.devices()), ("x",))
+x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("x")), numpy.full((1, 4), jax.process_index() + 1.0))
+total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+found = total(x).addressable_data(0).ravel().tolist()
+dist.init_process_group()
+found += jax.jit(lambda x: F.all_reduce(x, "max") * 2)(numpy.full(2, dist.get_rank() + 1.0)).tolist()
+F.barrier()
+dist.destroy_process_group()
+print(dist.__name__, found, "-" if jax.process_index() else len(hits), flush=True)
+jax.distributed.shutdown()
+"""
+
+
+def test_with_a_compilation_cache(tmp_path):
+    """Rank 0 writes it, and finds everything again."""
+    program = tmp_path / "program.py"
+    program.write_text(WITH_A_CACHE)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cache["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    first, second = (run_program(None, "-m", "dldist.run", "-n", "2", str(program), environment=cache) for _ in range(2))
+    assert first.count("dldist [3.0, 3.0, 3.0, 3.0, 4.0, 4.0]") == second.count("dldist [3.0, 3.0, 3.0, 3.0, 4.0, 4.0]") == 2
+    assert "4.0, 4.0] 0" in first
+    assert max(map(int, re.findall(r"4\.0, 4\.0\] (\d+)", second))) >= 2

@@ -8,7 +8,8 @@ Python. Groups whose calls go through Python (those with hooks, or another packa
 
 from __future__ import annotations
 
-import secrets
+import hashlib
+import itertools
 from weakref import WeakSet
 
 import jax
@@ -107,7 +108,7 @@ class _Program:
         sources, results = ([numpy.empty(aval.shape, aval.dtype) for aval in avals] for avals in (avals_in, avals_out))
         plans = _Plans(group)
         form.describe(plans, sources, results)
-        self.number = secrets.randbits(62)  # an executable that a cache brings from another process finds nothing
+        self.number = _number_of(form, group, avals_in)
         self._form = form
         self._program = _core._ffi_program(
             self.number, group, [*map(_memory_of, sources)], [*map(_memory_of, results)], form.fill, plans.calls
@@ -121,6 +122,14 @@ class _Program:
             _core._ffi_set_group(self._program, world)
 
 
+def _number_of(form: Form, group: _core.Group, avals: Sequence[Any]) -> int:
+    """A number of the call, which is in the compiled function: the same each time that a program runs, so that JAX's compilation cache
+    finds it again. The program behind it is always one of this process, made when the function was lowered."""
+    told = f"{next(_count)} {form.name} {group.name} {group.rank} {group.size} {[str(aval) for aval in avals]}"
+    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
+
+
+_count = itertools.count()
 _of_default_world: WeakSet[_Program] = WeakSet()
 
 
