@@ -10,6 +10,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define SHOWN __attribute__((visibility("default")))
 
@@ -86,11 +87,16 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     PyGILState_STATE gil = PyGILState_Ensure();
     const dd_mpi_calls *found = begin();
     if (found == NULL) {
+        /* XLA would not look at what this returns, and go on. MPItrampoline itself ends a process that has no MPI. */
         PyErr_Print();
+        fprintf(
+            stderr,
+            "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB in its environment\n");
+        exit(1);
     }
     PyGILState_Release(gil);
     atomic_store(&calls, found);
-    return found != NULL ? DD_MPI_SUCCESS : DD_MPI_ERR_OTHER;
+    return DD_MPI_SUCCESS;
 }
 
 FUNCTION(Init, (const void *argc, const void *argv))

@@ -177,6 +177,16 @@ except RuntimeError as error:
     assert run_program("import dldist.jax; dldist.jax.install(); import jax; dldist.jax.install(); print('fine')") == "fine\n"
 
 
+def test_a_python_without_dldist_is_told(tmp_path):
+    """The library is found by its path, and dldist is not."""
+    (tmp_path / "dldist.py").write_text("")
+    environment = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", f"import jax; jax.distributed.initialize('{free_address()}', 1, 0); jax.devices()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "ModuleNotFoundError" in done.stderr and "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB" in done.stderr
+
+
 def test_the_environment_as_lines_for_a_shell():
     lines = run_program(None, "-m", "dldist.jax", "--env").splitlines()
     assert lines == [f"export {name}={value}" for name, value in dldist.jax.environment().items()]

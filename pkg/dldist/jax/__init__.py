@@ -117,11 +117,12 @@ def _free_address(world: World) -> str:
 def _begin() -> object:
     """Called once by MPI_Init_thread (csrc/trampoline/calls.c), when JAX makes its devices: what carries out XLA's calls. XLA does not look
     at what that returns, so that a failure is told by the log, and then by each collective."""
-    from jax._src import distributed  # its state has no public name
-
-    state = distributed.global_state
-    rank, size = state.process_id or 0, state.num_processes or 1
+    rank, size = 0, 1
     try:
+        from jax._src import distributed  # its state has no public name
+
+        state = distributed.global_state
+        rank, size = state.process_id or 0, state.num_processes or 1
         make = _prepare(state, rank, size)
     except Exception as error:
         reason = f"dldist.jax could not begin: {type(error).__name__}: {error}"
