@@ -136,10 +136,10 @@ def _begin() -> object:
 
 def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
     """What makes the group of a clique, of its first device and the place of one of ours in it."""
-    from dldist.jax import _cliques, _float16
+    from dldist.jax import _cliques
 
     _cliques.watch_compiler()
-    _float16.install()
+    _help_float16()
     store = _find_store(state, rank, size)
 
     def make(first: int, place: int) -> World:
@@ -154,6 +154,16 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
         return group
 
     return make
+
+
+def _help_float16() -> None:
+    """As far as it can be done: in a JAX that looks otherwise inside, XLA refuses reductions of float16, and nothing else is lost."""
+    try:
+        from dldist.jax import _float16
+
+        _float16.install()
+    except (ImportError, AttributeError, KeyError) as error:
+        logging.getLogger("dldist").warning("reductions of float16 will fail: this JAX is not known (%s: %s)", type(error).__name__, error)
 
 
 def _name_of(clique: tuple[int, ...]) -> str:
