@@ -148,12 +148,31 @@ block_of(const void *data, int count, dd_dtype dtype)
     return (dd_block){.data = (void *)(uintptr_t)data, .nbytes = (size_t)count * dd_dtype_size(dtype)};
 }
 
+/* What the flight recorder is told: arrays of one dimension, of so many elements. */
+typedef struct told {
+    dd_record_call call;
+    dd_record_tensor tensors[2];
+    int64_t counts[2];
+} told;
+
+static void
+tell(told *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
+{
+    what->counts[0] = (int64_t)(in.nbytes / dd_dtype_size(dtype));
+    what->counts[1] = (int64_t)(out.nbytes / dd_dtype_size(dtype));
+    for (int i = 0; i < 2; i++) {
+        what->tensors[i] = (dd_record_tensor){.dtype = dtype, .ndim = 1, .shape = &what->counts[i]};
+    }
+    what->call = (dd_record_call){
+        .name = name, .inputs = &what->tensors[0], .outputs = &what->tensors[1], .ninputs = 1, .noutputs = 1};
+}
+
 /* Does not come back before the end: XLA has no other way to wait, and nobody interrupts its threads. */
 static dd_status
-run(const comm *on, const dd_coll_args *args)
+run(const comm *on, const dd_coll_args *args, told *what)
 {
     dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
-    dd_call_options options = {.timeout_ns = -1};
+    dd_call_options options = {.timeout_ns = -1, .record = &what->call};
     return dd_group_collective_and_wait(on->group, args, &options, &wait, &last_error);
 }
 
@@ -174,30 +193,49 @@ all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_hand
         args.inputs = &input;
         args.outputs = &output;
         dd_mem_expect_writes(output.data, output.nbytes);
-        status = run(on, &args);
+        told what;
+        tell(&what, "all_reduce", args.reduction.dtype, input, output);
+        status = run(on, &args, &what);
     }
     return answer(status);
 }
 
-/* Runs a collective whose side of many blocks is one memory, cut by `counts` or into blocks of `count`. */
-static dd_status
-run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *whole, const int *counts, int count)
+/* Cuts a memory into a block for each rank, by `counts` or into equal ones of `count`. Gives all of it. */
+static dd_block
+cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int count, dd_dtype dtype)
 {
+    dd_block all = block_of(memory, 0, dtype);
+    for (int i = 0; i < on->size; i++) {
+        const char *at = (const char *)memory + all.nbytes;
+        blocks[i] = block_of(at, counts != NULL ? counts[i] : count, dtype);
+        all.nbytes += blocks[i].nbytes;
+    }
+    return all;
+}
+
+/* Runs a collective of one block on one side and a memory that is cut on the other: the outputs of a gather, the inputs of a scatter. */
+static dd_status
+run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, const int *counts, int count)
+{
+    dd_dtype dtype = args->reduction.dtype;
     dd_block *blocks = dd_mem_alloc_array((size_t)on->size, sizeof *blocks);
     if (blocks == NULL) {
         return dd_error_no_memory(&last_error, (size_t)on->size * sizeof *blocks);
     }
-    const char *at = whole;
-    for (int i = 0; i < on->size; i++) {
-        blocks[i] = block_of(at, counts != NULL ? counts[i] : count, args->reduction.dtype);
-        at += blocks[i].nbytes;
+    dd_block all = cut(on, blocks, memory, counts, count, dtype);
+    told what;
+    if (args->coll == DD_COLL_ALL_GATHER) {
+        tell(&what, "all_gather_single", dtype, one, all);
+        dd_mem_expect_writes(all.data, all.nbytes);
+        args->inputs = &one;
+        args->outputs = blocks;
+    } else {
+        tell(&what, "reduce_scatter_single", dtype, all, one);
+        dd_mem_expect_writes(one.data, one.nbytes);
+        args->inputs = blocks;
+        args->outputs = &one;
     }
-    bool is_gather = args->coll == DD_COLL_ALL_GATHER;
-    dd_block written = is_gather ? (dd_block){blocks[0].data, (size_t)(at - (const char *)whole)} : one;
-    dd_mem_expect_writes(written.data, written.nbytes);
-    args->inputs = is_gather ? &one : blocks;
-    args->outputs = is_gather ? blocks : &one;
-    dd_status status = run(on, args);
+    dd_status status = run(on, args, &what);
     dd_mem_free(blocks);
     return status;
 }
@@ -240,9 +278,15 @@ reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type,
 /* ---- messages */
 
 static dd_status
-post(const comm *on, const dd_p2p *message, dd_work **work)
+post(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 {
-    dd_call_options options = {.timeout_ns = -1};
+    told what;
+    tell(&what, message->is_send ? "send" : "recv", dtype, message->block, message->block);
+    what.call.is_p2p = true;
+    what.call.peer = message->rank;
+    what.call.ninputs = message->is_send ? 1 : 0;
+    what.call.noutputs = message->is_send ? 0 : 1;
+    dd_call_options options = {.timeout_ns = -1, .record = &what.call};
     return dd_group_p2p(on->group, message, &options, work, &last_error);
 }
 
@@ -278,7 +322,7 @@ start(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_
     if (!message.is_send) {
         dd_mem_expect_writes(message.block.data, message.block.nbytes);
     }
-    status = post(on, &message, &pending->work);
+    status = post(on, &message, dtype, &pending->work);
     if (status != DD_OK) {
         dd_mem_free(pending);
         return answer(status);

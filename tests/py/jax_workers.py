@@ -183,6 +183,30 @@ def scatters():
     return nwrong
 
 
+def recorded():
+    """What the flight recorder has of a reduction, a gather, a scatter and messages: names and shapes."""
+    import dldist.flight_recorder
+    import jax
+    import numpy
+
+    mesh, size = _line(), jax.process_count()
+    rows = [numpy.ones(4 * size, "float32")] * size
+    ring = [(place, (place + 1) % size) for place in range(size)]
+    dldist.flight_recorder.reset()
+    for call in (
+        lambda x: jax.lax.psum(x, "x"),
+        lambda x: jax.lax.all_gather(x, "x", tiled=True),
+        lambda x: jax.lax.psum_scatter(x, "x", tiled=True),
+        lambda x: jax.lax.ppermute(x, "x", ring),
+    ):
+        _compile(call, mesh)(_spread(rows, mesh, "x")).block_until_ready()
+    found = []
+    for entry in dldist.flight_recorder.entries():
+        assert entry["state"] == "completed" and entry["process_group"][0].startswith("jax/"), entry
+        found.append((entry["profiling_name"].rpartition(":")[2], entry["input_sizes"], entry["output_sizes"]))
+    return found
+
+
 def sum_once():
     import jax
     import numpy

@@ -85,6 +85,18 @@ def test_scatters_again_and_again(program):
     assert program.run(workers.scatters) == [0] * len(program.ranks)
 
 
+def test_the_flight_recorder_has_them(program):
+    size = len(program.ranks)
+    one, all_of_them, part = [[4 * size]], [[4 * size * size]], [[4]]
+    for found in program.run(workers.recorded):
+        assert found[:3] == [
+            ("all_reduce", one, one),
+            ("all_gather_single", one, all_of_them),
+            ("reduce_scatter_single", one, part),
+        ]
+        assert [name.partition(" ")[0] for name, *_ in found[3:]] in (["send", "recv"], ["recv", "send"])
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_process_that_is_killed_is_named(children, size):
     ranks = start(children, workers.member, size)
