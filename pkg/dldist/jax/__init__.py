@@ -147,7 +147,7 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
 
         from dldist.world import World
 
-        clique = _cliques.take(first, place, {device.id for device in jax.local_devices()})
+        clique = _cliques.take(first, place, {device.id for device in jax.local_devices(backend="cpu")})
         name = _name_of(clique)
         group = World(store=_core.PrefixStore(name, store), rank=place, world_size=len(clique), name=name, timeout=_timeout)
         _cliques_made.append(group)

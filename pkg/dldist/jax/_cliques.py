@@ -44,10 +44,10 @@ def watch_compiler() -> None:
     @functools.wraps(compile_or_get)
     def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
         executable = compile_or_get(backend, computation, devices, *arguments, **options)
-        ids = [device.id for device in devices.flat]
+        ids = [device.id for device in devices.flat if device.platform == "cpu"]
         if len(ids) == 1:
             note(iter([(ids[0],)]))
-        else:
+        elif ids:
             note(clique for module in executable.hlo_modules() for clique in cliques_of(module.to_string(), ids))
         return executable
 
