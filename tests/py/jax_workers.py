@@ -65,7 +65,7 @@ def _compile(call, mesh, names=("x",)):
         return call(x.reshape(x.shape[len(names) :])).reshape((1,) * len(names) + (-1,))
 
     spec = PartitionSpec(*names)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec))
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()
@@ -156,6 +156,23 @@ def axes_of_a_mesh():
         return jax.numpy.concatenate(sums)
 
     return _mine(_compile(call, mesh, ("y", "x"))(x)).ravel().tolist()
+
+
+def loops_and_branches():
+    """A sum of all, then sums along one axis in a loop, then along the other in a branch."""
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    mesh = Mesh(numpy.array(jax.devices()).reshape(2, 2), ("y", "x"))
+    rows = [numpy.array([10.0**place]) for place in range(4)]
+
+    def call(x):
+        total = jax.lax.psum(x, ("y", "x"))
+        summed, _ = jax.lax.scan(lambda carry, _: (jax.lax.psum(carry, "x"), None), x + 0 * total, None, length=2)
+        return jax.lax.cond(total[0] > 0, lambda x: jax.lax.psum(x, "y"), lambda x: x * 2, summed)
+
+    return _mine(_compile(call, mesh, ("y", "x"))(_spread(rows, mesh, "y", "x"))).ravel().tolist()
 
 
 def scatters():
@@ -278,6 +295,26 @@ def sum_of_some_processes(channel, address, rank, size):
             rows = [numpy.array([10.0**place], "float32") for place in chosen]
             reply += _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x"))).ravel().tolist()
     channel.send(reply)
+    channel.recv()
+    os._exit(0)
+
+
+def sum_after_others(channel, address, rank, size):
+    """Of all processes, after a program of the first two that was compiled and never ran, and one that only this process has run."""
+    import dldist.jax
+
+    dldist.jax.install(timeout=20.0)
+    import jax
+    import numpy
+    from jax.sharding import Mesh
+
+    jax.distributed.initialize(address, size, rank)
+    jax.jit(lambda x: x + 1)(1.0).block_until_ready()
+    some = Mesh(numpy.array(jax.devices())[:2], ("x",))
+    if rank < 2:
+        rows = [numpy.ones(1, "float32")] * 2
+        _compile(lambda x: jax.lax.psum(x, "x"), some).lower(_spread(rows, some, "x")).compile()
+    channel.send(sum_once())
     channel.recv()
     os._exit(0)
 

@@ -11,7 +11,7 @@ IDS = [100, 101, 102, 103, 104, 105, 106, 107]
 
 
 def groups(text, ids=IDS):
-    return [tuple(ids.index(device) for device in clique) for clique in _cliques.cliques_of(text, ids)]
+    return [tuple(ids.index(device) for device in clique) for clique, _ in _cliques.needs_of(text, ids)]
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,74 @@ def test_groups_that_are_not_known_are_refused():
         groups("%a = f32[8] all-reduce(%p), replica_groups=some(8)")
 
 
-def test_the_first_program_that_fits_is_meant(monkeypatch):
-    monkeypatch.setattr(_cliques, "_known", [])
-    monkeypatch.setattr(_cliques, "_taken", set())
-    _cliques.note(iter([(0, 1, 2), (0, 1), (0, 1, 2), (3, 4)]))
-    assert _cliques.take(0, 1, {1}) == (0, 1, 2)
-    assert _cliques.take(0, 1, {1}) == (0, 1)
-    assert _cliques.take(0, 2, {1, 2}) == (0, 1, 2)
+CALLS = """
+%sum (a: f32[], b: f32[]) -> f32[] {
+  ROOT %add = f32[] add(%a, %b)
+}
+%branch.1 (p: (f32[2])) -> (f32[2]) {
+  %x = f32[2]{0} all-reduce(%p), replica_groups={{0,4},{1,5}}, to_apply=%sum
+}
+%loop (p: (f32[2])) -> (f32[2]) {
+  %y = f32[2]{0} all-reduce(%p), replica_groups={{0,1},{2,3}}, to_apply=%sum
+}
+%again (p: (f32[2])) -> (f32[2]) {
+  %z = f32[2]{0} all-reduce(%p), replica_groups={{0,1,2}}, to_apply=%sum
+}
+%started (p: f32[2]) -> f32[2] {
+  ROOT %w = f32[2]{0} all-gather(%p), replica_groups={{6,7}}
+}
+ENTRY %main (p: f32[2]) -> f32[2] {
+  %a = f32[2]{0} all-reduce(%p), replica_groups={{0,1,2,3}}, to_apply=%sum
+  %b = (f32[2]) while(%t), condition=%test, body=%loop, backend_config={"known_trip_count":{"n":"3"}}
+  %c = (f32[2]) while(%t), condition=%test, body=%again
+  %d = (f32[2]) conditional(%a, %t, %t), branch_computations={%branch.0, %branch.1}
+  %e = ((f32[2]), f32[2]) async-start(%p), calls=%started
+  ROOT %f = f32[2]{0} reduce-scatter(%p), replica_groups={{0,7}}, to_apply=%sum
+}
+"""
+
+
+def test_programs_are_read_in_the_order_in_which_they_run():
+    sure = [(0, 1, 2, 3), (0, 1), (2, 3), (6, 7), (0, 7)]
+    found = list(_cliques.needs_of(CALLS, range(8)))
+    assert [clique for clique, is_sure in found if is_sure] == sure
+    assert [clique for clique, is_sure in found if not is_sure] == [(0, 1, 2), (0, 4), (1, 5)]
+    assert [clique for clique, _ in found] == [(0, 1, 2, 3), (0, 1), (2, 3), (0, 1, 2), (0, 4), (1, 5), (6, 7), (0, 7)]
+
+
+def sure(*cliques):
+    return [(clique, True) for clique in cliques]
+
+
+def test_the_first_program_that_fits_is_meant():
+    programs = _cliques.Programs()
+    programs.begin(sure((0, 1, 2), (0, 1), (0, 1, 2), (3, 4)))
+    assert programs.take(0, 1, {1}) == (0, 1, 2)
+    assert programs.take(0, 1, {1}) == (0, 1)
+    assert programs.take(0, 2, {1, 2}) == (0, 1, 2)
     with pytest.raises(LookupError, match="no program is known"):
-        _cliques.take(0, 1, {1})
+        programs.take(0, 1, {1})
     with pytest.raises(LookupError, match="no program is known"):
-        _cliques.take(3, 1, {5})
+        programs.take(3, 1, {5})
+
+
+def test_a_device_does_not_go_back_to_an_earlier_program():
+    """It has not needed what is left of that: a branch was not taken."""
+    programs = _cliques.Programs()
+    programs.begin([((0, 1), False), ((7, 1), True)])
+    programs.begin(sure((0, 1, 2), (5, 1)))
+    assert programs.take(5, 1, {1}) == (5, 1)
+    assert programs.take(0, 1, {1}) == (0, 1, 2)
+
+
+def test_what_need_not_be_asked_for_is_not_guessed():
+    programs = _cliques.Programs()
+    programs.begin([((0, 1), False), ((0, 1, 2), True)])
+    with pytest.raises(LookupError, match=r"of the devices \(0, 1\) or \(0, 1, 2\), and does not say of which"):
+        programs.take(0, 1, {1})
+    assert programs.take(0, 2, {2}) == (0, 1, 2)  # there is one alone
+    programs.begin([((3, 4), False)])
+    assert programs.take(3, 0, {3}) == (3, 4)
 
 
 # Everything that an axis of a mesh can be, by shard_map and by the compiler's own choice; what is expected is what the mesh says.
@@ -68,7 +125,7 @@ ids = [device.id for device in devices.flat]
 
 def found(compiled):
     texts = [module.to_string() for module in compiled._executable.unsafe_call.xla_executable.hlo_modules()]
-    return {clique for text in texts for clique in _cliques.cliques_of(text, ids)}
+    return {clique for text in texts for clique, _ in _cliques.needs_of(text, ids)}
 
 def expected(axes):
     order = [names.index(axis) for axis in axes]

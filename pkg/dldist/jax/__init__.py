@@ -138,7 +138,8 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
     """What makes the group of a clique, of its first device and the place of one of ours in it."""
     from dldist.jax import _cliques
 
-    _cliques.watch_compiler()
+    programs = _cliques.Programs()
+    _cliques.watch(programs)
     _help_float16()
     store = _find_store(state, rank, size)
 
@@ -147,7 +148,7 @@ def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
 
         from dldist.world import World
 
-        clique = _cliques.take(first, place, {device.id for device in jax.local_devices(backend="cpu")})
+        clique = programs.take(first, place, {device.id for device in jax.local_devices(backend="cpu")})
         name = _name_of(clique)
         group = World(store=_core.PrefixStore(name, store), rank=place, world_size=len(clique), name=name, timeout=_timeout)
         _cliques_made.append(group)

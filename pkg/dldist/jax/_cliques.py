@@ -2,9 +2,9 @@
 
 XLA makes a communicator of MPI for each set of devices, a clique, when a program first needs it. It calls MPI_Comm_split for that, with the
 clique's first device and the place of the own device in it; that all processes take part, and with one device each, is taken for granted.
-So that neither has to be, this module notes the cliques of each program that JAX compiles, in the program's order, and tells by the two
-numbers which one is meant. All processes run the same programs in the same order, and so come to the same answer; a wrong one could not go
-unnoticed, since the members of a clique meet under the numbers of all its devices.
+So that neither has to be, this module notes the cliques of each program that JAX begins to run, and tells by the two numbers which one is
+meant: the first in the order in which programs are begun and run. A device that has come to a program has left the earlier ones behind.
+What stands in a branch, or in a loop that may not run, need not be asked for; where that leaves a doubt, it is an error.
 """
 
 from __future__ import annotations
@@ -17,75 +17,138 @@ from threading import Lock
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
 Clique = tuple[int, ...]
+Need = tuple[Clique, bool]
+"""A clique, and whether the program is sure to need it."""
 
 _COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-broadcast|collective-permute"
 _INSTRUCTION = re.compile(rf"\b(?:{_COLLECTIVES})(?:-start)?\(.*")
 _GROUPS = re.compile(r"\breplica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\].*?\{[^}]*\})")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_CALLED = re.compile(r"\b(?:condition|body|calls|to_apply|true_computation|false_computation|\w+_computations)=(\{[^}]*\}|%[\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+)")
 _LISTS = re.compile(r"\{([\d,]+)\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*)\}")
 _AXIS = re.compile(r"'([^']+)'(?:=(\d+)|:\((\d+)\)(\d+))?")
 
-_lock = Lock()
-_known: list[Clique] = []  # in the order of programs
-_taken: set[tuple[Clique, int]] = set()
+
+class Programs:
+    """The cliques of the programs that have been begun, and those that XLA has asked for."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._begun: list[list[Need]] = []
+        self._taken: set[tuple[Clique, int]] = set()
+        self._latest: dict[int, int] = {}  # of a device: the program that it has come to
+
+    def begin(self, needs: Iterable[Need]) -> None:
+        """A program with these is about to run."""
+        if found := list(dict.fromkeys(needs)):
+            with self._lock:
+                self._begun.append(found)
+
+    def take(self, first: int, place: int, own: set[int]) -> Clique:
+        """The clique that begins with this device and has one of the own devices at this place, which a program needs and that has not
+        been taken yet.
+
+        Raises:
+            LookupError: No program has such a clique, or it cannot be told which of several is meant.
+        """
+        with self._lock:
+            fits = list(self._fitting(first, place, own))
+            if not fits:
+                raise LookupError(
+                    f"XLA wants a communicator from device {first} on, and no program is known that has one: was it loaded instead of compiled?"
+                )
+            number, (clique, is_sure) = fits[0]
+            others = {other for _, (other, _) in fits} - {clique}
+            if others and not is_sure:
+                raise LookupError(
+                    f"XLA wants a communicator of the devices {clique} or {min(others)}, and does not say of which: the first are those of a "
+                    "branch, or of a loop that may not run. A collective of either, before this program, makes it clear"
+                )
+            self._taken.add((clique, place))
+            self._latest[clique[place]] = number
+            return clique
+
+    def _fitting(self, first: int, place: int, own: set[int]) -> Iterator[tuple[int, Need]]:
+        for number, needs in enumerate(self._begun):
+            for clique, is_sure in needs:
+                fits = clique[0] == first and place < len(clique) and clique[place] in own
+                if fits and (clique, place) not in self._taken and number >= self._latest.get(clique[place], 0):
+                    yield number, (clique, is_sure)
 
 
-def watch_compiler() -> None:
-    """Have JAX note the cliques of what it compiles from now on."""
-    from jax._src import compiler  # what compiles has no public name
+def watch(programs: Programs) -> None:
+    """Have JAX tell which programs it begins to run from now on."""
+    from jax._src import compiler  # what compiles has no public name, nor has what runs
+    from jax._src.interpreters import pxla
 
-    compile_or_get = compiler.compile_or_get_cached
+    compile_or_get, execute = compiler.compile_or_get_cached, pxla.ExecuteReplicated.__call__
+    devices_of: dict[int, list[int]] = {}  # of executables that have not run, by their id()
 
     @functools.wraps(compile_or_get)
     def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
         executable = compile_or_get(backend, computation, devices, *arguments, **options)
-        ids = [device.id for device in devices.flat if device.platform == "cpu"]
-        if len(ids) == 1:
-            note(iter([(ids[0],)]))
-        elif ids:
-            note(clique for module in executable.hlo_modules() for clique in cliques_of(module.to_string(), ids))
+        if backend.platform == "cpu":
+            devices_of[id(executable)] = [device.id for device in devices.flat]
         return executable
 
+    @functools.wraps(execute)
+    def note_and_execute(self: Any, *arguments: Any) -> Any:
+        executable = self.xla_executable
+        ids = devices_of.pop(id(executable), None)
+        if ids is not None:
+            programs.begin(need for module in executable.hlo_modules() for need in needs_of(module.to_string(), ids))
+        return execute(self, *arguments)
+
     compiler.compile_or_get_cached = compile_and_note
-
-
-def note(cliques: Iterator[Clique]) -> None:
-    """A program has these."""
-    for clique in cliques:
-        with _lock:
-            if clique not in _known:
-                _known.append(clique)
-
-
-def take(first: int, place: int, own: set[int]) -> Clique:
-    """The clique that begins with this device and has one of the own devices at this place: the first that has not been taken so.
-
-    Raises:
-        LookupError: No program has such a clique.
-    """
-    with _lock:
-        for clique in _known:
-            if clique[0] == first and place < len(clique) and clique[place] in own and (clique, place) not in _taken:
-                _taken.add((clique, place))
-                return clique
-    raise LookupError(f"XLA wants a communicator from device {first} on, and no program is known that has one: was it loaded, not compiled?")
+    pxla.ExecuteReplicated.__call__ = note_and_execute
 
 
 # ---- the text of a program
 
 
-def cliques_of(text: str, ids: Sequence[int]) -> Iterator[Clique]:
-    """Those of a program of XLA's that runs on the devices with these numbers, in its order."""
+def needs_of(text: str, ids: Sequence[int]) -> Iterator[Need]:
+    """What a program of XLA's needs that runs on the devices with these numbers, in the order of its instructions."""
+    computations, entry = _computations(text)
+    for instruction, is_sure in _walk(computations, entry, True, set()):
+        for group in _groups_of(instruction, len(ids)):
+            yield tuple(ids[place] for place in group), is_sure
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation, by its name, and the name of the one that is the program."""
+    found: dict[str, list[str]] = {"": []}
+    name = entry = ""
     for line in text.splitlines():
+        if (head := _COMPUTATION.match(line)) is not None:
+            name = head[2]
+            found[name] = []
+            entry = name if head[1] else entry
+        else:
+            found[name].append(line)
+    return found, entry
+
+
+def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """The collectives of a computation and of those that it calls, each with whether it is sure to run."""
+    if (name, True) in seen or (name, is_sure) in seen:
+        return
+    seen.add((name, is_sure))
+    for line in computations.get(name, ()):
         instruction = _INSTRUCTION.search(line)
         if instruction is not None:
-            for group in _groups_of(instruction[0], len(ids)):
-                yield tuple(ids[place] for place in group)
+            yield instruction[0], is_sure
+            continue
+        may_not_run = " conditional(" in line or (" while(" in line and '"known_trip_count"' not in line)
+        for called in _CALLED.findall(line):
+            for callee in _NAME.findall(called):
+                yield from _walk(computations, callee, is_sure and not may_not_run, seen)
 
 
 def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
