@@ -149,14 +149,14 @@ block_of(const void *data, int count, dd_dtype dtype)
 }
 
 /* What the flight recorder is told: arrays of one dimension, of so many elements. */
-typedef struct told {
+typedef struct mpi_record {
     dd_record_call call;
     dd_record_tensor tensors[2];
     int64_t counts[2];
-} told;
+} mpi_record;
 
 static void
-tell(told *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
+tell(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
 {
     what->counts[0] = (int64_t)(in.nbytes / dd_dtype_size(dtype));
     what->counts[1] = (int64_t)(out.nbytes / dd_dtype_size(dtype));
@@ -169,7 +169,7 @@ tell(told *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
 
 /* Does not come back before the end: XLA has no other way to wait, and nobody interrupts its threads. */
 static dd_status
-run(const comm *on, const dd_coll_args *args, told *what)
+run(const comm *on, const dd_coll_args *args, mpi_record *what)
 {
     dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
     dd_call_options options = {.timeout_ns = -1, .record = &what->call};
@@ -193,7 +193,7 @@ all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_hand
         args.inputs = &input;
         args.outputs = &output;
         dd_mem_expect_writes(output.data, output.nbytes);
-        told what;
+        mpi_record what;
         tell(&what, "all_reduce", args.reduction.dtype, input, output);
         status = run(on, &args, &what);
     }
@@ -223,7 +223,7 @@ run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, co
         return dd_error_no_memory(&last_error, (size_t)on->size * sizeof *blocks);
     }
     dd_block all = cut(on, blocks, memory, counts, count, dtype);
-    told what;
+    mpi_record what;
     if (args->coll == DD_COLL_ALL_GATHER) {
         tell(&what, "all_gather_single", dtype, one, all);
         dd_mem_expect_writes(all.data, all.nbytes);
@@ -280,7 +280,7 @@ reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type,
 static dd_status
 post(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 {
-    told what;
+    mpi_record what;
     tell(&what, message->is_send ? "send" : "recv", dtype, message->block, message->block);
     what.call.is_p2p = true;
     what.call.peer = message->rank;
