@@ -88,7 +88,8 @@ def watch(programs: Programs) -> None:
     from jax._src import compiler  # what compiles has no public name, nor has what runs
     from jax._src.interpreters import pxla
 
-    compile_or_get, execute = compiler.compile_or_get_cached, pxla.ExecuteReplicated.__call__
+    runner: Any = pxla.ExecuteReplicated
+    compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
     devices_of: dict[int, list[int]] = {}  # of executables that have not run, by their id()
 
     @functools.wraps(compile_or_get)
@@ -107,7 +108,7 @@ def watch(programs: Programs) -> None:
         return execute(self, *arguments)
 
     compiler.compile_or_get_cached = compile_and_note
-    pxla.ExecuteReplicated.__call__ = note_and_execute
+    runner.__call__ = note_and_execute
 
 
 # ---- the text of a program
