@@ -25,7 +25,12 @@ dd_clock_calendar_ns(void)
 int64_t
 dd_deadline_after(int64_t timeout_ns)
 {
-    int64_t now_ns = dd_clock_now_ns();
+    return dd_deadline_from(dd_clock_now_ns(), timeout_ns);
+}
+
+int64_t
+dd_deadline_from(int64_t now_ns, int64_t timeout_ns)
+{
     if (timeout_ns <= 0) {
         return now_ns;
     }

@@ -16,6 +16,8 @@ int64_t dd_clock_calendar_ns(void);
 
 /* Now plus timeout_ns; past the end of time it is DD_NEVER_NS. A negative time-out counts as 0. */
 int64_t dd_deadline_after(int64_t timeout_ns);
+/* The same, from a moment that the caller knows. */
+int64_t dd_deadline_from(int64_t now_ns, int64_t timeout_ns);
 
 /* Time left until the deadline, at least 0. */
 int64_t dd_deadline_left_ns(int64_t deadline_ns);

@@ -7,7 +7,8 @@
 dd_wait
 dd_wait_after(int64_t timeout_ns)
 {
-    return (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = dd_deadline_after(timeout_ns)};
+    int64_t now_ns = dd_clock_now_ns();
+    return (dd_wait){.start_ns = now_ns, .deadline_ns = dd_deadline_from(now_ns, timeout_ns)};
 }
 
 dd_wait

@@ -27,7 +27,7 @@ typedef struct dd_wait {
     void (*let_go)(void *ctx);
 } dd_wait;
 
-/* A wait of timeout_ns from now that nobody interrupts. */
+/* A wait of timeout_ns from now, DD_NEVER_NS for ever, that nobody interrupts. */
 dd_wait dd_wait_after(int64_t timeout_ns);
 
 /* The same caller and start, with a deadline no later than timeout_ns from now. */

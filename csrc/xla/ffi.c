@@ -357,20 +357,14 @@ move_parts(const run *self, const step *at, bool is_before)
     }
 }
 
-/* Nobody interrupts XLA's threads. */
-static dd_wait
-wait_for_ever(void)
-{
-    return (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
-}
-
+/* Nobody interrupts XLA's threads: calls end by their own time-outs. */
 static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {
     dd_p2p message = at->message;
     message.block = (dd_block){.data = address_of(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
     dd_call_options options = {.timeout_ns = at->timeout_ns};
-    dd_wait wait = wait_for_ever();
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
     int source;
     return dd_group_p2p_and_wait(self->group, &message, &options, &source, &wait, err);
 }
@@ -390,7 +384,7 @@ run_collective(const run *self, const step *at, dd_error *err)
     args.inputs = blocks;
     args.outputs = blocks + at->ninputs;
     dd_call_options options = {.timeout_ns = at->timeout_ns, .form = at->form, .stack = at->stack};
-    dd_wait wait = wait_for_ever();
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_status status = dd_group_collective_and_wait(self->group, &args, &options, &wait, err);
     if (blocks != few) {
         dd_mem_free(blocks);

@@ -171,7 +171,7 @@ tell(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block o
 static dd_status
 run(const comm *on, const dd_coll_args *args, mpi_record *what)
 {
-    dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_call_options options = {.timeout_ns = -1, .record = &what->call};
     return dd_group_collective_and_wait(on->group, args, &options, &wait, &last_error);
 }
@@ -294,7 +294,7 @@ post(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 static dd_status
 finish(dd_group *group, dd_work *work)
 {
-    dd_wait wait = {.start_ns = dd_clock_now_ns(), .deadline_ns = DD_NEVER_NS};
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_status status = dd_group_wait(group, work, &wait, &last_error);
     dd_work_release(work);
     return status;
