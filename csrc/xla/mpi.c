@@ -131,14 +131,28 @@ find_type(dd_mpi_handle type, dd_dtype *dtype)
     return DD_OK;
 }
 
+/* The communicator and the type of a call. */
 static dd_status
-find_reduction(dd_mpi_handle type, dd_mpi_handle operation, const comm *on, dd_reduction *reduction)
+find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *dtype)
 {
+    dd_status status = find(handle, on);
+    return status == DD_OK ? find_type(type, dtype) : status;
+}
+
+/* The communicator and the reduction of a call. */
+static dd_status
+find_reduction(dd_mpi_handle handle, dd_mpi_handle type, dd_mpi_handle operation, const comm **on,
+               dd_reduction *reduction)
+{
+    dd_status status = find(handle, on);
+    if (status != DD_OK) {
+        return status;
+    }
     dd_mpi_handle number = operation - DD_MPI_OPERATION;
     if (number < 0 || number >= DD_REDOP_COUNT) {
         return fail("dldist has no such MPI operation");
     }
-    *reduction = (dd_reduction){.op = (dd_redop)number, .factor = 1.0, .divisor = on->size};
+    *reduction = (dd_reduction){.op = (dd_redop)number, .factor = 1.0, .divisor = (*on)->size};
     return find_type(type, &reduction->dtype);
 }
 
@@ -182,10 +196,7 @@ all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_hand
 {
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE};
-    dd_status status = find(handle, &on);
-    if (status == DD_OK) {
-        status = find_reduction(type, operation, on, &args.reduction);
-    }
+    dd_status status = find_reduction(handle, type, operation, &on, &args.reduction);
     if (status == DD_OK) {
         bool is_in_place = (dd_mpi_handle)in == DD_MPI_IN_PLACE;
         dd_block input = block_of(is_in_place ? out : in, count, args.reduction.dtype);
@@ -248,10 +259,7 @@ all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int o
     (void)out_type;
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_GATHER};
-    dd_status status = find(handle, &on);
-    if (status == DD_OK) {
-        status = find_type(in_type, &args.reduction.dtype);
-    }
+    dd_status status = find_typed(handle, in_type, &on, &args.reduction.dtype);
     if (status == DD_OK) {
         status = run_cut(on, &args, block_of(in, in_count, args.reduction.dtype), out, NULL, in_count);
     }
@@ -264,10 +272,7 @@ reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type,
 {
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_REDUCE_SCATTER};
-    dd_status status = find(handle, &on);
-    if (status == DD_OK) {
-        status = find_reduction(type, operation, on, &args.reduction);
-    }
+    dd_status status = find_reduction(handle, type, operation, &on, &args.reduction);
     if (status == DD_OK) {
         dd_block output = block_of(out, counts[on->rank], args.reduction.dtype);
         status = run_cut(on, &args, output, in, counts, 0);
@@ -307,10 +312,7 @@ start(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_
     *made = DD_MPI_NULL;
     const comm *on;
     dd_dtype dtype = DD_DTYPE_UINT8;
-    dd_status status = find(handle, &on);
-    if (status == DD_OK) {
-        status = find_type(type, &dtype);
-    }
+    dd_status status = find_typed(handle, type, &on, &dtype);
     if (status != DD_OK) {
         return answer(status);
     }

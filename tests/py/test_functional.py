@@ -119,14 +119,17 @@ def test_torch_gradients(team):
 
 @needs_jax
 @pytest.mark.deadline(60)
-@pytest.mark.parametrize("case", [
+@pytest.mark.parametrize(
+    "case",
+    [
         workers.jax_jit,
         workers.jax_order,
         workers.jax_gradients,
         workers.jax_vmap,
         workers.jax_dtypes,
         workers.jax_without_python,
-    ])
+    ],
+)
 def test_jax(team, case):
     team.run(case)
 

@@ -39,12 +39,9 @@ class Program:
         self.ranks = start(self.children, workers.member, size)
         assert [child.recv(LIMIT_S) for child in self.ranks] == [list(range(size))] * size
 
-    def begin(self, case):
+    def run(self, case):
         for child in self.ranks:
             child.send(case.__name__)
-
-    def run(self, case):
-        self.begin(case)
         replies = [child.recv(LIMIT_S) for child in self.ranks]
         assert all(kind == "result" for kind, _ in replies), "\n".join(text for kind, text in replies if kind == "error")
         return [reply for _, reply in replies]

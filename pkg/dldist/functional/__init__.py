@@ -157,13 +157,11 @@ def all_reduce_tree(
         reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
         return reduced
 
-    shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
     def again(*leaves: Any) -> Any:
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)
 
-    return form.run(
-        leaves, start, shapes, again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild
-    )
+    shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
+    return form.run(leaves, start, shapes, again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
 
 
 def reduce(
