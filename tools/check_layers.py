@@ -15,6 +15,9 @@ BESIDE = {  # what the binding uses beside groups
     "nccl": {"core", "store", "collective", "nccl", *SIDE},
     "watch": {"core", "store", "observe", "watch"},
     "xla": {*LADDER[:6], *SIDE, "xla"},
+    "mpi": {*LADDER[:6], *SIDE, "mpi"},
+    "ucc": {*LADDER[:6], *SIDE, "ucc"},
+    "xccl": {*LADDER[:6], *SIDE, "nccl", "xccl"},
 }
 
 ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}

@@ -17,7 +17,7 @@ gai_strerror strerror_r abort __errno_location""".split()
 # Names that compilers and libraries put in.
 COMPILED = ("__isoc", "__stack_chk", "__asan", "__tsan", "__ubsan", "_GLOBAL_OFFSET_TABLE_", "__memcpy_chk", "__snprintf_chk")
 # Shared libraries are found and opened in one file; what they hold is called through tables.
-ALLOWED = {"nccl/dylib": {"dlopen", "dlsym", "dlerror", "dladdr", "dlclose"}}
+ALLOWED = {"core/dylib": {"dlopen", "dlsym", "dlerror", "dladdr", "dlclose"}}
 
 
 def names(nm_output: str) -> tuple[set[str], set[str]]:

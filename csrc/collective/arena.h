@@ -41,6 +41,12 @@ dd_arena_ranks_add(dd_arena_ranks *ranks, int k)
     ranks->words[k / 64] |= UINT64_C(1) << k % 64;
 }
 
+static inline void
+dd_arena_ranks_remove(dd_arena_ranks *ranks, int k)
+{
+    ranks->words[k / 64] &= ~(UINT64_C(1) << k % 64);
+}
+
 /* Takes the lowest out; -1 when there is none. */
 static inline int
 dd_arena_ranks_take(dd_arena_ranks *ranks)

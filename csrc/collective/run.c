@@ -61,6 +61,7 @@ dd_run_destroy(dd_run *run)
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
         dd_run_buffer_fini(&run->key);
+        dd_carry_destroy(run->carried.carry);
         dd_hierarchy_fini(&run->hierarchy);
         dd_mem_free(run->mover.wanted);
         dd_mem_free(run);
@@ -82,7 +83,6 @@ choose_route(const dd_run *run)
 }
 
 static void advance(dd_run *run);
-static void end(dd_run *run, const dd_error *error);
 static void fail_later(dd_run *run, const dd_error *error);
 
 static void
@@ -112,7 +112,10 @@ start_one(dd_run *run)
     run->culprit.rank = -1;
     run->route = DD_ROUTE_LOCAL;
     if (run->env.topology->nranks == 1 && dd_run_do_alone(&run->call.args)) {
-        end(run, NULL);
+        dd_run_end(run, NULL);
+        return;
+    }
+    if (dd_run_start_carried(run)) {
         return;
     }
     run->route = choose_route(run);
@@ -140,6 +143,7 @@ start_waiting(dd_run *run)
     if (!run->is_idle) {
         if (!run->has_task) {
             run->has_task = true;
+            run->task.deadline_ns = dd_run_next_look_ns(run);
             dd_engine_add_task_locked(run->env.engine, &run->task);
         }
         if (run->mover.has_left) {
@@ -160,17 +164,17 @@ dd_run_start_locked(dd_run *run, const dd_run_call *call)
     }
 }
 
-/* Ends the collective and tells; another one may be under way afterwards. */
-static void
-end(dd_run *run, const dd_error *error)
+void
+dd_run_end(dd_run *run, const dd_error *error)
 {
     dd_run_forget_moves(run);
+    run->carried.state = DD_CARRIED_NOT;
     run->is_idle = true;
     if (run->has_task) {
         run->has_task = false;
         dd_engine_remove_task_locked(run->env.engine, &run->task);
     }
-    if (run->route != DD_ROUTE_LOCAL) {
+    if (run->route == DD_ROUTE_FLAT || run->route == DD_ROUTE_HIERARCHY) {
         dd_run_buffer_trim(&run->scratch);
         dd_run_buffer_trim(&run->plan_scratch);
     }
@@ -291,9 +295,9 @@ advance(dd_run *run)
     }
     run->is_advancing = false;
     if (run->is_failed) {
-        end(run, &run->error);
+        dd_run_end(run, &run->error);
     } else if (run->lanes[DD_LANE_PLAN].is_over && run->lanes[DD_LANE_ARENA].is_over) {
-        end(run, NULL);
+        dd_run_end(run, NULL);
     }
 }
 
@@ -326,7 +330,10 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
 {
     if (run->is_waiting) {
         run->is_waiting = false;
-        end(run, error);
+        dd_run_end(run, error);
+    } else if (run->route == DD_ROUTE_CARRIED && !run->is_idle) {
+        dd_run_leave_carried(run);
+        dd_run_end(run, error);
     } else if (!run->is_idle) {
         dd_run_fail(run, error);
     }
@@ -356,6 +363,9 @@ int
 dd_run_missing_locked(const dd_run *run, int *ranks, int max)
 {
     int nfound = run->plan != NULL ? dd_plan_run_missing_locked(run->plan->plan, ranks, max) : 0;
+    if (run->route == DD_ROUTE_CARRIED) {
+        return dd_run_missing_carried(run, ranks, max);
+    }
     bool may_look = run->is_arena_busy && !run->mover.is_taken;
     return may_look ? add_local_missing(run, ranks, nfound, max) : nfound;
 }

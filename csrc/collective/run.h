@@ -12,6 +12,7 @@
 #define DD_COLLECTIVE_RUN_H
 
 #include "collective/arena.h"
+#include "collective/carrier.h"
 #include "collective/plan_run.h"
 #include "collective/select.h"
 #include "collective/topology.h"
@@ -38,6 +39,13 @@ typedef struct dd_run dd_run;
  * of scratch more, or what its plan wants. */
 dd_status dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err) DD_MUST_CHECK;
 void dd_run_destroy(dd_run *run); /* NULL is fine; idle; without the lock */
+
+/* From now on the carrier, which stays the caller's, moves the data of what it has calls for. Nothing is under way. At most once. */
+dd_status dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err) DD_MUST_CHECK;
+dd_carrier *dd_run_carrier(const dd_run *run);           /* NULL: none */
+uint64_t dd_run_count_carried_locked(const dd_run *run); /* how many collectives it has been handed */
+/* A collective was cancelled, and the carrier's library may still use its arrays. */
+bool dd_run_keeps_memory_locked(const dd_run *run);
 
 typedef struct dd_run_call {
     dd_coll_args args; /* of the group's ranks; checked. Arrays and blocks are valid until the end */

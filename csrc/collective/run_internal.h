@@ -3,6 +3,7 @@
 #ifndef DD_COLLECTIVE_RUN_INTERNAL_H
 #define DD_COLLECTIVE_RUN_INTERNAL_H
 
+#include "collective/carry.h"
 #include "collective/hierarchy.h"
 #include "collective/run.h"
 
@@ -28,6 +29,7 @@ typedef enum dd_run_route {
     DD_ROUTE_LOCAL, /* through the arena; a little data of one rank is copied at once */
     DD_ROUTE_FLAT,
     DD_ROUTE_HIERARCHY,
+    DD_ROUTE_CARRIED,
 } dd_run_route;
 
 /* Legs one after the other. LOCAL has no legs: the arena's lane runs the collective itself. */
@@ -65,6 +67,24 @@ typedef struct dd_run_mover {
     int nwanted;
 } dd_run_mover;
 
+/* Of collectives whose data a carrier moves. */
+typedef enum dd_carried_state {
+    DD_CARRIED_NOT,
+    DD_CARRIED_AWAITED, /* until all ranks of this host have come */
+    DD_CARRIED_UNDER_WAY,
+} dd_carried_state;
+
+typedef struct dd_run_carried {
+    dd_carrier *carrier; /* const once it is there; NULL: none */
+    dd_carry *carry;     /* owned */
+    dd_carried_state state;
+    dd_arena_ranks awaited; /* of this host */
+    const dd_carried_call *call;
+    dd_carried operation;
+    uint64_t ncalls;
+    bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
+} dd_run_carried;
+
 struct dd_run {
     dd_run_env env;     /* const */
     bool is_hierarchic; /* const: the hierarchy may be used */
@@ -87,6 +107,7 @@ struct dd_run {
     bool is_arena_busy;
     dd_arena_op_options arena_options;
     dd_run_mover mover;
+    dd_run_carried carried;
 
     dd_run_plan plans[DD_RUN_NPLANS];
     dd_run_plan *plan;             /* under way; NULL */
@@ -101,6 +122,8 @@ struct dd_run {
 void dd_run_end_leg(dd_run *run, dd_leg_lane lane);
 /* Ends the collective: the first failure stays. */
 void dd_run_fail(dd_run *run, const dd_error *error);
+/* Ends it at once and tells, when no leg is under way; another one may be afterwards. `error` NULL for success. */
+void dd_run_end(dd_run *run, const dd_error *error);
 
 /* ---- run_move.c: work that is done piece by piece */
 
@@ -111,6 +134,17 @@ void dd_run_start_arena(dd_run *run, const dd_coll_args *args);
 bool dd_run_do_alone(const dd_coll_args *args);
 /* Nothing is left to be done, or told, for the collective that ends. */
 void dd_run_forget_moves(dd_run *run);
+
+/* ---- run_carry.c */
+
+/* False: no carrier takes it. */
+bool dd_run_start_carried(dd_run *run);
+bool dd_run_progress_carried(dd_run *run);
+/* When to look for what nobody tells of; DD_NEVER_NS: nothing is carried. */
+int64_t dd_run_next_look_ns(const dd_run *run);
+/* The collective ends before its time. What the library has of it is given a moment. */
+void dd_run_leave_carried(dd_run *run);
+int dd_run_missing_carried(const dd_run *run, int *ranks, int max);
 
 /* ---- run_plans.c */
 

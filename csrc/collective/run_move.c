@@ -170,6 +170,9 @@ end_piece(dd_run *run, const piece *this)
 bool
 dd_run_progress_locked(dd_run *run)
 {
+    if (run->route == DD_ROUTE_CARRIED && !run->is_idle) {
+        return dd_run_progress_carried(run);
+    }
     bool has_moved = false;
     bool is_blocked = false;
     piece next = {0};
@@ -197,12 +200,14 @@ dd_run_catch_up_locked(dd_run *run)
     while (run->is_arena_busy && run->plan == NULL && !run->mover.is_large && !run->mover.is_taken &&
            dd_run_progress_locked(run)) {
     }
+    while (run->carried.state != DD_CARRIED_NOT && dd_run_progress_carried(run)) {
+    }
 }
 
 bool
 dd_run_looks_help_locked(const dd_run *run)
 {
-    return run->is_arena_busy;
+    return run->is_arena_busy || run->carried.state != DD_CARRIED_NOT;
 }
 
 /* ---- between pieces */
@@ -262,6 +267,12 @@ fall_asleep(dd_task *task)
     return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);
 }
 
+static void
+on_deadline(dd_task *task)
+{
+    task->deadline_ns = dd_run_next_look_ns(DD_CONTAINER_OF(task, dd_run, task));
+}
+
 void
 dd_run_init_moves(dd_run *run)
 {
@@ -272,5 +283,6 @@ dd_run_init_moves(dd_run *run)
     run->task.progress = progress_task;
     run->task.fall_asleep = fall_asleep;
     run->task.deadline_ns = DD_NEVER_NS;
+    run->task.on_deadline = on_deadline;
     run->task.is_crowded = run->task.is_outnumbered = run->env.is_crowded;
 }

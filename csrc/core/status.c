@@ -43,6 +43,7 @@ error_vset(dd_error *err, dd_status code, const char *format, va_list args)
     err->sys_errno = 0;
     err->culprit = (dd_culprit){.rank = -1};
     err->call.op[0] = '\0';
+    err->keeps_memory = false;
     int wanted = vsnprintf(err->message, sizeof err->message, format, args);
     mark_if_cut(err, wanted < 0 ? 0 : (size_t)wanted);
 }

@@ -65,6 +65,7 @@ typedef struct dd_error {
     int sys_errno; /* errno of the system call behind it, or 0 */
     dd_culprit culprit;
     dd_failed_call call;
+    bool keeps_memory; /* somebody may still use the memory of the call: nobody should free it */
     char message[1024];
 } dd_error;
 

@@ -6,6 +6,7 @@
 #ifndef DD_GROUP_GROUP_H
 #define DD_GROUP_GROUP_H
 
+#include "collective/carrier.h"
 #include "collective/coll.h"
 #include "collective/select.h"
 #include "core/wait.h"
@@ -69,6 +70,14 @@ typedef struct dd_group_memory {
     size_t persist;   /* what stays */
 } dd_group_memory;
 void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
+
+/* From now on the library moves the data of what it has calls for. All ranks call it, before the group is used. If it fails on one of them,
+ * the group has failed. Groups that are split off from this one have no carrier. */
+dd_status dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait,
+                         dd_error *err) DD_MUST_CHECK;
+dd_carrier_library *dd_group_carrier(const dd_group *group); /* NULL: none */
+/* How many collectives and messages have gone by the carrier. */
+uint64_t dd_group_count_carried(dd_group *group);
 
 int dd_group_rank(const dd_group *group);
 int dd_group_size(const dd_group *group);

@@ -127,7 +127,7 @@ init_collective(group_call *call, dd_group *group, const dd_coll_args *args, con
         call->args.reduction.divisor = group->size;
         call->signature = form->signature;
         call->is_quick = form->is_quick;
-        call->is_message = false;
+        call->is_message = call->is_carried = false;
     }
     return status;
 }
@@ -155,6 +155,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     call->is_message = true;
     call->is_send = p2p->is_send;
     call->is_quick = true;
+    call->is_carried = false;
     call->message = (dd_message){.kind = DD_MESSAGE_P2P,
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,

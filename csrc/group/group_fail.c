@@ -18,6 +18,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_error error;
         group_stamp_locked(call); /* for how long it has taken */
         group_describe_failure(group, &call->work, cause, &error);
+        error.keeps_memory = cause->keeps_memory;
         group_record_end_locked(call, &error);
         dd_work_complete(&call->work, &error);
     }
@@ -54,7 +55,7 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
         bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
         if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
-            dd_context_cancel_locked(group->context, &call->message, cause);
+            group_cancel_message_locked(call, cause);
         }
     }
 }

@@ -50,11 +50,14 @@ struct dd_standing_call {
     bool is_quick;           /* takes a microsecond once the others are there, and nobody to drive */
     bool is_message;
     bool is_send;           /* of messages */
+    bool is_carried;        /* a message that is in the carrier's library */
     dd_signature signature; /* of a collective; of a message that is typed */
     union {
         dd_coll_args args;
         dd_message message;
     };
+    dd_carried_message parcel; /* of one that is carried */
+    dd_carried carried;
     dd_coll_form *kept_form; /* owned; NULL: it is started once */
     bool is_chosen;          /* guarded by the engine's lock: among those that are about to be started */
     /* Only of calls of the pool. */
@@ -100,6 +103,8 @@ struct dd_group {
     dd_list collectives; /* in the order of the calls; the first is under way while is_active */
     bool is_active;
     dd_list messages;                         /* the other calls */
+    int ncarried;                             /* of them, those in the carrier's library */
+    uint64_t nparcels;                        /* messages that the carrier has been handed */
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
@@ -210,6 +215,18 @@ void group_post_locked(group_call *call);
 void group_look_locked(group_call *call, bool is_hasty);
 /* What has not ended gets its deadline, and somebody to look after it. */
 void group_watch_locked(group_call *call);
+
+/* ---- group_parcel.c: messages that a carrier takes */
+
+/* Hands a message to the carrier. False: it is not one for it. */
+bool group_post_carried_locked(group_call *call);
+/* True: one has ended. */
+bool group_look_at_carried_locked(dd_group *group);
+void group_look_for_carried_locked(group_call *call, int nlooks);
+/* When to look for what nobody tells of; DD_NEVER_NS: no message is carried. */
+int64_t group_next_look_ns(const dd_group *group);
+/* Ends a message with `cause`, wherever it is. */
+void group_cancel_message_locked(group_call *call, const dd_error *cause);
 
 /* ---- group_task.c */
 

@@ -43,7 +43,9 @@ on_run_done(void *ctx, const dd_error *error)
         return;
     }
     if (group->cause.code != DD_OK) {
-        group_complete_locked(call, &group->cause);
+        dd_error cause = group->cause;
+        cause.keeps_memory = dd_run_keeps_memory_locked(group->run);
+        group_complete_locked(call, &cause);
         return;
     }
     dd_arena_culprit culprit = dd_run_culprit(group->run);
@@ -103,6 +105,9 @@ post_message_locked(group_call *call)
 {
     dd_group *group = call->group;
     dd_list_push_back(&group->messages, &call->link);
+    if (group_post_carried_locked(call)) {
+        return;
+    }
     if (call->is_send) {
         dd_context_post_send_locked(group->context, &call->message);
     } else {
@@ -157,7 +162,7 @@ group_watch_locked(group_call *call)
         group->ngone == group->size - 1) { /* nobody is left who could send; what came before has counted */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
-        dd_context_cancel_locked(group->context, &call->message, &cause);
+        group_cancel_message_locked(call, &cause);
     }
 }
 
@@ -197,6 +202,10 @@ group_look_locked(group_call *call, bool is_hasty)
     }
     if (dd_work_is_done(&call->work)) {
         return; /* perhaps with its group, while the lock was not held */
+    }
+    if (call->is_carried) {
+        group_look_for_carried_locked(call, nlooks);
+        return;
     }
     if (call->is_message) {
         (void)dd_context_look_locked(&call->message, nlooks);

@@ -458,12 +458,24 @@ group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     return DD_OK;
 }
 
+/* In a forked child the library is the parent's. */
+static void
+close_carrier(dd_group *group)
+{
+    dd_carrier *carrier = group->run != NULL ? dd_run_carrier(group->run) : NULL;
+    if (carrier != NULL) {
+        bool is_well = group->cause.code == DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK;
+        carrier->ops->close(carrier, is_well);
+    }
+}
+
 void
 group_destroy(dd_group *group)
 {
     if (group == NULL) {
         return;
     }
+    close_carrier(group);
     dd_run_destroy(group->run);
     if (group->context != NULL) {
         dd_wait moment = dd_wait_after(0);

@@ -25,11 +25,13 @@ earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
 static void
 renew_deadline_locked(dd_group *group)
 {
-    int64_t earliest = group_ask_again_ns(group, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    int64_t look_ns = group_next_look_ns(group);
+    int64_t curious_ns = group->is_active ? group->curious_ns : DD_NEVER_NS;
+    int64_t earliest = group_ask_again_ns(group, look_ns < curious_ns ? look_ns : curious_ns);
     earliest = earliest_deadline_ns(&group->messages, earliest);
     if (group->is_asking) {
         /* Ranks of this host answer by hearing the bell, which wakes nobody here. */
-        int64_t look_ns = group->arena != NULL ? dd_clock_now_ns() + ANSWER_LOOK_NS : group->asked_until_ns;
+        look_ns = group->arena != NULL ? dd_clock_now_ns() + ANSWER_LOOK_NS : group->asked_until_ns;
         look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
         group->task.deadline_ns = look_ns < earliest ? look_ns : earliest;
     } else {
@@ -156,6 +158,7 @@ progress(dd_task *task)
         fail_timed_out_locked(group);
         return true;
     }
+    is_progress = group_look_at_carried_locked(group) || is_progress;
     return (group->ngone > 0 && group->is_active && fail_if_gone_locked(group)) || is_progress;
 }
 
@@ -189,7 +192,7 @@ expire_messages_locked(dd_group *group, int64_t now_ns)
             group_add_progress_locked(group, &call->message, &cause);
             group_blame(group, rank, &cause);
         }
-        dd_context_cancel_locked(group->context, &call->message, &cause);
+        group_cancel_message_locked(call, &cause);
     }
 }
 

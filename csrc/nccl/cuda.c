@@ -1,10 +1,10 @@
 #include "nccl/cuda.h"
 
+#include "core/dylib.h"
 #include "core/fork.h"
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "nccl/dylib.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 #include "nccl/nccl_lib.h"
 
+#include "core/dylib.h"
 #include "core/mem.h"
-#include "nccl/dylib.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -4,6 +4,7 @@
 #include "python/base/gate.h"
 #include "python/base/log.h"
 #include "python/call/reduce_op.h"
+#include "python/carrier/carrier.h"
 #include "python/group/engine.h"
 #include "python/group/group.h"
 #include "python/group/operations.h"
@@ -282,6 +283,17 @@ static PyMethodDef core_methods[] = {
      "_mpi_calls($module, rank, size, make)\n--\n\n"
      "What carries out the MPI calls of XLA (dldist.jax), a capsule. Of MPI_COMM_WORLD there is the rank and the size;\n"
      "make(first, place) gives the group of a communicator."},
+    {"_carrier_open", PY_FAST_METHOD(py_carrier_open),
+     "_carrier_open($module, name, candidates, path=None)\n--\n\n"
+     "Loads the library that \"mpi\" stands for, from the path, or for None from where it is found: a capsule."},
+    {"_carrier_info", py_carrier_info, METH_O,
+     "_carrier_info($module, carrier, /)\n--\n\nIts name, its version and its file."},
+    {"_carrier_begin_mpi", py_carrier_begin_mpi, METH_O,
+     "_carrier_begin_mpi($module, carrier, /)\n--\n\nBegins MPI unless somebody has. The rank, and how many there are."},
+    {"_carrier_share_mpi", PY_FAST_METHOD(py_carrier_share_mpi),
+     "_carrier_share_mpi($module, carrier, text, timeout)\n--\n\nThe text of MPI's rank 0. All of MPI's ranks call it."},
+    {"_carrier_end_mpi", PY_FAST_METHOD(py_carrier_end_mpi),
+     "_carrier_end_mpi($module, carrier, is_well)\n--\n\nEnds MPI if it was begun here and nothing has failed."},
     {"_monitor_run", py_watch_run, METH_NOARGS,
      "_monitor_run($module, /)\n--\n\nRuns the monitor on this thread, until _monitor_stop."},
     {"_monitor_stop", py_watch_stop, METH_O,

@@ -308,14 +308,17 @@ def meet(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     name: str = "default_pg",
     store: _core.Store | None = None,
+    place: places.Place | None = None,
 ) -> Meeting:
-    """Find the store for the ranks of a world: in `store`, at the URL `init_method`, or, with neither, where the launcher says.
+    """Find the store for the ranks of a world: in `store`, at the URL `init_method`, at `place`, or, with none of them, where the launcher
+    says.
 
     Ranks that meet several times at one place do so in the same order, or under different names. A missing rank is noticed when a
     group is made in the store. If rank 0 is missing, it is noticed here.
     """
     deadline = time.monotonic() + seconds_of(timeout)
-    place = _find_place(init_method, rank, world_size, timeout, store)
+    if place is None:
+        place = _find_place(init_method, rank, world_size, timeout, store)
     if not 0 <= place.rank < place.world_size:
         raise ValueError(f"rank {place.rank} is not in 0 to {place.world_size - 1} (world_size is {place.world_size})")
     pause = 0.001

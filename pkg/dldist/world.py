@@ -39,8 +39,11 @@ class World(_core.Group):
         connect_timeout: For meeting alone; None is `timeout`.
         init_method: A URL instead of a store: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
         serializer: How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle".
+        carrier: The library that moves the data instead of dldist: "mpi", "ucc" or "xccl" (docs/carriers.md). With "mpi", MPI says who
+            this rank is, and where ranks meet unless a store or a URL does.
 
     Raises:
+        NotImplementedError: The carrier's library cannot be loaded; the text says what to install.
         ValueError: Both a store and a URL are given, or rank and size are not known or do not fit.
         DistTimeoutError: Ranks have not come in time; the text names them.
         DistPeerLostError: A rank has died meanwhile.
@@ -56,6 +59,8 @@ class World(_core.Group):
     _is_watched = False
     serializer = "safe"
     """How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle"."""
+    carrier: str | None = None
+    """The library that moves the data, such as "mpi"; None if dldist does."""
 
     def __init__(
         self,
@@ -68,25 +73,31 @@ class World(_core.Group):
         connect_timeout: Timeout | None = None,
         init_method: str | None = None,
         serializer: str = "safe",
+        carrier: str | None = None,
     ) -> None:
         if store is not None and init_method is not None:
             raise ValueError("World(): give 'store' or 'init_method', not both")
         self.serializer = _check_serializer(serializer)
         if store is not None:
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
-            self._watch()
+            self._begin(carrier)
             return
         from dldist import rendezvous
 
         limit = timeout if connect_timeout is None else connect_timeout
-        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name)
+        place = None
+        if carrier == "mpi" and init_method is None:
+            from dldist.carriers import mpi
+
+            place = mpi.place(rank, world_size)
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name, place=place)
         with meeting:
             super().__init__(
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
             )
             meeting.met()
         self._meeting = meeting
-        self._watch()
+        self._begin(carrier)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("dldist.Group", "dldist.World", 1)
@@ -133,7 +144,7 @@ class World(_core.Group):
         """
         part = super().split(list(ranks), name, timeout)
         part.serializer = self.serializer
-        part._watch()
+        part._begin(self.carrier)
         self._parts().add(part)
         return part
 
@@ -183,6 +194,18 @@ class World(_core.Group):
     def _of_parts(self, method: str) -> list[Callable[..., object]]:
         """The methods that end the groups made from this one, which are forgotten."""
         return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
+
+    def _begin(self, carrier: str | None) -> None:
+        """What is left to do once the ranks have found each other."""
+        if carrier is not None:
+            self._carry_by(carrier)
+        self._watch()
+
+    def _carry_by(self, carrier: str) -> None:
+        from dldist import carriers
+
+        carriers.carry(self, carrier)
+        self.carrier = carrier
 
     def _watch(self) -> None:
         """Let the monitor look after this group, if others are in it."""

@@ -50,13 +50,14 @@ class Team:
 class Teams:
     """A team that is made when first asked for, and anew after run() has failed or give_up() was called."""
 
-    def __init__(self, *how):
+    def __init__(self, *how, team_type=Team):
         self._how = how
+        self._type = team_type
         self._team = None
 
     def run(self, command):
         if self._team is None:
-            self._team = Team(*self._how)
+            self._team = self._type(*self._how)
         try:
             return self._team.run(command)
         except BaseException:

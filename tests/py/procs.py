@@ -242,7 +242,11 @@ def thread_count(pid="self"):
 
 def child_main(fd):
     sys.path.insert(0, HERE)
-    connection = Connection(fd)
+    serve(Connection(fd))
+
+
+def serve(connection):
+    """Runs the worker that the parent names, and sends what it returned."""
     module, function, args = connection.recv()
     try:
         worker = getattr(importlib.import_module(module), function)

@@ -326,3 +326,22 @@ py_from_blob_list(const dd_blob_list *blobs, PyObject *(*convert)(dd_bytes bytes
     }
     return list;
 }
+
+const char **
+py_to_paths(PyObject *list, size_t *count)
+{
+    Py_ssize_t n = PyList_Size(list);
+    const char **paths = n >= 0 ? PyMem_Calloc((size_t)n + 1, sizeof *paths) : NULL;
+    if (paths == NULL && PyErr_Occurred() == NULL) {
+        PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; paths != NULL && i < n; i++) {
+        paths[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL);
+        if (paths[i] == NULL) {
+            PyMem_Free(paths);
+            return NULL;
+        }
+    }
+    *count = (size_t)n;
+    return paths;
+}

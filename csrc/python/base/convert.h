@@ -38,6 +38,10 @@ typedef struct py_bytes_list {
 bool py_bytes_list_init(py_bytes_list *list, PyObject *value, const char *function, const char *name);
 void py_bytes_list_fini(py_bytes_list *list);
 
+/* Paths from a list of str, which must stay alive. The caller frees the result with PyMem_Free; NULL with an
+ * exception. */
+const char **py_to_paths(PyObject *list, size_t *count);
+
 bool py_to_int64(PyObject *value, int64_t *number, const char *function, const char *name);
 
 /* A timedelta or a real number of seconds; infinity means to wait for ever. */

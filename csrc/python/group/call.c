@@ -185,8 +185,11 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
         py_operands_unpack(call->operands);
     }
     py_wait_return(&wait);
+    bool is_in_use = status != DD_OK && err.keeps_memory;
     if (!py_group_finish_wait(&wait, status, &err)) {
-        py_group_call_fail(call);
+        if (!is_in_use) {
+            py_group_call_fail(call);
+        } /* else the arrays stay for ever: a library may still write to them */
         return false;
     }
     py_operands_fini(call->operands);

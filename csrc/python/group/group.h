@@ -116,6 +116,7 @@ PY_GROUP_METHOD(monitored_barrier);
 PY_GROUP_METHOD(empty);
 PY_GROUP_METHOD(adopt);
 PY_GROUP_METHOD(close);
+PY_GROUP_METHOD(carry);
 
 PyObject *py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs);

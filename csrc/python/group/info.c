@@ -61,6 +61,17 @@ get_sequence(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+get_ncarried(PyObject *object, void *Py_UNUSED(closure))
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_usable(self)) {
+        return NULL;
+    }
+    uint64_t count = self->group != NULL ? PY_WITHOUT_GIL(dd_group_count_carried(self->group)) : 0;
+    return PyLong_FromUnsignedLongLong(count);
+}
+
+static PyObject *
 get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
     py_group *self = (py_group *)object;
@@ -205,6 +216,8 @@ PyGetSetDef py_group_getset[] = {
     {"error", get_error, NULL,
      "The exception that every call raises now; None if calls do not fail, and after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether this rank has called close().", NULL},
+    {"_ncarried", get_ncarried, NULL, "How many calls a library has been handed that carries the group.",
+     NULL},
     {"_device_group", get_device_group, set_device_group,
      "An NcclGroup of the same ranks, which serves device memory, or None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

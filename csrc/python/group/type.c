@@ -499,6 +499,8 @@ static PyMethodDef group_methods[] = {
     {"split", PY_FAST_METHOD(group_split),
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
      "Makes a group of these ranks, in this order. Only they call it."},
+    {"_carry", PY_FAST_METHOD(py_group_carry),
+     "_carry($self, carrier, timeout=None)\n--\n\nFrom now on this library moves the data. All ranks call it first of all."},
     {"_describe", PY_FAST_METHOD(group_describe),
      "_describe($self, name, desc, global_ranks)\n--\n\nWhat the group is called in dumps of the flight recorder."},
     {"abort", PY_FAST_METHOD(group_abort),

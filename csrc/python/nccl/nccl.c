@@ -45,27 +45,6 @@ load(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
     return status;
 }
 
-/* Paths from a list of str, which must stay alive. The caller frees the result with PyMem_Free; NULL with an
- * exception. */
-static const char **
-read_paths(PyObject *list, size_t *count)
-{
-    Py_ssize_t n = PyList_Size(list);
-    const char **paths = n >= 0 ? PyMem_Calloc((size_t)n + 1, sizeof *paths) : NULL;
-    if (paths == NULL && PyErr_Occurred() == NULL) {
-        PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; paths != NULL && i < n; i++) {
-        paths[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL);
-        if (paths[i] == NULL) {
-            PyMem_Free(paths);
-            return NULL;
-        }
-    }
-    *count = (size_t)n;
-    return paths;
-}
-
 static PyObject *
 load_and_keep(py_state *state, const load_arguments *arguments)
 {
@@ -98,7 +77,7 @@ py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     if (!py_params_read(&params, PyModule_GetState(module), args, nargs, kwnames)) {
         return NULL;
     }
-    const char **paths = read_paths(candidates, &search.ncandidates);
+    const char **paths = py_to_paths(candidates, &search.ncandidates);
     if (paths == NULL) {
         return NULL;
     }
@@ -131,7 +110,7 @@ py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (state->nccl != NULL) {
         Py_RETURN_NONE;
     }
-    const char **paths = read_paths(candidates, &arguments.search.ncandidates);
+    const char **paths = py_to_paths(candidates, &arguments.search.ncandidates);
     if (paths == NULL) {
         return NULL;
     }

@@ -105,8 +105,13 @@ release_operands(py_flight *flight)
 static bool
 is_memory_free(const py_flight *flight)
 {
-    return !flight->is_nccl || flight->work == NULL || flight->is_stream_ordered ||
-           dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
+    if (flight->work == NULL) {
+        return true;
+    }
+    if (!flight->is_nccl) {
+        return !dd_work_is_done(flight->work) || !flight->work->error.keeps_memory;
+    }
+    return flight->is_stream_ordered || dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
 }
 
 /* Keeps a flight whose tensors a device may still use, even if nobody waits for it. Once the device is done, the next

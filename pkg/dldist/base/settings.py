@@ -193,6 +193,12 @@ LIBRARIES = (
             "The NCCL that is used; nothing else is tried then. Unset: a copy that the process has loaded already, NVIDIA's "
             "wheel, the loader's path."),
     Setting("cuda_library", ("DLDIST_CUDA_LIBRARY",), _PATH, "", "The same for the driver. Unset: `libcuda.so.1`."),
+    Setting("mpi_library", ("DLDIST_MPI_LIBRARY",), _PATH, "",
+            "The same for MPI ([carriers.md](carriers.md#mpi)). Unset: a copy that the process has loaded already, one that fits the "
+            "mpirun that has started the process, from a wheel or the loader's path."),
+    Setting("ucc_library", ("DLDIST_UCC_LIBRARY",), _PATH, "",
+            "The same for UCC ([carriers.md](carriers.md#ucc)). Unset: a copy that the process has loaded already, a wheel's, the "
+            "loader's path."),
     Setting("nccl_encryption", ("DLDIST_NCCL_ENCRYPTION",), _FLAG, False,
             "`1`: NCCL encrypts its connections, with a key made of `DLDIST_SECRET` ([nccl.md](nccl.md#encryption)). Must be the same "
             "on all ranks. Read when NCCL is loaded."),

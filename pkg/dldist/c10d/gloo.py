@@ -5,8 +5,8 @@ from __future__ import annotations
 from dldist import _core
 from dldist.c10d.backend_base import BackendOptions
 from dldist.c10d.options import ReconfigureOptions, timeout_of
-from dldist.c10d.over_group import OverGroup
-from dldist.world import CLOSE_TIMEOUT_S, World
+from dldist.c10d.over_world import OverWorld, close
+from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist.c10d.process_group import ProcessGroup
-    from dldist.c10d.window import Window
 
 
 class GlooDevice:
@@ -49,56 +48,23 @@ class GlooOptions(BackendOptions):
         self._threads = 2
 
 
-class ProcessGroupGloo(OverGroup):
+class ProcessGroupGloo(OverWorld):
     """c10d's CPU backend. `group` is the World behind it.
 
     With enable_reconfigure it has no World at first. Each call of reconfigure() names the members and makes a new World.
     """
 
+    _name = "gloo"
     Options = GlooOptions
     _Options = GlooOptions
     Device = GlooDevice
 
     supports_reconfigure = True
-    supports_window = True
 
-    group: Any
-    """The World behind it; None before reconfigure()."""
     # These are only for backends that can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
     _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
-
-    def _open(self, store: _core.Store, opts: GlooOptions) -> World | None:
-        if not opts.enable_reconfigure:
-            return World(store, self._rank, self._size, timeout=opts._timeout, name="gloo")
-        from uuid import uuid4
-
-        self._store = store
-        self._handle = uuid4().hex
-        return None
-
-    @classmethod
-    def _make(
-        cls,
-        store: _core.Store | None,
-        pg: ProcessGroup,
-        timeout: timedelta,
-        source: tuple[_core.Group, list[int]] | None,
-        ranks: list[int],
-    ) -> ProcessGroupGloo:
-        """The backend for a group that is being made. It is split off from `source` if there is one; else the ranks meet in the
-        store."""
-        desc = pg.group_desc
-        label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
-        if source is not None:
-            group = _split(source[0], source[1], label, timeout)
-        elif pg.size() == 1:
-            group = World(_core.HashStore(), 0, 1, timeout=timeout, name=label)
-        else:
-            group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
-        group._describe(pg.group_name, desc, ranks)
-        return cls._of(group, GlooOptions()._for(timeout, ranks, pg.group_name))
 
     @classmethod
     def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
@@ -117,6 +83,15 @@ class ProcessGroupGloo(OverGroup):
                 "enable_reconfigure=True."
             )
         return self.group
+
+    def _open(self, store: _core.Store, opts: Any) -> World | None:
+        if not opts.enable_reconfigure:
+            return super()._open(store, opts)
+        from uuid import uuid4
+
+        self._store = store
+        self._handle = uuid4().hex
+        return None
 
     # ---- several tensors in a call, and sparse ones
 
@@ -151,38 +126,13 @@ class ProcessGroupGloo(OverGroup):
 
     # ---- the group
 
-    def getBackendName(self) -> str:
-        return "gloo"
-
     def _wait_for_pending_works(self) -> None:
         """Nothing to do: each work keeps what it needs."""
 
     def _enable_collectives_timing(self) -> None:
         """Nothing to do: works always measure their time."""
 
-    def shutdown(self) -> None:
-        if self.group is not None:
-            _close(self.group, CLOSE_TIMEOUT_S)
-
-    def new_window(self, tensor: Any = None) -> Window:
-        from dldist.c10d.window import Window
-
-        return Window(self._require_group(), tensor)
-
     # ---- other members
-
-    def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> ProcessGroupGloo | None:
-        """The backend for some of the ranks. Only those need to call this."""
-        group = self._require_group()
-        if self._rank not in ranks:
-            return None
-        part = _split(group, list(ranks), None, None if opts is None else opts._timeout)
-        name = "" if opts is None else opts.group_name
-        return ProcessGroupGloo._of(part, GlooOptions()._for(part.timeout, list(ranks), name))
-
-    def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupGloo:
-        """A backend for these ranks and more. All of them meet in `store`."""
-        return ProcessGroupGloo(store, rank, size, self.options._timeout if opts is None else opts._timeout)
 
     def get_reconfigure_handle(self) -> str:
         """The handle that names this process in reconfigure()."""
@@ -201,7 +151,7 @@ class ProcessGroupGloo(OverGroup):
         handles = _check_handles(opts.handles, self._handle)
         before, self.group = self.group, None
         if before is not None:
-            _close(before, 0)  # at once; this does no harm to members that are still in an operation that has ended here
+            close(before, 0)  # at once; this does no harm to members that are still in an operation that has ended here
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -248,22 +198,3 @@ def _check_handles(handles: Any, own: str) -> list[str]:
     if own not in ordered:
         raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} given ones")
     return ordered
-
-
-def _close(group: World, timeout_s: float) -> None:
-    try:
-        group.close(timeout_s)
-    except _core.DistTimeoutError:
-        pass  # waiters for unfinished works get the error
-
-
-def _split(group: _core.Group, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
-    """A group of some ranks that can outlive `group`: each of c10d's groups ends only when it is destroyed itself."""
-    return _core.Group.split(group, ranks, name, timeout)  # type: ignore[return-value]
-
-
-def group_behind(pg: ProcessGroup) -> World | None:
-    """The World behind a process group, or None if its backend for the CPU is not ours."""
-    backend = pg._backend_of_device("cpu")
-    backend = getattr(backend, "wrapped_pg", backend)
-    return backend.group if isinstance(backend, ProcessGroupGloo) else None

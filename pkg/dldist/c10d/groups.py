@@ -337,7 +337,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
 
 def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
     """What a group of these ranks (of pg) can be split off from: the group on the CPU behind it, if it has one."""
-    from dldist.c10d.gloo import group_behind
+    from dldist.c10d.over_world import group_behind
 
     group = group_behind(pg)
     return None if group is None else (group, ranks)
@@ -812,6 +812,6 @@ def default_world() -> World | None:
         >>> dist.default_world().all_gather_object("hello")
         ['hello']
     """
-    from dldist.c10d.gloo import group_behind
+    from dldist.c10d.over_world import group_behind
 
     return group_behind(default_group())

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
+    from dldist.launch.places import Place
+
+_CARRIED = (Backend.MPI, Backend.UCC)
+
 
 def default_timeout(backend: str) -> timedelta:
     """The default time-out of groups: 30 minutes, or 10 with NCCL."""
@@ -48,8 +52,14 @@ def check_backend(name: str) -> None:
     for each in BackendConfig(name).get_device_backend_map().values():
         if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
             continue
-        if each != Backend.NCCL or not is_nccl_available():
+        if not _is_there(each):
             _refuse_backend(each)
+
+
+def _is_there(backend: str) -> bool:
+    from dldist.c10d.names import _CHECKS
+
+    return backend in _CHECKS and _CHECKS[backend]()
 
 
 def _refuse_backend(name: str) -> None:
@@ -61,7 +71,9 @@ def _refuse_backend(name: str) -> None:
             "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
         )
     if name in (Backend.MPI, Backend.XCCL, Backend.UCC):
-        raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in")
+        from dldist import carriers
+
+        raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in: {carriers.why_not(name)}")
     raise AssertionError(f"Unknown c10d backend type {name.upper()}")
 
 
@@ -99,16 +111,29 @@ class Maker:
             from dldist.c10d.fake import FakeStore
 
             store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
+        place = self._place_of_mpi()
+        if place is not None:
+            rank, world_size = place.rank, place.world_size
         if store is not None:
             return self.make(store, rank, list(range(world_size)), name)
         from dldist import rendezvous
 
-        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
+        if init_method is not None:
+            place = None
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout, place=place)
         with meeting:
             pg = self.make(meeting.store, meeting.rank, list(range(meeting.world_size)), name)
             meeting.met()
             pg._on_shutdown(meeting.close)
         return pg
+
+    def _place_of_mpi(self) -> Place | None:
+        """With MPI it is MPI that says who the ranks are, and it has brought them together."""
+        if Backend.MPI not in self.config.get_device_backend_map().values():
+            return None
+        from dldist.carriers import mpi
+
+        return mpi.place(-1, -1)
 
     def make(
         self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
@@ -165,6 +190,10 @@ class Maker:
             from dldist.c10d.nccl import ProcessGroupNCCL
 
             made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_offspring)
+        elif backend in _CARRIED:
+            from dldist.c10d.carried import BACKENDS
+
+            made = BACKENDS[backend]._make(prefixed, pg, self.timeout, self.source, ranks)
         elif backend == Backend.FAKE:
             from dldist.c10d.fake import FakeProcessGroup
 

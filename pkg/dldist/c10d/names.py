@@ -204,18 +204,24 @@ def is_nccl_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Always False: the CPU backend needs no MPI."""
-    return False
+    """Whether an MPI library can be loaded; dldist.carriers.why_not("mpi") says more."""
+    return _is_carrier_available("mpi")
 
 
 def is_ucc_available() -> bool:
-    """Always False."""
-    return False
+    """Whether UCC can be loaded; dldist.carriers.why_not("ucc") says more."""
+    return _is_carrier_available("ucc")
 
 
 def is_xccl_available() -> bool:
     """Always False."""
     return False
+
+
+def _is_carrier_available(name: str) -> bool:
+    from dldist import carriers
+
+    return carriers.is_available(name)
 
 
 _CHECKS = {

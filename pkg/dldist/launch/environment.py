@@ -59,6 +59,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return launch
 
 
+def detect_mpirun(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """What an mpirun told this process, whatever other launchers say: Open MPI's, or that of MPICH and Intel MPI. Or None."""
+    return _from_openmpi(environ) or _from_pmi(environ)
+
+
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """The rank among the processes of this host, from LOCAL_RANK or else from the launcher."""
     return _said_or_launched(environ, "LOCAL_RANK", "local_rank")

@@ -2,8 +2,8 @@
  *
  * The order: the path that the caller insists on, and then nothing else; a copy that is in the process already, so that its users
  * share it; given files; what the system's loader finds by name. An error lists everything that was tried and why it failed. */
-#ifndef DD_NCCL_DYLIB_H
-#define DD_NCCL_DYLIB_H
+#ifndef DD_CORE_DYLIB_H
+#define DD_CORE_DYLIB_H
 
 #include "core/status.h"
 

@@ -1,4 +1,4 @@
-#include "nccl/dylib.h"
+#include "core/dylib.h"
 
 #include "core/bytes.h"
 #include "core/mem.h"

@@ -1,0 +1,364 @@
+#include "collective/carry.h"
+
+#include "collective/run_internal.h"
+#include "core/mem.h"
+
+#include <string.h>
+
+/* One side of a call: the blocks of this rank that go in, or those that come out. */
+typedef struct carry_side {
+    const dd_block *blocks;
+    int nblocks;
+    size_t size;     /* of an element of the caller's */
+    size_t *counts;  /* [nranks] */
+    size_t *offsets; /* [nranks + 1] */
+    dd_run_buffer buffer;
+    bool is_packed; /* the library works in the buffer */
+} carry_side;
+
+struct dd_carry {
+    int rank;
+    int nranks;
+    const dd_coll_args *args;
+    dd_carried_call call;
+    carry_side in;
+    carry_side out;
+    size_t *numbers; /* owned: counts and offsets of both sides */
+};
+
+dd_status
+dd_carry_create(int rank, int nranks, dd_carry **out, dd_error *err)
+{
+    size_t count = (size_t)nranks;
+    dd_carry *carry = dd_mem_zalloc(sizeof *carry);
+    size_t *numbers = dd_mem_alloc_array(4 * count + 2, sizeof *numbers);
+    if (carry == NULL || numbers == NULL) {
+        dd_mem_free(carry);
+        dd_mem_free(numbers);
+        return dd_error_no_memory(err, sizeof *carry + (4 * count + 2) * sizeof *numbers);
+    }
+    carry->rank = rank;
+    carry->nranks = nranks;
+    carry->numbers = numbers;
+    carry->in.counts = numbers;
+    carry->in.offsets = numbers + count;
+    carry->out.counts = numbers + 2 * count + 1;
+    carry->out.offsets = numbers + 3 * count + 1;
+    *out = carry;
+    return DD_OK;
+}
+
+void
+dd_carry_destroy(dd_carry *carry)
+{
+    if (carry != NULL) {
+        dd_run_buffer_fini(&carry->in.buffer);
+        dd_run_buffer_fini(&carry->out.buffer);
+        dd_mem_free(carry->numbers);
+        dd_mem_free(carry);
+    }
+}
+
+/* ---- plain types and plain reductions */
+
+static dd_dtype
+dtype_of_size(size_t size)
+{
+    switch (size) {
+    case 1:
+        return DD_DTYPE_UINT8;
+    case 2:
+        return DD_DTYPE_UINT16;
+    case 4:
+        return DD_DTYPE_UINT32;
+    case 8:
+        return DD_DTYPE_UINT64;
+    default:
+        return DD_DTYPE_COMPLEX128;
+    }
+}
+
+/* Truth values that are 0 or 1 are numbers. */
+static dd_redop
+redop_of_bools(dd_redop op)
+{
+    switch (op) {
+    case DD_REDOP_PRODUCT:
+    case DD_REDOP_MIN:
+    case DD_REDOP_BAND:
+        return DD_REDOP_MIN;
+    case DD_REDOP_BXOR:
+        return DD_REDOP_BXOR;
+    case DD_REDOP_SUM:
+    case DD_REDOP_MAX:
+    case DD_REDOP_BOR:
+    case DD_REDOP_AVG:
+    case DD_REDOP_PREMUL_SUM:
+        break;
+    }
+    return DD_REDOP_MAX;
+}
+
+static void
+choose_plain(dd_carried_call *call, const dd_coll_args *args)
+{
+    dd_redop op = args->reduction.op;
+    if (!dd_coll_is_folding(args->coll)) {
+        call->dtype = dtype_of_size(dd_dtype_size(args->reduction.dtype));
+    } else if (args->reduction.dtype == DD_DTYPE_BOOL) {
+        call->dtype = DD_DTYPE_UINT8;
+        call->op = redop_of_bools(op);
+    } else {
+        call->dtype = dd_reduce_accumulator(args->reduction.dtype);
+        call->op = op == DD_REDOP_AVG || op == DD_REDOP_PREMUL_SUM ? DD_REDOP_SUM : op;
+    }
+}
+
+/* Elements have to become something else before they are folded. */
+static bool
+needs_first(const dd_coll_args *args)
+{
+    dd_dtype dtype = args->reduction.dtype;
+    return dd_coll_is_folding(args->coll) &&
+           (dd_reduce_accumulator(dtype) != dtype || dtype == DD_DTYPE_BOOL ||
+            args->reduction.op == DD_REDOP_PREMUL_SUM);
+}
+
+static bool
+widens(const dd_coll_args *args)
+{
+    dd_dtype dtype = args->reduction.dtype;
+    return dd_coll_is_folding(args->coll) && dd_reduce_accumulator(dtype) != dtype;
+}
+
+/* ---- where blocks are */
+
+static void
+measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *blocks)
+{
+    size_t offset = 0;
+    side->blocks = blocks;
+    side->nblocks = nblocks;
+    side->size = size;
+    side->is_packed = false;
+    for (int i = 0; i < nblocks; i++) {
+        side->counts[i] = blocks[i].nbytes / size;
+        side->offsets[i] = offset;
+        offset += side->counts[i];
+    }
+    if (nblocks == nranks) {
+        side->offsets[nranks] = offset;
+    }
+}
+
+static size_t
+count_of(const carry_side *side)
+{
+    size_t count = 0;
+    for (int i = 0; i < side->nblocks; i++) {
+        count += side->counts[i];
+    }
+    return count;
+}
+
+/* The address that all blocks are at, one after the other; NULL: they are not. Blocks of no size are anywhere. */
+static char *
+find_base(const carry_side *side)
+{
+    char *base = NULL;
+    for (int i = 0; i < side->nblocks; i++) {
+        const dd_block *block = &side->blocks[i];
+        if (block->nbytes == 0) {
+            continue;
+        }
+        size_t offset = side->offsets[i] * side->size;
+        if (base == NULL) {
+            base = (char *)((uintptr_t)block->data - offset);
+        } else if ((uintptr_t)block->data != (uintptr_t)base + offset) {
+            return NULL;
+        }
+    }
+    return base != NULL ? base : (char *)side->counts; /* nothing is read or written there */
+}
+
+static void
+pack(const dd_carry *carry, bool is_first)
+{
+    const carry_side *in = &carry->in;
+    size_t unit = dd_dtype_size(carry->call.dtype);
+    for (int i = 0; i < in->nblocks; i++) {
+        char *to = in->buffer.data + in->offsets[i] * unit;
+        const void *from = in->blocks[i].data;
+        if (in->counts[i] == 0) {
+            continue;
+        }
+        if (is_first) {
+            dd_reduce(&carry->args->reduction, DD_STAGE_FIRST, to, &from, 1, in->counts[i]);
+        } else {
+            memcpy(to, from, in->blocks[i].nbytes);
+        }
+    }
+}
+
+static dd_status
+place_input(dd_carry *carry, dd_error *err)
+{
+    carry_side *in = &carry->in;
+    bool is_first = needs_first(carry->args);
+    char *base = is_first ? NULL : find_base(in);
+    if (base == NULL) {
+        size_t nbytes = count_of(in) * dd_dtype_size(carry->call.dtype);
+        dd_status status = dd_run_buffer_reserve(&in->buffer, nbytes > 0 ? nbytes : 1, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        in->is_packed = true;
+        base = in->buffer.data;
+        pack(carry, is_first);
+    }
+    carry->call.input = base;
+    return DD_OK;
+}
+
+/* Libraries differ in what a reduce_scatter in place is, so there is none. */
+static bool
+must_stand_apart(const dd_carry *carry, const char *base)
+{
+    const carry_side *in = &carry->in;
+    return carry->call.coll == DD_COLL_REDUCE_SCATTER && !in->is_packed &&
+           in->blocks[carry->rank].data == (const void *)base;
+}
+
+static dd_status
+place_output(dd_carry *carry, dd_error *err)
+{
+    carry_side *out = &carry->out;
+    char *base = widens(carry->args) ? NULL : find_base(out);
+    if (base == NULL || must_stand_apart(carry, base)) {
+        size_t nbytes = count_of(out) * dd_dtype_size(carry->call.dtype);
+        dd_status status = dd_run_buffer_reserve(&out->buffer, nbytes > 0 ? nbytes : 1, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        out->is_packed = true;
+        base = out->buffer.data;
+    }
+    carry->call.output = base;
+    return DD_OK;
+}
+
+/* The input is this rank's place in the output, or the other way round. */
+static bool
+is_in_place(const dd_carry *carry)
+{
+    const dd_carried_call *call = &carry->call;
+    size_t unit = dd_dtype_size(call->dtype);
+    const char *input = call->input;
+    const char *output = call->output;
+    if (input == NULL || output == NULL) {
+        return false;
+    }
+    switch (call->coll) {
+    case DD_COLL_ALL_REDUCE:
+    case DD_COLL_REDUCE:
+    case DD_COLL_BROADCAST:
+        return input == output;
+    case DD_COLL_ALL_GATHER:
+    case DD_COLL_GATHER:
+        return input == output + carry->out.offsets[carry->rank] * unit;
+    case DD_COLL_SCATTER:
+        return output == input + carry->in.offsets[carry->rank] * unit;
+    case DD_COLL_REDUCE_SCATTER:
+    case DD_COLL_ALL_TO_ALL:
+    case DD_COLL_BARRIER:
+        break;
+    }
+    return false;
+}
+
+static void
+describe(dd_carry *carry)
+{
+    dd_carried_call *call = &carry->call;
+    const carry_side *in = &carry->in;
+    const carry_side *out = &carry->out;
+    bool has_many_in = dd_coll_own_input(call->coll, 1) == 1 && in->nblocks > 0;
+    bool has_many_out = dd_coll_own_output(call->coll, 1) == 1 && out->nblocks > 0;
+    call->in_counts = has_many_in ? in->counts : NULL;
+    call->in_offsets = has_many_in ? in->offsets : NULL;
+    call->out_counts = has_many_out ? out->counts : NULL;
+    call->out_offsets = has_many_out ? out->offsets : NULL;
+    bool is_own_in = !has_many_in && in->nblocks == 1;
+    bool is_own_out = !has_many_out && out->nblocks == 1;
+    call->count = is_own_in ? in->counts[0] : is_own_out ? out->counts[0] : 0;
+    (void)dd_coll_known_nbytes(carry->args, carry->nranks, false, &call->is_even);
+    call->is_in_place = is_in_place(carry);
+}
+
+/* The root of a broadcast gives what it gets. */
+static void
+move_broadcast(dd_carried_call *call)
+{
+    if (call->coll == DD_COLL_BROADCAST && call->input != NULL && !call->is_in_place) {
+        memcpy(call->output, call->input, call->count * dd_dtype_size(call->dtype));
+        call->input = call->output;
+        call->is_in_place = true;
+    }
+}
+
+dd_status
+dd_carry_begin(dd_carry *carry, const dd_coll_args *args, const dd_carried_call **call, dd_error *err)
+{
+    bool is_root = args->root == carry->rank;
+    size_t size = dd_dtype_size(args->reduction.dtype);
+    carry->args = args;
+    carry->call = (dd_carried_call){.coll = args->coll, .root = args->root};
+    choose_plain(&carry->call, args);
+    measure(&carry->in, dd_coll_ninputs(args->coll, is_root, carry->nranks), carry->nranks, size,
+            args->inputs);
+    measure(&carry->out, dd_coll_noutputs(args->coll, is_root, carry->nranks), carry->nranks, size,
+            args->outputs);
+    dd_status status = carry->in.nblocks > 0 ? place_input(carry, err) : DD_OK;
+    if (status == DD_OK && carry->out.nblocks > 0) {
+        status = place_output(carry, err);
+    }
+    if (status == DD_OK) {
+        describe(carry);
+        move_broadcast(&carry->call);
+        *call = &carry->call;
+    }
+    return status;
+}
+
+/* ---- the end */
+
+static void
+finish_block(const dd_carry *carry, const dd_block *block, const void *from, size_t count)
+{
+    if (count > 0 && dd_coll_is_folding(carry->call.coll)) {
+        dd_reduce(&carry->args->reduction, DD_STAGE_LAST, block->data, &from, 1, count);
+    } else if (count > 0) {
+        memcpy(block->data, from, block->nbytes);
+    }
+}
+
+void
+dd_carry_end(dd_carry *carry)
+{
+    const carry_side *out = &carry->out;
+    const char *base = carry->call.output;
+    size_t unit = dd_dtype_size(carry->call.dtype);
+    bool is_average = dd_coll_is_folding(carry->call.coll) && carry->args->reduction.op == DD_REDOP_AVG;
+    for (int i = 0; i < out->nblocks && (out->is_packed || is_average); i++) {
+        finish_block(carry, &out->blocks[i], base + out->offsets[i] * unit, out->counts[i]);
+    }
+    dd_run_buffer_trim(&carry->in.buffer);
+    dd_run_buffer_trim(&carry->out.buffer);
+}
+
+void
+dd_carry_abandon(dd_carry *carry)
+{
+    carry->in.buffer = (dd_run_buffer){0};
+    carry->out.buffer = (dd_run_buffer){0};
+}

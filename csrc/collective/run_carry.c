@@ -1,0 +1,236 @@
+/* A collective whose data a carrier moves: the ranks of this host come together first, by the board of their arena. */
+#include "collective/run_internal.h"
+
+#include "collective/arena_board.h"
+#include "core/clock.h"
+#include "core/system.h"
+
+#include <string.h>
+
+/* A library wakes nobody: who sleeps looks as often as this. */
+#define CARRIED_NAP_NS DD_NS_PER_MS
+/* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
+#define LEAVING_NS (100 * DD_NS_PER_MS)
+
+dd_status
+dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
+{
+    const dd_topology *topology = run->env.topology;
+    dd_status status = dd_carry_create(topology->rank, topology->nranks, &run->carried.carry, err);
+    if (status == DD_OK) {
+        run->carried.carrier = carrier;
+    }
+    return status;
+}
+
+dd_carrier *
+dd_run_carrier(const dd_run *run)
+{
+    return run->carried.carrier;
+}
+
+uint64_t
+dd_run_count_carried_locked(const dd_run *run)
+{
+    return run->carried.ncalls;
+}
+
+bool
+dd_run_keeps_memory_locked(const dd_run *run)
+{
+    return run->carried.is_memory_kept;
+}
+
+/* ---- the ranks of this host come together */
+
+static void
+await_others(dd_run *run)
+{
+    const dd_topology *topology = run->env.topology;
+    dd_run_carried *carried = &run->carried;
+    carried->awaited = (dd_arena_ranks){{0}};
+    for (int k = 0; run->env.arena != NULL && k < topology->nlocal; k++) {
+        if (k != topology->local) {
+            dd_arena_ranks_add(&carried->awaited, k);
+        }
+    }
+}
+
+static void
+fail_mismatch(dd_run *run, int k, const dd_signature *theirs)
+{
+    dd_error error;
+    run->culprit = (dd_arena_culprit){.rank = run->env.topology->local_ranks[k],
+                                      .other = run->env.topology->rank,
+                                      .signature = *theirs,
+                                      .other_signature = run->call.signature,
+                                      .sequence = run->call.sequence};
+    (void)dd_error_set(&error, DD_MISMATCH, "%s", "");
+    dd_error_blame(&error, run->culprit.rank, NULL, 0);
+    dd_run_end(run, &error);
+}
+
+/* A rank that is past this call has waited for us in it, and has compared. False: it has not come, or the collective has failed. */
+static bool
+has_come(dd_run *run, int k)
+{
+    dd_arena_place place = dd_arena_read_place(run->env.arena, k);
+    if (place.sequence == run->call.sequence &&
+        memcmp(&place.signature, &run->call.signature, sizeof place.signature) != 0) {
+        fail_mismatch(run, k, &place.signature);
+        return false;
+    }
+    return place.sequence >= run->call.sequence;
+}
+
+/* The state of a run after a step. */
+typedef enum carried_step {
+    CARRIED_STUCK,
+    CARRIED_MOVED,
+    CARRIED_OVER,
+} carried_step;
+
+static carried_step
+gather_ranks(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    uint64_t nended = run->mover.nended;
+    bool has_all = true;
+    for (int k = 0; run->env.arena != NULL && k < run->env.topology->nlocal; k++) {
+        if (!dd_arena_ranks_have(&carried->awaited, k)) {
+            continue;
+        }
+        if (has_come(run, k)) {
+            dd_arena_ranks_remove(&carried->awaited, k);
+        } else if (run->mover.nended != nended) {
+            return CARRIED_OVER;
+        } else {
+            has_all = false;
+        }
+    }
+    return has_all ? CARRIED_MOVED : CARRIED_STUCK;
+}
+
+/* ---- in the library */
+
+static carried_step
+hand_over(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    dd_error error;
+    dd_carrier *carrier = carried->carrier;
+    if (carrier->ops->start(carrier, carried->call, &carried->operation, &error) != DD_OK) {
+        dd_run_end(run, &error);
+        return CARRIED_OVER;
+    }
+    carried->state = DD_CARRIED_UNDER_WAY;
+    carried->ncalls++;
+    return CARRIED_MOVED;
+}
+
+static carried_step
+look(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    dd_error error;
+    bool is_done = false;
+    dd_carrier *carrier = carried->carrier;
+    if (carrier->ops->look(carrier, &carried->operation, &is_done, &error) != DD_OK) {
+        dd_run_end(run, &error);
+        return CARRIED_OVER;
+    }
+    if (!is_done) {
+        return CARRIED_STUCK;
+    }
+    dd_carry_end(carried->carry);
+    dd_run_end(run, NULL);
+    return CARRIED_OVER;
+}
+
+bool
+dd_run_progress_carried(dd_run *run)
+{
+    carried_step step = CARRIED_MOVED;
+    bool has_moved = false;
+    if (run->carried.state == DD_CARRIED_AWAITED) {
+        step = gather_ranks(run);
+        step = step == CARRIED_MOVED ? hand_over(run) : step;
+        has_moved = step != CARRIED_STUCK;
+    }
+    if (step == CARRIED_MOVED) {
+        step = look(run);
+        has_moved = has_moved || step != CARRIED_STUCK;
+    }
+    return has_moved;
+}
+
+/* ---- start and end */
+
+bool
+dd_run_start_carried(dd_run *run)
+{
+    dd_error error;
+    dd_run_carried *carried = &run->carried;
+    if (carried->carrier == NULL || run->env.topology->nranks == 1) {
+        return false;
+    }
+    if (dd_carry_begin(carried->carry, &run->call.args, &carried->call, &error) != DD_OK) {
+        run->route = DD_ROUTE_CARRIED;
+        dd_run_end(run, &error);
+        return true;
+    }
+    if (!carried->carrier->ops->has(carried->carrier, carried->call)) {
+        return false;
+    }
+    run->route = DD_ROUTE_CARRIED;
+    carried->state = DD_CARRIED_AWAITED;
+    await_others(run);
+    return true;
+}
+
+int64_t
+dd_run_next_look_ns(const dd_run *run)
+{
+    return run->carried.state != DD_CARRIED_NOT ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+}
+
+static bool
+ends_soon(dd_run_carried *carried)
+{
+    dd_carrier *carrier = carried->carrier;
+    int64_t until_ns = dd_clock_now_ns() + LEAVING_NS;
+    bool is_done = false;
+    while (!is_done && dd_clock_now_ns() < until_ns) {
+        if (carrier->ops->look(carrier, &carried->operation, &is_done, NULL) != DD_OK) {
+            return true;
+        }
+        if (!is_done) {
+            dd_sys_sched_yield();
+        }
+    }
+    return is_done;
+}
+
+void
+dd_run_leave_carried(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    if (carried->state == DD_CARRIED_UNDER_WAY && !ends_soon(carried) &&
+        !carried->carrier->ops->leave(carried->carrier, &carried->operation)) {
+        carried->is_memory_kept = true;
+        dd_carry_abandon(carried->carry);
+    }
+}
+
+int
+dd_run_missing_carried(const dd_run *run, int *ranks, int max)
+{
+    int nfound = 0;
+    const dd_topology *topology = run->env.topology;
+    for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
+        if (dd_arena_ranks_have(&run->carried.awaited, k)) {
+            ranks[nfound++] = topology->local_ranks[k];
+        }
+    }
+    return nfound;
+}

@@ -1,0 +1,131 @@
+/* Messages that a carrier takes. Collectives that it takes are the run's business. */
+#include "group/group_internal.h"
+
+#include "core/spin.h"
+
+/* A library wakes nobody: who sleeps looks as often as this. */
+#define CARRIED_NAP_NS DD_NS_PER_MS
+/* What a rank has sent before it left is on its way, and found after some looks. */
+#define LAST_LOOKS 1000
+
+dd_carrier_library *
+dd_group_carrier(const dd_group *group)
+{
+    const dd_carrier *carrier = dd_run_carrier(group->run);
+    return carrier != NULL ? carrier->library : NULL;
+}
+
+uint64_t
+dd_group_count_carried(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    uint64_t count = group->nparcels + dd_run_count_carried_locked(group->run);
+    dd_engine_unlock(group->engine);
+    return count;
+}
+
+static bool
+takes(const dd_carrier *carrier, const group_call *call)
+{
+    return carrier != NULL && carrier->ops->has_tag != NULL && call->message.channel == 0 &&
+           carrier->ops->has_tag(carrier, call->message.tag);
+}
+
+static void
+end(group_call *call, const dd_error *error)
+{
+    call->is_carried = false;
+    call->group->ncarried--;
+    call->message.source = call->parcel.source;
+    call->message.received = call->parcel.received;
+    call->message.on_done(&call->message, error);
+}
+
+/* True: it has ended. */
+static bool
+look_at(group_call *call)
+{
+    dd_error error;
+    bool is_done = false;
+    dd_carrier *carrier = dd_run_carrier(call->group->run);
+    dd_status status = carrier->ops->look_message(carrier, &call->carried, &call->parcel, &is_done, &error);
+    if (status != DD_OK || is_done) {
+        end(call, status != DD_OK ? &error : NULL);
+        return true;
+    }
+    return false;
+}
+
+bool
+group_post_carried_locked(group_call *call)
+{
+    dd_error error;
+    dd_group *group = call->group;
+    dd_carrier *carrier = dd_run_carrier(group->run);
+    if (!takes(carrier, call)) {
+        return false;
+    }
+    call->is_carried = true;
+    group->ncarried++;
+    group->nparcels++;
+    call->parcel = (dd_carried_message){.is_send = call->is_send,
+                                        .rank = call->message.rank,
+                                        .tag = call->message.tag,
+                                        .data = call->message.data,
+                                        .nbytes = call->message.nbytes,
+                                        .source = -1};
+    group_stamp_if_told_locked(call);
+    if (carrier->ops->start_message(carrier, &call->parcel, &call->carried, &error) != DD_OK) {
+        end(call, &error);
+    } else {
+        (void)look_at(call);
+    }
+    return true;
+}
+
+bool
+group_look_at_carried_locked(dd_group *group)
+{
+    for (dd_list *node = group->messages.next; group->ncarried > 0 && node != &group->messages;
+         node = node->next) {
+        group_call *call = DD_CONTAINER_OF(node, group_call, link);
+        if (call->is_carried && look_at(call)) {
+            return true; /* what follows may have ended with it */
+        }
+    }
+    return false;
+}
+
+void
+group_look_for_carried_locked(group_call *call, int nlooks)
+{
+    for (int look = 0; look < nlooks && !dd_work_is_done(&call->work); look++) {
+        if (!group_look_at_carried_locked(call->group)) {
+            dd_spin_pause();
+        }
+    }
+}
+
+int64_t
+group_next_look_ns(const dd_group *group)
+{
+    return group->ncarried > 0 ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+}
+
+void
+group_cancel_message_locked(group_call *call, const dd_error *cause)
+{
+    if (!call->is_carried) {
+        dd_context_cancel_locked(call->group->context, &call->message, cause);
+        return;
+    }
+    for (int look = 0; look < LAST_LOOKS; look++) {
+        if (look_at(call)) {
+            return;
+        }
+    }
+    dd_error error = *cause;
+    dd_carrier *carrier = dd_run_carrier(call->group->run);
+    error.keeps_memory = !carrier->ops->leave_message(carrier, &call->carried);
+    end(call, &error);
+}

@@ -1,0 +1,415 @@
+/* A communicator of MPI for a group: its making, its calls, its messages, its end. */
+#include "core/errand.h"
+#include "core/mem.h"
+#include "group/group.h"
+#include "mpi/mpi_internal.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* What is kept of an operation under way. */
+typedef struct mpi_operation {
+    mpi_word request;
+} mpi_operation;
+
+_Static_assert(sizeof(mpi_operation) <= sizeof(dd_carried), "an operation has room");
+
+static mpi_operation *
+operation_of(dd_carried *carried)
+{
+    return (mpi_operation *)(void *)carried->state;
+}
+
+/* ---- collectives */
+
+static dd_status
+start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+{
+    mpi_operation *operation = operation_of(carried);
+    operation->request = 0;
+    return mpi_start((mpi_carrier *)base, call, &operation->request, err);
+}
+
+static dd_status
+look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+{
+    const mpi_library *library = ((mpi_carrier *)base)->library;
+    int flag = 0;
+    int code =
+        library->api.MPI_Test(&operation_of(carried)->request, &flag, library->constants.status_ignore);
+    *is_done = flag != 0;
+    return code == DD_MPI_OK ? DD_OK : mpi_check(library, code, "MPI_Test", err);
+}
+
+/* MPI cannot call off a collective. */
+static bool
+leave(dd_carrier *base, dd_carried *carried)
+{
+    (void)base;
+    (void)carried;
+    return false;
+}
+
+/* ---- messages */
+
+/* A message of more bytes than an int counts is sent in larger units by both sides, where there are no large counts. */
+#define LARGE_UNIT ((size_t)8)
+
+typedef struct message_shape {
+    mpi_word type;
+    size_t count;
+    size_t unit;
+} message_shape;
+
+static message_shape
+shape_of(const mpi_library *library, size_t nbytes)
+{
+    bool is_wide = !library->has_large && nbytes > INT_MAX && nbytes % LARGE_UNIT == 0;
+    size_t unit = is_wide ? LARGE_UNIT : 1;
+    mpi_word type =
+        is_wide ? library->constants.types[DD_DTYPE_UINT64] : library->constants.types[DD_DTYPE_UINT8];
+    return (message_shape){.type = type, .count = nbytes / unit, .unit = unit};
+}
+
+static bool
+has_tag(const dd_carrier *base, uint64_t tag)
+{
+    return tag <= ((const mpi_carrier *)base)->library->tag_max;
+}
+
+static int
+post(const mpi_carrier *carrier, const dd_carried_message *message, const message_shape *shape,
+     mpi_word *request)
+{
+    const mpi_api *api = &carrier->library->api;
+    int rank = message->rank == DD_ANY_RANK ? carrier->library->constants.any_source : message->rank;
+    int tag = (int)message->tag;
+    if (carrier->library->has_large) {
+        int64_t n = (int64_t)shape->count;
+        return message->is_send
+                   ? api->MPI_Isend_c(message->data, n, shape->type, rank, tag, carrier->comm, request)
+                   : api->MPI_Irecv_c(message->data, n, shape->type, rank, tag, carrier->comm, request);
+    }
+    int n = (int)shape->count;
+    return message->is_send
+               ? api->MPI_Isend(message->data, n, shape->type, rank, tag, carrier->comm, request)
+               : api->MPI_Irecv(message->data, n, shape->type, rank, tag, carrier->comm, request);
+}
+
+static dd_status
+start_message(dd_carrier *base, const dd_carried_message *message, dd_carried *carried, dd_error *err)
+{
+    const mpi_carrier *carrier = (const mpi_carrier *)base;
+    mpi_operation *operation = operation_of(carried);
+    message_shape shape = shape_of(carrier->library, message->nbytes);
+    operation->request = 0;
+    if (!carrier->library->has_large && shape.count > INT_MAX) {
+        return dd_error_set(
+            err, DD_NOT_SUPPORTED,
+            "a message of %zu bytes needs large counts, which %s has not: MPI 4 has, as in MPICH 4 "
+            "or newer",
+            message->nbytes, carrier->library->version);
+    }
+    int code = post(carrier, message, &shape, &operation->request);
+    return mpi_check(carrier->library, code, message->is_send ? "MPI_Isend" : "MPI_Irecv", err);
+}
+
+static dd_status
+count_received(const mpi_library *library, const mpi_status *status, dd_carried_message *message,
+               dd_error *err)
+{
+    message_shape shape = shape_of(library, message->nbytes);
+    int64_t count = 0;
+    int small = 0;
+    int code;
+    if (library->has_large) {
+        code = library->api.MPI_Get_count_c(status, shape.type, &count);
+    } else {
+        code = library->api.MPI_Get_count(status, shape.type, &small);
+        count = small;
+    }
+    message->source = status->words[library->constants.source_at];
+    message->received = count > 0 ? (size_t)count * shape.unit : 0;
+    return mpi_check(library, code, "MPI_Get_count", err);
+}
+
+static dd_status
+fail_message(const mpi_library *library, int code, const dd_carried_message *message, dd_error *err)
+{
+    int class = 0;
+    if (library->api.MPI_Error_class(code, &class) == DD_MPI_OK && class == library->constants.err_truncate) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "the message is larger than the %zu bytes that there is room for",
+                            message->nbytes);
+    }
+    return mpi_check(library, code, message->is_send ? "MPI_Isend" : "MPI_Irecv", err);
+}
+
+static dd_status
+look_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message, bool *is_done, dd_error *err)
+{
+    const mpi_library *library = ((mpi_carrier *)base)->library;
+    mpi_status status = {{0}};
+    int flag = 0;
+    int code = library->api.MPI_Test(&operation_of(carried)->request, &flag, &status);
+    *is_done = flag != 0;
+    if (code != DD_MPI_OK) {
+        return fail_message(library, code, message, err);
+    }
+    if (!flag || message->is_send) {
+        return DD_OK;
+    }
+    return count_received(library, &status, message, err);
+}
+
+/* Receives can be called off. Of sends MPI promises nothing: their memory is read when somebody receives. */
+static bool
+leave_message(dd_carrier *base, dd_carried *carried)
+{
+    const mpi_library *library = ((mpi_carrier *)base)->library;
+    int is_over = 0;
+    if (library->api.MPI_Cancel(&operation_of(carried)->request) != DD_MPI_OK) {
+        return false;
+    }
+    int code =
+        library->api.MPI_Test(&operation_of(carried)->request, &is_over, library->constants.status_ignore);
+    return code == DD_MPI_OK && is_over != 0;
+}
+
+/* ---- making and ending */
+
+static void
+close_carrier(dd_carrier *base, bool is_well)
+{
+    mpi_carrier *carrier = (mpi_carrier *)base;
+    if (is_well && !mpi_is_over(carrier->library)) {
+        (void)carrier->library->api.MPI_Comm_free(&carrier->comm);
+    }
+    dd_mem_free(carrier->numbers);
+    dd_mem_free(carrier);
+}
+
+static const dd_carrier_ops OPS = {
+    .has = mpi_has,
+    .start = start,
+    .look = look,
+    .leave = leave,
+    .has_tag = has_tag,
+    .start_message = start_message,
+    .look_message = look_message,
+    .leave_message = leave_message,
+    .close = close_carrier,
+};
+
+/* What a rank of the group is in MPI's world. */
+typedef struct mpi_identity {
+    int32_t rank;
+    int32_t size;
+    char version[56];
+} mpi_identity;
+
+/* Every rank's, by the group's own means. */
+static dd_status
+exchange(const mpi_library *library, dd_group *group, mpi_identity *all, const dd_wait *wait, dd_error *err)
+{
+    int nranks = dd_group_size(group);
+    mpi_identity own = {.rank = library->rank, .size = library->size};
+    memcpy(own.version, library->version, sizeof own.version - 1);
+    dd_block input = {.data = &own, .nbytes = sizeof own};
+    dd_block *outputs = dd_mem_alloc_array((size_t)nranks, sizeof *outputs);
+    if (outputs == NULL) {
+        return dd_error_no_memory(err, (size_t)nranks * sizeof *outputs);
+    }
+    for (int rank = 0; rank < nranks; rank++) {
+        outputs[rank] = (dd_block){.data = &all[rank], .nbytes = sizeof *all};
+    }
+    dd_coll_args args = {.coll = DD_COLL_ALL_GATHER,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = &input,
+                         .outputs = outputs};
+    dd_call_options options = {.timeout_ns = -1};
+    dd_status status = dd_group_collective_and_wait(group, &args, &options, wait, err);
+    dd_mem_free(outputs);
+    return status;
+}
+
+/* All see the same, and so say the same. */
+static dd_status
+check_identities(const mpi_identity *all, int nranks, dd_error *err)
+{
+    for (int rank = 0; rank < nranks; rank++) {
+        bool is_same = all[rank].size == all[0].size &&
+                       memcmp(all[rank].version, all[0].version, sizeof all[0].version) == 0;
+        if (!is_same) {
+            return dd_error_set(
+                err, DD_MISMATCH,
+                "rank %d is in a world of %d processes of %.55s, and rank 0 in one of %d of %.55s: all "
+                "ranks load the same MPI, and are started by its mpirun",
+                rank, all[rank].size, all[rank].version, all[0].size, all[0].version);
+        }
+        for (int other = 0; other < rank; other++) {
+            if (all[rank].rank == all[other].rank) {
+                return dd_error_set(
+                    err, DD_INVALID_ARGUMENT,
+                    "ranks %d and %d are both process %d of MPI's world (%.55s): each rank is a process "
+                    "of its own that mpirun has started",
+                    other, rank, all[rank].rank, all[0].version);
+            }
+        }
+    }
+    return DD_OK;
+}
+
+/* MPI waits for all members in there, for ever if one of them dies: on a thread of its own. */
+typedef struct comm_errand {
+    dd_errand errand; /* first */
+    const mpi_library *library;
+    int *ranks; /* of MPI's world */
+    int nranks;
+    int tag;
+    mpi_word comm; /* result */
+    dd_status status;
+    dd_error error;
+} comm_errand;
+
+static dd_status
+create_comm(comm_errand *making)
+{
+    dd_error *err = &making->error;
+    const mpi_library *library = making->library;
+    const mpi_api *api = &library->api;
+    mpi_word world = library->constants.comm_world;
+    mpi_word all = 0;
+    mpi_word members = 0;
+    dd_status status = mpi_check(library, api->MPI_Comm_group(world, &all), "MPI_Comm_group", err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = mpi_check(library, api->MPI_Group_incl(all, making->nranks, making->ranks, &members),
+                       "MPI_Group_incl", err);
+    if (status == DD_OK) {
+        status = mpi_check(library, api->MPI_Comm_create_group(world, members, making->tag, &making->comm),
+                           "MPI_Comm_create_group", err);
+        (void)api->MPI_Group_free(&members);
+    }
+    (void)api->MPI_Group_free(&all);
+    if (status != DD_OK) {
+        return status;
+    }
+    return mpi_check(library, api->MPI_Comm_set_errhandler(making->comm, library->constants.errors_return),
+                     "MPI_Comm_set_errhandler", err);
+}
+
+static void
+run_making(dd_errand *errand)
+{
+    comm_errand *making = (comm_errand *)errand;
+    making->status = create_comm(making);
+}
+
+static void
+free_making(dd_errand *errand)
+{
+    dd_mem_free(((comm_errand *)errand)->ranks);
+    dd_mem_free(errand);
+}
+
+static dd_status
+await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = dd_errand_start(&making->errand, "dldist-mpi", err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = dd_errand_wait(&making->errand, wait, err);
+    if (status == DD_OK) {
+        *comm = making->comm;
+        status = making->status == DD_OK ? DD_OK : dd_error_copy(err, &making->error);
+    } else if (status == DD_TIMED_OUT) {
+        status =
+            dd_error_set(err, status, "MPI_Comm_create_group of %d ranks has not come back within %.3g s",
+                         making->nranks, dd_wait_elapsed_s(wait));
+    }
+    dd_errand_leave(&making->errand);
+    return status;
+}
+
+/* A tag for each group's name: several threads may make communicators of the same ranks at the same time. */
+static int
+tag_of(dd_group *group)
+{
+    dd_bytes name = dd_group_name(group);
+    unsigned hash = 0;
+    for (size_t i = 0; i < name.len; i++) {
+        hash = hash * 31 + ((const uint8_t *)name.data)[i];
+    }
+    return (int)(hash % 32749);
+}
+
+static dd_status
+make_comm(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const dd_wait *wait, dd_error *err)
+{
+    comm_errand *making = dd_mem_zalloc(sizeof *making);
+    int *ranks = dd_mem_alloc_array((size_t)carrier->nranks, sizeof *ranks);
+    if (making == NULL || ranks == NULL) {
+        dd_mem_free(making);
+        dd_mem_free(ranks);
+        return dd_error_no_memory(err, sizeof *making + (size_t)carrier->nranks * sizeof *ranks);
+    }
+    for (int rank = 0; rank < carrier->nranks; rank++) {
+        ranks[rank] = all[rank].rank;
+    }
+    making->errand.run = run_making;
+    making->errand.free = free_making;
+    making->library = carrier->library;
+    making->ranks = ranks;
+    making->nranks = carrier->nranks;
+    making->tag = tag_of(group);
+    return await_making(making, &carrier->comm, wait, err);
+}
+
+static dd_status
+connect_ranks(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    size_t nbytes = (size_t)carrier->nranks * sizeof(mpi_identity);
+    mpi_identity *all = dd_mem_zalloc(nbytes);
+    if (all == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    dd_status status = exchange(carrier->library, group, all, wait, err);
+    if (status == DD_OK) {
+        status = check_identities(all, carrier->nranks, err);
+    }
+    if (status == DD_OK) {
+        status = make_comm(carrier, group, all, wait, err);
+    }
+    dd_mem_free(all);
+    return status;
+}
+
+dd_status
+mpi_make_carrier(dd_carrier_library *base, dd_group *group, dd_carrier **out, const dd_wait *wait,
+                 dd_error *err)
+{
+    mpi_library *library = (mpi_library *)base;
+    int nranks = dd_group_size(group);
+    mpi_carrier *carrier = dd_mem_zalloc(sizeof *carrier);
+    int *numbers = dd_mem_zalloc(4 * (size_t)nranks * sizeof *numbers);
+    if (carrier == NULL || numbers == NULL) {
+        dd_mem_free(carrier);
+        dd_mem_free(numbers);
+        return dd_error_no_memory(err, sizeof *carrier + 4 * (size_t)nranks * sizeof *numbers);
+    }
+    *carrier = (mpi_carrier){.base = {.ops = &OPS, .library = base},
+                             .library = library,
+                             .rank = dd_group_rank(group),
+                             .nranks = nranks,
+                             .numbers = numbers};
+    dd_status status = connect_ranks(carrier, group, wait, err);
+    if (status != DD_OK) {
+        close_carrier(&carrier->base, false);
+        return status;
+    }
+    *out = &carrier->base;
+    return DD_OK;
+}

@@ -1,0 +1,82 @@
+/* What the files of csrc/mpi share. */
+#ifndef DD_MPI_MPI_INTERNAL_H
+#define DD_MPI_MPI_INTERNAL_H
+
+#include "core/dylib.h"
+#include "mpi/mpi.h"
+#include "mpi/mpi_api.h"
+
+/* Numbers that differ between the families of libraries. */
+typedef struct mpi_constants {
+    mpi_word comm_world;
+    mpi_word comm_self;
+    mpi_word errors_return;
+    mpi_word byte;
+    mpi_word types[DD_DTYPE_COUNT]; /* 0: none */
+    mpi_word ops[DD_REDOP_COUNT];   /* 0: none */
+    void *in_place;
+    mpi_status *status_ignore;
+    int any_source;
+    int tag_ub; /* the key */
+    int thread_multiple;
+    int err_truncate;
+    int source_at; /* which word of a status */
+} mpi_constants;
+
+/* MIN and MAX of floats, which give NaN where there is one, in whatever order. */
+typedef struct mpi_float_ops {
+    mpi_word min32;
+    mpi_word max32;
+    mpi_word min64;
+    mpi_word max64;
+} mpi_float_ops;
+
+typedef struct mpi_library {
+    dd_carrier_library base; /* first */
+    dd_dylib dylib;
+    mpi_api api;
+    mpi_constants constants;
+    bool has_large;
+    char version[256]; /* the first line of what the library says */
+    /* once it has begun */
+    bool has_begun;
+    bool is_ours; /* we end it */
+    int rank;
+    int size;
+    uint64_t tag_max;
+    mpi_float_ops float_ops;
+} mpi_library;
+
+/* ---- mpi_lib.c */
+
+/* DD_BACKEND: "MPI_Ibcast: <MPI's words> (Open MPI v4.1.4)". */
+dd_status mpi_check(const mpi_library *library, int code, const char *what, dd_error *err) DD_MUST_CHECK;
+/* MPI has been ended by somebody: nothing of it may be called. */
+bool mpi_is_over(const mpi_library *library);
+
+/* ---- mpi_constants.c */
+
+/* Which family the library is of, by its version and its file. */
+dd_status mpi_find_constants(mpi_library *library, dd_error *err) DD_MUST_CHECK;
+
+/* ---- mpi_carrier.c */
+
+dd_status mpi_make_carrier(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,
+                           const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* ---- mpi_start.c: collectives */
+
+typedef struct mpi_carrier {
+    dd_carrier base; /* first */
+    mpi_library *library;
+    mpi_word comm;
+    int rank;
+    int nranks;
+    int *numbers; /* [4 * nranks]: counts and offsets of a library without large counts */
+} mpi_carrier;
+
+bool mpi_has(const dd_carrier *base, const dd_carried_call *call);
+dd_status mpi_start(mpi_carrier *carrier, const dd_carried_call *call, mpi_word *request,
+                    dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,319 @@
+/* Loading MPI, its beginning and its end. */
+#include "core/mem.h"
+#include "mpi/mpi_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MPI_SYMBOL(name, parameters) {#name, offsetof(mpi_api, name), false},
+#define MPI_SYMBOL_OPTIONAL(name, parameters) {#name, offsetof(mpi_api, name), true},
+
+static const dd_dylib_symbol SYMBOLS[] = {DD_MPI_REQUIRED(MPI_SYMBOL) DD_MPI_LARGE(MPI_SYMBOL_OPTIONAL)};
+
+dd_status
+mpi_check(const mpi_library *library, int code, const char *what, dd_error *err)
+{
+    if (code == DD_MPI_OK) {
+        return DD_OK;
+    }
+    char text[DD_MPI_TEXT_MAX] = "";
+    int len = 0;
+    if (library->api.MPI_Error_string(code, text, &len) != DD_MPI_OK) {
+        text[0] = '\0';
+    }
+    text[strcspn(text, "\n")] = '\0';
+    return dd_error_set(err, DD_BACKEND, "%s: %.500s (code %d of %s)", what, text, code, library->version);
+}
+
+bool
+mpi_is_over(const mpi_library *library)
+{
+    int is_over = 0;
+    return library->api.MPI_Finalized(&is_over) != DD_MPI_OK || is_over != 0;
+}
+
+/* ---- loading */
+
+static bool
+has_all_large(const mpi_api *api)
+{
+    bool has_all = true;
+#define HAS_FUNCTION(name, parameters) has_all = has_all && api->name != NULL;
+    DD_MPI_LARGE(HAS_FUNCTION)
+#undef HAS_FUNCTION
+    return has_all;
+}
+
+static dd_status
+read_version(mpi_library *library, dd_error *err)
+{
+    char text[DD_MPI_TEXT_MAX] = "";
+    int len = 0;
+    dd_status status =
+        mpi_check(library, library->api.MPI_Get_library_version(text, &len), "MPI_Get_library_version", err);
+    if (status == DD_OK) {
+        size_t used = strcspn(text, ",\n");
+        for (char *c = text; *c != '\0'; c++) {
+            *c = *c == '\t' ? ' ' : *c;
+        }
+        snprintf(library->version, sizeof library->version, "%.*s", (int)used, text);
+    }
+    return status;
+}
+
+dd_status
+dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *err)
+{
+    static const char *const SONAMES[] = {"libmpi_abi.so.1", "libmpi.so.40", "libmpich.so.12",
+                                          "libmpi.so.12"};
+    mpi_library *library = dd_mem_zalloc(sizeof *library);
+    if (library == NULL) {
+        return dd_error_no_memory(err, sizeof *library);
+    }
+    dd_dylib_search search = {
+        .what = "MPI",
+        .explicit_path = where->explicit_path,
+        .sonames = SONAMES,
+        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
+        .probe = "MPI_Init_thread",
+        .candidates = where->candidates,
+        .ncandidates = where->ncandidates,
+    };
+    dd_status status = dd_dylib_open(&search, &library->dylib, err);
+    if (status == DD_OK) {
+        status = dd_dylib_resolve(&library->dylib, SYMBOLS, sizeof SYMBOLS / sizeof SYMBOLS[0], &library->api,
+                                  err);
+    }
+    if (status == DD_OK) {
+        status = read_version(library, err);
+    }
+    if (status == DD_OK) {
+        status = mpi_find_constants(library, err);
+    }
+    if (status != DD_OK) {
+        dd_mpi_close(&library->base);
+        return status;
+    }
+    library->has_large = has_all_large(&library->api);
+    library->base = (dd_carrier_library){
+        .name = "mpi", .version = library->version, .path = library->dylib.path, .make = mpi_make_carrier};
+    *opened = &library->base;
+    return DD_OK;
+}
+
+void
+dd_mpi_close(dd_carrier_library *base)
+{
+    if (base != NULL) {
+        mpi_library *library = (mpi_library *)base;
+        dd_dylib_fini(&library->dylib);
+        dd_mem_free(library);
+    }
+}
+
+/* ---- the beginning */
+
+/* Where a user's program has begun it with less, one thread's call would come into another's. */
+static dd_status
+check_threads(const mpi_library *library, int provided, dd_error *err)
+{
+    if (provided >= library->constants.thread_multiple) {
+        return DD_OK;
+    }
+    return dd_error_set(
+        err, DD_NOT_SUPPORTED,
+        "MPI has begun without MPI_THREAD_MULTIPLE, which is needed here (%s): ask MPI_Init_thread "
+        "for it, or let dldist begin MPI",
+        library->version);
+}
+
+static dd_status
+begin(mpi_library *library, dd_error *err)
+{
+    const mpi_api *api = &library->api;
+    int is_begun = 0;
+    int provided = 0;
+    dd_status status = mpi_check(library, api->MPI_Initialized(&is_begun), "MPI_Initialized", err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (mpi_is_over(library)) {
+        return dd_error_set(err, DD_BACKEND,
+                            "MPI has been ended in this process, and cannot begin again (%s)",
+                            library->version);
+    }
+    if (is_begun) {
+        status = mpi_check(library, api->MPI_Query_thread(&provided), "MPI_Query_thread", err);
+    } else {
+        int wanted = library->constants.thread_multiple;
+        status =
+            mpi_check(library, api->MPI_Init_thread(NULL, NULL, wanted, &provided), "MPI_Init_thread", err);
+        library->is_ours = status == DD_OK;
+    }
+    return status == DD_OK ? check_threads(library, provided, err) : status;
+}
+
+/* Tags up to this one; MPI promises 32767. */
+static dd_status
+read_tag_max(mpi_library *library, dd_error *err)
+{
+    int *value = NULL;
+    int has_it = 0;
+    dd_status status = mpi_check(library,
+                                 library->api.MPI_Comm_get_attr(library->constants.comm_world,
+                                                                library->constants.tag_ub, &value, &has_it),
+                                 "MPI_Comm_get_attr", err);
+    library->tag_max = status == DD_OK && has_it && value != NULL && *value > 0 ? (uint64_t)*value : 32767;
+    return status;
+}
+
+#define DEFINE_FOLDS(name, dtype_name, op_name)                                                    \
+    static void fold_##name##_large(void *in, void *inout, int64_t *count, mpi_word *type)         \
+    {                                                                                              \
+        const dd_reduction reduction = {.dtype = DD_DTYPE_##dtype_name, .op = DD_REDOP_##op_name}; \
+        const void *srcs[] = {in, inout};                                                          \
+        (void)type;                                                                                \
+        dd_reduce(&reduction, DD_STAGE_WHOLE, inout, srcs, 2, (size_t)*count);                     \
+    }                                                                                              \
+    static void fold_##name(void *in, void *inout, int *count, mpi_word *type)                     \
+    {                                                                                              \
+        int64_t wide = *count;                                                                     \
+        fold_##name##_large(in, inout, &wide, type);                                               \
+    }
+
+DEFINE_FOLDS(min32, FLOAT32, MIN)
+DEFINE_FOLDS(max32, FLOAT32, MAX)
+DEFINE_FOLDS(min64, FLOAT64, MIN)
+DEFINE_FOLDS(max64, FLOAT64, MAX)
+
+static dd_status
+make_op(const mpi_library *library, mpi_fold *fold, mpi_fold_large *large, mpi_word *op, dd_error *err)
+{
+    int code = library->has_large ? library->api.MPI_Op_create_c(large, 1, op)
+                                  : library->api.MPI_Op_create(fold, 1, op);
+    return mpi_check(library, code, "MPI_Op_create", err);
+}
+
+static dd_status
+make_ops(mpi_library *library, dd_error *err)
+{
+    mpi_float_ops *ops = &library->float_ops;
+    dd_status status = make_op(library, fold_min32, fold_min32_large, &ops->min32, err);
+    if (status == DD_OK) {
+        status = make_op(library, fold_max32, fold_max32_large, &ops->max32, err);
+    }
+    if (status == DD_OK) {
+        status = make_op(library, fold_min64, fold_min64_large, &ops->min64, err);
+    }
+    return status == DD_OK ? make_op(library, fold_max64, fold_max64_large, &ops->max64, err) : status;
+}
+
+/* Errors of requests that have ended are nobody's, and go to the handler of the world, or, since MPI 4, of the process itself, which end the
+ * process by default. A program that has begun MPI by itself has chosen. */
+static dd_status
+return_errors(const mpi_library *library, dd_error *err)
+{
+    const mpi_constants *constants = &library->constants;
+    const mpi_word comms[] = {constants->comm_world, constants->comm_self};
+    dd_status status = DD_OK;
+    for (int i = 0; library->is_ours && i < 2 && status == DD_OK; i++) {
+        status = mpi_check(library, library->api.MPI_Comm_set_errhandler(comms[i], constants->errors_return),
+                           "MPI_Comm_set_errhandler", err);
+    }
+    return status;
+}
+
+static dd_status
+find_world(mpi_library *library, dd_error *err)
+{
+    const mpi_api *api = &library->api;
+    mpi_word world = library->constants.comm_world;
+    dd_status status = mpi_check(library, api->MPI_Comm_rank(world, &library->rank), "MPI_Comm_rank", err);
+    if (status == DD_OK) {
+        status = mpi_check(library, api->MPI_Comm_size(world, &library->size), "MPI_Comm_size", err);
+    }
+    return status == DD_OK ? return_errors(library, err) : status;
+}
+
+dd_status
+dd_mpi_begin(dd_carrier_library *base, int *rank, int *size, dd_error *err)
+{
+    mpi_library *library = (mpi_library *)base;
+    dd_status status = library->has_begun ? DD_OK : begin(library, err);
+    if (status == DD_OK && !library->has_begun) {
+        status = find_world(library, err);
+        if (status == DD_OK) {
+            status = read_tag_max(library, err);
+        }
+        if (status == DD_OK) {
+            status = make_ops(library, err);
+        }
+        library->has_begun = status == DD_OK;
+    }
+    *rank = library->rank;
+    *size = library->size;
+    return status;
+}
+
+void
+dd_mpi_end(dd_carrier_library *base, bool is_well)
+{
+    mpi_library *library = (mpi_library *)base;
+    if (library->is_ours && is_well && !mpi_is_over(library)) {
+        (void)library->api.MPI_Finalize();
+    }
+}
+
+/* ---- the meeting */
+
+#define LOOK_NS (100 * DD_NS_PER_US)
+
+/* Memory that MPI may still write to when nobody waits any more: then it is never given back. */
+static dd_status
+share(const mpi_library *library, char *room, size_t nbytes, bool *is_in_use, const dd_wait *wait,
+      dd_error *err)
+{
+    const mpi_api *api = &library->api;
+    const mpi_constants *constants = &library->constants;
+    mpi_word request = 0;
+    int is_done = 0;
+    dd_status status = mpi_check(
+        library, api->MPI_Ibcast(room, (int)nbytes, constants->byte, 0, constants->comm_world, &request),
+        "MPI_Ibcast", err);
+    *is_in_use = status == DD_OK;
+    while (status == DD_OK) {
+        status =
+            mpi_check(library, api->MPI_Test(&request, &is_done, constants->status_ignore), "MPI_Test", err);
+        if (status != DD_OK || is_done) {
+            *is_in_use = false;
+            break;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(
+                err, DD_TIMED_OUT,
+                "not all %d processes of MPI's world have come within %.3g s: all of them make the "
+                "first group, and none has ended before",
+                library->size, dd_wait_elapsed_s(wait));
+        }
+        status = dd_wait_sleep(wait, LOOK_NS, err);
+    }
+    return status;
+}
+
+dd_status
+dd_mpi_share(dd_carrier_library *base, char *text, size_t nbytes, const dd_wait *wait, dd_error *err)
+{
+    const mpi_library *library = (mpi_library *)base;
+    bool is_in_use = false;
+    char *room = dd_mem_alloc(nbytes);
+    if (room == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    memcpy(room, text, nbytes);
+    dd_status status = share(library, room, nbytes, &is_in_use, wait, err);
+    memcpy(text, room, nbytes);
+    if (!is_in_use) {
+        dd_mem_free(room);
+    }
+    return status;
+}

@@ -1,0 +1,13 @@
+/* Libraries that move the data of groups, in Python: a library is a capsule. */
+#ifndef DD_PYTHON_CARRIER_CARRIER_H
+#define DD_PYTHON_CARRIER_CARRIER_H
+
+#include "python/base/api.h"
+
+PyObject *py_carrier_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_carrier_info(PyObject *module, PyObject *carrier);
+PyObject *py_carrier_begin_mpi(PyObject *module, PyObject *carrier);
+PyObject *py_carrier_share_mpi(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *py_carrier_end_mpi(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+#endif

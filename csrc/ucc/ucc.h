@@ -1,0 +1,17 @@
+/* UCC (Unified Collective Communication) as a carrier. */
+#ifndef DD_UCC_UCC_H
+#define DD_UCC_UCC_H
+
+#include "collective/carrier.h"
+
+typedef struct dd_ucc_search {
+    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
+    const char *const *candidates; /* files of wheels, tried after what is in the process already */
+    size_t ncandidates;
+} dd_ucc_search;
+
+/* Loads UCC and starts it. It is configured by its own variables: what c10d's programs call TORCH_UCC_TLS counts, and then UCC_TLS.
+ * DD_NOT_SUPPORTED: there is none (everything tried and why it failed), or one that is too old or does not do with threads. */
+dd_status dd_ucc_open(const dd_ucc_search *search, dd_carrier_library **library, dd_error *err) DD_MUST_CHECK;
+
+#endif

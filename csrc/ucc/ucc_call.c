@@ -1,0 +1,231 @@
+/* Collectives: calls in UCC's words. */
+#include "kernels/copy.h"
+#include "ucc/ucc_internal.h"
+
+/* What is kept of one under way. */
+typedef struct ucc_call {
+    dd_ucc_request *request;
+    dd_coll coll; /* for messages */
+} ucc_call;
+
+_Static_assert(sizeof(ucc_call) <= sizeof((dd_carried){0}.state), "a carried operation has room for it");
+
+static ucc_call *
+call_of(dd_carried *carried)
+{
+    return (ucc_call *)(void *)carried->state;
+}
+
+/* ---- types */
+
+typedef struct ucc_type {
+    bool is_known;
+    int number; /* UCC's */
+} ucc_type;
+
+static const ucc_type TYPES[DD_DTYPE_COUNT] = {
+    [DD_DTYPE_INT8] = {true, 0},     [DD_DTYPE_INT16] = {true, 1},      [DD_DTYPE_INT32] = {true, 2},
+    [DD_DTYPE_INT64] = {true, 3},    [DD_DTYPE_UINT8] = {true, 5},      [DD_DTYPE_UINT16] = {true, 6},
+    [DD_DTYPE_UINT32] = {true, 7},   [DD_DTYPE_UINT64] = {true, 8},     [DD_DTYPE_FLOAT32] = {true, 11},
+    [DD_DTYPE_FLOAT64] = {true, 12}, [DD_DTYPE_COMPLEX64] = {true, 15}, [DD_DTYPE_COMPLEX128] = {true, 16},
+};
+
+typedef struct ucc_operation {
+    bool is_known;
+    dd_ucc_op theirs;
+} ucc_operation;
+
+static const ucc_operation OPERATIONS[DD_REDOP_COUNT] = {
+    [DD_REDOP_SUM] = {true, DD_UCC_SUM},   [DD_REDOP_PRODUCT] = {true, DD_UCC_PROD},
+    [DD_REDOP_MIN] = {true, DD_UCC_MIN},   [DD_REDOP_MAX] = {true, DD_UCC_MAX},
+    [DD_REDOP_BAND] = {true, DD_UCC_BAND}, [DD_REDOP_BOR] = {true, DD_UCC_BOR},
+    [DD_REDOP_BXOR] = {true, DD_UCC_BXOR},
+};
+
+/* Where ranks know their own blocks only, all of them take the form for blocks of different sizes. */
+static dd_ucc_coll_type
+type_of(const dd_carried_call *call)
+{
+    switch (call->coll) {
+    case DD_COLL_BROADCAST:
+        return DD_UCC_BCAST;
+    case DD_COLL_REDUCE:
+        return DD_UCC_REDUCE;
+    case DD_COLL_ALL_REDUCE:
+        return DD_UCC_ALLREDUCE;
+    case DD_COLL_GATHER:
+        return DD_UCC_GATHERV;
+    case DD_COLL_SCATTER:
+        return DD_UCC_SCATTERV;
+    case DD_COLL_ALL_GATHER:
+        return call->is_even ? DD_UCC_ALLGATHER : DD_UCC_ALLGATHERV;
+    case DD_COLL_REDUCE_SCATTER:
+        return call->is_even ? DD_UCC_REDUCE_SCATTER : DD_UCC_REDUCE_SCATTERV;
+    case DD_COLL_ALL_TO_ALL:
+        return DD_UCC_ALLTOALLV;
+    case DD_COLL_BARRIER:
+    default:
+        return DD_UCC_BARRIER;
+    }
+}
+
+/* UCC has what dd_reduce_is_supported has of these types, and says so only when it comes to folding. */
+static bool
+has(const dd_carrier *carrier, const dd_carried_call *call)
+{
+    const dd_ucc_carrier *self = (const dd_ucc_carrier *)carrier;
+    bool can_fold = !dd_coll_is_folding(call->coll) ||
+                    (OPERATIONS[call->op].is_known && dd_reduce_is_supported(call->dtype, call->op) &&
+                     !dd_carried_minds_nan(call));
+    return can_fold && TYPES[call->dtype].is_known && (self->lib->coll_types & (uint64_t)type_of(call)) != 0;
+}
+
+/* ---- arguments */
+
+static dd_ucc_buffer_of
+plain(const dd_carried_call *call, const void *data, size_t count)
+{
+    return (dd_ucc_buffer_of){.info = {(void *)(uintptr_t)data, count,
+                                       DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
+}
+
+static dd_ucc_buffer_of
+blocks(const dd_carried_call *call, const void *data, const size_t *counts, const size_t *offsets)
+{
+    return (dd_ucc_buffer_of){.info_v = {(void *)(uintptr_t)data, counts, offsets,
+                                         DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
+}
+
+/* Where all ranks have a block of the same size, UCC wants the size of all of them. */
+static void
+describe_inputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
+{
+    bool is_total = call->coll == DD_COLL_REDUCE_SCATTER;
+    if (call->in_counts != NULL && !is_total) {
+        args->src = blocks(call, call->input, call->in_counts, call->in_offsets);
+    } else {
+        size_t count = is_total ? call->in_offsets[self->nranks] : call->count;
+        args->src = plain(call, call->input, count);
+    }
+}
+
+static void
+describe_outputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
+{
+    if (args->coll_type == DD_UCC_REDUCE_SCATTERV) {
+        args->dst = blocks(call, call->output, call->in_counts, call->in_offsets);
+    } else if (args->coll_type == DD_UCC_ALLGATHER) {
+        args->dst = plain(call, call->output, call->count * (size_t)self->nranks);
+    } else if (call->out_counts != NULL) {
+        args->dst = blocks(call, call->output, call->out_counts, call->out_offsets);
+    } else {
+        args->dst = plain(call, call->output, call->count);
+    }
+}
+
+/* A broadcast of UCC's has one array, which is the output everywhere. */
+static void
+describe_broadcast(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
+{
+    if (call->root == self->rank && !call->is_in_place && call->count > 0) {
+        dd_copy(call->output, call->input, call->count * dd_dtype_size(call->dtype));
+    }
+    args->src = plain(call, call->output, call->count);
+}
+
+static dd_ucc_coll_args
+describe(const dd_ucc_carrier *self, const dd_carried_call *call)
+{
+    dd_ucc_coll_args args = {
+        .mask = DD_UCC_ARGS_FLAGS,
+        .coll_type = type_of(call),
+        .flags = DD_UCC_FLAG_COUNT_64BIT | DD_UCC_FLAG_DISPLACEMENTS_64BIT,
+        .root = (uint64_t)call->root,
+    };
+    if (call->coll == DD_COLL_BROADCAST) {
+        describe_broadcast(self, call, &args);
+        return args;
+    }
+    if (call->coll == DD_COLL_BARRIER) {
+        return args;
+    }
+    if (dd_coll_is_folding(call->coll)) {
+        args.op = OPERATIONS[call->op].theirs;
+    }
+    if (call->is_in_place) {
+        args.flags |= DD_UCC_FLAG_IN_PLACE;
+    }
+    describe_inputs(self, call, &args);
+    describe_outputs(self, call, &args);
+    return args;
+}
+
+/* ---- calls */
+
+static dd_status
+post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way, dd_error *err)
+{
+    const dd_ucc_api *api = &self->lib->api;
+    const char *name = dd_coll_name(call->coll);
+    dd_ucc_coll_args args = describe(self, call);
+    dd_ucc_status theirs = api->ucc_collective_init(&args, &under_way->request, self->team);
+    dd_status status = dd_ucc_check(self->lib, theirs, err, "ucc_collective_init for %s of %s", name,
+                                    dd_dtype_name(call->dtype));
+    if (status != DD_OK) {
+        return status;
+    }
+    theirs = api->ucc_collective_post(under_way->request);
+    status = dd_ucc_check(self->lib, theirs, err, "ucc_collective_post for %s of %s", name,
+                          dd_dtype_name(call->dtype));
+    if (status != DD_OK) {
+        (void)api->ucc_collective_finalize(under_way->request);
+    }
+    return status;
+}
+
+static dd_status
+start(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+{
+    ucc_call *under_way = call_of(carried);
+    under_way->coll = call->coll;
+    return post((dd_ucc_carrier *)carrier, call, under_way, err);
+}
+
+static dd_status
+look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
+{
+    const dd_ucc_carrier *self = (const dd_ucc_carrier *)carrier;
+    const dd_ucc_api *api = &self->lib->api;
+    ucc_call *call = call_of(carried);
+    dd_ucc_status progress = api->ucc_context_progress(self->context);
+    dd_ucc_status theirs = call->request->status;
+    *is_done = theirs == DD_UCC_OK;
+    if ((int)theirs > 0) {
+        return dd_ucc_check(self->lib, progress, err, "ucc_context_progress in %s", dd_coll_name(call->coll));
+    }
+    (void)api->ucc_collective_finalize(call->request);
+    return dd_ucc_check(self->lib, theirs, err, "UCC's %s", dd_coll_name(call->coll));
+}
+
+/* UCC cannot take a collective back. */
+static bool
+leave(dd_carrier *carrier, dd_carried *carried)
+{
+    dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
+    ucc_call *call = call_of(carried);
+    if ((int)call->request->status > 0) {
+        self->has_leftover = true;
+        return false;
+    }
+    (void)self->lib->api.ucc_collective_finalize(call->request);
+    return true;
+}
+
+/* No messages: UCC has none, and c10d's way, broadcasts to a set of two, knows neither any rank nor a receiver that comes first. */
+const dd_carrier_ops dd_ucc_ops = {
+    .has = has,
+    .start = start,
+    .look = look,
+    .leave = leave,
+    .close = dd_ucc_close,
+};

@@ -1,0 +1,200 @@
+/* The making and the end of UCC's context and team. */
+#include "core/mem.h"
+#include "core/system.h"
+#include "group/group.h"
+#include "ucc/ucc_internal.h"
+
+#include <stdio.h>
+
+#define NBUSY_LOOKS 200 /* before naps: most teams are there by then */
+#define TEAM_NAP_NS (50 * DD_NS_PER_US)
+#define TEAM_END_NS DD_NS_PER_S
+
+/* ---- making */
+
+/* What the group said, where that is why UCC has failed. */
+static dd_status
+explain(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
+{
+    dd_status status =
+        dd_ucc_check(self->lib, theirs, err, "%s of rank %d of %d", what, self->rank, self->nranks);
+    return status == DD_OK || self->oob.error.code == DD_OK ? status : dd_error_copy(err, &self->oob.error);
+}
+
+static dd_status
+configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_error *err)
+{
+    const dd_ucc_api *api = &self->lib->api;
+    dd_status status = explain(self, api->ucc_context_config_read(self->lib->handle, NULL, config), err,
+                               "ucc_context_config_read");
+    if (status != DD_OK) {
+        return status;
+    }
+    /* By this UCC chooses connections that so many can have. */
+    char nranks[16];
+    (void)snprintf(nranks, sizeof nranks, "%d", self->nranks);
+    status = explain(self, api->ucc_context_config_modify(*config, NULL, "ESTIMATED_NUM_EPS", nranks), err,
+                     "ucc_context_config_modify");
+    if (status != DD_OK) {
+        api->ucc_context_config_release(*config);
+    }
+    return status;
+}
+
+/* With the group's calls, and for this group alone. One that is made without them knows nothing of the others: UCC then does without
+ * shared memory, and is slower by a factor of ten. */
+static dd_status
+create_context(dd_ucc_carrier *self, dd_error *err)
+{
+    const dd_ucc_api *api = &self->lib->api;
+    dd_ucc_context_config config;
+    dd_status status = configure_context(self, &config, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_ucc_context_params params = {.mask = DD_UCC_CONTEXT_OOB,
+                                    .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks)};
+    dd_ucc_status theirs = api->ucc_context_create(self->lib->handle, &params, config, &self->context);
+    api->ucc_context_config_release(config);
+    return explain(self, theirs, err, "ucc_context_create");
+}
+
+static dd_status
+nap_for_team(const dd_ucc_carrier *self, int nlooks, dd_error *err)
+{
+    const dd_wait *wait = self->oob.wait;
+    if (dd_wait_is_over(wait)) {
+        return dd_error_set(err, DD_OP_TIMED_OUT, "UCC has not made a team of %d ranks after %.3g s",
+                            self->nranks, dd_wait_elapsed_s(wait));
+    }
+    if (nlooks >= NBUSY_LOOKS) {
+        return dd_wait_sleep(wait, TEAM_NAP_NS, err);
+    }
+    dd_sys_sched_yield();
+    return dd_wait_check(wait, err);
+}
+
+static dd_status
+wait_for_team(const dd_ucc_carrier *self, dd_error *err)
+{
+    const dd_ucc_api *api = &self->lib->api;
+    for (int nlooks = 0;; nlooks++) {
+        dd_ucc_status theirs = api->ucc_team_create_test(self->team);
+        if (theirs != DD_UCC_INPROGRESS) {
+            return explain(self, theirs, err, "ucc_team_create_test");
+        }
+        (void)api->ucc_context_progress(self->context); /* what fails there, the next look tells */
+        dd_status status = nap_for_team(self, nlooks, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+static dd_status
+create_team(dd_ucc_carrier *self, dd_error *err)
+{
+    dd_ucc_team_params params = {
+        .mask = DD_UCC_TEAM_EP | DD_UCC_TEAM_EP_RANGE | DD_UCC_TEAM_SIZE | DD_UCC_TEAM_OOB,
+        .ep = (uint64_t)self->rank,
+        .ep_range = DD_UCC_EP_RANGE_CONTIG,
+        .team_size = (uint64_t)self->nranks,
+        .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks),
+    };
+    dd_ucc_status theirs = self->lib->api.ucc_team_create_post(&self->context, 1, &params, &self->team);
+    dd_status status = explain(self, theirs, err, "ucc_team_create_post");
+    return status == DD_OK ? wait_for_team(self, err) : status;
+}
+
+dd_status
+dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier, const dd_wait *wait,
+            dd_error *err)
+{
+    dd_ucc_carrier *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    self->base = (dd_carrier){&dd_ucc_ops, library};
+    self->lib = (const dd_ucc_lib *)library;
+    self->rank = dd_group_rank(group);
+    self->nranks = dd_group_size(group);
+    self->oob = (dd_ucc_oob){.group = group, .wait = wait};
+    dd_status status = create_context(self, err);
+    if (status == DD_OK) {
+        status = create_team(self, err);
+    }
+    if (status != DD_OK) {
+        /* A context that stands is left where it is: UCC ends it with the others, and waits for them without a limit. */
+        dd_mem_free(self);
+        return status;
+    }
+    self->oob = (dd_ucc_oob){0};
+    *carrier = &self->base;
+    return DD_OK;
+}
+
+/* ---- the end */
+
+/* All ranks have come to the end. Who ends connections before others do gives them errors to complain of. */
+static bool
+meet_others(dd_ucc_carrier *self, const dd_wait *wait)
+{
+    dd_carried_call barrier = {.coll = DD_COLL_BARRIER};
+    dd_carried carried;
+    bool is_done = false;
+    dd_status status = dd_ucc_ops.start(&self->base, &barrier, &carried, NULL);
+    while (status == DD_OK && !is_done && !dd_wait_is_over(wait)) {
+        dd_sys_sched_yield();
+        status = dd_ucc_ops.look(&self->base, &carried, &is_done, NULL);
+    }
+    return is_done;
+}
+
+/* True: there is nothing left of it. */
+static bool
+destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
+{
+    const dd_ucc_api *api = &self->lib->api;
+    dd_ucc_status theirs = api->ucc_team_destroy(self->team);
+    while (theirs == DD_UCC_INPROGRESS && !dd_wait_is_over(wait)) {
+        (void)api->ucc_context_progress(self->context);
+        dd_sys_sched_yield();
+        theirs = api->ucc_team_destroy(self->team);
+    }
+    return theirs == DD_UCC_OK;
+}
+
+static void
+run_end(dd_errand *errand)
+{
+    dd_ucc_carrier *self = DD_CONTAINER_OF(errand, dd_ucc_carrier, end);
+    dd_wait wait = dd_wait_after(TEAM_END_NS);
+    if (meet_others(self, &wait) && destroy_team(self, &wait)) {
+        (void)self->lib->api.ucc_context_destroy(self->context);
+    }
+}
+
+static void
+free_carrier(dd_errand *errand)
+{
+    dd_mem_free(DD_CONTAINER_OF(errand, dd_ucc_carrier, end));
+}
+
+/* On a thread of its own: the end of a context waits for connections, without a limit. */
+void
+dd_ucc_close(dd_carrier *carrier, bool is_well)
+{
+    dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
+    if (!is_well || self->has_leftover) {
+        dd_mem_free(self);
+        return;
+    }
+    self->end.run = run_end;
+    self->end.free = free_carrier;
+    if (dd_errand_start(&self->end, "dd-ucc-end", NULL) == DD_OK) {
+        dd_wait wait = dd_wait_after(2 * TEAM_END_NS);
+        dd_status ignored = dd_errand_wait(&self->end, &wait, NULL);
+        (void)ignored;
+        dd_errand_leave(&self->end);
+    }
+}

@@ -1,0 +1,53 @@
+/* What the files of this folder share. */
+#ifndef DD_UCC_UCC_INTERNAL_H
+#define DD_UCC_UCC_INTERNAL_H
+
+#include "collective/carrier.h"
+#include "core/dylib.h"
+#include "core/errand.h"
+#include "ucc/ucc_api.h"
+
+/* Constant once it is open. */
+typedef struct dd_ucc_lib {
+    dd_carrier_library base; /* first */
+    dd_ucc_api api;
+    dd_dylib dylib;
+    dd_ucc_lib_handle handle;
+    uint64_t coll_types; /* what its parts can do, all together */
+    char version[64];
+} dd_ucc_lib;
+
+/* DD_OK unless theirs is an error; then DD_NOT_SUPPORTED where UCC says so, else DD_BACKEND: "<what>: <UCC's text> (-6)". */
+dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
+    DD_PRINTF(4, 5) DD_MUST_CHECK;
+
+/* The all_gathers that UCC wants, carried out by the group while the carrier is made. */
+typedef struct dd_ucc_oob {
+    struct dd_group *group; /* NULL: afterwards */
+    const dd_wait *wait;
+    dd_error error; /* why one has failed */
+} dd_ucc_oob;
+
+dd_ucc_oob_coll dd_ucc_oob_calls(dd_ucc_oob *oob, int rank, int nranks);
+
+typedef struct dd_ucc_carrier {
+    dd_carrier base; /* first */
+    const dd_ucc_lib *lib;
+    dd_ucc_context_handle context;
+    dd_ucc_team_handle team;
+    int rank;
+    int nranks;
+    bool has_leftover; /* a collective that nobody waits for is still in it */
+    dd_ucc_oob oob;
+    dd_errand end;
+} dd_ucc_carrier;
+
+/* dd_carrier_library.make. */
+dd_status dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,
+                      const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* dd_carrier_ops.close. */
+void dd_ucc_close(dd_carrier *carrier, bool is_well);
+
+extern const dd_carrier_ops dd_ucc_ops;
+
+#endif

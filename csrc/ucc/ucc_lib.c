@@ -1,0 +1,155 @@
+#include "core/mem.h"
+#include "ucc/ucc.h"
+#include "ucc/ucc_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#define UCC_SYMBOL(name, returns, params) {#name, offsetof(dd_ucc_api, name), false},
+
+static const dd_dylib_symbol UCC_SYMBOLS[] = {DD_UCC_FUNCTIONS(UCC_SYMBOL)};
+
+dd_status
+dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
+{
+    if ((int)theirs >= 0) {
+        return DD_OK;
+    }
+    char call[192];
+    va_list args;
+    va_start(args, what);
+    (void)vsnprintf(call, sizeof call, what, args);
+    va_end(args);
+    bool is_lacking = theirs == DD_UCC_ERR_NOT_SUPPORTED || theirs == DD_UCC_ERR_NOT_IMPLEMENTED;
+    return dd_error_set(err, is_lacking ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)", call,
+                        lib->api.ucc_status_string(theirs), (int)theirs, lib->version, lib->dylib.path);
+}
+
+/* Before anything else is looked up: UCC itself takes every version, and only warns. */
+static dd_status
+check_version(dd_ucc_lib *lib, dd_error *err)
+{
+    static const dd_dylib_symbol VERSION = {"ucc_get_version", offsetof(dd_ucc_api, ucc_get_version), true};
+    dd_status status = dd_dylib_resolve(&lib->dylib, &VERSION, 1, &lib->api, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (lib->api.ucc_get_version == NULL) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            "UCC %d.%d or newer is needed, %s lacks ucc_get_version, which that one brought",
+                            DD_UCC_MAJOR, DD_UCC_MINOR_MIN, lib->dylib.path);
+    }
+    unsigned major = 0;
+    unsigned minor = 0;
+    unsigned release = 0;
+    lib->api.ucc_get_version(&major, &minor, &release);
+    if (major != DD_UCC_MAJOR || minor < DD_UCC_MINOR_MIN) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "UCC %d.%d or a newer %d.x is needed, %s is %u.%u.%u",
+                            DD_UCC_MAJOR, DD_UCC_MINOR_MIN, DD_UCC_MAJOR, lib->dylib.path, major, minor,
+                            release);
+    }
+    (void)snprintf(lib->version, sizeof lib->version, "UCC %u.%u.%u", major, minor, release);
+    return DD_OK;
+}
+
+static dd_status
+explain_missing(dd_status status, const dd_error *reason, dd_error *err)
+{
+    if (status != DD_NOT_SUPPORTED) {
+        return dd_error_copy(err, reason);
+    }
+    return dd_error_set(err, status,
+                        "%s: install UCC (libucc1 of your distribution, or pip install nvidia-libcal-cu12 "
+                        "libucx-cu12)",
+                        reason->message);
+}
+
+static dd_status
+load(dd_ucc_lib *lib, const dd_ucc_search *where, dd_error *err)
+{
+    static const char *const SONAMES[] = {"libucc.so.1"};
+    dd_dylib_search search = {
+        .what = "UCC",
+        .explicit_path = where->explicit_path,
+        .sonames = SONAMES,
+        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
+        .probe = "ucc_init_version",
+        .candidates = where->candidates,
+        .ncandidates = where->ncandidates,
+    };
+    dd_error reason = {0};
+    dd_status status = dd_dylib_open(&search, &lib->dylib, &reason);
+    if (status != DD_OK) {
+        return explain_missing(status, &reason, err);
+    }
+    status = check_version(lib, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    return dd_dylib_resolve(&lib->dylib, UCC_SYMBOLS, sizeof UCC_SYMBOLS / sizeof UCC_SYMBOLS[0], &lib->api,
+                            err);
+}
+
+/* Groups are used by several threads. Asked for less, parts of UCC leave out locks. */
+static dd_status
+init(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
+{
+    dd_ucc_lib_params params = {.mask = DD_UCC_LIB_THREAD_MODE, .thread_mode = DD_UCC_THREAD_MULTIPLE};
+    dd_ucc_status theirs =
+        lib->api.ucc_init_version(DD_UCC_MAJOR, DD_UCC_MINOR_MIN, &params, config, &lib->handle);
+    dd_status status = dd_ucc_check(lib, theirs, err, "ucc_init");
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_ucc_lib_params attr = {.mask = DD_UCC_LIB_THREAD_MODE | DD_UCC_LIB_COLL_TYPES};
+    status = dd_ucc_check(lib, lib->api.ucc_lib_get_attr(lib->handle, &attr), err, "ucc_lib_get_attr");
+    if (status == DD_OK && attr.thread_mode != DD_UCC_THREAD_MULTIPLE) {
+        status =
+            dd_error_set(err, DD_NOT_SUPPORTED,
+                         "%s (%s) has been built without support for several threads: its thread mode "
+                         "is %d, %d is needed",
+                         lib->version, lib->dylib.path, (int)attr.thread_mode, (int)DD_UCC_THREAD_MULTIPLE);
+    }
+    if (status != DD_OK) {
+        (void)lib->api.ucc_finalize(lib->handle);
+        return status;
+    }
+    lib->coll_types = attr.coll_types;
+    return DD_OK;
+}
+
+/* With c10d's prefix, so that what its programs have set for UCC counts here too. */
+static dd_status
+start(dd_ucc_lib *lib, dd_error *err)
+{
+    dd_ucc_lib_config config;
+    dd_status status =
+        dd_ucc_check(lib, lib->api.ucc_lib_config_read("TORCH", NULL, &config), err, "ucc_lib_config_read");
+    if (status == DD_OK) {
+        status = init(lib, config, err);
+        lib->api.ucc_lib_config_release(config);
+    }
+    return status;
+}
+
+dd_status
+dd_ucc_open(const dd_ucc_search *search, dd_carrier_library **library, dd_error *err)
+{
+    dd_ucc_lib *lib = dd_mem_zalloc(sizeof *lib);
+    if (lib == NULL) {
+        return dd_error_no_memory(err, sizeof *lib);
+    }
+    dd_status status = load(lib, search, err);
+    if (status == DD_OK) {
+        status = start(lib, err);
+    }
+    if (status != DD_OK) {
+        dd_dylib_fini(&lib->dylib);
+        dd_mem_free(lib);
+        return status;
+    }
+    lib->base = (dd_carrier_library){
+        .name = "ucc", .version = lib->version, .path = lib->dylib.path, .make = dd_ucc_make};
+    *library = &lib->base;
+    return DD_OK;
+}

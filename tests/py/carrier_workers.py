@@ -1,0 +1,100 @@
+"""What the ranks of the tests of carriers run: the cases of the other groups, in groups that a library carries."""
+
+import importlib
+import signal
+import time
+
+import c10d_cases
+import dldist
+import group_workers
+
+LIMIT_S = 20.0
+
+
+class Carried(c10d_cases.Cpu):
+    """The backend, for the cases of c10d_cases."""
+
+    def __init__(self, name):
+        self.name = name
+        self.config = f"cpu:{name},cuda:{name}"
+
+
+def cases(channel, how, port, rank, size):
+    """Runs functions of a module of the c10d tests in a world of the backend, until the parent names none."""
+    module_name, backend = how
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module = importlib.import_module(module_name)
+    module.backend = Carried(backend)
+    init(backend, port, rank, size)
+    channel.send("ready")
+    while True:
+        name = channel.recv(300)
+        if name is None:
+            dldist.destroy_process_group()
+            return "closed"
+        start = time.monotonic()
+        reply = (globals().get(name) or getattr(module, name))(rank, size)
+        channel.send((reply, time.monotonic() - start))
+
+
+def init(backend, port, rank, size):
+    """MPI needs no store."""
+    if backend == "mpi":
+        dldist.init_process_group("mpi", timeout=LIMIT_S)
+    else:
+        store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+        dldist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LIMIT_S)
+    assert (dldist.get_rank(), dldist.get_world_size(), dldist.get_backend()) == (rank, size, backend)
+
+
+def member(channel, carrier, port, rank, size):
+    """Runs the cases of group_workers, and those of this module, in a World with the carrier."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return group_workers.serve(channel, open_world(carrier, port, rank, size), {**vars(group_workers), **globals()})
+
+
+def open_world(carrier, port, rank, size, **options):
+    if carrier == "mpi":
+        return dldist.World(carrier=carrier, timeout=LIMIT_S, **options)
+    store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    return dldist.World(store, rank, size, carrier=carrier, timeout=LIMIT_S, **options)
+
+
+# ---- cases
+
+
+def is_carried(group):
+    """Each kind of call goes by the library, and by nothing else."""
+    one, all_ = group_workers.make("f", [1.0]), [group_workers.make("f", [0.0]) for _ in range(group.size)]
+    calls = [
+        lambda: group.barrier(),
+        lambda: group.broadcast(one, 0),
+        lambda: group.all_reduce(one),
+        lambda: group.reduce(one, 0),
+        lambda: group.all_gather(all_, one),
+        lambda: group.gather(one, all_ if group.rank == 0 else None, 0),
+        lambda: group.scatter(one, all_ if group.rank == 0 else None, 0),
+        lambda: group.reduce_scatter(one, all_),
+        lambda: group.all_to_all(all_, all_[::-1]),
+    ]
+    counts = []
+    for call in calls:
+        before = group._ncarried
+        call()
+        counts.append(group._ncarried - before)
+    return counts
+
+
+def message_without_room(rank, size):
+    """In place of shorter_and_longer_messages of c10d_cases: the error names the room alone."""
+    f = c10d_cases.f
+    if rank == 0:
+        dldist.send(f(1), 1)
+        dldist.send(f(1, 2, 3), 1)
+    elif rank == 1:
+        x = f(7, 8)
+        assert dldist.recv(x, 0) == 0
+        assert x.tolist() == [1, 8]
+        with c10d_cases.raises(RuntimeError, "larger than the 8 bytes that there is room for"):
+            dldist.recv(f(0, 0), 0)
+    dldist.barrier()

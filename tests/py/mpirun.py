@@ -1,0 +1,119 @@
+"""Children that an mpirun starts: talked to as those of procs.py are, each over a connection of its own.
+
+The libraries that this machine has: those of the system, and those of the folders (virtual environments) that DLDIST_TEST_MPI names, which
+scripts/test_engines.sh makes of wheels.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Client, Listener
+
+import procs
+
+START_TIMEOUT_S = 60.0
+OPEN_MPI_OPTIONS = ("--allow-run-as-root", "--oversubscribe")
+
+
+class Mpi:
+    """A library and its mpirun."""
+
+    carrier = "mpi"
+
+    def __init__(self, name, mpirun, library="", environment=None):
+        self.name = name
+        self.mpirun = mpirun
+        self.library = library
+        self.environment = environment or {}
+
+    def command(self, size):
+        options = OPEN_MPI_OPTIONS if "openmpi" in self.name else ()
+        return [self.mpirun, *options, "-n", str(size)]
+
+    def variables(self, env=None):
+        chosen = {"DLDIST_MPI_LIBRARY": self.library} if self.library else {}
+        return {**os.environ, "PYTHONFAULTHANDLER": "1", **self.environment, **chosen, **(env or {})}
+
+
+def of_wheel(folder):
+    """The library in a virtual environment, activated."""
+    name = os.path.basename(folder.rstrip("/"))
+    lib, bin_ = os.path.join(folder, "lib"), os.path.join(folder, "bin")
+    files = ("libmpi_abi.so.1", "libmpi.so.40")
+    library = next(path for path in (os.path.join(lib, file) for file in files) if os.path.exists(path))
+    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "LD_LIBRARY_PATH": lib, "I_MPI_ROOT": folder}
+    return Mpi(name, os.path.join(bin_, "mpirun"), library, environment)
+
+
+def find():
+    """All that there are; none where no MPI is installed."""
+    system = [Mpi(name, path) for name, path in (("openmpi", shutil.which("mpirun.openmpi")), ("mpich", shutil.which("mpirun.mpich"))) if path]
+    return system + [of_wheel(folder) for folder in os.environ.get("DLDIST_TEST_MPI", "").split(":") if folder]
+
+
+class MpiChild(procs.Child):
+    """One of the processes of an mpirun."""
+
+    def __init__(self, run, connection, name):
+        self.name = name
+        self.process = run.process
+        self.stderr_file = run.stderr_file
+        self.connection = connection
+
+    def close(self):
+        self.connection.close()
+
+
+class Run:
+    """An mpirun with its children. In procs.Group, it is one child."""
+
+    def __init__(self, mpi, size, worker, arguments_of, env=None):
+        """Starts worker(channel, *arguments_of(rank)) in each of the processes."""
+        self.stderr_file = tempfile.TemporaryFile()
+        self.children = []
+        with Listener(("127.0.0.1", 0), authkey=b"mpirun") as listener:
+            listener._listener._socket.settimeout(START_TIMEOUT_S)
+            here = os.path.dirname(os.path.abspath(__file__))
+            command = [*mpi.command(size), sys.executable, os.path.join(here, "mpirun.py"), str(listener.address[1])]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stderr=self.stderr_file, env=mpi.variables(env)
+            )
+            try:
+                found = sorted((connection.recv(), connection) for connection in (listener.accept() for _ in range(size)))
+            except BaseException as error:
+                self.stderr_file.seek(0)
+                text = self.stderr_file.read().decode(errors="replace")
+                self.close()
+                raise AssertionError(f"the processes of {command} have not come: {error!r}\n{text}") from None
+        for rank, connection in found:
+            connection.send((worker.__module__, worker.__name__, arguments_of(rank)))
+            self.children.append(MpiChild(self, connection, f"{worker.__name__} of rank {rank}"))
+
+    def close(self):
+        for child in self.children:
+            child.close()
+        if self.process.poll() is None:
+            self.process.terminate()  # mpirun ends its processes
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self.stderr_file.close()
+
+
+def rank_of_mpi():
+    return int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ))
+
+
+def main(port):
+    connection = Client(("127.0.0.1", port), authkey=b"mpirun")
+    connection.send(rank_of_mpi())
+    procs.serve(connection)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    main(int(sys.argv[1]))

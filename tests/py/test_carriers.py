@@ -1,0 +1,137 @@
+"""Groups whose data a library carries: the suites of dldist.Group and of c10d's calls, with each library that is here."""
+
+import c10d_team
+import carrier_workers
+import dldist
+import group_team
+import group_workers as cases
+import mpirun
+import procs
+import pytest
+import test_c10d_calls
+from dldist import carriers
+
+DIFFERENT = {"shorter_and_longer_messages": "MPI does not say how long a message is that has no room"}
+C10D_CASES = [name for name in test_c10d_calls.ON_TWO_AND_THREE + test_c10d_calls.ON_TWO if name not in DIFFERENT]
+DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
+COUNTS = [0, 1, 5, 1000]
+SIZES = [2, 4]
+
+
+class Library:
+    """A carrier that needs no mpirun."""
+
+    def __init__(self, name):
+        self.name = self.carrier = name
+
+
+def find():
+    """Each library that can carry here."""
+    return mpirun.find() + [Library(name) for name in carriers.NAMES if name != "mpi" and carriers.is_available(name)]
+
+
+def start(children, library, worker, size, argument, port):
+    """The ranks, by mpirun where the library is an MPI."""
+    if isinstance(library, Library):
+        return [children.start(worker, argument, port, rank, size) for rank in range(size)]
+    run = mpirun.Run(library, size, worker, lambda rank: (argument, port, rank, size))
+    children.children.append(run)
+    return run.children
+
+
+class C10dTeam(c10d_team.Team):
+    """Processes in a default world of the library's backend."""
+
+    def __init__(self, library, size):
+        self.children = procs.Group()
+        self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        try:
+            how = ("c10d_cases", library.carrier)
+            self.ranks = start(self.children, library, carrier_workers.cases, size, how, self.store.port)
+            assert [child.recv(c10d_team.START_TIMEOUT_S) for child in self.ranks] == ["ready"] * size
+        except BaseException:
+            self.children.close()
+            raise
+
+
+class GroupTeam(group_team.Team):
+    """Processes in a World with the library."""
+
+    def __init__(self, size, library):
+        self.size = size
+        self.has_failed = False
+        self.children = procs.Group()
+        self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        self.port = self.store.port
+        self.ranks = start(self.children, library, carrier_workers.member, size, library.carrier, self.port)
+        assert [child.recv() for child in self.ranks] == ["ready"] * size
+
+
+class GroupTeams(group_team.Teams):
+    team_type = GroupTeam
+
+
+LIBRARIES = find()
+
+
+@pytest.fixture(scope="module", params=LIBRARIES or [None], ids=lambda library: library.name if library else "none")
+def library(request):
+    if request.param is None:
+        pytest.skip("no library is installed: apt-get install openmpi-bin mpich, pip install nvidia-libcal-cu12 libucx-cu12")
+    return request.param
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def c10d(request, library):
+    teams = c10d_team.Teams(library, request.param, team_type=C10dTeam)
+    teams.size = request.param
+    yield teams
+    teams.close()
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def world(request, library):
+    teams = GroupTeams()
+    yield lambda: teams(request.param, library=library)
+    teams.close()
+
+
+@pytest.mark.parametrize("name", C10D_CASES)
+def test_c10d(c10d, name):
+    if name in test_c10d_calls.ON_TWO and c10d.size != 2:
+        return  # it is a case of two ranks
+    c10d.run(name)
+
+
+def test_message_without_room(c10d, library):
+    c10d.run("message_without_room" if library.carrier == "mpi" else "shorter_and_longer_messages")
+
+
+def test_every_call_goes_by_the_library(world):
+    team = world()
+    assert team.run(carrier_workers.is_carried) == [[1] * 9] * team.size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reductions(world, dtype):
+    world().run(cases.sweep_reductions, dtype, COUNTS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_movements(world, dtype):
+    world().run(cases.sweep_movements, dtype, COUNTS)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [cases.uneven, cases.coalesced, cases.coalescing, cases.strided, cases.overlapping, cases.premultiplied,
+     cases.point_to_point, cases.shared_arrays],
+    ids=lambda case: case.__name__,
+)
+def test_case(world, case):
+    world().run(case)
+
+
+def test_carriers_know_their_names():
+    with pytest.raises(ValueError, match="there is no carrier 'x'"):
+        carriers.library("x")
