@@ -38,7 +38,7 @@ void dd_recorder_set_comm_version(dd_recorder *recorder, const char *version);
 typedef struct dd_recorder_group_info {
     dd_bytes name;    /* "0": c10d's name of the group; the World's own where there is none */
     dd_bytes desc;    /* "default_pg" */
-    const char *kind; /* "gloo", "nccl": what analysers know as a backend; static text */
+    const char *kind; /* "gloo", "nccl", "mpi": what analysers know as a backend; static text */
     int rank;         /* in the group */
     int size;
     const int *global_ranks; /* [size]; NULL: 0 to size - 1 */
@@ -56,6 +56,8 @@ uint32_t dd_recorder_group_uid(const dd_recorder_group *group);
 /* What a group is called is sometimes known after it was made. */
 dd_status dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info *info,
                                    dd_error *err) DD_MUST_CHECK;
+/* The same for its kind alone. */
+dd_status dd_recorder_group_set_kind(dd_recorder_group *group, const char *kind, dd_error *err) DD_MUST_CHECK;
 
 /* ---- records */
 

@@ -53,6 +53,14 @@ dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info 
     return DD_OK;
 }
 
+dd_status
+dd_recorder_group_set_kind(dd_recorder_group *group, const char *kind, dd_error *err)
+{
+    dd_recorder_group_info info = atomic_load_explicit(&group->info, memory_order_acquire)->is;
+    info.kind = kind;
+    return dd_recorder_group_rename(group, &info, err);
+}
+
 /* Whether the ring may still have one of its records, be it one that nobody will see. Another round of the ring is for threads that
  * have an id and have not written it down. */
 static bool

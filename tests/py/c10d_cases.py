@@ -583,6 +583,11 @@ def messages_timeouts(rank, size):
     assert dist.recv(x, 1 - rank, timeout=20) == 1 - rank and x.tolist() == [1 - rank]
 
 
+def messages_timeouts_the_long_way(rank, size):
+    with watched(dist.group.WORLD):
+        messages_timeouts(rank, size)
+
+
 def barriers_timeout(rank, size):
     group = dist.new_group(list(range(size)))
     dist.barrier(group)

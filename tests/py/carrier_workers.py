@@ -16,7 +16,7 @@ class Carried(c10d_cases.Cpu):
 
     def __init__(self, name):
         self.name = name
-        self.config = f"cpu:{name},cuda:{name}"
+        self.config = repr(dldist.BackendConfig(name))
 
 
 def cases(channel, how, port, rank, size):
@@ -54,10 +54,11 @@ def member(channel, carrier, port, rank, size):
 
 
 def open_world(carrier, port, rank, size, **options):
+    options = {"timeout": LIMIT_S, **options}
     if carrier == "mpi":
-        return dldist.World(carrier=carrier, timeout=LIMIT_S, **options)
+        return dldist.World(carrier=carrier, **options)
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
-    return dldist.World(store, rank, size, carrier=carrier, timeout=LIMIT_S, **options)
+    return dldist.World(store, rank, size, carrier=carrier, **options)
 
 
 # ---- cases
@@ -98,3 +99,33 @@ def message_without_room(rank, size):
         with c10d_cases.raises(RuntimeError, "larger than the 8 bytes that there is room for"):
             dldist.recv(f(0, 0), 0)
     dldist.barrier()
+
+
+def in_world(carrier):
+    """Groups of group_workers are carried from now on."""
+    group_workers.open_group = lambda port, rank, size, **options: open_world(carrier, port, rank, size, **options)
+
+
+def victim(channel, carrier, port, rank, size, what):
+    in_world(carrier)
+    return group_workers.victim(channel, port, rank, size, what)
+
+
+def interrupted(channel, carrier, port, rank, size, what):
+    in_world(carrier)
+    return group_workers.interrupted(channel, port, rank, size, what)
+
+
+def leaver(channel, carrier, port, rank, size, how):
+    in_world(carrier)
+    return group_workers.leaver(channel, port, rank, size, how)
+
+
+def strangers_to_each_other(channel, port, rank, size):
+    """Makes a group whose ranks MPI has not brought together."""
+    store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    try:
+        dldist.World(store, rank, size, carrier="mpi", timeout=LIMIT_S)
+    except dldist.DistError as error:
+        return str(error)
+    return "made"

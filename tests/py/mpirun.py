@@ -22,19 +22,22 @@ class Mpi:
 
     carrier = "mpi"
 
-    def __init__(self, name, mpirun, library="", environment=None):
+    def __init__(self, name, mpirun, library="", environment=None, options=()):
         self.name = name
         self.mpirun = mpirun
         self.library = library
         self.environment = environment or {}
+        self.options = options or (OPEN_MPI_OPTIONS if "openmpi" in name else ())
 
     def command(self, size):
-        options = OPEN_MPI_OPTIONS if "openmpi" in self.name else ()
-        return [self.mpirun, *options, "-n", str(size)]
+        return [self.mpirun, *self.options, "-n", str(size)]
+
+    def chosen(self):
+        """The variables that choose it."""
+        return {**self.environment, **({"DLDIST_MPI_LIBRARY": self.library} if self.library else {})}
 
     def variables(self, env=None):
-        chosen = {"DLDIST_MPI_LIBRARY": self.library} if self.library else {}
-        return {**os.environ, "PYTHONFAULTHANDLER": "1", **self.environment, **chosen, **(env or {})}
+        return {**os.environ, "PYTHONFAULTHANDLER": "1", **self.chosen(), **(env or {})}
 
 
 def of_wheel(folder):

@@ -27,7 +27,8 @@ ON_TWO_AND_THREE = [
     "any_source_the_long_way",
     "coalescing_the_long_way",
 ]
-ON_TWO = ["shorter_and_longer_messages", "one_calls_timeout", "messages_timeouts", "barriers_timeout", "settings_of_a_group"]
+ON_TWO = ["shorter_and_longer_messages", "one_calls_timeout", "messages_timeouts", "messages_timeouts_the_long_way",
+          "barriers_timeout", "settings_of_a_group"]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Groups whose data a library carries: the suites of dldist.Group and of c10d's calls, with each library that is here."""
 
+import time
+
 import c10d_team
 import carrier_workers
 import dldist
@@ -24,6 +26,9 @@ class Library:
     def __init__(self, name):
         self.name = self.carrier = name
 
+    environment = {"CCL_KVS_IFACE": "lo", "FI_TCP_IFACE": "lo"}
+    """Where the tests run, there may be no other interface."""
+
 
 def find():
     """Each library that can carry here."""
@@ -33,7 +38,7 @@ def find():
 def start(children, library, worker, size, argument, port):
     """The ranks, by mpirun where the library is an MPI."""
     if isinstance(library, Library):
-        return [children.start(worker, argument, port, rank, size) for rank in range(size)]
+        return [children.start(worker, argument, port, rank, size, env=library.environment) for rank in range(size)]
     run = mpirun.Run(library, size, worker, lambda rank: (argument, port, rank, size))
     children.children.append(run)
     return run.children
@@ -130,6 +135,83 @@ def test_movements(world, dtype):
 )
 def test_case(world, case):
     world().run(case)
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
+def test_mismatch(world, what):
+    """Before the library hears of the call, all ranks are told, and by both names."""
+    team = world()
+    replies = team.run(cases.mismatched, what)
+    for rank, (first, later) in enumerate(replies):
+        assert "DistMismatchError" in first["kinds"] and "DistMismatchError" in later["kinds"], (rank, first, later)
+        assert first["code"] == "MISMATCH" and first["seconds"] < procs.under_load(3)
+        assert first["rank"] in range(team.size) and first["rank"] != rank, (rank, first)
+    text = replies[0][0]["text"]
+    words = {"op": ["barrier", "all_reduce"], "dtype": ["int32", "float32"], "size": ["5 elements", "4 elements"],
+             "root": ["root 0", "root 1"], "redop": ["SUM", "MAX"], "factor": ["by 2", "by 3"], "block": ["all_gather"]}[what]
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
+def test_time_out(world, what):
+    team = world()
+    error = team.run(cases.too_late, what)[0]
+    assert "DistTimeoutError" in error["kinds"] and error["code"] == "OP_TIMED_OUT", error
+    assert 0.25 < error["seconds"] < procs.under_load(2)
+    if what in ("all_reduce", "async", "default"):
+        assert f"rank{'s' if team.size > 2 else ''} 1" in error["text"], error["text"]
+    if what == "recv":
+        assert error["rank"] == 1
+
+
+def test_abort(world):
+    team = world()
+    for rank, (first, later) in enumerate(team.run(cases.aborted)):
+        for error in (first, later):
+            assert "DistAbortedError" in error["kinds"] and "enough of it" in error["text"], error
+        assert first["seconds"] < procs.under_load(2)
+
+
+@pytest.mark.parametrize("case", [cases.aborted_from_a_thread, cases.closed, cases.left_by_exception], ids=lambda case: case.__name__)
+def test_end(world, case):
+    world().run(case)
+
+
+@pytest.fixture
+def alone(library):
+    """Children without an mpirun, which ends all of its processes when one dies."""
+    if library.carrier == "mpi":
+        pytest.skip("mpirun ends all of its processes when one is killed")
+    children = procs.Group()
+    yield lambda worker, size, *args: start_alone(children, library, worker, size, args)
+    children.close()
+
+
+def start_alone(children, library, worker, size, args):
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    how = {"env": library.environment}
+    return [children.start(worker, library.carrier, store.port, rank, size, *args, **how) for rank in range(size)], store
+
+
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
+def test_peer_lost(alone, what):
+    ranks, _store = alone(carrier_workers.victim, 3, what)
+    pids = [child.recv()[1] for child in ranks]
+    time.sleep(0.1)
+    ranks[2].kill()
+    killed_at = time.monotonic()
+    for child in ranks[:2]:
+        results = child.recv(10)
+        for error in results:
+            assert "DistPeerLostError" in error["kinds"] and (error["rank"], error["pid"]) == (2, pids[2]), error
+        assert results[0]["at"] - killed_at < procs.under_load(3)
+    for child in ranks[:2]:
+        child.send("end")
+        assert child.result() is None
 
 
 def test_carriers_know_their_names():

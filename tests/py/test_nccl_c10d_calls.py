@@ -14,6 +14,7 @@ DIFFERENT = {
     "any_source_the_long_way": ("the same", "nccl_any_source"),
     "shorter_and_longer_messages": ("both sides of a message have the same size", "nccl_message_sizes"),
     "messages_timeouts": ("a message that has timed out ends the group", "nccl_message_timeouts"),
+    "messages_timeouts_the_long_way": ("the same", "nccl_message_timeouts"),
     "monitored_barrier_names_the_missing": ("NCCL has none", "nccl_monitored_barrier"),
 }
 CASES = test_c10d_calls.ON_TWO_AND_THREE + test_c10d_calls.ON_TWO

@@ -6,6 +6,7 @@
 #include "python/base/params.h"
 #include "python/group/group.h"
 #include "ucc/ucc.h"
+#include "xccl/xccl.h"
 
 #include <string.h>
 
@@ -37,9 +38,17 @@ open_ucc(const carrier_search *search, dd_carrier_library **library, dd_error *e
     return dd_ucc_open(&where, library, err);
 }
 
+static dd_status
+open_xccl(const carrier_search *search, dd_carrier_library **library, dd_error *err)
+{
+    dd_xccl_search where = {search->explicit_path, search->candidates, search->ncandidates};
+    return dd_xccl_open(&where, library, err);
+}
+
 static const carrier_kind KINDS[] = {
     {"mpi", open_mpi},
     {"ucc", open_ucc},
+    {"xccl", open_xccl},
 };
 
 static const carrier_kind *
@@ -184,5 +193,9 @@ PY_GROUP_METHOD(carry)
     dd_error err;
     py_wait_init(&wait, group->state, py_group_timeout_or_own(group, timeout_ns), true);
     dd_status status = PY_WITHOUT_GIL(dd_group_carry(group->group, library, &wait.wait, &err));
+    dd_recorder_group *recorded = dd_group_recorder_group(group->group);
+    if (status == DD_OK && recorded != NULL) {
+        status = dd_recorder_group_set_kind(recorded, library->name, &err);
+    }
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }

@@ -279,7 +279,9 @@ group_describe(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
     if (!py_group_require_open(self)) {
         return NULL;
     }
-    dd_recorder_group_info info = {.kind = self->kind->recorded_name, .rank = self->rank, .size = self->size};
+    const dd_carrier_library *carrier = self->group != NULL ? dd_group_carrier(self->group) : NULL;
+    const char *kind = carrier != NULL ? carrier->name : self->kind->recorded_name;
+    dd_recorder_group_info info = {.kind = kind, .rank = self->rank, .size = self->size};
     return py_recorder_describe(self->state, self->kind->find_recorder_group(self), &info, args, nargs,
                                 kwnames);
 }

@@ -70,8 +70,8 @@ BESIDE = {
     "dldist.c10d.fake": "FakeProcessGroup FakeStore",
     "dldist.c10d.maker": "_create_process_group_wrapper=create_process_group_wrapper",
     "dldist.c10d.private": """
-        ProcessGroupNCCL _DEFAULT_FIRST_BUCKET_BYTES _get_process_group_name _get_reconfigure_handle _new_window
-        _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
+        ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL _DEFAULT_FIRST_BUCKET_BYTES
+        _get_process_group_name _get_reconfigure_handle _new_window _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
     """,
     "dldist.c10d.ranks": "_rank_not_in_group=is_non_member",
     "dldist.c10d.store_collectives": "_ControlCollectives _StoreCollectives",

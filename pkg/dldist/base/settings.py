@@ -199,6 +199,8 @@ LIBRARIES = (
     Setting("ucc_library", ("DLDIST_UCC_LIBRARY",), _PATH, "",
             "The same for UCC ([carriers.md](carriers.md#ucc)). Unset: a copy that the process has loaded already, a wheel's, the "
             "loader's path."),
+    Setting("xccl_library", ("DLDIST_XCCL_LIBRARY",), _PATH, "",
+            "The same for oneCCL ([carriers.md](carriers.md#xccl)): `libccl.so.2`."),
     Setting("nccl_encryption", ("DLDIST_NCCL_ENCRYPTION",), _FLAG, False,
             "`1`: NCCL encrypts its connections, with a key made of `DLDIST_SECRET` ([nccl.md](nccl.md#encryption)). Must be the same "
             "on all ranks. Read when NCCL is loaded."),

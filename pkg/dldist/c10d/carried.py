@@ -9,7 +9,7 @@ from dldist.c10d.over_world import OverWorld
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from datetime import timedelta
-    from typing import Any, ClassVar
+    from typing import Any
 
     from dldist.world import World
 
@@ -74,4 +74,19 @@ class ProcessGroupUCC(Carried):
     _Options = UCCOptions
 
 
-BACKENDS: dict[str, type[Carried]] = {"mpi": ProcessGroupMPI, "ucc": ProcessGroupUCC}
+class XCCLOptions(BackendOptions):
+    """ProcessGroupXCCL.Options."""
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__("xccl", timeout)
+
+
+class ProcessGroupXCCL(Carried):
+    """c10d's backend for oneCCL, here for arrays of the host. Messages go dldist's own way."""
+
+    _name = "xccl"
+    Options = XCCLOptions
+    _Options = XCCLOptions
+
+
+BACKENDS: dict[str, type[Carried]] = {each._name: each for each in (ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL)}

@@ -173,6 +173,22 @@ class Dispatcher(BackendCalls):
         options = {"timeout": timeout, "match_dtype": match_dtype}
         return self._with_hooks("recv", True, None, tensor, -1 if src is None else src, lambda _: start(tensor, src, tag, **options))
 
+    def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
+        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
+        _end(self.isend(tensor, dst, tag, timeout=of_call), False, of_wait)
+
+    def recv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> int:
+        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
+        work = self.irecv(tensor, src, tag, timeout=of_call, match_dtype=match_dtype)
+        _end(work, False, of_wait)
+        return work._source_rank() if src is None else src
+
+    def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
+        """Of the call, and of the wait for it. Where a call takes none, a message that is late is under way after the wait."""
+        return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
+
     def _backend_for(self, tensor: Any) -> Any:
         return self._target._backend_serving(tensor)
 

@@ -6,7 +6,7 @@ from dldist import _core
 from dldist.base import settings
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Member
-from dldist.c10d.names import Backend, BackendConfig, is_nccl_available
+from dldist.c10d.names import Backend, BackendConfig
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dldist.launch.places import Place
 
-_CARRIED = (Backend.MPI, Backend.UCC)
+_CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
 
 
 def default_timeout(backend: str) -> timedelta:

@@ -61,7 +61,7 @@ class Backend(str):
     backend_capability: ClassVar[dict[str, list[str]]] = {
         GLOO: ["cpu", "cuda"],
         NCCL: ["cuda"],
-        XCCL: ["xpu"],
+        XCCL: ["cpu", "xpu"],
         UCC: ["cpu", "cuda"],
         MPI: ["cpu", "cuda"],
         FAKE: ["cpu", "cuda", "hpu", "xpu"],
@@ -214,8 +214,8 @@ def is_ucc_available() -> bool:
 
 
 def is_xccl_available() -> bool:
-    """Always False."""
-    return False
+    """Whether oneCCL can be loaded; dldist.carriers.why_not("xccl") says more."""
+    return _is_carrier_available("xccl")
 
 
 def _is_carrier_available(name: str) -> bool:

@@ -19,7 +19,7 @@ from dldist.c10d.groups import (
     get_backend_impl,
 )
 from dldist.c10d.maker import Maker, default_timeout
-from dldist.c10d.names import device_type_of, is_nccl_available, warn
+from dldist.c10d.names import device_type_of, is_backend_available, is_nccl_available, warn
 from dldist.c10d.objects import _check_not_self
 from dldist.c10d.options import ReconfigureOptions, as_timedelta
 from dldist.c10d.p2p import _check_single_tensor
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _GLOO_AVAILABLE = True
-_MPI_AVAILABLE = _UCC_AVAILABLE = _XCCL_AVAILABLE = False
 
 _DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
 
@@ -66,20 +65,28 @@ _OF_REGISTRY = {
 }
 
 
+_AVAILABLE = {f"_{name.upper()}_AVAILABLE": name for name in ("nccl", "mpi", "ucc", "xccl")}
+_CARRIED = {f"ProcessGroup{name.upper()}": name for name in ("mpi", "ucc", "xccl")}
+
+
 def __getattr__(name: str) -> Any:
     world = registry._world
     if name in _OF_REGISTRY:
         return getattr(world, _OF_REGISTRY[name])
     if name == "_backend":
         return None if world.default_pg is None else world.pg_map[world.default_pg][0]
-    if name == "_NCCL_AVAILABLE":
-        return is_nccl_available()
+    if name in _AVAILABLE:
+        return is_backend_available(_AVAILABLE[name])
     if name == "default_pg_nccl_timeout":
         return default_timeout("nccl") if is_nccl_available() else None
     if name == "ProcessGroupNCCL" and is_nccl_available():
         from dldist.c10d.nccl import ProcessGroupNCCL
 
         return ProcessGroupNCCL
+    if name in _CARRIED and is_backend_available(_CARRIED[name]):
+        from dldist.c10d import carried
+
+        return getattr(carried, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

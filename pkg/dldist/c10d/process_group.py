@@ -237,7 +237,7 @@ class ProcessGroup(Member):
 
     def _group_of_all(self) -> Any:
         """The group that serves all devices, or None if that takes more than a group."""
-        if self._hooks or not self._backends.keys() <= {"cpu", "cuda"}:
+        if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
         if not groups or not all(isinstance(group, _core.Group) for group in groups):

@@ -6,8 +6,8 @@ from _thread import allocate_lock
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.over_world import group_behind
 from dldist.c10d.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
+from dldist.c10d.over_world import group_behind
 from dldist.c10d.process_group import ProcessGroup
 from dldist.c10d.work import PythonCallbackWork, done_work
 

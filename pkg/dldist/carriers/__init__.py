@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import WeakSet
 
-NAMES = ("mpi", "ucc")
+NAMES = ("mpi", "ucc", "xccl")
 
 _libraries: dict[str, Any] = {}
 _reasons: dict[str, Exception] = {}

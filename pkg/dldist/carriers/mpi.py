@@ -80,11 +80,23 @@ def _end(carrier: Any) -> None:
 def place(rank: int, world_size: int) -> Place:
     """Where all of MPI's world meets. Rank and size are MPI's; others are an error."""
     found = Place(carriers.library("mpi"))
+    _check_world(found)
     if rank not in (-1, found.rank) or world_size not in (-1, found.world_size):
         raise ValueError(
             f"rank {rank} of {world_size} was asked for, but MPI says that this process is rank {found.rank} of {found.world_size}"
         )
     return found
+
+
+def _check_world(found: Place) -> None:
+    """Processes that something else has started are worlds of one each to MPI."""
+    launch = environment.detect()
+    if launch is not None and found.world_size == 1 < launch.world_size:
+        version = carriers.info("mpi")["version"]
+        raise RuntimeError(
+            f"{launch.world_size} processes were started ({launch.kind}), but to MPI ({version}) this process is alone: start them with "
+            "the mpirun of that MPI"
+        )
 
 
 class Place(places.Place):

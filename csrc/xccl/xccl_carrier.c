@@ -1,0 +1,178 @@
+/* A communicator of oneCCL for a group: its making, its calls, its end. */
+#include "xccl/xccl_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* It takes milliseconds. */
+#define END_NS DD_NS_PER_S
+
+/* ---- calls */
+
+static dd_status
+start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+{
+    (void)carried;
+    (void)err;
+    xccl_carrier *self = (xccl_carrier *)base;
+    self->call = *call;
+    xccl_post(self, XCCL_CALL);
+    return DD_OK;
+}
+
+static dd_status
+look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+{
+    (void)carried;
+    const xccl_carrier *self = (xccl_carrier *)base;
+    *is_done = xccl_is_idle(self);
+    return *is_done && self->status != DD_OK ? dd_error_copy(err, &self->error) : DD_OK;
+}
+
+/* oneCCL cannot call anything off. The thread is left to itself: it frees everything when it comes back, if ever. */
+static bool
+leave(dd_carrier *base, dd_carried *carried)
+{
+    (void)carried;
+    xccl_carrier *self = (xccl_carrier *)base;
+    if (xccl_is_idle(self)) {
+        return true;
+    }
+    xccl_post(self, XCCL_LEAVE);
+    return false;
+}
+
+static void
+close_carrier(dd_carrier *base, bool is_well)
+{
+    xccl_carrier *self = (xccl_carrier *)base;
+    dd_wait wait = dd_wait_after(END_NS);
+    if (is_well && xccl_is_idle(self) && xccl_take_turn(&wait, NULL) == DD_OK) {
+        xccl_post(self, XCCL_END);
+        dd_status ignored = dd_errand_wait(&self->thread, &wait, NULL);
+        (void)ignored;
+    } else {
+        xccl_post(self, XCCL_LEAVE);
+    }
+    dd_errand_leave(&self->thread);
+}
+
+/* No messages: oneCCL's have no tags, and match by their order alone. */
+static const dd_carrier_ops OPS = {
+    .has = xccl_has, .start = start, .look = look, .leave = leave, .close = close_carrier};
+
+/* ---- making */
+
+/* What rank 0 tells the others. */
+typedef struct xccl_card {
+    xccl_unique_id id;
+    char problem[256]; /* why there is no id; empty: there is one */
+} xccl_card;
+
+static dd_status
+share(dd_group *group, xccl_card *card, const dd_wait *wait, dd_error *err)
+{
+    dd_block block = {.data = card, .nbytes = sizeof *card};
+    dd_coll_args args = {.coll = DD_COLL_BROADCAST,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = &block,
+                         .outputs = &block};
+    dd_call_options options = {.timeout_ns = dd_deadline_left_ns(wait->deadline_ns)};
+    return dd_group_collective_and_wait(group, &args, &options, wait, err);
+}
+
+static dd_status
+make_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = xccl_take_turn(wait, err);
+    return status == DD_OK ? xccl_do(self, XCCL_GET_ID, group, wait, err) : status;
+}
+
+/* The others learn why rank 0 has none. */
+static dd_status
+agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    xccl_card card = {0};
+    dd_error own;
+    dd_status own_status = self->rank == 0 ? make_id(self, group, wait, &own) : DD_OK;
+    if (own_status != DD_OK) {
+        (void)snprintf(card.problem, sizeof card.problem, "%.*s", (int)sizeof card.problem - 1, own.message);
+    } else {
+        card.id = self->id;
+    }
+    dd_status status = share(group, &card, wait, err);
+    if (own_status != DD_OK) {
+        return dd_error_copy(err, &own);
+    }
+    if (status == DD_OK && card.problem[0] != '\0') {
+        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof card.problem,
+                            card.problem);
+    }
+    self->id = card.id;
+    return status;
+}
+
+/* Whether all ranks say so. */
+static dd_status
+vote(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
+{
+    uint8_t word = mine ? 1 : 0;
+    dd_block block = {.data = &word, .nbytes = sizeof word};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_MIN},
+                         .inputs = &block,
+                         .outputs = &block};
+    dd_call_options options = {.timeout_ns = dd_deadline_left_ns(wait->deadline_ns)};
+    dd_status status = dd_group_collective_and_wait(group, &args, &options, wait, err);
+    *all = word != 0;
+    return status;
+}
+
+/* All ranks have it afterwards. Who has it while another has not gives it back: in another group, that one may be waiting for this
+ * process. */
+static dd_status
+take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    bool is_ours = false;
+    dd_status status = DD_OK;
+    while (status == DD_OK && !is_ours) {
+        bool is_mine = xccl_try_turn();
+        status = vote(group, is_mine, &is_ours, wait, err);
+        if (is_mine && (status != DD_OK || !is_ours)) {
+            xccl_end_turn();
+        }
+        if (status == DD_OK && !is_ours) {
+            status = xccl_await_turn(wait, err);
+        }
+    }
+    return status;
+}
+
+static dd_status
+connect_ranks(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = agree_on_id(self, group, wait, err);
+    if (status == DD_OK) {
+        status = take_turn_together(group, wait, err);
+    }
+    return status == DD_OK ? xccl_do(self, XCCL_JOIN, group, wait, err) : status;
+}
+
+dd_status
+xccl_make(dd_carrier_library *library, dd_group *group, dd_carrier **carrier, const dd_wait *wait,
+          dd_error *err)
+{
+    xccl_carrier *self;
+    dd_status status = xccl_create((const xccl_library *)library, group, &self, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    self->base = (dd_carrier){.ops = &OPS, .library = library};
+    status = connect_ranks(self, group, wait, err);
+    if (status != DD_OK) {
+        close_carrier(&self->base, false);
+        return status;
+    }
+    *carrier = &self->base;
+    return DD_OK;
+}

@@ -1,0 +1,69 @@
+/* Loading oneCCL. */
+#include "core/mem.h"
+#include "xccl/xccl_internal.h"
+
+#include <stdio.h>
+
+#define SYMBOL(name, returns, parameters) {#name, offsetof(xccl_api, name), false},
+
+static const dd_dylib_symbol SYMBOLS[] = {DD_XCCL_FUNCTIONS(SYMBOL)};
+
+/* This has it take a plug-in, too. */
+static dd_status
+read_version(xccl_library *library, dd_error *err)
+{
+    int version = 0;
+    xccl_result result = library->api.onecclGetVersion(&version);
+    if (result != XCCL_SUCCESS) {
+        char text[512];
+        xccl_describe(&library->api, result, text, sizeof text);
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s finds no plug-in: %s", library->dylib.path, text);
+    }
+    (void)snprintf(library->version, sizeof library->version, "%d.%d.%d", version / 10000,
+                   version / 100 % 100, version % 100);
+    return DD_OK;
+}
+
+static dd_status
+load(const dd_xccl_search *where, xccl_library *library, dd_error *err)
+{
+    static const char *const SONAMES[] = {"libccl.so.2"};
+    dd_dylib_search search = {
+        .what = "oneCCL",
+        .explicit_path = where->explicit_path,
+        .sonames = SONAMES,
+        .nsonames = 1,
+        .probe = "onecclGetVersion",
+        .candidates = where->candidates,
+        .ncandidates = where->ncandidates,
+    };
+    dd_status status = dd_dylib_open(&search, &library->dylib, err);
+    if (status == DD_OK) {
+        status = dd_dylib_resolve(&library->dylib, SYMBOLS, sizeof SYMBOLS / sizeof SYMBOLS[0], &library->api,
+                                  err);
+    }
+    return status == DD_OK ? read_version(library, err) : status;
+}
+
+dd_status
+dd_xccl_open(const dd_xccl_search *search, dd_carrier_library **opened, dd_error *err)
+{
+    xccl_library *library = dd_mem_zalloc(sizeof *library);
+    if (library == NULL) {
+        return dd_error_no_memory(err, sizeof *library);
+    }
+    dd_status status = load(search, library, err);
+    if (status != DD_OK) {
+        if (status == DD_NOT_SUPPORTED) {
+            dd_error_prepend(err, "oneCCL is needed (pip install --no-deps oneccl, and then pip install "
+                                  "--no-deps oneccl-cpu impi-rt)");
+        }
+        dd_dylib_fini(&library->dylib);
+        dd_mem_free(library);
+        return status;
+    }
+    library->base = (dd_carrier_library){
+        .name = "xccl", .version = library->version, .path = library->dylib.path, .make = xccl_make};
+    *opened = &library->base;
+    return DD_OK;
+}

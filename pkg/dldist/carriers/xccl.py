@@ -1,0 +1,47 @@
+"""oneCCL as a carrier, by its C interface: where it is found, and what it has to find in the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dldist import _core
+from dldist.base import settings
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+WHAT_TO_INSTALL = (
+    "Install oneCCL, in this order: pip install --no-deps oneccl; pip install --no-deps oneccl-cpu impi-rt. Or set "
+    "DLDIST_XCCL_LIBRARY to the file"
+)
+_LIBFABRIC = "libfabric.so.1"
+
+
+def load() -> Any:
+    explicit = settings.value("xccl_library") or None
+    found = [explicit] if explicit is not None else candidates()
+    if found:
+        _prepare(os.path.dirname(found[0]))
+    return _core._carrier_open("xccl", candidates(), explicit)
+
+
+def candidates() -> list[str]:
+    """oneCCL of a wheel."""
+    folders = (os.path.join(prefix, "lib") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)))
+    paths = (os.path.join(folder, "libccl.so.2") for folder in folders)
+    return [path for path in paths if os.path.exists(path)]
+
+
+def _prepare(folder: str) -> None:
+    """Set what oneCCL and libfabric read when they begin, unless somebody has: for host arrays, with the libraries in one folder."""
+    variables = {
+        "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
+        "CCL_YIELD": "sched_yield",  # its own choice keeps ranks that share cores from working
+        "CCL_LOG_LEVEL": "error",
+    }
+    if os.path.exists(os.path.join(folder, _LIBFABRIC)):
+        variables |= {"FI_PROVIDER_PATH": folder, "CCL_ATL_SHM": "1"}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

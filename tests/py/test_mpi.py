@@ -1,0 +1,163 @@
+"""MPI as it comes: which library, whose mpirun, begun by whom; and what is said when these do not fit."""
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import carrier_workers
+import dldist
+import mpirun
+import pytest
+from procs import under_load
+
+LIBRARIES = mpirun.find()
+pytestmark = pytest.mark.skipif(not LIBRARIES, reason="no MPI is installed: apt-get install openmpi-bin mpich")
+ALONE = "import dldist; dldist.init_process_group('mpi'); print(dldist.get_rank(), dldist.get_world_size())"
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda library: library.name)
+def library(request):
+    return request.param
+
+
+def run(code, env=None, prefix=(), timeout=60):
+    return subprocess.run([*prefix, sys.executable, "-c", code], env={**os.environ, **(env or {})}, capture_output=True,
+                          text=True, timeout=timeout, check=False)
+
+
+def test_without_an_mpirun_it_is_a_world_of_one(library):
+    done = run(ALONE, library.variables())
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+def test_ends_with_the_process(library):
+    """MPI is ended, else mpirun complains; whether the group is destroyed or not."""
+    code = "import dldist; w = dldist.World(carrier='mpi'); w.barrier(); print(f'{w.rank} {w.size};')"
+    done = run(code, library.variables(), library.command(2))
+    assert done.returncode == 0 and sorted(done.stdout.replace("\n", "").split(";")) == ["", "0 2", "1 2"], done.stderr
+
+
+def test_a_library_that_is_not_there():
+    done = run(ALONE, {"DLDIST_MPI_LIBRARY": "/nowhere/libmpi.so"})
+    assert done.returncode != 0
+    assert "RuntimeError: Distributed package doesn't have MPI built in: cannot load MPI: /nowhere/libmpi.so: " in done.stderr
+    assert "Install Open MPI or MPICH" in done.stderr and "DLDIST_MPI_LIBRARY" in done.stderr
+
+
+def test_a_library_that_is_none():
+    done = run("from dldist import carriers; print(carriers.why_not('mpi'))", {"DLDIST_MPI_LIBRARY": ctypes.util.find_library("m")})
+    assert "lacks" in done.stdout and "MPI_Init_thread" in done.stdout and "MPI_Iallreduce" in done.stdout, (done.stdout, done.stderr)
+
+
+def test_the_mpirun_of_another_library():
+    commands = {library.name: library for library in LIBRARIES}
+    if not {"openmpi", "mpich"} <= set(commands):
+        pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
+    for name, file, words in (("mpich", "libmpi.so.40", "the mpirun of MPICH or Intel MPI has started this process, but the library is Open MPI"),
+                              ("openmpi", "libmpich.so.12", "Open MPI's mpirun has started this process, but the library is MPICH")):
+        done = run(ALONE, {"DLDIST_MPI_LIBRARY": file}, commands[name].command(2))
+        assert done.returncode != 0 and words in done.stderr, done.stderr
+
+
+def test_the_library_follows_the_mpirun():
+    for library in LIBRARIES:
+        if library.library:
+            continue
+        done = run("from dldist import carriers; print(carriers.info('mpi')['version'])", None, library.command(1))
+        assert done.stdout.startswith("Open MPI" if library.name == "openmpi" else "MPICH"), (done.stdout, done.stderr)
+
+
+def test_processes_that_something_else_has_started(library):
+    done = run(ALONE, {**library.variables(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    assert done.returncode != 0
+    assert "2 processes were started (env), but to MPI" in done.stderr and "start them with the mpirun of that MPI" in done.stderr
+
+
+def test_ranks_that_are_not_of_one_world(library, procs):
+    """Each is a process that MPI has not started."""
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env=library.chosen()) for rank in range(2)]
+    for child in ranks:
+        text = child.result(60)
+        assert "ranks 0 and 1 are both process 0 of MPI's world" in text, text
+
+
+BEGUN = """
+import ctypes, dldist
+from dldist import carriers
+path = carriers.info("mpi")["path"]
+mpi = ctypes.CDLL(path)
+{what}
+try:
+    dldist.World(carrier="mpi")
+except Exception as error:
+    print(type(error).__name__, error)
+else:
+    print("made")
+"""
+
+
+def test_a_program_that_has_begun_mpi(library):
+    done = run(BEGUN.format(what="mpi.MPI_Init(None, None)"), library.variables())
+    assert "NotImplementedError" in done.stdout and "MPI_THREAD_MULTIPLE" in done.stdout, (done.stdout, done.stderr)
+    ended = run(BEGUN.format(what="mpi.MPI_Init(None, None); mpi.MPI_Finalize()"), library.variables())
+    assert "MPI has been ended in this process" in ended.stdout, (ended.stdout, ended.stderr)
+    level = 4096 if "libmpi_abi" in library.library else 3
+    threads = f"mpi.MPI_Init_thread(None, None, {level}, ctypes.byref(ctypes.c_int()))"
+    with_threads = run(BEGUN.format(what=threads), library.variables())
+    assert "made" in with_threads.stdout, (with_threads.stdout, with_threads.stderr)
+
+
+def test_rank_and_size_are_mpis(library):
+    wrong = "import dldist; dldist.World(rank=1, world_size=2, carrier='mpi')"
+    done = run(wrong, library.variables())
+    assert "rank 1 of 2 was asked for, but MPI says that this process is rank 0 of 1" in done.stderr, done.stderr
+    ignored = "import dldist; dldist.init_process_group('mpi', rank=1, world_size=2); print(dldist.get_rank())"
+    done = run(ignored, library.variables())
+    assert done.stdout == "0\n" and "are ignored since they are assigned by the MPI runtime" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no Open MPI is installed: apt-get install openmpi-bin")
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
+def test_a_process_is_killed(procs, what):
+    """Where mpirun lets the others live, they raise within two seconds, and name it."""
+    library = mpirun.Mpi("openmpi", shutil.which("mpirun.openmpi"), options=(*mpirun.OPEN_MPI_OPTIONS, "--enable-recovery"))
+    run_ = mpirun.Run(library, 3, carrier_workers.victim, lambda rank: ("mpi", 0, rank, 3, what))
+    procs.children.append(run_)
+    pids = [child.recv(60)[1] for child in run_.children]
+    os.kill(pids[2], 9)
+    killed_at = time.monotonic()
+    for results in [child.recv(10) for child in run_.children[:2]]:
+        for error in results:
+            assert "DistPeerLostError" in error["kinds"] and (error["rank"], error["pid"]) == (2, pids[2]), error
+        assert results[0]["at"] - killed_at < under_load(2)
+
+
+def test_what_create_makes(library):
+    code = (
+        "from dldist.c10d.carried import ProcessGroupMPI\n"
+        "import array, dldist\n"
+        "pg = ProcessGroupMPI.create([])\n"
+        "x = array.array('f', [pg.rank() + 1.0])\n"
+        "pg.allreduce([x]).wait()\n"
+        "part = ProcessGroupMPI.create([1])\n"
+        "print(pg.name(), pg.rank(), pg.size(), x[0], None if part is None else part.size(), end=';')\n"
+        "pg.shutdown()\n"
+    )
+    done = run(code, library.variables(), library.command(2))
+    assert sorted(done.stdout.split(";")) == ["", "mpi 0 2 3.0 None", "mpi 1 2 3.0 1"], (done.stdout, done.stderr)
+
+
+def test_flight_recorder_names_the_library(library):
+    code = (
+        "import dldist, pickle\n"
+        "dldist.init_process_group('mpi'); dldist.barrier()\n"
+        "dump = pickle.loads(dldist._dump_fr_trace())\n"
+        "print({entry['profiling_name'] for entry in dump['entries']})\n"
+        "dldist.destroy_process_group()\n"
+    )
+    done = run(code, library.variables(), library.command(2))
+    assert done.stdout.count("mpi:barrier") == 2, (done.stdout, done.stderr)
