@@ -65,3 +65,13 @@ GLIBC=2.28
 wheel_compiler() {
     echo "$1/bin/python -m ziglang cc -target $2-linux-gnu.$GLIBC -fno-sanitize=undefined"
 }
+
+# wheel_venv FOLDER PIP-ARGUMENTS...: an environment for the libraries of wheels, unless it is there.
+wheel_venv() {
+    local folder=$1
+    shift
+    if [[ ! -x $folder/bin/python ]]; then
+        "$(find_python)" -m venv "$folder"
+        patiently "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    fi
+}

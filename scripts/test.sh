@@ -4,7 +4,7 @@
 #   bash scripts/test.sh [pytest arguments]
 #
 #   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
-#   DLDIST_TEST_ALL=1      installs PyTorch, JAX, mypy and basedpyright too, for the tests that need them
+#   DLDIST_TEST_ALL=1      installs PyTorch, JAX, UCC, the wheel of MPICH, mypy and basedpyright too, for the tests that need them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -16,13 +16,16 @@ fresh_venv "$venv"
 echo "== installing into $venv; the C code is compiled, which takes up to a few minutes"
 patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
 if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
-    echo "== installing PyTorch, JAX, mypy and basedpyright"
-    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright
+    echo "== installing PyTorch, JAX, UCC, MPICH, mypy and basedpyright"
+    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright \
+        nvidia-libcal-cu12 libucx-cu12
+    wheel_venv "$venv-mpich" mpich
+    export DLDIST_TEST_MPI=$PWD/$venv-mpich
     "$venv/bin/python" -m dldist.torch --build
 fi
 
 echo "== testing: thousands of tests, most of them with processes of their own; about ten minutes on two cores"
 if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
-    echo "   those that need PyTorch, JAX or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
+    echo "   those that need PyTorch, JAX, UCC or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
 "$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal tests/py "$@"

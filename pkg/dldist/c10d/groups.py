@@ -84,8 +84,8 @@ def init_process_group(
     nobody has launched is a world of one.
 
     Args:
-        backend: "gloo" for the CPU, which need not be said; "nccl" for GPUs, "fake", the name of a registered backend, or one
-            for each device: "cpu:gloo,cuda:nccl".
+        backend: "gloo" for the CPU, which need not be said; "nccl" for GPUs; "mpi", "ucc" or "xccl", for a library that moves the data
+            (docs/carriers.md); "fake", the name of a registered backend, or one for each device: "cpu:gloo,cuda:nccl".
         init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
         timeout: Seconds or a timedelta, for meeting and for all operations: 30 minutes unless given (NCCL: 10 minutes).
         world_size: How many ranks there are, where nothing else says so.

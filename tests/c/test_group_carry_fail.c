@@ -1,0 +1,768 @@
+/* What goes wrong in groups with a carrier. */
+#include "carry_team.h"
+#include "check.h"
+#include "core/mem.h"
+#include "store/file_store.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- ranks that disagree */
+
+typedef struct two_calls {
+    dd_coll colls[2]; /* of rank 0, of the others */
+    dd_dtype dtypes[2];
+    dd_redop ops[2];
+    int roots[2];
+    size_t nbytes[2];
+} two_calls;
+
+static const two_calls pairs[] = {
+    {{DD_COLL_ALL_REDUCE, DD_COLL_BARRIER}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {0, 0}, {48, 48}},
+    {{DD_COLL_BROADCAST, DD_COLL_ALL_TO_ALL}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {0, 0}, {48, 48}},
+    {{DD_COLL_ALL_REDUCE, DD_COLL_ALL_REDUCE}, {DD_DTYPE_INT32, DD_DTYPE_UINT32}, {0, 0}, {0, 0}, {48, 48}},
+    {{DD_COLL_REDUCE_SCATTER, DD_COLL_REDUCE_SCATTER},
+     {DD_DTYPE_INT32, DD_DTYPE_INT32},
+     {DD_REDOP_SUM, DD_REDOP_MAX},
+     {0, 0},
+     {48, 48}},
+    {{DD_COLL_BROADCAST, DD_COLL_BROADCAST}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {0, 1}, {48, 48}},
+    {{DD_COLL_GATHER, DD_COLL_GATHER}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {1, 0}, {48, 48}},
+    {{DD_COLL_ALL_REDUCE, DD_COLL_ALL_REDUCE}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {0, 0}, {48, 52}},
+    {{DD_COLL_ALL_GATHER, DD_COLL_ALL_GATHER}, {DD_DTYPE_INT32, DD_DTYPE_INT32}, {0, 0}, {0, 0}, {48, 44}},
+    {{DD_COLL_REDUCE_SCATTER, DD_COLL_REDUCE_SCATTER},
+     {DD_DTYPE_INT32, DD_DTYPE_INT32},
+     {0, 0},
+     {0, 0},
+     {4, 0}},
+};
+
+static void
+disagree(team_rank *self)
+{
+    const two_calls *pair = self->arg;
+    int side = self->rank == 0 ? 0 : 1;
+    uint8_t memory[2][3][64] = {{{0}}};
+    dd_block inputs[3];
+    dd_block outputs[3];
+    for (int i = 0; i < 3; i++) {
+        inputs[i] = (dd_block){memory[0][i], pair->nbytes[side]};
+        outputs[i] = (dd_block){memory[1][i], pair->nbytes[side]};
+    }
+    dd_coll_args args = {.coll = pair->colls[side],
+                         .root = pair->roots[side],
+                         .reduction = {.dtype = pair->dtypes[side], .op = pair->ops[side]},
+                         .inputs = inputs,
+                         .outputs = outputs};
+    REQUIRE(carry_team_begin(self));
+    if (!CHECK_STATUS(team_call(self, &args), DD_MISMATCH)) {
+        fprintf(stderr, "    rank %d of %d: %s and %s\n", self->rank, self->size,
+                dd_coll_name(pair->colls[0]), dd_coll_name(pair->colls[1]));
+    }
+    CHECK_CONTAINS(check_message(), "on group \"team\"");
+    CHECK_CONTAINS(check_message(), "rank 0 (");
+    CHECK_STATUS(team_barrier(self->group), DD_MISMATCH);
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
+    CHECK_INT(dd_group_count_carried(self->group), 0);
+    team_rendezvous(self, "all have heard");
+}
+
+TEST(ranks_that_disagree_do_so_before_the_library_knows)
+{
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        for (int size = 2; size <= 3; size++) {
+            two_calls pair = pairs[i];
+            fake_library_init(&carry_library);
+            carry_team_run(size, disagree, &pair);
+            CHECK_INT(CARRY_TOTAL(nstarts), 0);
+            CHECK_INT(CARRY_TOTAL(nill), size);
+        }
+    }
+}
+
+/* The library has what one rank calls, and has not what the other does. */
+TEST(ranks_that_disagree_on_what_the_library_has)
+{
+    static const dd_coll refused[] = {DD_COLL_ALL_REDUCE, DD_COLL_BARRIER, DD_COLL_ALL_TO_ALL};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        two_calls pair = {.colls = {refused[i], DD_COLL_ALL_GATHER},
+                          .dtypes = {DD_DTYPE_INT32, DD_DTYPE_INT32},
+                          .nbytes = {16, 16}};
+        fake_library_init(&carry_library);
+        atomic_store(&carry_library.script.refused, 1u << refused[i]);
+        carry_team_run(2, disagree, &pair);
+        CHECK_INT(CARRY_TOTAL(nstarts), 0);
+    }
+}
+
+/* Rank 0 is through with what the library has not before rank 1 comes, which calls something that the library has. */
+static void
+disagree_afterwards(team_rank *self)
+{
+    carry_sum sums[2];
+    dd_work *works[2] = {NULL};
+    int first = self->rank == 0 ? 0 : 1;
+    REQUIRE(carry_team_begin(self));
+    dd_group_set_timeout_ns(self->group, 20 * DD_NS_PER_S * check_slow());
+    int64_t start_ns = dd_clock_now_ns();
+    carry_sum_init(&sums[0], 1);
+    carry_sum_init(&sums[1], 1);
+    sums[0].args.coll = DD_COLL_BROADCAST;
+    if (self->rank == 1) {
+        team_rendezvous(self, "through");
+    }
+    for (int i = first; i < 2; i++) {
+        REQUIRE_OK(dd_group_collective(self->group, &sums[i].args, &team_no_options, &works[i], check_err()));
+    }
+    dd_engine_kick(dd_group_engine(self->group));
+    if (self->rank == 0) {
+        (void)team_wait(self->group, works[0]); /* well, if it was over before the other came */
+        team_rendezvous(self, "through");
+    }
+    CHECK_STATUS(team_wait(self->group, works[1]), DD_MISMATCH);
+    CHECK(carry_seconds_since(start_ns) < 2.0 * check_slow());
+    team_rendezvous(self, "failed");
+}
+
+/* Rank 1 cannot know any more; rank 0 gets curious about who does not come, and still knows what it has called itself. */
+TEST(ranks_that_disagree_on_what_one_is_through_with)
+{
+    fake_library_init(&carry_library);
+    atomic_store(&carry_library.script.refused, 1u << DD_COLL_BROADCAST);
+    carry_team_run(2, disagree_afterwards, NULL);
+}
+
+/* ---- ranks that are late */
+
+/* It has not heard yet that the others have given up. */
+static void
+come_after_the_end(team_rank *self)
+{
+    dd_work *work = NULL;
+    carry_sum sum;
+    carry_sum_init(&sum, 1);
+    REQUIRE(carry_team_begin(self));
+    if (self->rank == 1) {
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "locked");
+        team_rendezvous(self, "given up");
+        dd_engine_unlock(self->engine);
+        if (dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()) == DD_OK) {
+            CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
+        }
+    } else {
+        dd_group_set_timeout_ns(self->group, 30 * DD_NS_PER_MS);
+        team_rendezvous(self, "locked");
+        CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
+        team_rendezvous(self, "given up");
+    }
+    team_rendezvous(self, "end");
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
+}
+
+TEST(a_rank_that_comes_when_the_others_have_given_up)
+{
+    for (int i = 0; i < 10; i++) {
+        fake_library_init(&carry_library);
+        carry_team_run(2, come_after_the_end, NULL);
+    }
+}
+
+static void
+be_late(team_rank *self)
+{
+    REQUIRE(carry_team_begin(self));
+    CHECK(team_check_sum(self->group));
+    team_rendezvous(self, "begin");
+    dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
+    if (self->rank != 1) {
+        dd_error *err = check_err();
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_STATUS(carry_sum_call(self, err), DD_OP_TIMED_OUT);
+        CHECK(carry_seconds_since(start_ns) < 1.0 * check_slow());
+        CHECK_CONTAINS(check_message(), "all_reduce #");
+        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+        CHECK(!err->keeps_memory);
+        dd_error error;
+        CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
+        CHECK_INT(error.culprit.rank, 1);
+    }
+    team_rendezvous(self, "late");
+    if (self->rank == 1) {
+        CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), " waiting for this rank, which ");
+    }
+    team_rendezvous(self, "end");
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 1);
+    CHECK_INT(carry_library.counts[self->rank].nleaves, 0);
+}
+
+TEST(late_ranks_are_named_and_the_library_knows_nothing)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        carry_team_run(size, be_late, NULL);
+        CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+/* ---- ranks that share no memory: their calls are in the library before they can be compared */
+
+static void
+run_apart(int size, void (*body)(team_rank *self), void *arg)
+{
+    team_options options = {.size = size, .is_shm_disabled = true};
+    fake_library_init(&carry_library);
+    atomic_store(&carry_library.script.is_stuck, true);
+    team_run(&options, body, arg);
+    fake_library_fini(&carry_library);
+}
+
+static void
+disagree_apart(team_rank *self)
+{
+    carry_sum sum;
+    carry_sum_init(&sum, 1);
+    sum.args.reduction.op = self->rank == 0 ? DD_REDOP_MAX : DD_REDOP_SUM;
+    REQUIRE(carry_team_begin(self));
+    dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    CHECK_STATUS(dd_group_collective_and_wait(self->group, &sum.args, &team_no_options, &wait, check_err()),
+                 DD_MISMATCH);
+    CHECK_CONTAINS(check_message(), "MAX");
+    CHECK_CONTAINS(check_message(), "SUM");
+    CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
+    team_rendezvous(self, "failed");
+}
+
+TEST(ranks_that_disagree_without_shared_memory)
+{
+    run_apart(2, disagree_apart, NULL);
+    CHECK_INT(CARRY_TOTAL(nill), 2);
+    run_apart(3, disagree_apart, NULL);
+    CHECK_INT(CARRY_TOTAL(nill), 3);
+}
+
+static void
+miss_one_apart(team_rank *self)
+{
+    bool is_gone = *(bool *)self->arg;
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    REQUIRE(carry_team_begin(self));
+    if (self->rank == 0) {
+        if (is_gone) {
+            CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+        }
+        team_rendezvous(self, "begin");
+    } else {
+        team_rendezvous(self, "begin");
+        dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
+        CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "rank 0 has not arrived");
+        CHECK_CONTAINS(check_message(), is_gone ? "has left the group" : "is done with #1 broadcast(");
+        CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
+    }
+    team_rendezvous(self, "end");
+    if (self->rank == 0 && !is_gone) {
+        CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
+    }
+}
+
+TEST(ranks_that_are_missed_without_shared_memory)
+{
+    for (int variant = 0; variant < 4; variant++) {
+        int size = 2 + variant / 2;
+        bool is_gone = variant % 2 == 1;
+        run_apart(size, miss_one_apart, &is_gone);
+        CHECK_INT(CARRY_TOTAL(nwell), is_gone);
+        CHECK_INT(CARRY_TOTAL(nill), size - is_gone);
+    }
+}
+
+/* ---- a library that fails */
+
+static void
+call_what_fails(team_rank *self)
+{
+    const char *text = self->arg;
+    REQUIRE(carry_team_begin(self));
+    dd_error *err = check_err();
+    CHECK_STATUS(carry_sum_call(self, err), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), text);
+    CHECK_CONTAINS(check_message(), "all_reduce #");
+    CHECK(!err->keeps_memory);
+    CHECK_STATUS(team_barrier(self->group), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), text);
+    team_rendezvous(self, "failed");
+}
+
+TEST(a_start_that_fails_on_one_rank)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        carry_library.script.failing_starts = 1u << (size - 1);
+        carry_team_run(size, call_what_fails, "the library does not feel like it");
+        CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+TEST(a_look_that_fails_on_one_rank)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        carry_library.script.failing_looks = 1;
+        atomic_store(&carry_library.script.is_stuck, true);
+        carry_team_run(size, call_what_fails, "the library has lost its thread");
+        CHECK_INT(carry_library.counts[0].nleaves, 0); /* it has ended by itself there */
+        CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+/* ---- no memory for what the library is to work in */
+
+/* What fails is the next allocation of the process, so that the other rank has to keep quiet. */
+static void
+keep_quiet(atomic_int *turn)
+{
+    atomic_store(turn, 1);
+    while (atomic_load(turn) == 1) {
+        carry_doze(DD_NS_PER_MS);
+    }
+}
+
+static void
+run_short_of_memory(team_rank *self)
+{
+    atomic_int *turn = self->arg;
+    uint16_t values[100] = {0};
+    dd_block block = {values, sizeof values};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_BFLOAT16, .op = DD_REDOP_SUM},
+                         .inputs = &block,
+                         .outputs = &block};
+    REQUIRE(carry_team_begin(self));
+    CHECK_OK(team_barrier(self->group));
+    if (self->rank == 0) {
+        dd_error *err = check_err();
+        dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
+        while (atomic_load(turn) == 0) {
+            carry_doze(DD_NS_PER_MS);
+        }
+        (void)dd_mem_fail_after(0);
+        dd_status status = dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, err);
+        (void)dd_mem_fail_after(-1);
+        atomic_store(turn, 2);
+        CHECK_STATUS(status, DD_OUT_OF_MEMORY);
+        CHECK(!err->keeps_memory);
+    } else {
+        keep_quiet(turn);
+    }
+    team_rendezvous(self, "no memory");
+    CHECK_STATUS(team_call(self, &args), DD_OUT_OF_MEMORY);
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 1);
+    team_rendezvous(self, "failed");
+}
+
+TEST(no_memory_for_the_library_to_work_in)
+{
+    atomic_int turn = 0;
+    fake_library_init(&carry_library);
+    carry_team_run(2, run_short_of_memory, &turn);
+    CHECK_INT(CARRY_TOTAL(nill), 2);
+}
+
+/* ---- a library that never ends */
+
+/* An average of bfloat16, for which the library works in memory of ours, not of the caller. */
+static uint16_t numbers[FAKE_MAX_RANKS][2][100];
+
+static void
+wait_for_ever(team_rank *self)
+{
+    bool is_packed = *(bool *)self->arg;
+    bool holds_on = atomic_load(&carry_library.script.holds_on);
+    bool ends = atomic_load(&carry_library.script.ends_when_left);
+    dd_block input = {numbers[self->rank][0], sizeof numbers[0][0]};
+    dd_block output = {numbers[self->rank][1], sizeof numbers[0][1]};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = is_packed ? DD_DTYPE_BFLOAT16 : DD_DTYPE_UINT16,
+                                       .op = is_packed ? DD_REDOP_AVG : DD_REDOP_SUM},
+                         .inputs = &input,
+                         .outputs = &output};
+    REQUIRE(carry_team_begin(self));
+    dd_group_set_timeout_ns(self->group, self->rank == 0 ? 60 * DD_NS_PER_MS : 20 * DD_NS_PER_S);
+    dd_error *err = check_err();
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S);
+    int64_t start_ns = dd_clock_now_ns();
+    dd_work *work = NULL;
+    if (self->rank == 1) { /* a work knows of the memory, too */
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+        err = check_err();
+        CHECK_STATUS(dd_group_wait(self->group, work, &wait, err), DD_OP_TIMED_OUT);
+        dd_work_release(work);
+    } else {
+        CHECK_STATUS(dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, err),
+                     DD_OP_TIMED_OUT);
+    }
+    CHECK(carry_seconds_since(start_ns) < 2.0 * check_slow());
+    CHECK_CONTAINS(check_message(), "all ranks have arrived, and the data have not");
+    CHECK_INT(err->keeps_memory, holds_on && !ends);
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 1);
+    CHECK_INT(carry_library.counts[self->rank].nleaves, !ends);
+    CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "the group has failed before");
+    CHECK(!err->keeps_memory); /* which has never been given away */
+    if (holds_on && !ends) {
+        fake_library_touch_held(&carry_library, self->rank);
+    }
+    team_rendezvous(self, "all have given up");
+}
+
+static void
+run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
+{
+    fake_library_init(&carry_library);
+    atomic_store(&carry_library.script.is_stuck, true);
+    atomic_store(&carry_library.script.holds_on, holds_on);
+    atomic_store(&carry_library.script.ends_when_left, ends);
+    carry_team_run(size, wait_for_ever, &is_packed);
+    CHECK_INT(CARRY_TOTAL(nill), size);
+    if (holds_on && !ends) {
+        fake_library_touch_held(&carry_library, 0); /* the group is gone */
+    }
+}
+
+TEST(a_library_that_never_ends_and_lets_go)
+{
+    run_for_ever(2, false, false, false);
+    run_for_ever(3, false, false, true);
+}
+
+TEST(a_library_that_never_ends_and_holds_on)
+{
+    run_for_ever(2, true, false, false);
+}
+
+/* Its memory is lost, but for what the library still knows of. */
+TEST(a_library_that_holds_on_to_memory_of_ours)
+{
+    run_for_ever(2, true, false, true);
+}
+
+TEST(a_library_that_ends_within_a_moment)
+{
+    run_for_ever(2, true, true, false);
+    run_for_ever(3, true, true, true);
+}
+
+/* ---- abort and interrupt */
+
+static void
+be_aborted(team_rank *self)
+{
+    carry_sum sum;
+    dd_work *work = NULL;
+    carry_sum_init(&sum, 1);
+    REQUIRE(carry_team_begin(self));
+    REQUIRE_OK(dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()));
+    dd_engine_kick(dd_group_engine(self->group));
+    carry_await_start(self, 1);
+    team_rendezvous(self, "under way");
+    if (self->rank == 1) {
+        dd_group_abort(self->group, "the reactor is hot");
+    }
+    dd_error *err = check_err();
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    CHECK_STATUS(dd_group_wait(self->group, work, &wait, err), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "the reactor is hot");
+    CHECK(err->keeps_memory);
+    dd_work_release(work);
+    CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
+    team_rendezvous(self, "aborted");
+}
+
+TEST(abort_while_the_library_is_at_it)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        atomic_store(&carry_library.script.is_stuck, true);
+        atomic_store(&carry_library.script.holds_on, true);
+        carry_team_run(size, be_aborted, NULL);
+        CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+/* Both ranks are in the library. */
+static bool
+is_time_to_go(void *ctx)
+{
+    (void)ctx;
+    return CARRY_TOTAL(nstarts) + CARRY_TOTAL(nmessages) == 2;
+}
+
+static void
+be_interrupted(team_rank *self)
+{
+    bool is_message = *(bool *)self->arg;
+    static carry_sum sums[2]; /* the library holds on to it */
+    carry_sum *sum = &sums[self->rank];
+    carry_sum_init(sum, 1);
+    REQUIRE(carry_team_begin(self));
+    dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
+    wait.is_interrupted = self->rank == 0 ? is_time_to_go : NULL;
+    dd_error *err = check_err();
+    dd_status expected = self->rank == 0 ? DD_INTERRUPTED : DD_ABORTED;
+    int source;
+    dd_status status =
+        is_message ? team_recv_and_wait(self->group, sum->block, DD_ANY_RANK, 1, &team_no_options, &source,
+                                        &wait, err)
+                   : dd_group_collective_and_wait(self->group, &sum->args, &team_no_options, &wait, err);
+    CHECK_STATUS(status, expected);
+    CHECK(err->keeps_memory);
+    team_rendezvous(self, "interrupted");
+}
+
+/* The caller takes its memory back, and has to know whether it may. */
+TEST(interrupt_while_the_library_is_at_it)
+{
+    fake_library_init(&carry_library);
+    bool is_message = false;
+    atomic_store(&carry_library.script.is_stuck, true);
+    atomic_store(&carry_library.script.holds_on, true);
+    carry_team_run(2, be_interrupted, &is_message);
+}
+
+TEST(interrupt_of_a_message)
+{
+    fake_library_init(&carry_library);
+    bool is_message = true;
+    atomic_store(&carry_library.script.holds_on, true);
+    carry_team_run(2, be_interrupted, &is_message);
+}
+
+/* ---- ranks that leave */
+
+static void
+leave_while_others_wait(team_rank *self)
+{
+    REQUIRE(carry_team_begin(self));
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    if (self->rank == 0) {
+        carry_doze(20 * DD_NS_PER_MS);
+        CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    } else {
+        CHECK_STATUS(carry_sum_call(self, check_err()), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 0 (");
+        CHECK_CONTAINS(check_message(), "has left the group");
+    }
+    team_rendezvous(self, "left");
+    CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
+}
+
+TEST(a_rank_that_leaves_while_others_wait_for_it)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        carry_team_run(size, leave_while_others_wait, NULL);
+    }
+}
+
+/* It gives up what is in the library. */
+static void
+leave_in_the_middle(team_rank *self)
+{
+    carry_sum sum;
+    dd_work *work = NULL;
+    carry_sum_init(&sum, 1);
+    REQUIRE(carry_team_begin(self));
+    REQUIRE_OK(dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()));
+    dd_engine_kick(dd_group_engine(self->group));
+    carry_await_start(self, 1);
+    team_rendezvous(self, "under way");
+    if (self->rank == 0) {
+        dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+    }
+    CHECK_STATUS(team_wait(self->group, work), self->rank == 0 ? DD_CLOSED : DD_PEER_LOST);
+    CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
+    team_rendezvous(self, "left");
+}
+
+TEST(a_rank_that_leaves_in_the_middle)
+{
+    for (int size = 2; size <= 3; size++) {
+        fake_library_init(&carry_library);
+        atomic_store(&carry_library.script.is_stuck, true);
+        carry_team_run(size, leave_in_the_middle, NULL);
+        CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+/* ---- a process that dies: rank 2 of 3, each with a library that nobody else ever comes to */
+
+typedef struct carry_mortal {
+    char path[64];
+    pid_t pid;
+    bool has_called; /* what the others have called; they are in the library then */
+} carry_mortal;
+
+#define NMORTALS 3
+
+typedef struct carry_member {
+    dd_engine *engine;
+    dd_store *store;
+    dd_group *group;
+} carry_member;
+
+static bool
+open_member(const carry_mortal *shared, int rank, carry_member *member)
+{
+    dd_connect_options connect = team_connect_options(false);
+    dd_group_options options = team_group_options("mortals");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_file_store_options file = {
+        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
+    return CHECK_OK(dd_file_store_open(&member->store, &file, &wait, check_err())) &&
+           CHECK_OK(dd_engine_open(&connect, &member->engine, check_err())) &&
+           CHECK_OK(dd_group_open(member->engine, member->store, rank, NMORTALS, &options, &member->group,
+                                  &wait, check_err())) &&
+           CHECK(team_check_sum(member->group)) && CHECK_OK(carry_group(member->group, check_err()));
+}
+
+static void
+close_member(carry_member *member)
+{
+    dd_group_release(member->group);
+    dd_engine_release(member->engine);
+    dd_store_release(member->store);
+}
+
+static _Noreturn void
+live_and_die(const carry_mortal *shared)
+{
+    carry_sum sum;
+    carry_member self = {NULL};
+    dd_work *work = NULL;
+    carry_sum_init(&sum, 1);
+    if (open_member(shared, 2, &self) && shared->has_called) {
+        CHECK_OK(dd_group_collective(self.group, &sum.args, &team_no_options, &work, check_err()));
+        dd_engine_kick(self.engine);
+    }
+    pause();
+    _exit(1);
+}
+
+static void
+check_loss(const carry_member *self, dd_work *work, const carry_mortal *shared, bool keeps_memory)
+{
+    char pid[64];
+    dd_error *err = check_err();
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    CHECK_STATUS(dd_group_wait(self->group, work, &wait, err), DD_PEER_LOST);
+    snprintf(pid, sizeof pid, "pid %lld", (long long)shared->pid);
+    CHECK_CONTAINS(check_message(), pid);
+    CHECK_CONTAINS(check_message(), "lost rank 2 (");
+    if (!CHECK_INT(err->keeps_memory, keeps_memory)) {
+        fprintf(stderr, "    %s\n", work->what);
+    }
+    dd_work_release(work);
+}
+
+static void
+survive(team_rank *rank)
+{
+    const carry_mortal *shared = rank->arg;
+    static carry_sum sums[2];
+    static int letters[2];
+    carry_sum *sum = &sums[rank->rank];
+    dd_block block = {&letters[rank->rank], sizeof letters[0]};
+    dd_work *works[2] = {NULL};
+    carry_member self = {NULL};
+    carry_sum_init(sum, 1);
+    REQUIRE(open_member(shared, rank->rank, &self));
+    REQUIRE_OK(dd_group_collective(self.group, &sum->args, &team_no_options, &works[0], check_err()));
+    REQUIRE_OK(team_recv(self.group, block, 2, 1, &team_no_options, &works[1], check_err()));
+    dd_engine_kick(self.engine);
+    if (shared->has_called) {
+        carry_await_start(rank, 1);
+    }
+    team_rendezvous(rank, "called");
+    if (rank->rank == 0) {
+        carry_doze(20 * DD_NS_PER_MS);
+        kill(shared->pid, SIGKILL);
+    }
+    check_loss(&self, works[0], shared, shared->has_called);
+    check_loss(&self, works[1], shared, true);
+    CHECK_INT(carry_library.counts[rank->rank].nstarts, shared->has_called);
+    team_rendezvous(rank, "heard");
+    close_member(&self);
+}
+
+static void
+lose_a_process(bool has_called)
+{
+    carry_mortal shared = {.has_called = has_called};
+    fake_library_init(&carry_library);
+    carry_library.script.is_alone = true;
+    atomic_store(&carry_library.script.holds_on, true);
+    strcpy(shared.path, "/tmp/dldist-carry-XXXXXX");
+    int fd = mkstemp(shared.path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    shared.pid = fork();
+    if (shared.pid == 0) {
+        live_and_die(&shared);
+    }
+    team_options options = {.size = 2};
+    team_run_apart(&options, survive, &shared);
+    kill(shared.pid, SIGKILL);
+    waitpid(shared.pid, NULL, 0);
+    unlink(shared.path);
+    fake_library_fini(&carry_library);
+    CHECK_INT(CARRY_TOTAL(nill), 2);
+}
+
+TEST(killed_process_that_the_others_wait_for)
+{
+    lose_a_process(false);
+}
+
+TEST(killed_process_that_the_library_waits_for)
+{
+    lose_a_process(true);
+}
+
+/* ---- forked children: the library is the parent's */
+
+static void
+release_in_child(team_rank *self)
+{
+    REQUIRE(carry_team_begin(self));
+    CHECK(team_check_sum(self->group));
+    team_rendezvous(self, "before");
+    pid_t pid = self->rank == 0 ? fork() : -1;
+    if (pid == 0) {
+        alarm(3);
+        bool is_torn = dd_engine_is_torn(dd_group_engine(self->group));
+        CHECK_STATUS(carry_group(self->group, check_err()), DD_FORKED);
+        dd_group_release(self->group);
+        CHECK_INT(carry_library.counts[0].nill, !is_torn);
+        CHECK_INT(carry_library.counts[0].nwell, 0);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    int status = 0;
+    CHECK(self->rank != 0 ||
+          (waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(a_forked_child_leaves_the_library_alone)
+{
+    fake_library_init(&carry_library);
+    carry_team_run(2, release_in_child, NULL);
+    CHECK_INT(CARRY_TOTAL(nwell), 2);
+}
