@@ -12,9 +12,13 @@ round, so that whatever else the machine does happens to all of them. The time o
 The Markdown table has microseconds a call, as the median and the 90th and 99th percentiles of the blocks:
 
 - bare: MPI_Allreduce, which waits in the library. UCC has no such call.
-- start and test: MPI_Iallreduce and MPI_Test until it is done; of UCC, init, post and progress until it is done. dldist calls these.
-- call, plan: world.all_reduce(x) and plan() with the carrier; call over start and test is the median of the differences of a round.
+- start and test: MPI_Iallreduce and MPI_Test until it is done; of UCC, init, post and progress until it is done. dldist's
+  carriers call these.
+- call, plan: world.all_reduce(x) and plan() with the carrier.
 - own call, own plan: the same without a carrier.
+- call over bare, call over start and test, plan over start and test: medians of the differences of a round.
+
+More ranks than cores wait for one another's turns, and so does everything else: some libraries take milliseconds a call then.
 """
 
 from __future__ import annotations
@@ -267,21 +271,31 @@ def run_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:
         else:
             commands = [[*command, "--rank", str(rank)] for rank in range(options.processes)]
         started = [subprocess.Popen(each, stdin=subprocess.DEVNULL) for each in commands]
-        if any([process.wait() != 0 for process in started]):
-            raise SystemExit("a process has failed")
+        try:
+            if any([process.wait() != 0 for process in started]):
+                raise SystemExit("a process has failed")
+        finally:
+            for process in started:
+                process.terminate()  # the others wait for one that has failed
         return [json.loads(line) for line in Path(folder, "results").read_text(encoding="utf-8").splitlines()]
+
+
+OVERHEADS = (("call", "bare"), ("call", "start and test"), ("plan", "start and test"))
+
+
+def overhead_of(times: dict[str, list[float]], ours: str, theirs: str) -> str:
+    if theirs not in times:
+        return ""
+    return f"{statistics.median(a - b for a, b in zip(times[ours], times[theirs], strict=True)):.3g}"
 
 
 def cells_of(times: dict[str, list[float]]) -> list[str]:
     cells = [", ".join(f"{percentile(times[way], p):.4g}" for p in (50, 90, 99)) if way in times else "" for way in WAYS]
-    for way in ("call", "plan"):
-        overhead = statistics.median(ours - theirs for ours, theirs in zip(times[way], times["start and test"], strict=True))
-        cells.append(f"{overhead:.3g}")
-    return cells
+    return cells + [overhead_of(times, *pair) for pair in OVERHEADS]
 
 
 def print_table(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    columns = ["library", "ranks", options.dtype, *WAYS, "call over start and test", "plan over start and test"]
+    columns = ["library", "ranks", options.dtype, *WAYS, *(f"{ours} over {theirs}" for ours, theirs in OVERHEADS)]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for row in results:
         cells = [row["version"], str(options.processes), words_of(row["bytes"]), *cells_of(row["times"])]

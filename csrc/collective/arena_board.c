@@ -112,6 +112,12 @@ dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_M
     return nbytes;
 }
 
+bool
+dd_arena_has_given_up(const dd_arena *arena, int k)
+{
+    return atomic_load_explicit(&board_of(arena, k)->cause_nbytes, memory_order_acquire) != 0;
+}
+
 void
 dd_arena_post_leaving(dd_arena *arena)
 {

@@ -26,6 +26,7 @@ dd_arena_place dd_arena_read_place(const dd_arena *arena, int k);
 void dd_arena_post_cause(dd_arena *arena, dd_bytes cause);
 /* Returns how many bytes; 0: it has not given up. */
 size_t dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_MAX]);
+bool dd_arena_has_given_up(const dd_arena *arena, int k);
 /* This rank has closed the group, and takes part in nothing any more. */
 void dd_arena_post_leaving(dd_arena *arena);
 bool dd_arena_has_left(const dd_arena *arena, int k);

@@ -32,7 +32,8 @@ typedef struct dd_carried_call {
     const void *input; /* NULL: this rank has none; of a barrier, both */
     void *output;
     size_t count;
-    /* all_gather, reduce_scatter: all blocks are equally large, which all ranks know. Of the others no rank is told. */
+    /* All blocks are equally large, as all ranks know: of all_gather and reduce_scatter. False for gather, scatter and all_to_all, whose ranks
+     * know their own blocks only; true where there is nothing to differ. */
     bool is_even;
     /* The input is where the output will be: the same array (all_reduce, broadcast, reduce on the root), this rank's block of the
      * output (all_gather, gather on the root), or of the input (scatter on the root). Never of reduce_scatter and all_to_all. */
@@ -71,7 +72,8 @@ typedef struct dd_carried {
 typedef struct dd_carrier dd_carrier;
 
 typedef struct dd_carrier_ops {
-    /* Whether the library has the call. Ranks whose calls agree get the same answer. What it has not goes dldist's own way. */
+    /* Whether the library has the call, which has no memory yet. Ranks whose calls agree get the same answer. What it has not goes dldist's own
+     * way. */
     bool (*has)(const dd_carrier *carrier, const dd_carried_call *call);
     /* Starts it. There is one at a time. The call and its counts stay until its end. */
     dd_status (*start)(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err);

@@ -277,7 +277,7 @@ is_in_place(const dd_carry *carry)
 }
 
 static void
-describe(dd_carry *carry)
+tell_blocks(dd_carry *carry)
 {
     dd_carried_call *call = &carry->call;
     const carry_side *in = &carry->in;
@@ -292,7 +292,22 @@ describe(dd_carry *carry)
     bool is_own_out = !has_many_out && out->nblocks == 1;
     call->count = is_own_in ? in->counts[0] : is_own_out ? out->counts[0] : 0;
     (void)dd_coll_known_nbytes(carry->args, carry->nranks, false, &call->is_even);
-    call->is_in_place = is_in_place(carry);
+}
+
+const dd_carried_call *
+dd_carry_describe(dd_carry *carry, const dd_coll_args *args)
+{
+    bool is_root = args->root == carry->rank;
+    size_t size = dd_dtype_size(args->reduction.dtype);
+    carry->args = args;
+    carry->call = (dd_carried_call){.coll = args->coll, .root = args->root};
+    choose_plain(&carry->call, args);
+    measure(&carry->in, dd_coll_ninputs(args->coll, is_root, carry->nranks), carry->nranks, size,
+            args->inputs);
+    measure(&carry->out, dd_coll_noutputs(args->coll, is_root, carry->nranks), carry->nranks, size,
+            args->outputs);
+    tell_blocks(carry);
+    return &carry->call;
 }
 
 /* The root of a broadcast gives what it gets. */
@@ -307,25 +322,15 @@ move_broadcast(dd_carried_call *call)
 }
 
 dd_status
-dd_carry_begin(dd_carry *carry, const dd_coll_args *args, const dd_carried_call **call, dd_error *err)
+dd_carry_place(dd_carry *carry, dd_error *err)
 {
-    bool is_root = args->root == carry->rank;
-    size_t size = dd_dtype_size(args->reduction.dtype);
-    carry->args = args;
-    carry->call = (dd_carried_call){.coll = args->coll, .root = args->root};
-    choose_plain(&carry->call, args);
-    measure(&carry->in, dd_coll_ninputs(args->coll, is_root, carry->nranks), carry->nranks, size,
-            args->inputs);
-    measure(&carry->out, dd_coll_noutputs(args->coll, is_root, carry->nranks), carry->nranks, size,
-            args->outputs);
     dd_status status = carry->in.nblocks > 0 ? place_input(carry, err) : DD_OK;
     if (status == DD_OK && carry->out.nblocks > 0) {
         status = place_output(carry, err);
     }
     if (status == DD_OK) {
-        describe(carry);
+        carry->call.is_in_place = is_in_place(carry);
         move_broadcast(&carry->call);
-        *call = &carry->call;
     }
     return status;
 }

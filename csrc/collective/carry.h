@@ -10,9 +10,10 @@ typedef struct dd_carry dd_carry;
 dd_status dd_carry_create(int rank, int nranks, dd_carry **carry, dd_error *err) DD_MUST_CHECK;
 void dd_carry_destroy(dd_carry *carry); /* NULL is fine */
 
-/* What the library is to do for `args`, which stay until the end. *call is good until the next begin. */
-dd_status dd_carry_begin(dd_carry *carry, const dd_coll_args *args, const dd_carried_call **call,
-                         dd_error *err) DD_MUST_CHECK;
+/* What the library is to do for `args`, which stay until the end, but for where its memory is. Good until the next one is described. */
+const dd_carried_call *dd_carry_describe(dd_carry *carry, const dd_coll_args *args);
+/* Now it has memory: that of `args`, or of our own, with what goes in. */
+dd_status dd_carry_place(dd_carry *carry, dd_error *err) DD_MUST_CHECK;
 /* The library has done it: the results go where the caller wants them. */
 void dd_carry_end(dd_carry *carry);
 /* The library does not let go of its memory: what it was given of ours stays where it is for ever, and the next begins afresh. */

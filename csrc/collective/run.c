@@ -104,6 +104,19 @@ begin_legs(dd_run *run)
     advance(run);
 }
 
+void
+dd_run_go_own_way(dd_run *run)
+{
+    run->route = choose_route(run);
+    dd_run_set_pace(run);
+    if (run->route != DD_ROUTE_LOCAL) {
+        begin_legs(run);
+        return;
+    }
+    run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
+    dd_run_start_arena(run, &run->call.args);
+}
+
 static void
 start_one(dd_run *run)
 {
@@ -115,16 +128,9 @@ start_one(dd_run *run)
         dd_run_end(run, NULL);
         return;
     }
-    if (dd_run_start_carried(run)) {
-        return;
+    if (!dd_run_start_carried(run)) {
+        dd_run_go_own_way(run);
     }
-    run->route = choose_route(run);
-    if (run->route != DD_ROUTE_LOCAL) {
-        begin_legs(run);
-        return;
-    }
-    run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
-    dd_run_start_arena(run, &run->call.args);
 }
 
 /* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
@@ -142,9 +148,7 @@ start_waiting(dd_run *run)
     run->is_starting = false;
     if (!run->is_idle) {
         if (!run->has_task) {
-            run->has_task = true;
-            run->task.deadline_ns = dd_run_next_look_ns(run);
-            dd_engine_add_task_locked(run->env.engine, &run->task);
+            dd_run_add_task(run);
         }
         if (run->mover.has_left) {
             /* The driver may have gone to sleep while data was moved here. */

@@ -108,6 +108,10 @@ gather_ranks(dd_run *run)
             has_all = false;
         }
     }
+    /* Who has given up stays where it was on the board. The group is about to hear of it. */
+    for (int k = 0; has_all && run->env.arena != NULL && k < run->env.topology->nlocal; k++) {
+        has_all = !dd_arena_has_given_up(run->env.arena, k);
+    }
     return has_all ? CARRIED_MOVED : CARRIED_STUCK;
 }
 
@@ -119,7 +123,13 @@ hand_over(dd_run *run)
     dd_run_carried *carried = &run->carried;
     dd_error error;
     dd_carrier *carrier = carried->carrier;
-    if (carrier->ops->start(carrier, carried->call, &carried->operation, &error) != DD_OK) {
+    if (!carried->is_taken) {
+        carried->state = DD_CARRIED_NOT;
+        dd_run_go_own_way(run);
+        return CARRIED_OVER;
+    }
+    if (dd_carry_place(carried->carry, &error) != DD_OK ||
+        carrier->ops->start(carrier, carried->call, &carried->operation, &error) != DD_OK) {
         dd_run_end(run, &error);
         return CARRIED_OVER;
     }
@@ -166,22 +176,16 @@ dd_run_progress_carried(dd_run *run)
 
 /* ---- start and end */
 
+/* What the library has not goes dldist's own way, once the ranks of this host are together, too: a rank that is past a call has compared. */
 bool
 dd_run_start_carried(dd_run *run)
 {
-    dd_error error;
     dd_run_carried *carried = &run->carried;
     if (carried->carrier == NULL || run->env.topology->nranks == 1) {
         return false;
     }
-    if (dd_carry_begin(carried->carry, &run->call.args, &carried->call, &error) != DD_OK) {
-        run->route = DD_ROUTE_CARRIED;
-        dd_run_end(run, &error);
-        return true;
-    }
-    if (!carried->carrier->ops->has(carried->carrier, carried->call)) {
-        return false;
-    }
+    carried->call = dd_carry_describe(carried->carry, &run->call.args);
+    carried->is_taken = carried->carrier->ops->has(carried->carrier, carried->call);
     run->route = DD_ROUTE_CARRIED;
     carried->state = DD_CARRIED_AWAITED;
     await_others(run);
@@ -191,7 +195,7 @@ dd_run_start_carried(dd_run *run)
 int64_t
 dd_run_next_look_ns(const dd_run *run)
 {
-    return run->carried.state != DD_CARRIED_NOT ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+    return dd_run_is_carrying(run) ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
 }
 
 static bool

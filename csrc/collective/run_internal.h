@@ -80,6 +80,7 @@ typedef struct dd_run_carried {
     dd_carried_state state;
     dd_arena_ranks awaited; /* of this host */
     const dd_carried_call *call;
+    bool is_taken; /* the library has such a call */
     dd_carried operation;
     uint64_t ncalls;
     bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
@@ -125,9 +126,15 @@ void dd_run_fail(dd_run *run, const dd_error *error);
 /* Ends it at once and tells, when no leg is under way; another one may be afterwards. `error` NULL for success. */
 void dd_run_end(dd_run *run, const dd_error *error);
 
+/* The way that it goes without a carrier. It may end at once. */
+void dd_run_go_own_way(dd_run *run);
+
 /* ---- run_move.c: work that is done piece by piece */
 
 void dd_run_init_moves(dd_run *run);
+/* Somebody looks after the collective from now on. */
+void dd_run_add_task(dd_run *run);
+void dd_run_set_pace(dd_run *run);
 /* Starts an operation of the arena, which ends the leg of the arena's lane. */
 void dd_run_start_arena(dd_run *run, const dd_coll_args *args);
 /* Does the collective of a group of one rank, if it is small; false: it is not. */
@@ -140,6 +147,11 @@ void dd_run_forget_moves(dd_run *run);
 /* False: no carrier takes it. */
 bool dd_run_start_carried(dd_run *run);
 bool dd_run_progress_carried(dd_run *run);
+static inline bool
+dd_run_is_carrying(const dd_run *run)
+{
+    return run->carried.state != DD_CARRIED_NOT;
+}
 /* When to look for what nobody tells of; DD_NEVER_NS: nothing is carried. */
 int64_t dd_run_next_look_ns(const dd_run *run);
 /* The collective ends before its time. What the library has of it is given a moment. */

@@ -207,7 +207,7 @@ dd_run_catch_up_locked(dd_run *run)
 bool
 dd_run_looks_help_locked(const dd_run *run)
 {
-    return run->is_arena_busy || run->carried.state != DD_CARRIED_NOT;
+    return run->is_arena_busy || dd_run_is_carrying(run);
 }
 
 /* ---- between pieces */
@@ -248,7 +248,7 @@ progress_task(dd_task *task)
 {
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
     bool has_moved = dd_run_progress_locked(run);
-    if (!has_moved) {
+    if (!has_moved && !dd_run_is_carrying(run)) {
         task->is_crowded = run->env.is_crowded || dd_run_must_make_way_locked(run);
     }
     return has_moved;
@@ -284,5 +284,21 @@ dd_run_init_moves(dd_run *run)
     run->task.fall_asleep = fall_asleep;
     run->task.deadline_ns = DD_NEVER_NS;
     run->task.on_deadline = on_deadline;
-    run->task.is_crowded = run->task.is_outnumbered = run->env.is_crowded;
+}
+
+/* A library wakes nobody, and may have threads that need the core. */
+void
+dd_run_set_pace(dd_run *run)
+{
+    bool is_carrying = dd_run_is_carrying(run);
+    run->task.deadline_ns = dd_run_next_look_ns(run);
+    run->task.is_crowded = run->task.is_outnumbered = run->env.is_crowded || is_carrying;
+}
+
+void
+dd_run_add_task(dd_run *run)
+{
+    run->has_task = true;
+    dd_run_set_pace(run);
+    dd_engine_add_task_locked(run->env.engine, &run->task);
 }

@@ -117,8 +117,8 @@ dd_recorder_group *dd_group_recorder_group(dd_group *group);
 typedef struct dd_call_options {
     int64_t timeout_ns; /* < 0: the group's */
     /* Of a message: its elements are of `dtype`. If the other side has another one, both sides get
-     * DD_MISMATCH, but for a sender whose message has gone already. An untyped message is bytes, which go
-     * with every dtype. */
+     * DD_MISMATCH, but for a sender whose message has gone already; a carrier compares nothing. An untyped message is
+     * bytes, which go with every dtype. */
     bool is_typed;
     dd_dtype dtype;
     /* What the flight recorder is told of the call once it has been taken; NULL: nothing. The group fills in the times. */

@@ -144,7 +144,13 @@ on_message_done(dd_message *message, const dd_error *error)
     }
     /* A message that ended with its peer has the same to tell as everything else that did. */
     bool is_lost = error != NULL && error->code == DD_PEER_LOST && group->cause.code != DD_OK;
-    group_complete_locked(call, is_lost ? &group->cause : error);
+    if (is_lost) {
+        dd_error cause = group->cause;
+        cause.keeps_memory = error->keeps_memory;
+        group_complete_locked(call, &cause);
+    } else {
+        group_complete_locked(call, error);
+    }
     group_update_task_locked(group);
 }
 
@@ -157,6 +163,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     call->is_quick = true;
     call->is_carried = false;
     call->message = (dd_message){.kind = DD_MESSAGE_P2P,
+                                 .is_send = p2p->is_send, /* a carrier's is never posted */
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,
                                  .channel = p2p->channel,
@@ -355,8 +362,12 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         snprintf(reason, sizeof reason, "interrupted in %s", is_monitored ? "monitored_barrier" : work->what);
         dd_group_abort(group, reason);
         until_done = dd_wait_after(DD_NEVER_NS);
-        dd_status ignored = dd_group_wait(group, work, &until_done, NULL);
+        dd_error end = {.keeps_memory = false};
+        dd_status ignored = dd_group_wait(group, work, &until_done, &end);
         (void)ignored;
+        if (err != NULL) {
+            err->keeps_memory = end.keeps_memory; /* the caller takes the memory back, too */
+        }
     }
     return status;
 }
@@ -528,16 +539,24 @@ dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *
     *timeout_ns = call->timeout_ns;
 }
 
+/* Whether somebody has to look after a call that nobody waits for yet: the others need more of this rank than it has given. */
+static bool
+needs_driver(const group_call *call)
+{
+    bool has_given_all = call->is_quick && dd_group_carrier(call->group) == NULL;
+    return !has_given_all && !dd_work_is_done(&call->work);
+}
+
 dd_status
 dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                   dd_error *err)
 {
     dd_status status = ncalls > 0 ? start_calls(calls, ncalls, is_patient, wait, err) : DD_OK;
-    bool needs_driver = false;
+    bool is_needed = false;
     for (size_t i = 0; i < ncalls && status == DD_OK && !is_patient; i++) {
-        needs_driver = needs_driver || !(calls[i]->is_quick || dd_work_is_done(&calls[i]->work));
+        is_needed = is_needed || needs_driver(calls[i]);
     }
-    if (needs_driver) {
+    if (is_needed) {
         dd_engine_kick(calls[0]->group->engine);
     }
     return status;

@@ -158,8 +158,13 @@ group_watch_locked(group_call *call)
         group_be_curious_locked(group, call->work.start_ns);
     }
     group_note_deadline_locked(group, call->deadline_ns);
-    if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
-        group->ngone == group->size - 1) { /* nobody is left who could send; what came before has counted */
+    if (call->is_carried && call->message.rank != DD_ANY_RANK && group->members[call->message.rank].is_gone) {
+        dd_error cause; /* the library does not know that nothing will come any more */
+        (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);
+        group_cancel_message_locked(call, &cause);
+    } else if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
+               group->ngone ==
+                   group->size - 1) { /* nobody is left who could send; what came before has counted */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
         group_cancel_message_locked(call, &cause);

@@ -42,6 +42,8 @@ renew_deadline_locked(dd_group *group)
 void
 group_note_deadline_locked(dd_group *group, int64_t deadline_ns)
 {
+    int64_t look_ns = group_next_look_ns(group);
+    deadline_ns = look_ns < deadline_ns ? look_ns : deadline_ns;
     if (!group->is_task_in) {
         renew_deadline_locked(group);
     } else if (deadline_ns < group->task.deadline_ns) {
@@ -153,7 +155,9 @@ progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
-    task->is_crowded = group->is_crowded || must_make_way_locked(group);
+    bool is_carrying = group->ncarried > 0; /* a library wakes nobody */
+    task->is_crowded = group->is_crowded || is_carrying || must_make_way_locked(group);
+    task->is_outnumbered = group->is_crowded || is_carrying;
     if (group->is_asking && ask_locked(group)) {
         fail_timed_out_locked(group);
         return true;

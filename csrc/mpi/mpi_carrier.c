@@ -130,6 +130,13 @@ count_received(const mpi_library *library, const mpi_status *status, dd_carried_
     }
     message->source = status->words[library->constants.source_at];
     message->received = count > 0 ? (size_t)count * shape.unit : 0;
+    if (code == DD_MPI_OK && count < 0) {
+        return dd_error_set(
+            err, DD_NOT_SUPPORTED,
+            "a message has come, and %s cannot count its bytes: MPI 4's large counts can, as in MPICH 4 "
+            "or newer",
+            library->version);
+    }
     return mpi_check(library, code, "MPI_Get_count", err);
 }
 

@@ -458,12 +458,18 @@ check_results(const carry_world *world, int number)
     return is_good;
 }
 
+static dd_status
+place(dd_carry *carry, carry_rank *rank)
+{
+    rank->call = dd_carry_describe(carry, &rank->args);
+    return dd_carry_place(carry, check_err());
+}
+
 static bool
 begin(carry_world *world, int number)
 {
     carry_rank *rank = &world->ranks[number];
-    return CHECK_OK(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err())) &&
-           check_call(&world->what, number, rank);
+    return CHECK_OK(place(rank->carry, rank)) && check_call(&world->what, number, rank);
 }
 
 static void
@@ -617,18 +623,16 @@ TEST(no_memory_to_create_it)
     dd_carry_destroy(NULL);
 }
 
-TEST(no_memory_to_begin)
+TEST(no_memory_to_place)
 {
     carry_case what = packed_case(100);
     carry_world world;
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(0);
-    CHECK_STATUS(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()), DD_OUT_OF_MEMORY);
-    CHECK(rank->call == NULL);
+    CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(1); /* the input has its memory now, and keeps it */
-    CHECK_STATUS(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()), DD_OUT_OF_MEMORY);
-    CHECK(rank->call == NULL);
+    CHECK_STATUS(place(rank->carry, rank), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(-1);
     carry_all(&world);
     fini_world(&world);
@@ -643,7 +647,7 @@ count_allocations(dd_carry *carry, size_t count)
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
     (void)dd_mem_fail_after(-1);
-    CHECK_OK(dd_carry_begin(carry, &rank->args, &rank->call, check_err()));
+    CHECK_OK(place(carry, rank));
     CHECK((uintptr_t)rank->call->input % 64 == 0 && (uintptr_t)rank->call->output % 64 == 0);
     memset((char *)(uintptr_t)rank->call->input, 0, rank->call->count * sizeof(float));
     memset(rank->call->output, 0, rank->call->count * sizeof(float));
@@ -685,7 +689,7 @@ TEST(abandoned_memory_stays_where_it_is)
     carry_world world;
     init_world(&world, &what);
     carry_rank *rank = &world.ranks[0];
-    REQUIRE_OK(dd_carry_begin(rank->carry, &rank->args, &rank->call, check_err()));
+    REQUIRE_OK(place(rank->carry, rank));
     dd_carried_call left = *rank->call;
     held_by_a_library[0] = left.input;
     held_by_a_library[1] = left.output;
