@@ -226,13 +226,21 @@ dd_run_leave_carried(dd_run *run)
     }
 }
 
+/* It may have come since the last look, and left. */
+static bool
+is_missing(const dd_run *run, int k)
+{
+    return dd_arena_ranks_have(&run->carried.awaited, k) &&
+           dd_arena_read_place(run->env.arena, k).sequence < run->call.sequence;
+}
+
 int
 dd_run_missing_carried(const dd_run *run, int *ranks, int max)
 {
     int nfound = 0;
     const dd_topology *topology = run->env.topology;
     for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
-        if (dd_arena_ranks_have(&run->carried.awaited, k)) {
+        if (is_missing(run, k)) {
             ranks[nfound++] = topology->local_ranks[k];
         }
     }
