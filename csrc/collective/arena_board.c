@@ -12,6 +12,7 @@ struct arena_board {
     _Atomic uint64_t version;                          /* of the signature: odd while it is being written */
     _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed, between two looks at the version */
     _Alignas(128) _Atomic uint32_t is_rung;            /* set by others, cleared by its rank */
+    _Atomic uint32_t awaits_places;                    /* set by its rank, cleared by others */
     _Atomic uint32_t has_left;                         /* release */
     _Atomic uint32_t cause_nbytes; /* release: covers `cause`, which does not change any more */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
@@ -80,6 +81,29 @@ dd_arena_read_place(const dd_arena *arena, int k)
     dd_arena_place place = {.sequence = word >> 1, .is_inside = (word & INSIDE) != 0};
     memcpy(&place.signature, words, sizeof place.signature);
     return place;
+}
+
+uint64_t
+dd_arena_read_sequence(const dd_arena *arena, int k)
+{
+    return atomic_load_explicit(&board_of(arena, k)->place, memory_order_acquire) >> 1;
+}
+
+/* Either this rank sees the place that another notes, or that rank sees that it is awaited. */
+void
+dd_arena_await_places(dd_arena *arena)
+{
+    atomic_store(&board_of(arena, arena->rank)->awaits_places, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+bool
+dd_arena_is_place_awaited(dd_arena *arena, int k)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    _Atomic uint32_t *awaits = &board_of(arena, k)->awaits_places;
+    return k != arena->rank && atomic_load_explicit(awaits, memory_order_relaxed) != 0 &&
+           atomic_exchange(awaits, 0) != 0;
 }
 
 /* ---- news */

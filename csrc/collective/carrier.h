@@ -105,6 +105,7 @@ struct dd_carrier_library {
     const char *name;    /* "mpi" */
     const char *version; /* "Open MPI v4.1.4", for people */
     const char *path;    /* the file that it came from */
+    bool gives_way;      /* a look at what is under way gives the core to others that want it */
     /* On all ranks of a group that is whole, has no carrier yet, and that nobody else uses meanwhile. Without the lock; waits. */
     dd_status (*make)(dd_carrier_library *library, struct dd_group *group, dd_carrier **carrier,
                       const dd_wait *wait, dd_error *err);

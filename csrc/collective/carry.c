@@ -10,6 +10,7 @@ typedef struct carry_side {
     const dd_block *blocks;
     int nblocks;
     size_t size;     /* of an element of the caller's */
+    size_t total;    /* elements of all blocks */
     size_t *counts;  /* [nranks] */
     size_t *offsets; /* [nranks + 1] */
     dd_run_buffer buffer;
@@ -146,19 +147,10 @@ measure(carry_side *side, int nblocks, int nranks, size_t size, const dd_block *
         side->offsets[i] = offset;
         offset += side->counts[i];
     }
+    side->total = offset;
     if (nblocks == nranks) {
         side->offsets[nranks] = offset;
     }
-}
-
-static size_t
-count_of(const carry_side *side)
-{
-    size_t count = 0;
-    for (int i = 0; i < side->nblocks; i++) {
-        count += side->counts[i];
-    }
-    return count;
 }
 
 /* The address that all blocks are at, one after the other; NULL: they are not. Blocks of no size are anywhere. */
@@ -207,7 +199,7 @@ place_input(dd_carry *carry, dd_error *err)
     bool is_first = needs_first(carry->args);
     char *base = is_first ? NULL : find_base(in);
     if (base == NULL) {
-        size_t nbytes = count_of(in) * dd_dtype_size(carry->call.dtype);
+        size_t nbytes = in->total * dd_dtype_size(carry->call.dtype);
         dd_status status = dd_run_buffer_reserve(&in->buffer, nbytes > 0 ? nbytes : 1, err);
         if (status != DD_OK) {
             return status;
@@ -235,7 +227,7 @@ place_output(dd_carry *carry, dd_error *err)
     carry_side *out = &carry->out;
     char *base = widens(carry->args) ? NULL : find_base(out);
     if (base == NULL || must_stand_apart(carry, base)) {
-        size_t nbytes = count_of(out) * dd_dtype_size(carry->call.dtype);
+        size_t nbytes = out->total * dd_dtype_size(carry->call.dtype);
         dd_status status = dd_run_buffer_reserve(&out->buffer, nbytes > 0 ? nbytes : 1, err);
         if (status != DD_OK) {
             return status;

@@ -42,7 +42,9 @@ void dd_run_destroy(dd_run *run); /* NULL is fine; idle; without the lock */
 
 /* From now on the carrier, which stays the caller's, moves the data of what it has calls for. Nothing is under way. At most once. */
 dd_status dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err) DD_MUST_CHECK;
-dd_carrier *dd_run_carrier(const dd_run *run);           /* NULL: none */
+dd_carrier *dd_run_carrier(const dd_run *run); /* NULL: none */
+/* Looks give the core away to others by themselves. */
+bool dd_run_gives_way_locked(const dd_run *run);
 uint64_t dd_run_count_carried_locked(const dd_run *run); /* how many collectives it has been handed */
 /* A collective was cancelled, and the carrier's library may still use its arrays. */
 bool dd_run_keeps_memory_locked(const dd_run *run);

@@ -7,7 +7,9 @@
 
 #include <string.h>
 
-/* A library wakes nobody: who sleeps looks as often as this. */
+/* Libraries wake nobody, and get on with a call only when they are asked about it. Who waits looks, and gives the core away between looks,
+ * for that long; then it is the others who are late, and it looks now and then. */
+#define SLEEPLESS_NS (50 * DD_NS_PER_MS)
 #define CARRIED_NAP_NS DD_NS_PER_MS
 /* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
 #define LEAVING_NS (100 * DD_NS_PER_MS)
@@ -27,6 +29,12 @@ dd_carrier *
 dd_run_carrier(const dd_run *run)
 {
     return run->carried.carrier;
+}
+
+bool
+dd_run_gives_way_locked(const dd_run *run)
+{
+    return run->carried.state == DD_CARRIED_UNDER_WAY && run->carried.carrier->library->gives_way;
 }
 
 uint64_t
@@ -50,8 +58,12 @@ await_others(dd_run *run)
     dd_run_carried *carried = &run->carried;
     carried->awaited = (dd_arena_ranks){{0}};
     for (int k = 0; run->env.arena != NULL && k < topology->nlocal; k++) {
-        if (k != topology->local) {
-            dd_arena_ranks_add(&carried->awaited, k);
+        if (k == topology->local) {
+            continue;
+        }
+        dd_arena_ranks_add(&carried->awaited, k);
+        if (dd_arena_is_place_awaited(run->env.arena, k)) {
+            run->env.wake(run->env.ctx, k);
         }
     }
 }
@@ -74,13 +86,16 @@ fail_mismatch(dd_run *run, int k, const dd_signature *theirs)
 static bool
 has_come(dd_run *run, int k)
 {
+    if (dd_arena_read_sequence(run->env.arena, k) < run->call.sequence) {
+        return false;
+    }
     dd_arena_place place = dd_arena_read_place(run->env.arena, k);
     if (place.sequence == run->call.sequence &&
         memcmp(&place.signature, &run->call.signature, sizeof place.signature) != 0) {
         fail_mismatch(run, k, &place.signature);
         return false;
     }
-    return place.sequence >= run->call.sequence;
+    return true;
 }
 
 /* The state of a run after a step. */
@@ -134,6 +149,7 @@ hand_over(dd_run *run)
         return CARRIED_OVER;
     }
     carried->state = DD_CARRIED_UNDER_WAY;
+    carried->sleepless_until_ns = 0;
     carried->ncalls++;
     return CARRIED_MOVED;
 }
@@ -192,11 +208,60 @@ dd_run_start_carried(dd_run *run)
     return true;
 }
 
+/* ---- waiting */
+
 int64_t
 dd_run_next_look_ns(const dd_run *run)
 {
-    return dd_run_is_carrying(run) ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+    return run->carried.state == DD_CARRIED_UNDER_WAY ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
 }
+
+/* It may have come since the last look, and left. */
+static bool
+is_missing(const dd_run *run, int k)
+{
+    return dd_arena_ranks_have(&run->carried.awaited, k) &&
+           dd_arena_read_sequence(run->env.arena, k) < run->call.sequence;
+}
+
+int
+dd_run_missing_carried(const dd_run *run, int *ranks, int max)
+{
+    int nfound = 0;
+    const dd_topology *topology = run->env.topology;
+    for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
+        if (is_missing(run, k)) {
+            ranks[nfound++] = topology->local_ranks[k];
+        }
+    }
+    return nfound;
+}
+
+/* Of the ranks that are awaited: who comes later rings. */
+static bool
+may_await(dd_run *run)
+{
+    int missing;
+    dd_arena_await_places(run->env.arena);
+    return dd_run_missing_carried(run, &missing, 1) > 0;
+}
+
+bool
+dd_run_may_sleep_carried(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    if (carried->state == DD_CARRIED_AWAITED) {
+        return may_await(run);
+    }
+    int64_t now_ns = dd_clock_now_ns();
+    if (carried->sleepless_until_ns == 0) {
+        carried->sleepless_until_ns = now_ns + SLEEPLESS_NS;
+    }
+    run->task.deadline_ns = now_ns + CARRIED_NAP_NS; /* for when it may */
+    return now_ns >= carried->sleepless_until_ns;
+}
+
+/* ---- the end before its time */
 
 static bool
 ends_soon(dd_run_carried *carried)
@@ -224,25 +289,4 @@ dd_run_leave_carried(dd_run *run)
         carried->is_memory_kept = true;
         dd_carry_abandon(carried->carry);
     }
-}
-
-/* It may have come since the last look, and left. */
-static bool
-is_missing(const dd_run *run, int k)
-{
-    return dd_arena_ranks_have(&run->carried.awaited, k) &&
-           dd_arena_read_place(run->env.arena, k).sequence < run->call.sequence;
-}
-
-int
-dd_run_missing_carried(const dd_run *run, int *ranks, int max)
-{
-    int nfound = 0;
-    const dd_topology *topology = run->env.topology;
-    for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
-        if (is_missing(run, k)) {
-            ranks[nfound++] = topology->local_ranks[k];
-        }
-    }
-    return nfound;
 }

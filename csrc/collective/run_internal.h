@@ -82,6 +82,7 @@ typedef struct dd_run_carried {
     const dd_carried_call *call;
     bool is_taken; /* the library has such a call */
     dd_carried operation;
+    int64_t sleepless_until_ns; /* 0: nobody has wanted to sleep yet */
     uint64_t ncalls;
     bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
 } dd_run_carried;
@@ -154,6 +155,8 @@ dd_run_is_carrying(const dd_run *run)
 }
 /* When to look for what nobody tells of; DD_NEVER_NS: nothing is carried. */
 int64_t dd_run_next_look_ns(const dd_run *run);
+/* False: it is worth another look. */
+bool dd_run_may_sleep_carried(dd_run *run);
 /* The collective ends before its time. What the library has of it is given a moment. */
 void dd_run_leave_carried(dd_run *run);
 int dd_run_missing_carried(const dd_run *run, int *ranks, int max);

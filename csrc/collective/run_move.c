@@ -248,7 +248,9 @@ progress_task(dd_task *task)
 {
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
     bool has_moved = dd_run_progress_locked(run);
-    if (!has_moved && !dd_run_is_carrying(run)) {
+    if (!has_moved && dd_run_is_carrying(run)) {
+        task->is_crowded = !dd_run_gives_way_locked(run);
+    } else if (!has_moved) {
         task->is_crowded = run->env.is_crowded || dd_run_must_make_way_locked(run);
     }
     return has_moved;
@@ -257,7 +259,10 @@ progress_task(dd_task *task)
 static bool
 fall_asleep(dd_task *task)
 {
-    const dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    if (dd_run_is_carrying(run)) {
+        return dd_run_may_sleep_carried(run);
+    }
     if (run->mover.is_taken) {
         return true; /* a thread that moves its data drives afterwards, or wakes the driver */
     }
@@ -291,7 +296,7 @@ void
 dd_run_set_pace(dd_run *run)
 {
     bool is_carrying = dd_run_is_carrying(run);
-    run->task.deadline_ns = dd_run_next_look_ns(run);
+    run->task.deadline_ns = DD_NEVER_NS;
     run->task.is_crowded = run->task.is_outnumbered = run->env.is_crowded || is_carrying;
 }
 

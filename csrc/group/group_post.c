@@ -190,7 +190,8 @@ static bool
 make_way_locked(dd_group *group, int look)
 {
     bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
-    bool is_due = group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
+    bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
+    bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
     if (!is_due) {
         dd_spin_pause();
     }

@@ -22,8 +22,8 @@ typedef struct mpi_status {
 #define DD_MPI_TEXT_MAX 8192 /* of any text that a library writes */
 
 /* Combines arrays, of the type that the operation was made for. */
-typedef void mpi_fold(void *in, void *inout, int *count, mpi_word *type);
-typedef void mpi_fold_large(void *in, void *inout, int64_t *count, mpi_word *type);
+typedef void mpi_fold(void *in, void *inout, const int *count, const mpi_word *type);
+typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const mpi_word *type);
 
 /* X(name, parameters): what every library has. */
 #define DD_MPI_REQUIRED(X)                                                                                   \

@@ -129,10 +129,16 @@ file_name(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
+bool
+mpi_is_open_mpi(const mpi_library *library)
+{
+    return strncmp(library->version, "Open MPI", strlen("Open MPI")) == 0;
+}
+
 dd_status
 mpi_find_constants(mpi_library *library, dd_error *err)
 {
-    if (strncmp(library->version, "Open MPI", strlen("Open MPI")) == 0) {
+    if (mpi_is_open_mpi(library)) {
         library->constants = OPEN_MPI;
         return dd_dylib_resolve(&library->dylib, OPEN_MPI_HANDLES,
                                 sizeof OPEN_MPI_HANDLES / sizeof OPEN_MPI_HANDLES[0], &library->constants,

@@ -57,6 +57,7 @@ bool mpi_is_over(const mpi_library *library);
 /* ---- mpi_constants.c */
 
 /* Which family the library is of, by its version and its file. */
+bool mpi_is_open_mpi(const mpi_library *library);
 dd_status mpi_find_constants(mpi_library *library, dd_error *err) DD_MUST_CHECK;
 
 /* ---- mpi_carrier.c */

@@ -95,8 +95,11 @@ dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *e
         return status;
     }
     library->has_large = has_all_large(&library->api);
-    library->base = (dd_carrier_library){
-        .name = "mpi", .version = library->version, .path = library->dylib.path, .make = mpi_make_carrier};
+    library->base = (dd_carrier_library){.name = "mpi",
+                                         .version = library->version,
+                                         .path = library->dylib.path,
+                                         .gives_way = mpi_is_open_mpi(library),
+                                         .make = mpi_make_carrier};
     *opened = &library->base;
     return DD_OK;
 }
@@ -167,18 +170,18 @@ read_tag_max(mpi_library *library, dd_error *err)
     return status;
 }
 
-#define DEFINE_FOLDS(name, dtype_name, op_name)                                                    \
-    static void fold_##name##_large(void *in, void *inout, int64_t *count, mpi_word *type)         \
-    {                                                                                              \
-        const dd_reduction reduction = {.dtype = DD_DTYPE_##dtype_name, .op = DD_REDOP_##op_name}; \
-        const void *srcs[] = {in, inout};                                                          \
-        (void)type;                                                                                \
-        dd_reduce(&reduction, DD_STAGE_WHOLE, inout, srcs, 2, (size_t)*count);                     \
-    }                                                                                              \
-    static void fold_##name(void *in, void *inout, int *count, mpi_word *type)                     \
-    {                                                                                              \
-        int64_t wide = *count;                                                                     \
-        fold_##name##_large(in, inout, &wide, type);                                               \
+#define DEFINE_FOLDS(name, dtype_name, op_name)                                                        \
+    static void fold_##name##_large(void *in, void *inout, const int64_t *count, const mpi_word *type) \
+    {                                                                                                  \
+        const dd_reduction reduction = {.dtype = DD_DTYPE_##dtype_name, .op = DD_REDOP_##op_name};     \
+        const void *srcs[] = {in, inout};                                                              \
+        (void)type;                                                                                    \
+        dd_reduce(&reduction, DD_STAGE_WHOLE, inout, srcs, 2, (size_t)*count);                         \
+    }                                                                                                  \
+    static void fold_##name(void *in, void *inout, const int *count, const mpi_word *type)             \
+    {                                                                                                  \
+        int64_t wide = *count;                                                                         \
+        fold_##name##_large(in, inout, &wide, type);                                                   \
     }
 
 DEFINE_FOLDS(min32, FLOAT32, MIN)

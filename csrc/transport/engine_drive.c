@@ -201,7 +201,12 @@ idle(dd_engine *engine, drive_spell *spell)
     if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
         return now_ns < spell->check_ns;
     }
-    if (poll_on(engine, spell, now_ns) || !engine_fall_asleep(engine)) {
+    if (poll_on(engine, spell, now_ns)) {
+        return true;
+    }
+    if (!engine_fall_asleep(engine)) {
+        spell->polls_until_ns =
+            0; /* and while it is polled for, the core is given away where others need it */
         return true;
     }
     sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);

@@ -162,7 +162,7 @@ fake_library_touch_held(fake_library *library, int rank)
 {
     pthread_mutex_lock(&library_mutex);
     const dd_carried_call *call = &library->held[rank];
-    if (CHECK(call->output != NULL)) {
+    if (CHECK(call->output != NULL) && call->output != NULL) {
         memcpy(call->output, call->input, call->count * dd_dtype_size(call->dtype));
     }
     pthread_mutex_unlock(&library_mutex);
@@ -314,7 +314,7 @@ new_comm(fake_library *library, int nranks)
 static dd_status
 share_comm(fake_library *library, dd_group *group, fake_comm **comm, const dd_wait *wait, dd_error *err)
 {
-    dd_block block = {.data = comm, .nbytes = sizeof *comm};
+    dd_block block = {.data = comm, .nbytes = sizeof(void *)};
     dd_coll_args args = {.coll = DD_COLL_BROADCAST,
                          .reduction = {.dtype = DD_DTYPE_UINT8},
                          .inputs = &block,

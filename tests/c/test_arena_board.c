@@ -47,6 +47,25 @@ TEST(places_are_read_as_they_were_noted)
     close_boards(&all);
 }
 
+/* Who awaits places is rung once, by whoever notes one. */
+TEST(places_are_awaited)
+{
+    boards all;
+    REQUIRE(open_boards(&all));
+    dd_arena_place place = {.sequence = 7, .is_inside = true};
+    dd_arena_note_place(all.ranks[1], &place);
+    CHECK(!dd_arena_is_place_awaited(all.ranks[1], 0) && !dd_arena_is_place_awaited(all.ranks[1], 2));
+    dd_arena_await_places(all.ranks[0]);
+    CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 1), 7);
+    CHECK_INT((long long)dd_arena_read_sequence(all.ranks[0], 2), 0);
+    CHECK(!dd_arena_is_place_awaited(all.ranks[0], 0)); /* not by itself */
+    CHECK(dd_arena_is_place_awaited(all.ranks[2], 0));
+    CHECK(!dd_arena_is_place_awaited(all.ranks[1], 0)); /* it has been rung */
+    dd_arena_await_places(all.ranks[0]);
+    CHECK(dd_arena_is_place_awaited(all.ranks[1], 0));
+    close_boards(&all);
+}
+
 TEST(the_first_cause_stays)
 {
     boards all;

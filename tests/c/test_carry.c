@@ -159,7 +159,9 @@ fill_rank(const carry_case *what, int number, carry_rank *rank)
 {
     size_t size = dd_dtype_size(what->dtype);
     for (int i = 0; i < rank->noutputs; i++) {
-        memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+        if (rank->outputs[i].data != NULL) {
+            memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+        }
     }
     for (int i = 0; i < rank->ninputs; i++) {
         dd_block block = rank->inputs[i];
@@ -167,7 +169,9 @@ fill_rank(const carry_case *what, int number, carry_rank *rank)
             put(what->dtype, (char *)block.data + k * size, (int)((k * 3 + (size_t)(number * 7 + i)) % 5));
         }
         rank->originals[i] = malloc(block.nbytes + 1);
-        memcpy(rank->originals[i], block.data, block.nbytes);
+        if (block.data != NULL) {
+            memcpy(rank->originals[i], block.data, block.nbytes);
+        }
     }
 }
 
