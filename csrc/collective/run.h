@@ -43,6 +43,11 @@ void dd_run_destroy(dd_run *run); /* NULL is fine; idle; without the lock */
 /* From now on the carrier, which stays the caller's, moves the data of what it has calls for. Nothing is under way. At most once. */
 dd_status dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err) DD_MUST_CHECK;
 dd_carrier *dd_run_carrier(const dd_run *run); /* NULL: none */
+/* For who waits for something in a library. It wakes nobody, and gets on with it only when it is asked: so the waiter looks, and gives the
+ * core away between looks, for some time; then it is the others who are late, and it naps between looks. False: not yet. *awake_until_ns
+ * is 0 at the beginning. */
+bool dd_run_may_nap(int64_t *awake_until_ns);
+#define DD_CARRIED_NAP_NS DD_NS_PER_MS
 /* Looks give the core away to others by themselves. */
 bool dd_run_gives_way_locked(const dd_run *run);
 uint64_t dd_run_count_carried_locked(const dd_run *run); /* how many collectives it has been handed */

@@ -7,10 +7,8 @@
 
 #include <string.h>
 
-/* Libraries wake nobody, and get on with a call only when they are asked about it. Who waits looks, and gives the core away between looks,
- * for that long; then it is the others who are late, and it looks now and then. */
-#define SLEEPLESS_NS (50 * DD_NS_PER_MS)
-#define CARRIED_NAP_NS DD_NS_PER_MS
+/* How long it is worth a look after another. */
+#define AWAKE_NS (50 * DD_NS_PER_MS)
 /* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
 #define LEAVING_NS (100 * DD_NS_PER_MS)
 
@@ -149,7 +147,7 @@ hand_over(dd_run *run)
         return CARRIED_OVER;
     }
     carried->state = DD_CARRIED_UNDER_WAY;
-    carried->sleepless_until_ns = 0;
+    carried->awake_until_ns = 0;
     carried->ncalls++;
     return CARRIED_MOVED;
 }
@@ -213,7 +211,7 @@ dd_run_start_carried(dd_run *run)
 int64_t
 dd_run_next_look_ns(const dd_run *run)
 {
-    return run->carried.state == DD_CARRIED_UNDER_WAY ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+    return run->carried.state == DD_CARRIED_UNDER_WAY ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
 }
 
 /* It may have come since the last look, and left. */
@@ -247,18 +245,24 @@ may_await(dd_run *run)
 }
 
 bool
+dd_run_may_nap(int64_t *awake_until_ns)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (*awake_until_ns == 0) {
+        *awake_until_ns = now_ns + AWAKE_NS;
+    }
+    return now_ns >= *awake_until_ns;
+}
+
+bool
 dd_run_may_sleep_carried(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
     if (carried->state == DD_CARRIED_AWAITED) {
         return may_await(run);
     }
-    int64_t now_ns = dd_clock_now_ns();
-    if (carried->sleepless_until_ns == 0) {
-        carried->sleepless_until_ns = now_ns + SLEEPLESS_NS;
-    }
-    run->task.deadline_ns = now_ns + CARRIED_NAP_NS; /* for when it may */
-    return now_ns >= carried->sleepless_until_ns;
+    run->task.deadline_ns = dd_run_next_look_ns(run); /* for when it may */
+    return dd_run_may_nap(&carried->awake_until_ns);
 }
 
 /* ---- the end before its time */

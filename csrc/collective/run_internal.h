@@ -82,7 +82,7 @@ typedef struct dd_run_carried {
     const dd_carried_call *call;
     bool is_taken; /* the library has such a call */
     dd_carried operation;
-    int64_t sleepless_until_ns; /* 0: nobody has wanted to sleep yet */
+    int64_t awake_until_ns; /* see dd_run_may_nap */
     uint64_t ncalls;
     bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
 } dd_run_carried;

@@ -177,6 +177,10 @@ dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args
                                        const dd_call_options *options, const dd_wait *wait,
                                        dd_error *err) DD_MUST_CHECK;
 
+/* Every rank's bytes to all, in the order of ranks: all[size * nbytes]. For what ranks tell each other when they make something. */
+dd_status dd_group_exchange(dd_group *group, const void *own, size_t nbytes, void *all, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
+
 /* ---- the same call again and again */
 
 /* A collective that has been checked once and is started as often as one likes, each time in its turn among the group's collectives:

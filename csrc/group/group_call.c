@@ -386,6 +386,29 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
 }
 
 dd_status
+dd_group_exchange(dd_group *group, const void *own, size_t nbytes, void *all, const dd_wait *wait,
+                  dd_error *err)
+{
+    size_t nranks = (size_t)group->size;
+    dd_block input = {.data = (void *)(uintptr_t)own, .nbytes = nbytes};
+    dd_block *outputs = dd_mem_alloc_array(nranks, sizeof *outputs);
+    if (outputs == NULL) {
+        return dd_error_no_memory(err, nranks * sizeof *outputs);
+    }
+    for (size_t rank = 0; rank < nranks; rank++) {
+        outputs[rank] = (dd_block){.data = (char *)all + rank * nbytes, .nbytes = nbytes};
+    }
+    dd_coll_args args = {.coll = DD_COLL_ALL_GATHER,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = &input,
+                         .outputs = outputs};
+    dd_call_options options = {.timeout_ns = -1};
+    dd_status status = dd_group_collective_and_wait(group, &args, &options, wait, err);
+    dd_mem_free(outputs);
+    return status;
+}
+
+dd_status
 dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, int *source,
                       const dd_wait *wait, dd_error *err)
 {

@@ -1,6 +1,54 @@
 /* How a group gets a carrier. */
 #include "group/group_internal.h"
 
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- all ranks have the same library */
+
+typedef struct library_card {
+    char name[16];
+    char version[112];
+} library_card;
+
+/* A peer's bytes: they need not end. All ranks see the same, and so say the same. */
+static dd_status
+compare_cards(const library_card *all, int nranks, dd_error *err)
+{
+    for (int rank = 1; rank < nranks; rank++) {
+        if (memcmp(&all[rank], &all[0], sizeof all[0]) != 0) {
+            return dd_error_set(
+                err, DD_MISMATCH,
+                "rank %d has loaded %.16s, %.100s, and rank 0 %.16s, %.100s: all ranks load the same "
+                "library",
+                rank, all[rank].name, all[rank].version, all[0].name, all[0].version);
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wait *wait, dd_error *err)
+{
+    library_card own = {.name = ""};
+    snprintf(own.name, sizeof own.name, "%s", library->name);
+    snprintf(own.version, sizeof own.version, "%s", library->version);
+    library_card *all = dd_mem_zalloc((size_t)group->size * sizeof *all);
+    if (all == NULL) {
+        return dd_error_no_memory(err, (size_t)group->size * sizeof *all);
+    }
+    dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
+    if (status == DD_OK) {
+        status = compare_cards(all, group->size, err);
+    }
+    dd_mem_free(all);
+    return status;
+}
+
+/* ---- getting a carrier */
+
 /* Also where the group has failed by now: another rank was here before, and has gone on to a call that did not fit. Our next one says so. */
 static dd_status
 install(dd_group *group, dd_carrier *carrier, dd_error *err)
@@ -35,7 +83,10 @@ dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait
         return dd_error_set(err, DD_INVALID_ARGUMENT, GROUP_FORMAT " has a carrier already",
                             GROUP_ARGS(group));
     }
-    status = library->make(library, group, &carrier, wait, &error);
+    status = agree_on_library(group, library, wait, &error);
+    if (status == DD_OK) {
+        status = library->make(library, group, &carrier, wait, &error);
+    }
     if (status == DD_OK) {
         status = install(group, carrier, &error);
         if (status != DD_OK) {

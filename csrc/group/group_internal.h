@@ -105,6 +105,7 @@ struct dd_group {
     dd_list messages;                         /* the other calls */
     int ncarried;                             /* of them, those in the carrier's library */
     uint64_t nparcels;                        /* messages that the carrier has been handed */
+    int64_t awake_until_ns;                   /* for them: see dd_run_may_nap */
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
@@ -223,6 +224,8 @@ bool group_post_carried_locked(group_call *call);
 /* True: one has ended. */
 bool group_look_at_carried_locked(dd_group *group);
 void group_look_for_carried_locked(group_call *call, int nlooks);
+/* False: messages in the library are worth another look. */
+bool group_may_nap_locked(dd_group *group);
 /* When to look for what nobody tells of; DD_NEVER_NS: no message is carried. */
 int64_t group_next_look_ns(const dd_group *group);
 /* Ends a message with `cause`, wherever it is. */

@@ -3,8 +3,6 @@
 
 #include "core/spin.h"
 
-/* A library wakes nobody: who sleeps looks as often as this. */
-#define CARRIED_NAP_NS DD_NS_PER_MS
 /* What a rank has sent before it left is on its way, and found after some looks. */
 #define LAST_LOOKS 1000
 
@@ -36,6 +34,7 @@ end(group_call *call, const dd_error *error)
 {
     call->is_carried = false;
     call->group->ncarried--;
+    call->group->awake_until_ns = 0; /* what it waited for may be what others wait for */
     call->message.source = call->parcel.source;
     call->message.received = call->parcel.received;
     call->message.on_done(&call->message, error);
@@ -68,6 +67,7 @@ group_post_carried_locked(group_call *call)
     call->is_carried = true;
     group->ncarried++;
     group->nparcels++;
+    group->awake_until_ns = 0;
     call->parcel = (dd_carried_message){.is_send = call->is_send,
                                         .rank = call->message.rank,
                                         .tag = call->message.tag,
@@ -106,10 +106,16 @@ group_look_for_carried_locked(group_call *call, int nlooks)
     }
 }
 
+bool
+group_may_nap_locked(dd_group *group)
+{
+    return group->ncarried == 0 || dd_run_may_nap(&group->awake_until_ns);
+}
+
 int64_t
 group_next_look_ns(const dd_group *group)
 {
-    return group->ncarried > 0 ? dd_clock_now_ns() + CARRIED_NAP_NS : DD_NEVER_NS;
+    return group->ncarried > 0 ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
 }
 
 void

@@ -170,7 +170,8 @@ static bool
 fall_asleep(dd_task *task)
 {
     /* Descriptors that come later wake the driver, as deadlines and messages do; these have come before they were wanted. */
-    return !map_wanted_locked(DD_CONTAINER_OF(task, dd_group, task));
+    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
+    return !map_wanted_locked(group) && group_may_nap_locked(group);
 }
 
 static void

@@ -212,55 +212,27 @@ static const dd_carrier_ops OPS = {
 typedef struct mpi_identity {
     int32_t rank;
     int32_t size;
-    char version[56];
 } mpi_identity;
-
-/* Every rank's, by the group's own means. */
-static dd_status
-exchange(const mpi_library *library, dd_group *group, mpi_identity *all, const dd_wait *wait, dd_error *err)
-{
-    int nranks = dd_group_size(group);
-    mpi_identity own = {.rank = library->rank, .size = library->size};
-    memcpy(own.version, library->version, sizeof own.version - 1);
-    dd_block input = {.data = &own, .nbytes = sizeof own};
-    dd_block *outputs = dd_mem_alloc_array((size_t)nranks, sizeof *outputs);
-    if (outputs == NULL) {
-        return dd_error_no_memory(err, (size_t)nranks * sizeof *outputs);
-    }
-    for (int rank = 0; rank < nranks; rank++) {
-        outputs[rank] = (dd_block){.data = &all[rank], .nbytes = sizeof *all};
-    }
-    dd_coll_args args = {.coll = DD_COLL_ALL_GATHER,
-                         .reduction = {.dtype = DD_DTYPE_UINT8},
-                         .inputs = &input,
-                         .outputs = outputs};
-    dd_call_options options = {.timeout_ns = -1};
-    dd_status status = dd_group_collective_and_wait(group, &args, &options, wait, err);
-    dd_mem_free(outputs);
-    return status;
-}
 
 /* All see the same, and so say the same. */
 static dd_status
-check_identities(const mpi_identity *all, int nranks, dd_error *err)
+check_identities(const mpi_library *library, const mpi_identity *all, int nranks, dd_error *err)
 {
     for (int rank = 0; rank < nranks; rank++) {
-        bool is_same = all[rank].size == all[0].size &&
-                       memcmp(all[rank].version, all[0].version, sizeof all[0].version) == 0;
-        if (!is_same) {
+        if (all[rank].size != all[0].size) {
             return dd_error_set(
                 err, DD_MISMATCH,
-                "rank %d is in a world of %d processes of %.55s, and rank 0 in one of %d of %.55s: all "
-                "ranks load the same MPI, and are started by its mpirun",
-                rank, all[rank].size, all[rank].version, all[0].size, all[0].version);
+                "rank %d is in a world of %d processes, and rank 0 in one of %d (%s): one mpirun starts "
+                "all ranks",
+                rank, all[rank].size, all[0].size, library->version);
         }
         for (int other = 0; other < rank; other++) {
             if (all[rank].rank == all[other].rank) {
                 return dd_error_set(
                     err, DD_INVALID_ARGUMENT,
-                    "ranks %d and %d are both process %d of MPI's world (%.55s): each rank is a process "
-                    "of its own that mpirun has started",
-                    other, rank, all[rank].rank, all[0].version);
+                    "ranks %d and %d are both process %d of MPI's world (%s): each rank is a process of "
+                    "its own that mpirun has started",
+                    other, rank, all[rank].rank, library->version);
             }
         }
     }
@@ -383,9 +355,10 @@ connect_ranks(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd_err
     if (all == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    dd_status status = exchange(carrier->library, group, all, wait, err);
+    mpi_identity own = {.rank = carrier->library->rank, .size = carrier->library->size};
+    dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
     if (status == DD_OK) {
-        status = check_identities(all, carrier->nranks, err);
+        status = check_identities(carrier->library, all, carrier->nranks, err);
     }
     if (status == DD_OK) {
         status = make_comm(carrier, group, all, wait, err);

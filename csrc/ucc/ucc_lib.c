@@ -53,18 +53,6 @@ check_version(dd_ucc_lib *lib, dd_error *err)
 }
 
 static dd_status
-explain_missing(dd_status status, const dd_error *reason, dd_error *err)
-{
-    if (status != DD_NOT_SUPPORTED) {
-        return dd_error_copy(err, reason);
-    }
-    return dd_error_set(err, status,
-                        "%s: install UCC (libucc1 of your distribution, or pip install nvidia-libcal-cu12 "
-                        "libucx-cu12)",
-                        reason->message);
-}
-
-static dd_status
 load(dd_ucc_lib *lib, const dd_ucc_search *where, dd_error *err)
 {
     static const char *const SONAMES[] = {"libucc.so.1"};
@@ -77,12 +65,10 @@ load(dd_ucc_lib *lib, const dd_ucc_search *where, dd_error *err)
         .candidates = where->candidates,
         .ncandidates = where->ncandidates,
     };
-    dd_error reason = {0};
-    dd_status status = dd_dylib_open(&search, &lib->dylib, &reason);
-    if (status != DD_OK) {
-        return explain_missing(status, &reason, err);
+    dd_status status = dd_dylib_open(&search, &lib->dylib, err);
+    if (status == DD_OK) {
+        status = check_version(lib, err);
     }
-    status = check_version(lib, err);
     if (status != DD_OK) {
         return status;
     }

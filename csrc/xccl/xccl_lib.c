@@ -54,10 +54,6 @@ dd_xccl_open(const dd_xccl_search *search, dd_carrier_library **opened, dd_error
     }
     dd_status status = load(search, library, err);
     if (status != DD_OK) {
-        if (status == DD_NOT_SUPPORTED) {
-            dd_error_prepend(err, "oneCCL is needed (pip install --no-deps oneccl, and then pip install "
-                                  "--no-deps oneccl-cpu impi-rt)");
-        }
         dd_dylib_fini(&library->dylib);
         dd_mem_free(library);
         return status;

@@ -167,5 +167,8 @@ __version__: str
 
 def set_log_level(level: str) -> None: ...
 
+ProcessGroupMPI: Any
 ProcessGroupNCCL: Any
+ProcessGroupUCC: Any
+ProcessGroupXCCL: Any
 default_pg_nccl_timeout: Any

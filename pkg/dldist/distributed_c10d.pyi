@@ -194,10 +194,7 @@ from dldist.c10d.p2p import _check_single_tensor as _check_single_tensor
 from dldist.c10d.private import _DEFAULT_NO_TIMEOUT as _DEFAULT_NO_TIMEOUT
 from dldist.c10d.private import _DEFAULT_PG_TIMEOUT as _DEFAULT_PG_TIMEOUT
 from dldist.c10d.private import _GLOO_AVAILABLE as _GLOO_AVAILABLE
-from dldist.c10d.private import _MPI_AVAILABLE as _MPI_AVAILABLE
-from dldist.c10d.private import _UCC_AVAILABLE as _UCC_AVAILABLE
 from dldist.c10d.private import _WorldMeta as _WorldMeta
-from dldist.c10d.private import _XCCL_AVAILABLE as _XCCL_AVAILABLE
 from dldist.c10d.private import _add_ephemeral_timeout_for_all_pgs as _add_ephemeral_timeout_for_all_pgs
 from dldist.c10d.private import _as_iterable as _as_iterable
 from dldist.c10d.private import _canonicalize_group_rank as _canonicalize_group_rank
@@ -255,9 +252,15 @@ from dldist.rendezvous import rendezvous as rendezvous
 __all__: list[str]
 _world: _World
 
+ProcessGroupMPI: Any
 ProcessGroupNCCL: Any
+ProcessGroupUCC: Any
+ProcessGroupXCCL: Any
 default_pg_nccl_timeout: Any
+_MPI_AVAILABLE: Any
 _NCCL_AVAILABLE: Any
+_UCC_AVAILABLE: Any
+_XCCL_AVAILABLE: Any
 _backend: Any
 _default_pg_init_method: Any
 _group_count: Any

@@ -226,7 +226,7 @@ miss_one_apart(team_rank *self)
         dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
         CHECK_STATUS(carry_sum_call(self, check_err()), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 0 has not arrived");
-        CHECK_CONTAINS(check_message(), is_gone ? "has left the group" : "is done with #1 broadcast(");
+        CHECK_CONTAINS(check_message(), is_gone ? "has left the group" : "is done with #2 broadcast(");
         CHECK_INT(carry_library.counts[self->rank].nleaves, 1);
     }
     team_rendezvous(self, "end");

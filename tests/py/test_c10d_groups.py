@@ -10,6 +10,7 @@ from datetime import timedelta
 import dldist
 import pytest
 import world_workers
+from dldist import carriers
 from dldist import distributed_c10d as c10d
 from dldist.rendezvous import Meeting
 from dldist.testing import run_ranks
@@ -96,6 +97,8 @@ BAD_INIT = [
 def test_init_refuses(arguments, kind, text, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    nothing = {name: NotImplementedError("cannot load it: there is none") for name in carriers.NAMES}
+    monkeypatch.setattr(carriers, "_reasons", nothing)
     given = {name: dldist.HashStore() if value is HASH else value for name, value in arguments.items()}
     error = error_of(dldist.init_process_group, **given)
     assert isinstance(error, kind)

@@ -143,7 +143,8 @@ def test_what_the_module_knows_now(monkeypatch):
     assert (c10d._backend, c10d._default_pg_init_method) == (None, None)
     assert type(c10d.group) is type(c10d.GroupMember) is c10d._WorldMeta
     assert c10d._NCCL_AVAILABLE is dldist.is_nccl_available()
-    assert c10d._check_single_backend_availability("GLOO") and not c10d._check_single_backend_availability("ucc")
+    assert c10d._check_single_backend_availability("GLOO") and not c10d._check_single_backend_availability("unheard_of")
+    assert c10d._check_single_backend_availability("ucc") is dldist.is_ucc_available() is c10d._UCC_AVAILABLE
     assert c10d._is_barrier_after_init() == 0
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
     assert c10d._is_barrier_after_init() == 1

@@ -1,5 +1,8 @@
 """Groups whose data a library carries: the suites of dldist.Group and of c10d's calls, with each library that is here."""
 
+import os
+import subprocess
+import sys
 import time
 
 import c10d_team
@@ -169,8 +172,7 @@ def test_time_out(world, what):
 
 
 def test_abort(world):
-    team = world()
-    for rank, (first, later) in enumerate(team.run(cases.aborted)):
+    for first, later in world().run(cases.aborted):
         for error in (first, later):
             assert "DistAbortedError" in error["kinds"] and "enough of it" in error["text"], error
         assert first["seconds"] < procs.under_load(2)
@@ -212,6 +214,29 @@ def test_peer_lost(alone, what):
     for child in ranks[:2]:
         child.send("end")
         assert child.result() is None
+
+
+@pytest.mark.parametrize(("name", "words"), [("mpi", "Install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
+                                             ("xccl", "pip install --no-deps oneccl-cpu impi-rt")])
+def test_what_is_missing_is_said(name, words):
+    """In one sentence, with the package to install; whoever asks, and however."""
+    code = (
+        "import dldist as dist\n"
+        "from dldist import carriers\n"
+        f"print(carriers.is_available('{name}'), dist.is_backend_available('{name}'), carriers.why_not('{name}'))\n"
+        f"try: dist.init_process_group('{name}')\n"
+        "except RuntimeError as error: print('c10d:', error)\n"
+        f"try: dist.World(carrier='{name}')\n"
+        "except NotImplementedError as error: print('World:', error)\n"
+    )
+    variable = f"DLDIST_{name.upper()}_LIBRARY"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, variable: "/nowhere/lib.so"}, capture_output=True,
+                          text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("False False cannot load "), (done.stdout, done.stderr)
+    assert lines[1].startswith(f"c10d: Distributed package doesn't have {name.upper()} built in: cannot load ")
+    for line in lines:
+        assert "/nowhere/lib.so: " in line and words in line and f"set {variable} to the file" in line, line
 
 
 def test_carriers_know_their_names():

@@ -85,6 +85,19 @@ def test_ranks_that_are_not_of_one_world(library, procs):
         assert "ranks 0 and 1 are both process 0 of MPI's world" in text, text
 
 
+def test_ranks_that_have_loaded_different_libraries(procs):
+    found = [library for library in LIBRARIES if not library.library]
+    if len(found) < 2:
+        pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    files = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
+    ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env={"DLDIST_MPI_LIBRARY": files[found[rank].name]})
+             for rank in range(2)]
+    for child in ranks:
+        text = child.result(60)
+        assert "rank 1 has loaded mpi, " in text and "and rank 0 mpi, " in text and "all ranks load the same library" in text, text
+
+
 BEGUN = """
 import ctypes, dldist
 from dldist import carriers

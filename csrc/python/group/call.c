@@ -179,6 +179,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
         py_wait_let_go(&wait);
     }
     options->timeout_ns = call->timeout_ns;
+    err.keeps_memory = false; /* an error without a message leaves it as it is */
     py_operands_pack(call->operands);
     dd_status status = run(call, what, options, &wait.wait, &err);
     if (status == DD_OK) {

@@ -109,7 +109,8 @@ is_memory_free(const py_flight *flight)
         return true;
     }
     if (!flight->is_nccl) {
-        return !dd_work_is_done(flight->work) || !flight->work->error.keeps_memory;
+        const dd_error *error = &flight->work->error;
+        return !dd_work_is_done(flight->work) || error->code == DD_OK || !error->keeps_memory;
     }
     return flight->is_stream_ordered || dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
 }

@@ -6,7 +6,7 @@ from dldist import _core
 from dldist.base import settings
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Member
-from dldist.c10d.names import Backend, BackendConfig
+from dldist.c10d.names import CHECKS, Backend, BackendConfig
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dldist.launch.places import Place
 
 _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
+"""Backends whose data a library moves (dldist.carriers)."""
 
 
 def default_timeout(backend: str) -> timedelta:
@@ -57,9 +58,7 @@ def check_backend(name: str) -> None:
 
 
 def _is_there(backend: str) -> bool:
-    from dldist.c10d.names import _CHECKS
-
-    return backend in _CHECKS and _CHECKS[backend]()
+    return backend in CHECKS and CHECKS[backend]()
 
 
 def _refuse_backend(name: str) -> None:
@@ -70,7 +69,7 @@ def _refuse_backend(name: str) -> None:
             f"backend nccl cannot be used here: {library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
             "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
         )
-    if name in (Backend.MPI, Backend.XCCL, Backend.UCC):
+    if name in _CARRIED:
         from dldist import carriers
 
         raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in: {carriers.why_not(name)}")

@@ -224,7 +224,7 @@ def _is_carrier_available(name: str) -> bool:
     return carriers.is_available(name)
 
 
-_CHECKS = {
+CHECKS = {
     "gloo": is_gloo_available,
     "nccl": is_nccl_available,
     "mpi": is_mpi_available,
@@ -242,7 +242,7 @@ def is_backend_available(backend: str) -> bool:
 
 def _check_single_backend_availability(backend_name: str) -> bool:
     name = Backend(backend_name)
-    return _CHECKS[name]() if name in _CHECKS else name in Backend.backend_list
+    return CHECKS[name]() if name in CHECKS else name in Backend.backend_list
 
 
 def is_launched() -> bool:

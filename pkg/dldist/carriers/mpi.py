@@ -114,8 +114,9 @@ class Place(places.Place):
             return _core.HashStore(timeout=timeout)
         store = None
         if self.is_host:
-            store = places._open("::", 0, timeout=timeout, wait_for_workers=False)
-            self._address = f"{_own_name()} {store.port}"
+            host = _own_name()
+            store = places._serve(host, 0, {"timeout": timeout, "wait_for_workers": False})
+            self._address = f"{host} {store.port}"
         if store is not None or not self._address:
             self._address = _core._carrier_share_mpi(self._carrier, self._address, timeout)
         host, port = self._address.split()

@@ -23,6 +23,7 @@ def load() -> Any:
     explicit = settings.value("xccl_library") or None
     found = [explicit] if explicit is not None else candidates()
     if found:
+        _check_order(os.path.dirname(found[0]))
         _prepare(os.path.dirname(found[0]))
     return _core._carrier_open("xccl", candidates(), explicit)
 
@@ -32,6 +33,20 @@ def candidates() -> list[str]:
     folders = (os.path.join(prefix, "lib") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)))
     paths = (os.path.join(folder, "libccl.so.2") for folder in folders)
     return [path for path in paths if os.path.exists(path)]
+
+
+def _check_order(folder: str) -> None:
+    """Refuse the libccl.so.1 of the wheel "oneccl" where it has taken the place of that of "oneccl-cpu": without a GPU, it ends the process."""
+    from importlib import metadata
+
+    path = os.path.join(folder, "libccl.so.1")
+    try:
+        files = metadata.files("oneccl-cpu") or []
+    except metadata.PackageNotFoundError:
+        return
+    sizes = [file.size for file in files if file.name == "libccl.so.1" and os.path.realpath(file.locate()) == os.path.realpath(path)]
+    if sizes and os.path.getsize(path) not in sizes:
+        raise NotImplementedError(f"{path} is not that of oneccl-cpu: the wheel oneccl was installed after it, and has its own in its place")
 
 
 def _prepare(folder: str) -> None:
