@@ -88,7 +88,7 @@ typedef struct dd_carrier_ops {
     dd_status (*look_message)(dd_carrier *carrier, dd_carried *carried, dd_carried_message *message,
                               bool *is_done, dd_error *err);
     bool (*leave_message)(dd_carrier *carrier, dd_carried *carried);
-    /* Without the lock. is_well: the group has ended in good order, and so may the communicator; else it is left where it is. */
+    /* Without the lock, and not in a forked child. is_well: the group has ended in good order, and so may the communicator; else it is left where it is. */
     void (*close)(dd_carrier *carrier, bool is_well);
 } dd_carrier_ops;
 

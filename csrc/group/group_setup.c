@@ -458,14 +458,13 @@ group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     return DD_OK;
 }
 
-/* In a forked child the library is the parent's. */
+/* In a forked child the library is the parent's, and what it has of it is left where it is. */
 static void
 close_carrier(dd_group *group)
 {
     dd_carrier *carrier = group->run != NULL ? dd_run_carrier(group->run) : NULL;
-    if (carrier != NULL) {
-        bool is_well = group->cause.code == DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK;
-        carrier->ops->close(carrier, is_well);
+    if (carrier != NULL && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        carrier->ops->close(carrier, group->cause.code == DD_OK);
     }
 }
 

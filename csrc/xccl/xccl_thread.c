@@ -11,6 +11,7 @@
 
 /* ---- turns */
 
+/* oneCCL is one to a process. */
 static atomic_bool is_turn_taken; /* acquire and release: it is a lock that goes from thread to thread */
 
 bool
