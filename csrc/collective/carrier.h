@@ -5,8 +5,9 @@
  * group that stands already (dd_carrier_library.make, which may use the group's own collectives), and to start calls and look for their
  * ends. Everything but make is called with the lock of the group's engine, and never waits.
  *
- * Where the ranks of a host have an arena, a collective is only handed over once all of them have come to the same call. So a library
- * seldom sees calls that do not fit, and what times out before that has left nothing in it. */
+ * A collective is only handed over once all ranks have come to the same call. Ranks of a host see that on the board of their arena; those
+ * that have none in common compare by calls of the library before: an all_reduce of UINT64 by MIN and an all_gather of UINT8, which
+ * every library has. So it never sees calls that do not fit, and what times out before that has left no array in it. */
 #ifndef DD_COLLECTIVE_CARRIER_H
 #define DD_COLLECTIVE_CARRIER_H
 

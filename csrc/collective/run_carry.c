@@ -16,11 +16,21 @@ dd_status
 dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
 {
     const dd_topology *topology = run->env.topology;
+    bool is_on_one_board = topology->nranks == 1 || (topology->nhosts == 1 && run->env.arena != NULL);
     dd_status status = dd_carry_create(topology->rank, topology->nranks, &run->carried.carry, err);
+    if (status == DD_OK && !is_on_one_board) {
+        status = dd_run_create_comparison(topology->nranks, &run->carried.comparison, err);
+    }
     if (status == DD_OK) {
         run->carried.carrier = carrier;
     }
     return status;
+}
+
+static bool
+is_in_library(const dd_run_carried *carried)
+{
+    return carried->state > DD_CARRIED_AWAITED;
 }
 
 dd_carrier *
@@ -32,7 +42,7 @@ dd_run_carrier(const dd_run *run)
 bool
 dd_run_gives_way_locked(const dd_run *run)
 {
-    return run->carried.state == DD_CARRIED_UNDER_WAY && run->carried.carrier->library->gives_way;
+    return is_in_library(&run->carried) && run->carried.carrier->library->gives_way;
 }
 
 uint64_t
@@ -67,10 +77,10 @@ await_others(dd_run *run)
 }
 
 static void
-fail_mismatch(dd_run *run, int k, const dd_signature *theirs)
+fail_mismatch(dd_run *run, int rank, const dd_signature *theirs)
 {
     dd_error error;
-    run->culprit = (dd_arena_culprit){.rank = run->env.topology->local_ranks[k],
+    run->culprit = (dd_arena_culprit){.rank = rank,
                                       .other = run->env.topology->rank,
                                       .signature = *theirs,
                                       .other_signature = run->call.signature,
@@ -90,7 +100,7 @@ has_come(dd_run *run, int k)
     dd_arena_place place = dd_arena_read_place(run->env.arena, k);
     if (place.sequence == run->call.sequence &&
         memcmp(&place.signature, &run->call.signature, sizeof place.signature) != 0) {
-        fail_mismatch(run, k, &place.signature);
+        fail_mismatch(run, run->env.topology->local_ranks[k], &place.signature);
         return false;
     }
     return true;
@@ -130,26 +140,84 @@ gather_ranks(dd_run *run)
 
 /* ---- in the library */
 
+/* Hands a call to the library, which ends the collective if it fails. */
+static carried_step
+enter(dd_run *run, const dd_carried_call *call, dd_carried_state state)
+{
+    dd_run_carried *carried = &run->carried;
+    dd_error error;
+    dd_carrier *carrier = carried->carrier;
+    if (carrier->ops->start(carrier, call, &carried->operation, &error) != DD_OK) {
+        dd_run_end(run, &error);
+        return CARRIED_OVER;
+    }
+    carried->state = state;
+    carried->awake_until_ns = 0;
+    return CARRIED_MOVED;
+}
+
 static carried_step
 hand_over(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
     dd_error error;
-    dd_carrier *carrier = carried->carrier;
     if (!carried->is_taken) {
         carried->state = DD_CARRIED_NOT;
         dd_run_go_own_way(run);
         return CARRIED_OVER;
     }
-    if (dd_carry_place(carried->carry, &error) != DD_OK ||
-        carrier->ops->start(carrier, carried->call, &carried->operation, &error) != DD_OK) {
+    if (dd_carry_place(carried->carry, &error) != DD_OK) {
         dd_run_end(run, &error);
         return CARRIED_OVER;
     }
-    carried->state = DD_CARRIED_UNDER_WAY;
-    carried->awake_until_ns = 0;
     carried->ncalls++;
-    return CARRIED_MOVED;
+    return enter(run, carried->call, DD_CARRIED_UNDER_WAY);
+}
+
+static carried_step
+leave_gathering(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    return carried->comparison != NULL
+               ? enter(run, dd_run_compare(carried->comparison, &run->call.signature), DD_CARRIED_COMPARED)
+               : hand_over(run);
+}
+
+/* A library that says that they differ, and then not how, has gone wrong. */
+static void
+fail_different(dd_run *run)
+{
+    dd_error error;
+    const dd_signature *theirs;
+    int rank = dd_run_find_different(run->carried.comparison, run->env.topology->nranks, &theirs);
+    if (rank >= 0) {
+        fail_mismatch(run, rank, theirs);
+        return;
+    }
+    (void)dd_error_set(&error, DD_PROTOCOL, "%s: %s has added up wrongly what the ranks call",
+                       dd_coll_name(run->call.args.coll), run->carried.carrier->library->version);
+    dd_run_end(run, &error);
+}
+
+/* The library is through with what it has. */
+static carried_step
+go_on(dd_run *run)
+{
+    dd_run_carried *carried = &run->carried;
+    if (carried->state == DD_CARRIED_COMPARED && dd_run_is_same(carried->comparison)) {
+        return hand_over(run);
+    }
+    if (carried->state == DD_CARRIED_COMPARED) {
+        int nranks = run->env.topology->nranks;
+        return enter(run, dd_run_tell(carried->comparison, nranks), DD_CARRIED_TOLD);
+    }
+    if (carried->state == DD_CARRIED_TOLD) {
+        fail_different(run);
+        return CARRIED_OVER;
+    }
+    dd_carry_end(carried->carry);
+    dd_run_end(run, NULL);
+    return CARRIED_OVER;
 }
 
 static carried_step
@@ -163,25 +231,20 @@ look(dd_run *run)
         dd_run_end(run, &error);
         return CARRIED_OVER;
     }
-    if (!is_done) {
-        return CARRIED_STUCK;
-    }
-    dd_carry_end(carried->carry);
-    dd_run_end(run, NULL);
-    return CARRIED_OVER;
+    return is_done ? go_on(run) : CARRIED_STUCK;
 }
 
 bool
 dd_run_progress_carried(dd_run *run)
 {
-    carried_step step = CARRIED_MOVED;
     bool has_moved = false;
+    carried_step step = CARRIED_MOVED;
     if (run->carried.state == DD_CARRIED_AWAITED) {
         step = gather_ranks(run);
-        step = step == CARRIED_MOVED ? hand_over(run) : step;
+        step = step == CARRIED_MOVED ? leave_gathering(run) : step;
         has_moved = step != CARRIED_STUCK;
     }
-    if (step == CARRIED_MOVED) {
+    while (step == CARRIED_MOVED) {
         step = look(run);
         has_moved = has_moved || step != CARRIED_STUCK;
     }
@@ -211,7 +274,7 @@ dd_run_start_carried(dd_run *run)
 int64_t
 dd_run_next_look_ns(const dd_run *run)
 {
-    return run->carried.state == DD_CARRIED_UNDER_WAY ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
+    return is_in_library(&run->carried) ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
 }
 
 /* It may have come since the last look, and left. */
@@ -284,13 +347,17 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
+/* What the library has not let go of is left to it: the user's arrays and our buffers, or what ranks compare by. */
 void
 dd_run_leave_carried(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
-    if (carried->state == DD_CARRIED_UNDER_WAY && !ends_soon(carried) &&
-        !carried->carrier->ops->leave(carried->carrier, &carried->operation)) {
+    bool is_left = is_in_library(carried) && !ends_soon(carried) &&
+                   !carried->carrier->ops->leave(carried->carrier, &carried->operation);
+    if (is_left && carried->state == DD_CARRIED_UNDER_WAY) {
         carried->is_memory_kept = true;
         dd_carry_abandon(carried->carry);
+    } else if (is_left) {
+        carried->comparison = NULL;
     }
 }

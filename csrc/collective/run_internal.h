@@ -71,12 +71,19 @@ typedef struct dd_run_mover {
 typedef enum dd_carried_state {
     DD_CARRIED_NOT,
     DD_CARRIED_AWAITED, /* until all ranks of this host have come */
+    /* in the library: */
+    DD_CARRIED_COMPARED, /* what ranks without a common board call */
+    DD_CARRIED_TOLD,     /* ... since they differ */
     DD_CARRIED_UNDER_WAY,
 } dd_carried_state;
+
+typedef struct dd_run_comparison dd_run_comparison;
 
 typedef struct dd_run_carried {
     dd_carrier *carrier; /* const once it is there; NULL: none */
     dd_carry *carry;     /* owned */
+    dd_run_comparison
+        *comparison; /* owned; NULL: all ranks have one board, or the library has not let go of it */
     dd_carried_state state;
     dd_arena_ranks awaited; /* of this host */
     const dd_carried_call *call;
@@ -160,6 +167,17 @@ bool dd_run_may_sleep_carried(dd_run *run);
 /* The collective ends before its time. What the library has of it is given a moment. */
 void dd_run_leave_carried(dd_run *run);
 int dd_run_missing_carried(const dd_run *run, int *ranks, int max);
+
+/* ---- run_compare.c: the calls by which a carrier's ranks compare theirs */
+
+dd_status dd_run_create_comparison(int nranks, dd_run_comparison **comparison, dd_error *err) DD_MUST_CHECK;
+void dd_run_destroy_comparison(dd_run_comparison *comparison); /* NULL is fine */
+/* The first call, and whether it has shown that all ranks call the same. */
+const dd_carried_call *dd_run_compare(dd_run_comparison *comparison, const dd_signature *own);
+bool dd_run_is_same(const dd_run_comparison *comparison);
+/* The second, if not, and the first rank that differs from this one; -1: none does. */
+const dd_carried_call *dd_run_tell(dd_run_comparison *comparison, int nranks);
+int dd_run_find_different(const dd_run_comparison *comparison, int nranks, const dd_signature **theirs);
 
 /* ---- run_plans.c */
 

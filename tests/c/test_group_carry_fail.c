@@ -173,7 +173,37 @@ TEST(late_ranks_are_named_and_the_library_knows_nothing)
     }
 }
 
-/* ---- ranks that share no memory: their calls are in the library before they can be compared */
+/* ---- ranks that share no memory: they compare by a call of the library */
+
+/* Two small calls show who differs, and nothing of theirs gets into the library. */
+static void
+compare_apart(team_rank *self)
+{
+    carry_sum sum;
+    carry_sum_init(&sum, 1);
+    sum.args.reduction.op = self->rank == 0 ? DD_REDOP_MAX : DD_REDOP_SUM;
+    REQUIRE(carry_team_begin(self));
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    CHECK_STATUS(dd_group_collective_and_wait(self->group, &sum.args, &team_no_options, &wait, check_err()),
+                 DD_MISMATCH);
+    CHECK_CONTAINS(check_message(), "MAX");
+    CHECK_CONTAINS(check_message(), "SUM");
+    CHECK(!check_err()->keeps_memory);
+    CHECK_INT(dd_group_count_carried(self->group), 0);
+    CHECK(carry_library.counts[self->rank].nstarts <= 2);
+    team_rendezvous(self, "failed");
+}
+
+TEST(ranks_compare_by_the_library)
+{
+    for (int size = 2; size <= 3; size++) {
+        team_options options = {.size = size, .is_shm_disabled = true};
+        fake_library_init(&carry_library);
+        team_run(&options, compare_apart, NULL);
+        CHECK_INT(CARRY_TOTAL(nill), size);
+        fake_library_fini(&carry_library);
+    }
+}
 
 static void
 run_apart(int size, void (*body)(team_rank *self), void *arg)
