@@ -41,19 +41,24 @@ class Mpi:
 
 
 def of_wheel(folder):
-    """The library in a virtual environment, activated."""
+    """The libraries in a virtual environment, activated: that of the standard ABI, and Open MPI's or Intel's own."""
     name = os.path.basename(folder.rstrip("/"))
     lib, bin_ = os.path.join(folder, "lib"), os.path.join(folder, "bin")
-    files = ("libmpi_abi.so.1", "libmpi.so.40")
-    library = next(path for path in (os.path.join(lib, file) for file in files) if os.path.exists(path))
+    is_intels = os.path.exists(os.path.join(lib, "libmpi_ilp64.so.4"))
+    files = ("libmpi_abi.so.1", "libmpi.so.40", *(["libmpi.so.12"] if is_intels else []))
     environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "LD_LIBRARY_PATH": lib, "I_MPI_ROOT": folder}
-    return Mpi(name, os.path.join(bin_, "mpirun"), library, environment)
+    return [
+        Mpi(f"{name}-{file}", os.path.join(bin_, "mpirun"), path, environment)
+        for file in files
+        if os.path.exists(path := os.path.join(lib, file))
+    ]
 
 
 def find():
     """All that there are; none where no MPI is installed."""
     system = [Mpi(name, path) for name, path in (("openmpi", shutil.which("mpirun.openmpi")), ("mpich", shutil.which("mpirun.mpich"))) if path]
-    return system + [of_wheel(folder) for folder in os.environ.get("DLDIST_TEST_MPI", "").split(":") if folder]
+    folders = [folder for folder in os.environ.get("DLDIST_TEST_MPI", "").split(":") if folder]
+    return system + [library for folder in folders for library in of_wheel(folder)]
 
 
 class MpiChild(procs.Child):

