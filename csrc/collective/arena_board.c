@@ -97,10 +97,15 @@ dd_arena_await_places(dd_arena *arena)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
+void
+dd_arena_show_place(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
 bool
 dd_arena_is_place_awaited(dd_arena *arena, int k)
 {
-    atomic_thread_fence(memory_order_seq_cst);
     _Atomic uint32_t *awaits = &board_of(arena, k)->awaits_places;
     return k != arena->rank && atomic_load_explicit(awaits, memory_order_relaxed) != 0 &&
            atomic_exchange(awaits, 0) != 0;

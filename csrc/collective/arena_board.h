@@ -22,9 +22,11 @@ typedef struct dd_arena_place {
 void dd_arena_note_place(dd_arena *arena, const dd_arena_place *place);
 dd_arena_place dd_arena_read_place(const dd_arena *arena, int k);
 uint64_t dd_arena_read_sequence(const dd_arena *arena, int k); /* of its place */
-/* Before the last look at the others' places: whoever notes one then rings this rank. */
+/* This rank is going to sleep, and looks at the others' places once more afterwards. A rank that notes its place later rings it. */
 void dd_arena_await_places(dd_arena *arena);
-/* After a place was noted. True once for each time that rank k awaits places: then its bell has to be rung. */
+/* Once after a place was noted, before it is asked who awaits it. */
+void dd_arena_show_place(void);
+/* True once for each time that rank k awaits places: then its bell has to be rung. */
 bool dd_arena_is_place_awaited(dd_arena *arena, int k);
 
 /* Why this rank has given up: the first one stays. More than DD_ARENA_CAUSE_MAX bytes are not posted. */

@@ -36,8 +36,9 @@ typedef struct dd_carried_call {
     /* All blocks are equally large, as all ranks know: of all_gather and reduce_scatter. False for gather, scatter and all_to_all, whose ranks
      * know their own blocks only; true where there is nothing to differ. */
     bool is_even;
-    /* The input is where the output will be: the same array (all_reduce, broadcast, reduce on the root), this rank's block of the
-     * output (all_gather, gather on the root), or of the input (scatter on the root). Never of reduce_scatter and all_to_all. */
+    /* The input is where the output will be: the same array (all_reduce, reduce on the root), this rank's block of the output (all_gather,
+     * gather on the root), or of the input (scatter on the root). Never of reduce_scatter and all_to_all, and always of a broadcast's
+     * root. */
     bool is_in_place;
     const size_t *in_counts;  /* [nranks] or NULL */
     const size_t *in_offsets; /* [nranks + 1]: the last is where the blocks end */
@@ -89,7 +90,8 @@ typedef struct dd_carrier_ops {
     dd_status (*look_message)(dd_carrier *carrier, dd_carried *carried, dd_carried_message *message,
                               bool *is_done, dd_error *err);
     bool (*leave_message)(dd_carrier *carrier, dd_carried *carried);
-    /* Without the lock, and not in a forked child. is_well: the group has ended in good order, and so may the communicator; else it is left where it is. */
+    /* Without the lock, and not in a forked child. is_well: the group has ended in good order, and so may the communicator; else it is left
+     * where it is. */
     void (*close)(dd_carrier *carrier, bool is_well);
 } dd_carrier_ops;
 

@@ -115,21 +115,21 @@ choose_plain(dd_carried_call *call, const dd_coll_args *args)
     }
 }
 
-/* Elements have to become something else before they are folded. */
-static bool
-needs_first(const dd_coll_args *args)
-{
-    dd_dtype dtype = args->reduction.dtype;
-    return dd_coll_is_folding(args->coll) &&
-           (dd_reduce_accumulator(dtype) != dtype || dtype == DD_DTYPE_BOOL ||
-            args->reduction.op == DD_REDOP_PREMUL_SUM);
-}
-
+/* Elements are folded in a wider type than their own. */
 static bool
 widens(const dd_coll_args *args)
 {
     dd_dtype dtype = args->reduction.dtype;
     return dd_coll_is_folding(args->coll) && dd_reduce_accumulator(dtype) != dtype;
+}
+
+/* Elements have to become something else before they are folded. */
+static bool
+needs_first(const dd_coll_args *args)
+{
+    bool is_bool = args->reduction.dtype == DD_DTYPE_BOOL;
+    bool is_product = args->reduction.op == DD_REDOP_PREMUL_SUM;
+    return widens(args) || (dd_coll_is_folding(args->coll) && (is_bool || is_product));
 }
 
 /* ---- where blocks are */
@@ -192,6 +192,16 @@ pack(const dd_carry *carry, bool is_first)
     }
 }
 
+/* The library is to work in the buffer. */
+static dd_status
+reserve(carry_side *side, size_t unit, dd_error *err)
+{
+    size_t nbytes = side->total * unit;
+    dd_status status = dd_run_buffer_reserve(&side->buffer, nbytes > 0 ? nbytes : 1, err);
+    side->is_packed = status == DD_OK;
+    return status;
+}
+
 static dd_status
 place_input(dd_carry *carry, dd_error *err)
 {
@@ -199,12 +209,10 @@ place_input(dd_carry *carry, dd_error *err)
     bool is_first = needs_first(carry->args);
     char *base = is_first ? NULL : find_base(in);
     if (base == NULL) {
-        size_t nbytes = in->total * dd_dtype_size(carry->call.dtype);
-        dd_status status = dd_run_buffer_reserve(&in->buffer, nbytes > 0 ? nbytes : 1, err);
+        dd_status status = reserve(in, dd_dtype_size(carry->call.dtype), err);
         if (status != DD_OK) {
             return status;
         }
-        in->is_packed = true;
         base = in->buffer.data;
         pack(carry, is_first);
     }
@@ -227,12 +235,10 @@ place_output(dd_carry *carry, dd_error *err)
     carry_side *out = &carry->out;
     char *base = widens(carry->args) ? NULL : find_base(out);
     if (base == NULL || must_stand_apart(carry, base)) {
-        size_t nbytes = out->total * dd_dtype_size(carry->call.dtype);
-        dd_status status = dd_run_buffer_reserve(&out->buffer, nbytes > 0 ? nbytes : 1, err);
+        dd_status status = reserve(out, dd_dtype_size(carry->call.dtype), err);
         if (status != DD_OK) {
             return status;
         }
-        out->is_packed = true;
         base = out->buffer.data;
     }
     carry->call.output = base;

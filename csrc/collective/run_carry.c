@@ -59,14 +59,21 @@ dd_run_keeps_memory_locked(const dd_run *run)
 
 /* ---- the ranks of this host come together */
 
+/* How many ranks have a place on the board that this one can read. */
+static int
+count_places(const dd_run *run)
+{
+    return run->env.arena != NULL ? run->env.topology->nlocal : 0;
+}
+
 static void
 await_others(dd_run *run)
 {
-    const dd_topology *topology = run->env.topology;
     dd_run_carried *carried = &run->carried;
     carried->awaited = (dd_arena_ranks){{0}};
-    for (int k = 0; run->env.arena != NULL && k < topology->nlocal; k++) {
-        if (k == topology->local) {
+    dd_arena_show_place();
+    for (int k = 0; k < count_places(run); k++) {
+        if (k == run->env.topology->local) {
             continue;
         }
         dd_arena_ranks_add(&carried->awaited, k);
@@ -119,7 +126,7 @@ gather_ranks(dd_run *run)
     dd_run_carried *carried = &run->carried;
     uint64_t nended = run->mover.nended;
     bool has_all = true;
-    for (int k = 0; run->env.arena != NULL && k < run->env.topology->nlocal; k++) {
+    for (int k = 0; k < count_places(run); k++) {
         if (!dd_arena_ranks_have(&carried->awaited, k)) {
             continue;
         }
@@ -132,7 +139,7 @@ gather_ranks(dd_run *run)
         }
     }
     /* Who has given up stays where it was on the board. The group is about to hear of it. */
-    for (int k = 0; has_all && run->env.arena != NULL && k < run->env.topology->nlocal; k++) {
+    for (int k = 0; has_all && k < count_places(run); k++) {
         has_all = !dd_arena_has_given_up(run->env.arena, k);
     }
     return has_all ? CARRIED_MOVED : CARRIED_STUCK;

@@ -86,8 +86,8 @@ find_loaded(const dd_dylib_search *search)
 static void *
 find(const dd_dylib_search *search, const char **name, dd_blob *log)
 {
-    if (search->explicit_path != NULL && search->explicit_path[0] != '\0') {
-        *name = search->explicit_path;
+    if (search->place->explicit_path != NULL && search->place->explicit_path[0] != '\0') {
+        *name = search->place->explicit_path;
         return try_open(*name, log);
     }
     *name = search->sonames[0];
@@ -96,8 +96,8 @@ find(const dd_dylib_search *search, const char **name, dd_blob *log)
         return handle;
     }
     note_failure(log, *name, "not in the process yet");
-    for (size_t i = 0; i < search->ncandidates && handle == NULL; i++) {
-        *name = search->candidates[i];
+    for (size_t i = 0; i < search->place->ncandidates && handle == NULL; i++) {
+        *name = search->place->candidates[i];
         handle = try_open(*name, log);
     }
     for (size_t i = 0; i < search->nsonames && handle == NULL; i++) {

@@ -10,15 +10,20 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* Where the user has it. */
+typedef struct dd_dylib_place {
+    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
+    const char *const *candidates; /* files to try after what is in the process already */
+    size_t ncandidates;
+} dd_dylib_place;
+
 typedef struct dd_dylib_search {
     const char *what;           /* "NCCL", for messages */
-    const char *explicit_path;  /* NULL or "": none */
     const char *const *sonames; /* "libnccl.so.2": asked of the process first, of the loader last */
     size_t nsonames;
     const char
         *probe; /* a function that tells a copy whose symbols are visible to all, whatever its file's name */
-    const char *const *candidates; /* files to try in between */
-    size_t ncandidates;
+    const dd_dylib_place *place;
 } dd_dylib_search;
 
 typedef struct dd_dylib {

@@ -145,9 +145,7 @@ on_message_done(dd_message *message, const dd_error *error)
     /* A message that ended with its peer has the same to tell as everything else that did. */
     bool is_lost = error != NULL && error->code == DD_PEER_LOST && group->cause.code != DD_OK;
     if (is_lost) {
-        dd_error cause = group->cause;
-        cause.keeps_memory = error->keeps_memory;
-        group_complete_locked(call, &cause);
+        group_complete_by_cause_locked(call, error->keeps_memory);
     } else {
         group_complete_locked(call, error);
     }

@@ -28,6 +28,14 @@ group_complete_locked(group_call *call, const dd_error *cause)
 }
 
 void
+group_complete_by_cause_locked(group_call *call, bool keeps_memory)
+{
+    dd_error cause = call->group->cause;
+    cause.keeps_memory = keeps_memory;
+    group_complete_locked(call, &cause);
+}
+
+void
 group_update_task_locked(dd_group *group)
 {
     bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);

@@ -306,6 +306,8 @@ void group_add_progress_locked(const dd_group *group, const dd_message *message,
 
 /* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
 void group_complete_locked(group_call *call, const dd_error *cause);
+/* The same with the group's cause; keeps_memory: somebody may still use the call's. */
+void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
 /* Those to and from `rank`, or all for DD_ANY_RANK. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 /* Puts the group's task in, or takes it out, as the work at hand demands. */

@@ -43,9 +43,7 @@ on_run_done(void *ctx, const dd_error *error)
         return;
     }
     if (group->cause.code != DD_OK) {
-        dd_error cause = group->cause;
-        cause.keeps_memory = dd_run_keeps_memory_locked(group->run);
-        group_complete_locked(call, &cause);
+        group_complete_by_cause_locked(call, dd_run_keeps_memory_locked(group->run));
         return;
     }
     dd_arena_culprit culprit = dd_run_culprit(group->run);

@@ -3,18 +3,12 @@
 #define DD_MPI_MPI_H
 
 #include "collective/carrier.h"
-
-typedef struct dd_mpi_search {
-    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
-    const char *const *candidates; /* files to try before the system's loader looks for names */
-    size_t ncandidates;
-} dd_mpi_search;
+#include "core/dylib.h"
 
 /* Loads MPI, or finds what is in the process already. DD_NOT_SUPPORTED: there is none (everything that was tried), or it lacks functions
  * (all are named). The library is not begun yet, and the version is known. */
-dd_status dd_mpi_open(const dd_mpi_search *search, dd_carrier_library **library, dd_error *err) DD_MUST_CHECK;
-/* Frees one that has no carrier. NULL is fine. */
-void dd_mpi_close(dd_carrier_library *library);
+dd_status dd_mpi_open(const dd_dylib_place *search, dd_carrier_library **library,
+                      dd_error *err) DD_MUST_CHECK;
 
 /* This process in MPI's world. Begins MPI unless somebody has: with threads, which it must have. On the thread that will end it. */
 dd_status dd_mpi_begin(dd_carrier_library *library, int *rank, int *size, dd_error *err) DD_MUST_CHECK;

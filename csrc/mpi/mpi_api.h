@@ -2,7 +2,7 @@
  *
  * Handles are machine words here. MPI's standard ABI and Open MPI have pointers, MPICH has ints: on the processors that dldist runs on, a
  * function that takes an int reads the lower half of the word, and one that writes an int writes the lower half of a word that was 0
- * before. So one list of functions serves all, and libraries differ in constants only (mpi_lib.c). */
+ * before. So one list of functions serves all, and libraries differ in constants only (mpi_constants.c). */
 #ifndef DD_MPI_MPI_API_H
 #define DD_MPI_MPI_API_H
 

@@ -380,11 +380,8 @@ mpi_make_carrier(dd_carrier_library *base, dd_group *group, dd_carrier **out, co
         dd_mem_free(numbers);
         return dd_error_no_memory(err, sizeof *carrier + 4 * (size_t)nranks * sizeof *numbers);
     }
-    *carrier = (mpi_carrier){.base = {.ops = &OPS, .library = base},
-                             .library = library,
-                             .rank = dd_group_rank(group),
-                             .nranks = nranks,
-                             .numbers = numbers};
+    *carrier = (mpi_carrier){
+        .base = {.ops = &OPS, .library = base}, .library = library, .nranks = nranks, .numbers = numbers};
     dd_status status = connect_ranks(carrier, group, wait, err);
     if (status != DD_OK) {
         close_carrier(&carrier->base, false);

@@ -71,7 +71,6 @@ typedef struct mpi_carrier {
     dd_carrier base; /* first */
     mpi_library *library;
     mpi_word comm;
-    int rank;
     int nranks;
     int *numbers; /* [4 * nranks]: counts and offsets of a library without large counts */
 } mpi_carrier;

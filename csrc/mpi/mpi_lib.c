@@ -62,7 +62,7 @@ read_version(mpi_library *library, dd_error *err)
 }
 
 dd_status
-dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *err)
+dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *err)
 {
     static const char *const SONAMES[] = {"libmpi_abi.so.1", "libmpi.so.40", "libmpich.so.12",
                                           "libmpi.so.12"};
@@ -72,12 +72,10 @@ dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *e
     }
     dd_dylib_search search = {
         .what = "MPI",
-        .explicit_path = where->explicit_path,
         .sonames = SONAMES,
         .nsonames = sizeof SONAMES / sizeof SONAMES[0],
         .probe = "MPI_Init_thread",
-        .candidates = where->candidates,
-        .ncandidates = where->ncandidates,
+        .place = where,
     };
     dd_status status = dd_dylib_open(&search, &library->dylib, err);
     if (status == DD_OK) {
@@ -91,7 +89,8 @@ dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *e
         status = mpi_find_constants(library, err);
     }
     if (status != DD_OK) {
-        dd_mpi_close(&library->base);
+        dd_dylib_fini(&library->dylib);
+        dd_mem_free(library);
         return status;
     }
     library->has_large = has_all_large(&library->api);
@@ -102,16 +101,6 @@ dd_mpi_open(const dd_mpi_search *where, dd_carrier_library **opened, dd_error *e
                                          .make = mpi_make_carrier};
     *opened = &library->base;
     return DD_OK;
-}
-
-void
-dd_mpi_close(dd_carrier_library *base)
-{
-    if (base != NULL) {
-        mpi_library *library = (mpi_library *)base;
-        dd_dylib_fini(&library->dylib);
-        dd_mem_free(library);
-    }
 }
 
 /* ---- the beginning */

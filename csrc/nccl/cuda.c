@@ -33,12 +33,13 @@ static dd_status
 load(const char *explicit_path, dd_dylib *lib, dd_cuda_api *api, dd_error *err)
 {
     static const char *const SONAMES[] = {"libcuda.so.1", "libcuda.so"};
+    dd_dylib_place place = {.explicit_path = explicit_path};
     dd_dylib_search search = {
         .what = "the CUDA driver",
-        .explicit_path = explicit_path,
         .sonames = SONAMES,
         .nsonames = sizeof SONAMES / sizeof SONAMES[0],
         .probe = "cuDriverGetVersion",
+        .place = &place,
     };
     dd_status status = dd_dylib_open(&search, lib, err);
     if (status != DD_OK) {

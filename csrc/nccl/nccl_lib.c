@@ -1,6 +1,5 @@
 #include "nccl/nccl_lib.h"
 
-#include "core/dylib.h"
 #include "core/mem.h"
 
 #include <stdarg.h>
@@ -75,7 +74,7 @@ read_version(loaded_lib *lib, dd_error *err)
 }
 
 dd_status
-dd_nccl_lib_open(const dd_nccl_search *where, dd_nccl_lib **opened, dd_error *err)
+dd_nccl_lib_open(const dd_dylib_place *where, dd_nccl_lib **opened, dd_error *err)
 {
     static const char *const SONAMES[] = {"libnccl.so.2", "libnccl.so"};
     loaded_lib *lib = dd_mem_zalloc(sizeof *lib);
@@ -84,12 +83,10 @@ dd_nccl_lib_open(const dd_nccl_search *where, dd_nccl_lib **opened, dd_error *er
     }
     dd_dylib_search search = {
         .what = "NCCL",
-        .explicit_path = where->explicit_path,
         .sonames = SONAMES,
         .nsonames = sizeof SONAMES / sizeof SONAMES[0],
         .probe = "ncclGetVersion",
-        .candidates = where->candidates,
-        .ncandidates = where->ncandidates,
+        .place = where,
     };
     dd_status status = dd_dylib_open(&search, &lib->dylib, err);
     if (status == DD_OK) {

@@ -3,6 +3,7 @@
 #define DD_NCCL_NCCL_LIB_H
 
 #include "core/dtype.h"
+#include "core/dylib.h"
 #include "core/status.h"
 #include "nccl/nccl_api.h"
 
@@ -17,14 +18,8 @@ typedef struct dd_nccl_lib {
     uint64_t encryption;   /* tells the keys of its sockets apart, and gives none away; 0: they are plain */
 } dd_nccl_lib;
 
-typedef struct dd_nccl_search {
-    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
-    const char *const *candidates; /* files of wheels, tried after what is in the process already */
-    size_t ncandidates;
-} dd_nccl_search;
-
 /* DD_NOT_SUPPORTED: none (everything tried and why it failed), one that is too old, one that lacks symbols (all are named). */
-dd_status dd_nccl_lib_open(const dd_nccl_search *search, dd_nccl_lib **lib, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_lib_open(const dd_dylib_place *search, dd_nccl_lib **lib, dd_error *err) DD_MUST_CHECK;
 /* Frees the table; the library stays in the process. NULL is fine. */
 void dd_nccl_lib_close(dd_nccl_lib *lib);
 

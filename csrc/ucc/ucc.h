@@ -3,15 +3,11 @@
 #define DD_UCC_UCC_H
 
 #include "collective/carrier.h"
-
-typedef struct dd_ucc_search {
-    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
-    const char *const *candidates; /* files of wheels, tried after what is in the process already */
-    size_t ncandidates;
-} dd_ucc_search;
+#include "core/dylib.h"
 
 /* Loads UCC and starts it. It is configured by its own variables: what c10d's programs call TORCH_UCC_TLS counts, and then UCC_TLS.
  * DD_NOT_SUPPORTED: there is none (everything tried and why it failed), or one that is too old or does not do with threads. */
-dd_status dd_ucc_open(const dd_ucc_search *search, dd_carrier_library **library, dd_error *err) DD_MUST_CHECK;
+dd_status dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library,
+                      dd_error *err) DD_MUST_CHECK;
 
 #endif

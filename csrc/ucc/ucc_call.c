@@ -1,5 +1,4 @@
 /* Collectives: calls in UCC's words. */
-#include "kernels/copy.h"
 #include "ucc/ucc_internal.h"
 
 /* What is kept of one under way. */
@@ -123,16 +122,6 @@ describe_outputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc
     }
 }
 
-/* A broadcast of UCC's has one array, which is the output everywhere. */
-static void
-describe_broadcast(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
-{
-    if (call->root == self->rank && !call->is_in_place && call->count > 0) {
-        dd_copy(call->output, call->input, call->count * dd_dtype_size(call->dtype));
-    }
-    args->src = plain(call, call->output, call->count);
-}
-
 static dd_ucc_coll_args
 describe(const dd_ucc_carrier *self, const dd_carried_call *call)
 {
@@ -142,8 +131,8 @@ describe(const dd_ucc_carrier *self, const dd_carried_call *call)
         .flags = DD_UCC_FLAG_COUNT_64BIT | DD_UCC_FLAG_DISPLACEMENTS_64BIT,
         .root = (uint64_t)call->root,
     };
-    if (call->coll == DD_COLL_BROADCAST) {
-        describe_broadcast(self, call, &args);
+    if (call->coll == DD_COLL_BROADCAST) { /* it has one array */
+        args.src = plain(call, call->output, call->count);
         return args;
     }
     if (call->coll == DD_COLL_BARRIER) {

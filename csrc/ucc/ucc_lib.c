@@ -53,17 +53,15 @@ check_version(dd_ucc_lib *lib, dd_error *err)
 }
 
 static dd_status
-load(dd_ucc_lib *lib, const dd_ucc_search *where, dd_error *err)
+load(dd_ucc_lib *lib, const dd_dylib_place *where, dd_error *err)
 {
     static const char *const SONAMES[] = {"libucc.so.1"};
     dd_dylib_search search = {
         .what = "UCC",
-        .explicit_path = where->explicit_path,
         .sonames = SONAMES,
         .nsonames = sizeof SONAMES / sizeof SONAMES[0],
         .probe = "ucc_init_version",
-        .candidates = where->candidates,
-        .ncandidates = where->ncandidates,
+        .place = where,
     };
     dd_status status = dd_dylib_open(&search, &lib->dylib, err);
     if (status == DD_OK) {
@@ -119,7 +117,7 @@ start(dd_ucc_lib *lib, dd_error *err)
 }
 
 dd_status
-dd_ucc_open(const dd_ucc_search *search, dd_carrier_library **library, dd_error *err)
+dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library, dd_error *err)
 {
     dd_ucc_lib *lib = dd_mem_zalloc(sizeof *lib);
     if (lib == NULL) {

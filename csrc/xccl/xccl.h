@@ -3,16 +3,11 @@
 #define DD_XCCL_XCCL_H
 
 #include "collective/carrier.h"
-
-typedef struct dd_xccl_search {
-    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
-    const char *const *candidates; /* files of wheels, tried after what is in the process already */
-    size_t ncandidates;
-} dd_xccl_search;
+#include "core/dylib.h"
 
 /* Loads oneCCL and the plug-in that it takes by its own rules. DD_NOT_SUPPORTED: there is none (everything that was tried), it lacks
  * functions (all are named), or it finds no plug-in that works here. */
-dd_status dd_xccl_open(const dd_xccl_search *search, dd_carrier_library **library,
+dd_status dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **library,
                        dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -1,7 +1,7 @@
 /* What the files of csrc/xccl share.
  *
- * oneCCL's calls come back when they are done, and wait for the other ranks until then. So each communicator has a thread, which makes
- * all calls of it: whoever holds the engine's lock hands a job over, and looks whether it is done. oneCCL also keeps things by thread. */
+ * A call of oneCCL waits for the other ranks, and returns when it is done. So each communicator has a thread that makes all of its calls. The
+ * holder of the engine's lock gives the thread a job, and looks whether it is done. oneCCL also keeps state for each thread. */
 #ifndef DD_XCCL_XCCL_INTERNAL_H
 #define DD_XCCL_XCCL_INTERNAL_H
 

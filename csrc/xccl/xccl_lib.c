@@ -25,17 +25,15 @@ read_version(xccl_library *library, dd_error *err)
 }
 
 static dd_status
-load(const dd_xccl_search *where, xccl_library *library, dd_error *err)
+load(const dd_dylib_place *where, xccl_library *library, dd_error *err)
 {
     static const char *const SONAMES[] = {"libccl.so.2"};
     dd_dylib_search search = {
         .what = "oneCCL",
-        .explicit_path = where->explicit_path,
         .sonames = SONAMES,
         .nsonames = 1,
         .probe = "onecclGetVersion",
-        .candidates = where->candidates,
-        .ncandidates = where->ncandidates,
+        .place = where,
     };
     dd_status status = dd_dylib_open(&search, &library->dylib, err);
     if (status == DD_OK) {
@@ -46,7 +44,7 @@ load(const dd_xccl_search *where, xccl_library *library, dd_error *err)
 }
 
 dd_status
-dd_xccl_open(const dd_xccl_search *search, dd_carrier_library **opened, dd_error *err)
+dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **opened, dd_error *err)
 {
     xccl_library *library = dd_mem_zalloc(sizeof *library);
     if (library == NULL) {

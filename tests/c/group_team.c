@@ -2,6 +2,7 @@
 
 #include "check.h"
 #include "core/thread.h"
+#include "store/file_store.h"
 #include "store_calls.h"
 
 #include <stdlib.h>
@@ -218,4 +219,28 @@ team_wait(dd_group *group, dd_work *work)
     dd_status status = dd_group_wait(group, work, &wait, check_err());
     dd_work_release(work);
     return status;
+}
+
+bool
+team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
+{
+    dd_connect_options connect = team_connect_options(is_shm_disabled);
+    dd_group_options options = team_group_options("mortals");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_file_store_options file = {
+        .path = path, .world_size = size, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
+    *self = (team_mortal){NULL};
+    return CHECK_OK(dd_file_store_open(&self->store, &file, &wait, check_err())) &&
+           CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
+           CHECK_OK(dd_group_open(self->engine, self->store, rank, size, &options, &self->group, &wait,
+                                  check_err())) &&
+           CHECK(team_check_sum(self->group));
+}
+
+void
+team_mortal_close(team_mortal *self)
+{
+    dd_group_release(self->group);
+    dd_engine_release(self->engine);
+    dd_store_release(self->store);
 }

@@ -59,6 +59,16 @@ dd_status team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t
 dd_status team_call_standing(team_rank *self, const dd_coll_args *args);
 /* A sum of one float32 each, which is checked. */
 bool team_check_sum(dd_group *group);
+
+/* A rank that has an engine to itself, and meets the others in the file `path`: for those that are processes and end as such. */
+typedef struct team_mortal {
+    dd_engine *engine;
+    dd_store *store;
+    dd_group *group;
+} team_mortal;
+/* True: the group stands, and has been used. What there is of it is closed either way. */
+bool team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self);
+void team_mortal_close(team_mortal *self);
 /* Waits long enough for a work, releases it. */
 dd_status team_wait(dd_group *group, dd_work *work);
 

@@ -52,7 +52,7 @@ load_stubs(nccl_rig *rig)
     void *cuda = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     snprintf(path, sizeof path, "%s/nccl-%s/libnccl.so.2", DD_STUBS_DIR,
              rig->options.version != NULL ? rig->options.version : "2.32.3");
-    dd_nccl_search search = {.explicit_path = path};
+    dd_dylib_place search = {.explicit_path = path};
     if (!CHECK_OK(dd_nccl_lib_open(&search, &rig->lib, check_err()))) {
         return false;
     }

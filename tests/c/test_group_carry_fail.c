@@ -2,7 +2,6 @@
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
-#include "store/file_store.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -458,17 +457,27 @@ TEST(a_library_that_ends_within_a_moment)
 
 /* ---- abort and interrupt */
 
+/* True: all ranks have a call in the library. */
+static bool
+get_under_way(team_rank *self, carry_sum *sum, dd_work **work)
+{
+    carry_sum_init(sum, 1);
+    if (!carry_team_begin(self) ||
+        !CHECK_OK(dd_group_collective(self->group, &sum->args, &team_no_options, work, check_err()))) {
+        return false;
+    }
+    dd_engine_kick(dd_group_engine(self->group));
+    carry_await_start(self, 1);
+    team_rendezvous(self, "under way");
+    return true;
+}
+
 static void
 be_aborted(team_rank *self)
 {
     carry_sum sum;
     dd_work *work = NULL;
-    carry_sum_init(&sum, 1);
-    REQUIRE(carry_team_begin(self));
-    REQUIRE_OK(dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()));
-    dd_engine_kick(dd_group_engine(self->group));
-    carry_await_start(self, 1);
-    team_rendezvous(self, "under way");
+    REQUIRE(get_under_way(self, &sum, &work));
     if (self->rank == 1) {
         dd_group_abort(self->group, "the reactor is hot");
     }
@@ -574,12 +583,7 @@ leave_in_the_middle(team_rank *self)
 {
     carry_sum sum;
     dd_work *work = NULL;
-    carry_sum_init(&sum, 1);
-    REQUIRE(carry_team_begin(self));
-    REQUIRE_OK(dd_group_collective(self->group, &sum.args, &team_no_options, &work, check_err()));
-    dd_engine_kick(dd_group_engine(self->group));
-    carry_await_start(self, 1);
-    team_rendezvous(self, "under way");
+    REQUIRE(get_under_way(self, &sum, &work));
     if (self->rank == 0) {
         dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
         CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
@@ -609,40 +613,18 @@ typedef struct carry_mortal {
 
 #define NMORTALS 3
 
-typedef struct carry_member {
-    dd_engine *engine;
-    dd_store *store;
-    dd_group *group;
-} carry_member;
-
 static bool
-open_member(const carry_mortal *shared, int rank, carry_member *member)
+open_member(const carry_mortal *shared, int rank, team_mortal *member)
 {
-    dd_connect_options connect = team_connect_options(false);
-    dd_group_options options = team_group_options("mortals");
-    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_file_store_options file = {
-        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
-    return CHECK_OK(dd_file_store_open(&member->store, &file, &wait, check_err())) &&
-           CHECK_OK(dd_engine_open(&connect, &member->engine, check_err())) &&
-           CHECK_OK(dd_group_open(member->engine, member->store, rank, NMORTALS, &options, &member->group,
-                                  &wait, check_err())) &&
-           CHECK(team_check_sum(member->group)) && CHECK_OK(carry_group(member->group, check_err()));
-}
-
-static void
-close_member(carry_member *member)
-{
-    dd_group_release(member->group);
-    dd_engine_release(member->engine);
-    dd_store_release(member->store);
+    return team_mortal_open(shared->path, rank, NMORTALS, false, member) &&
+           CHECK_OK(carry_group(member->group, check_err()));
 }
 
 static _Noreturn void
 live_and_die(const carry_mortal *shared)
 {
     carry_sum sum;
-    carry_member self = {NULL};
+    team_mortal self;
     dd_work *work = NULL;
     carry_sum_init(&sum, 1);
     if (open_member(shared, 2, &self) && shared->has_called) {
@@ -654,7 +636,7 @@ live_and_die(const carry_mortal *shared)
 }
 
 static void
-check_loss(const carry_member *self, dd_work *work, const carry_mortal *shared, bool keeps_memory)
+check_loss(const team_mortal *self, dd_work *work, const carry_mortal *shared, bool keeps_memory)
 {
     char pid[64];
     dd_error *err = check_err();
@@ -678,7 +660,7 @@ survive(team_rank *rank)
     carry_sum *sum = &sums[rank->rank];
     dd_block block = {&letters[rank->rank], sizeof letters[0]};
     dd_work *works[2] = {NULL};
-    carry_member self = {NULL};
+    team_mortal self;
     carry_sum_init(sum, 1);
     REQUIRE(open_member(shared, rank->rank, &self));
     REQUIRE_OK(dd_group_collective(self.group, &sum->args, &team_no_options, &works[0], check_err()));
@@ -696,7 +678,7 @@ survive(team_rank *rank)
     check_loss(&self, works[1], shared, true);
     CHECK_INT(carry_library.counts[rank->rank].nstarts, shared->has_called);
     team_rendezvous(rank, "heard");
-    close_member(&self);
+    team_mortal_close(&self);
 }
 
 static void

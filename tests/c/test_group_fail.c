@@ -2,7 +2,6 @@
 #include "check.h"
 #include "core/thread.h"
 #include "group_team.h"
-#include "store/file_store.h"
 #include "telling.h"
 
 #include <signal.h>
@@ -581,25 +580,16 @@ typedef struct mortal {
 #define NMORTALS 3
 
 static bool
-open_mortal(const mortal *shared, int rank, dd_engine **engine, dd_store **store, dd_group **group)
+open_mortal(const mortal *shared, int rank, team_mortal *self)
 {
-    dd_connect_options connect = team_connect_options(shared->is_shm_disabled);
-    dd_group_options options = team_group_options("mortals");
-    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_file_store_options file = {
-        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
-    return CHECK_OK(dd_file_store_open(store, &file, &wait, check_err())) &&
-           CHECK_OK(dd_engine_open(&connect, engine, check_err())) &&
-           CHECK_OK(dd_group_open(*engine, *store, rank, NMORTALS, &options, group, &wait, check_err()));
+    return team_mortal_open(shared->path, rank, NMORTALS, shared->is_shm_disabled, self);
 }
 
 static _Noreturn void
 live_and_die(const mortal *shared)
 {
-    dd_engine *engine = NULL;
-    dd_store *store = NULL;
-    dd_group *group = NULL;
-    if (open_mortal(shared, 2, &engine, &store, &group) && team_check_sum(group)) {
+    team_mortal self;
+    if (open_mortal(shared, 2, &self)) {
         pause();
     }
     _exit(1);
@@ -624,15 +614,13 @@ static void
 survive(team_rank *self)
 {
     const mortal *shared = self->arg;
-    dd_engine *engine = NULL;
-    dd_store *store = NULL;
-    dd_group *group = NULL;
+    team_mortal own;
     dd_group *pair = NULL;
     static const int both[] = {0, 1};
     dd_group_options options = team_group_options("survivors");
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    if (open_mortal(shared, self->rank, &engine, &store, &group) && team_check_sum(group) &&
-        CHECK_OK(dd_group_split(group, both, 2, 0, &options, &pair, &wait, check_err()))) {
+    if (open_mortal(shared, self->rank, &own) &&
+        CHECK_OK(dd_group_split(own.group, both, 2, 0, &options, &pair, &wait, check_err()))) {
         team_rendezvous(self, "together");
         if (self->rank == 0) {
             doze(20 * DD_NS_PER_MS);
@@ -641,20 +629,18 @@ survive(team_rank *self)
         int64_t start_ns = dd_clock_now_ns();
         if (shared->is_idle) {
             team_rendezvous(self, "killed");
-            while (dd_group_check(group, NULL) == DD_OK && seconds_since(start_ns) < 1.0 * check_slow()) {
+            while (dd_group_check(own.group, NULL) == DD_OK && seconds_since(start_ns) < 1.0 * check_slow()) {
                 doze(DD_NS_PER_MS);
             }
         }
-        check_loss(group, shared, team_barrier(group));
+        check_loss(own.group, shared, team_barrier(own.group));
         CHECK(seconds_since(start_ns) < 1.0 * check_slow());
         CHECK(team_check_sum(pair));
         CHECK_OK(dd_group_close(pair, &wait, check_err()));
-        CHECK_OK(dd_group_close(group, &wait, check_err()));
+        CHECK_OK(dd_group_close(own.group, &wait, check_err()));
     }
     dd_group_release(pair);
-    dd_group_release(group);
-    dd_engine_release(engine);
-    dd_store_release(store);
+    team_mortal_close(&own);
 }
 
 static void
@@ -701,13 +687,10 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
 static _Noreturn void
 call_and_die(const mortal *shared, int go)
 {
-    dd_engine *engine = NULL;
-    dd_store *store = NULL;
-    dd_group *group = NULL;
+    team_mortal self;
     char byte;
-    bool is_ready = open_mortal(shared, 2, &engine, &store, &group) && team_check_sum(group) &&
-                    CHECK(read(go, &byte, 1) == 1);
-    _exit(is_ready && team_barrier(group) == DD_OK ? 0 : 1);
+    bool is_ready = open_mortal(shared, 2, &self) && CHECK(read(go, &byte, 1) == 1);
+    _exit(is_ready && team_barrier(self.group) == DD_OK ? 0 : 1);
 }
 
 typedef struct last_call {
@@ -720,15 +703,12 @@ static void
 look_after_its_end(team_rank *self)
 {
     const last_call *shared = self->arg;
-    dd_engine *engine = NULL;
-    dd_store *store = NULL;
-    dd_group *group = NULL;
+    team_mortal own;
     dd_work *work = NULL;
     dd_coll_args barrier = {.coll = DD_COLL_BARRIER};
-    REQUIRE(open_mortal(&shared->dying, self->rank, &engine, &store, &group));
-    CHECK(team_check_sum(group));
-    REQUIRE(dd_group_collective(group, &barrier, &team_no_options, &work, check_err()) == DD_OK);
-    dd_engine_lock(engine);
+    REQUIRE(open_mortal(&shared->dying, self->rank, &own));
+    REQUIRE(dd_group_collective(own.group, &barrier, &team_no_options, &work, check_err()) == DD_OK);
+    dd_engine_lock(own.engine);
     team_rendezvous(self, "called");
     if (self->rank == 0) {
         siginfo_t end = {.si_status = 1};
@@ -736,14 +716,12 @@ look_after_its_end(team_rank *self)
         CHECK(waitid(P_PID, (id_t)shared->dying.pid, &end, WEXITED | WNOWAIT) == 0 && end.si_status == 0);
     }
     team_rendezvous(self, "dead");
-    dd_engine_hear_locked(engine); /* before anybody looks at the arena */
-    dd_engine_unlock(engine);
-    CHECK_OK(team_wait(group, work));
-    check_loss(group, &shared->dying, team_barrier(group));
+    dd_engine_hear_locked(own.engine); /* before anybody looks at the arena */
+    dd_engine_unlock(own.engine);
+    CHECK_OK(team_wait(own.group, work));
+    check_loss(own.group, &shared->dying, team_barrier(own.group));
     team_rendezvous(self, "heard");
-    dd_group_release(group);
-    dd_engine_release(engine);
-    dd_store_release(store);
+    team_mortal_close(&own);
 }
 
 TEST(what_a_process_has_done_before_its_end_counts)

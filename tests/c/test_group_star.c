@@ -3,8 +3,6 @@
 #include "group/group_internal.h"
 #include "group_team.h"
 
-#include "store/file_store.h"
-
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -260,35 +258,14 @@ typedef struct mortals {
     pid_t pids[NMORTALS]; /* of ranks 0 and 2 */
 } mortals;
 
-typedef struct life {
-    dd_engine *engine;
-    dd_store *store;
-    dd_group *group;
-} life;
-
-static bool
-begin_life(const mortals *shared, int rank, life *self)
-{
-    dd_connect_options connect = team_connect_options(false);
-    dd_group_options options = team_group_options("mortals");
-    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_file_store_options file = {
-        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
-    return CHECK_OK(dd_file_store_open(&self->store, &file, &wait, check_err())) &&
-           CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
-           CHECK_OK(dd_group_open(self->engine, self->store, rank, NMORTALS, &options, &self->group, &wait,
-                                  check_err())) &&
-           team_check_sum(self->group);
-}
-
 static pid_t
 start_life(const mortals *shared, int rank)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        life self = {0};
+        team_mortal self;
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* stopped, it would outlast the test */
-        if (begin_life(shared, rank, &self)) {
+        if (team_mortal_open(shared->path, rank, NMORTALS, false, &self)) {
             if (rank == 0) {
                 kill(getpid(), SIGSTOP);
             }
@@ -304,8 +281,8 @@ outlive(team_rank *self)
 {
     const mortals *shared = self->arg;
     int rank = 2 * self->rank + 1;
-    life own = {0};
-    REQUIRE(begin_life(shared, rank, &own));
+    team_mortal own;
+    REQUIRE(team_mortal_open(shared->path, rank, NMORTALS, false, &own));
     if (self->rank == 0) {
         int how = 0;
         CHECK(waitpid(shared->pids[0], &how, WUNTRACED) == shared->pids[0] && WIFSTOPPED(how));
@@ -322,9 +299,7 @@ outlive(team_rank *self)
     CHECK_CONTAINS(check_message(), "lost rank 2 (");
     CHECK_CONTAINS(check_message(), text);
     team_rendezvous(self, "heard");
-    dd_group_release(own.group);
-    dd_engine_release(own.engine);
-    dd_store_release(own.store);
+    team_mortal_close(&own);
 }
 
 TEST(a_death_is_noticed_while_the_lowest_rank_is_stopped)

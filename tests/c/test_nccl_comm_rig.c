@@ -42,7 +42,7 @@ comm_rig_open(comm_rig *rig, const char *version)
 {
     *rig = (comm_rig){0};
     (void)setenv("DLDIST_STUB_DEVICES", "4", 1);
-    dd_nccl_search search = {.explicit_path = comm_rig_nccl_path(version)};
+    dd_dylib_place search = {.explicit_path = comm_rig_nccl_path(version)};
     if (!CHECK_OK(dd_cuda_open(DD_STUBS_DIR "/libcuda.so.1", &rig->cuda, check_err())) ||
         !CHECK_OK(dd_nccl_lib_open(&search, &rig->lib, check_err()))) {
         return false;

@@ -12,43 +12,15 @@
 
 #define CAPSULE "dldist.carrier"
 
-/* How a library is looked for, whatever it is. */
-typedef struct carrier_search {
-    const char *explicit_path;
-    const char *const *candidates;
-    size_t ncandidates;
-} carrier_search;
-
 typedef struct carrier_kind {
     const char *name;
-    dd_status (*open)(const carrier_search *search, dd_carrier_library **library, dd_error *err);
+    dd_status (*open)(const dd_dylib_place *search, dd_carrier_library **library, dd_error *err);
 } carrier_kind;
 
-static dd_status
-open_mpi(const carrier_search *search, dd_carrier_library **library, dd_error *err)
-{
-    dd_mpi_search where = {search->explicit_path, search->candidates, search->ncandidates};
-    return dd_mpi_open(&where, library, err);
-}
-
-static dd_status
-open_ucc(const carrier_search *search, dd_carrier_library **library, dd_error *err)
-{
-    dd_ucc_search where = {search->explicit_path, search->candidates, search->ncandidates};
-    return dd_ucc_open(&where, library, err);
-}
-
-static dd_status
-open_xccl(const carrier_search *search, dd_carrier_library **library, dd_error *err)
-{
-    dd_xccl_search where = {search->explicit_path, search->candidates, search->ncandidates};
-    return dd_xccl_open(&where, library, err);
-}
-
 static const carrier_kind KINDS[] = {
-    {"mpi", open_mpi},
-    {"ucc", open_ucc},
-    {"xccl", open_xccl},
+    {"mpi", dd_mpi_open},
+    {"ucc", dd_ucc_open},
+    {"xccl", dd_xccl_open},
 };
 
 static const carrier_kind *
@@ -70,7 +42,7 @@ py_carrier_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
     py_state *state = PyModule_GetState(module);
     const char *name = NULL;
     PyObject *candidates;
-    carrier_search search = {NULL, NULL, 0};
+    dd_dylib_place search = {NULL, NULL, 0};
     const py_params params =
         PY_PARAMS("_carrier_open", 2, 3, {"name", PY_TEXT, &name}, {"candidates", PY_OBJECT, &candidates},
                   {"path", PY_TEXT, &search.explicit_path});

@@ -21,7 +21,7 @@ destroy(py_nccl *nccl)
 
 /* Python's settings: where the libraries are, and how the watchdog runs. */
 typedef struct load_arguments {
-    dd_nccl_search search;
+    dd_dylib_place search;
     const char *cuda_path;
     dd_nccl_watchdog_options watchdog;
     const char *psk; /* of NCCL's connections; NULL: they are plain */
@@ -70,7 +70,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
 PyObject *
 py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    dd_nccl_search search = {.explicit_path = NULL};
+    dd_dylib_place search = {.explicit_path = NULL};
     PyObject *candidates;
     const py_params params = PY_PARAMS("_find_nccl_obstacle", 1, 2, {"candidates", PY_OBJECT, &candidates},
                                        {"nccl", PY_TEXT, &search.explicit_path});

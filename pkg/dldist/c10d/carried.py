@@ -9,7 +9,7 @@ from dldist.c10d.over_world import OverWorld
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from datetime import timedelta
-    from typing import Any
+    from typing import Any, ClassVar
 
     from dldist.world import World
 
@@ -23,11 +23,19 @@ class Carried(OverWorld):
         return group
 
 
-class MPIOptions(BackendOptions):
-    """ProcessGroupMPI.Options."""
+class CarriedOptions(BackendOptions):
+    """What the options of all of them are. The subclass has the backend's name."""
+
+    _name: ClassVar[str]
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        super().__init__("mpi", timeout)
+        super().__init__(self._name, timeout)
+
+
+class MPIOptions(CarriedOptions):
+    """ProcessGroupMPI.Options."""
+
+    _name = "mpi"
 
 
 class ProcessGroupMPI(Carried):
@@ -59,11 +67,10 @@ class ProcessGroupMPI(Carried):
         return cls(store, members.index(rank), len(members)) if rank in members else None
 
 
-class UCCOptions(BackendOptions):
+class UCCOptions(CarriedOptions):
     """ProcessGroupUCC.Options."""
 
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        super().__init__("ucc", timeout)
+    _name = "ucc"
 
 
 class ProcessGroupUCC(Carried):
@@ -74,11 +81,10 @@ class ProcessGroupUCC(Carried):
     _Options = UCCOptions
 
 
-class XCCLOptions(BackendOptions):
+class XCCLOptions(CarriedOptions):
     """ProcessGroupXCCL.Options."""
 
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        super().__init__("xccl", timeout)
+    _name = "xccl"
 
 
 class ProcessGroupXCCL(Carried):

