@@ -13,7 +13,7 @@ from pathlib import Path
 # Whose names depend on nothing but their arguments (and errno, and stdio's buffers in memory).
 PURE = """memcpy memmove memset memcmp memchr strlen strnlen strcmp strncmp strcasecmp strchr strrchr strstr strspn strcspn
 strtol strtoll strtoul strtoull strtod snprintf vsnprintf sscanf qsort bsearch llround lround inet_ntop inet_pton
-gai_strerror strerror_r abort __errno_location""".split()
+gai_strerror strerror_r explicit_bzero abort __errno_location""".split()
 # Names that compilers and libraries put in.
 COMPILED = ("__isoc", "__stack_chk", "__asan", "__tsan", "__ubsan", "_GLOBAL_OFFSET_TABLE_", "__memcpy_chk", "__snprintf_chk")
 # Shared libraries are found and opened in one file; what they hold is called through tables.

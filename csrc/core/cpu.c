@@ -46,6 +46,9 @@ detect_features(void)
             features |= DD_CPU_AVX512;
         }
     }
+    if ((ecx & bit_AES) != 0 && (ecx & bit_PCLMUL) != 0) {
+        features |= DD_CPU_AES;
+    }
     if ((ebx7 & fast_rep_movsb) != 0 || (edx7 & fast_short_rep_movsb) != 0) {
         features |= DD_CPU_STRING_COPY;
     }
@@ -54,10 +57,15 @@ detect_features(void)
 
 #elif defined(__aarch64__)
 
+#include <sys/auxv.h>
+
 static unsigned
 detect_features(void)
 {
-    return DD_CPU_NEON;
+    const unsigned long aes = 1UL << 3; /* HWCAP_AES, and HWCAP_PMULL */
+    const unsigned long pmull = 1UL << 4;
+    unsigned long has = getauxval(AT_HWCAP);
+    return DD_CPU_NEON | ((has & aes) != 0 && (has & pmull) != 0 ? (unsigned)DD_CPU_AES : 0);
 }
 
 #else

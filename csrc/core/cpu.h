@@ -10,6 +10,7 @@ typedef enum dd_cpu_feature {
     DD_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; never without DD_CPU_AVX2 */
     DD_CPU_NEON = 1 << 2,        /* as of ARMv8-A */
     DD_CPU_STRING_COPY = 1 << 3, /* `rep movsb` is fast (ERMS or FSRM) */
+    DD_CPU_AES = 1 << 4,         /* AES, and the multiplication that GCM needs */
 } dd_cpu_feature;
 
 /* The features that both the processor and the operating system support, or'ed. Cheap after the first. */

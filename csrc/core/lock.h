@@ -39,6 +39,7 @@
     X(COMPLETIONS, "operations that have ended and have not been told") \
     X(RECORDER, "the flight recorder")                                  \
     X(CALL_SITES, "stacks that have been seen")                         \
+    X(CRYPTO, "the loading of a library of ciphers")                    \
     X(FORK, "descriptors that a forked child closes")                   \
     X(LOG, "records for the log")
 

@@ -17,6 +17,7 @@ typedef enum dd_io {
     DD_IO_AGAIN,  /* would block */
     DD_IO_CLOSED, /* the peer closed or reset the connection */
     DD_IO_FAILED, /* errno tells */
+    DD_IO_FORGED, /* of sealed streams (net/seal.h): what has come is not what the peer has sent */
 } dd_io;
 
 /* Listens on addr, with the port asked for or any if it is 0. DD_NETWORK names the address. */

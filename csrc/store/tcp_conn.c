@@ -96,6 +96,7 @@ bury_one(tcp_conn *conn)
     while (!dd_list_is_empty(&conn->parked)) {
         tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
+    dd_seal_destroy(conn->seal);
     dd_blob_fini(&conn->in);
     dd_blob_fini(&conn->out);
     dd_mem_free(conn);
@@ -130,13 +131,21 @@ watch(tcp_conn *conn)
     }
 }
 
+/* The client has the whole answer to its hello before it says anything that is sealed. */
+static dd_seal *
+seal_for_output(const tcp_conn *conn)
+{
+    return conn->is_reply_clear ? NULL : conn->seal;
+}
+
 static void
 send_out(tcp_conn *conn)
 {
     while (conn->out_sent < conn->out.len) {
         size_t moved = 0;
-        dd_io io = dd_sock_try_send(conn->handler.fd, conn->out.data + conn->out_sent,
-                                    conn->out.len - conn->out_sent, &moved);
+        dd_io io =
+            dd_sealed_try_send(seal_for_output(conn), conn->handler.fd, conn->out.data + conn->out_sent,
+                               conn->out.len - conn->out_sent, &moved);
         if (io == DD_IO_AGAIN) {
             break;
         }
@@ -218,6 +227,10 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     conn->scan = (dd_tcp_scan){0};
     size_t head = head_bytes(conn);
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
+    if (conn->is_reply_clear && *used < bytes.len) {
+        /* Or somebody on the way could put words before those that the client seals. */
+        tcp_conn_doom(conn, "it says something in the clear behind its hello");
+    }
     return true;
 }
 
@@ -243,6 +256,17 @@ serve_kept(tcp_conn *conn)
     return done > 0;
 }
 
+static const char *
+why_not_read(dd_io io)
+{
+    return io == DD_IO_CLOSED   ? "closed by the client"
+           : io == DD_IO_FORGED ? "what came is not what the client has sealed"
+                                : "reading failed";
+}
+
+/* There is room for all that a seal holds: no event would come for the rest. */
+_Static_assert(TCP_RECV_BYTES >= 4 * DD_SEAL_SPARSE_RECORD, "");
+
 /* Most requests come whole, and are served where they were received. Only a rest is kept; what follows goes behind it. */
 static void
 read_and_serve(tcp_conn *conn)
@@ -260,14 +284,15 @@ read_and_serve(tcp_conn *conn)
         return;
     }
     size_t moved = 0;
-    dd_io io = dd_sock_try_recv(conn->handler.fd, is_rest ? conn->in.data + conn->in.len : room, sizeof room,
-                                &moved);
+    dd_io io = dd_sealed_try_recv(conn->seal, conn->handler.fd, is_rest ? conn->in.data + conn->in.len : room,
+                                  sizeof room, &moved);
     if (io != DD_IO_OK) {
         if (io != DD_IO_AGAIN) {
-            tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
+            tcp_conn_doom(conn, why_not_read(io));
         }
         return;
     }
+    conn->is_reply_clear = false;
     atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
     if (is_rest) {
         conn->in.len += moved;
@@ -310,7 +335,7 @@ on_conn_event(tcp_handler *handler, uint32_t events)
 }
 
 void
-tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
+tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus)
 {
     tcp_conn *conn = dd_mem_zalloc(sizeof *conn);
     if (conn == NULL) {
@@ -318,6 +343,7 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
         return;
     }
     conn->server = server;
+    conn->is_unix = is_unix;
     conn->is_surplus = is_surplus;
     conn->handler = (tcp_handler){.fd = fd, .on_event = on_conn_event};
     conn->watched = EPOLLIN;

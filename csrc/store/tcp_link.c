@@ -36,6 +36,8 @@ close_link(tcp_link *link)
 {
     dd_sock_close(link->fd);
     link->fd = -1;
+    dd_seal_destroy(link->seal);
+    link->seal = NULL;
 }
 
 void
@@ -47,6 +49,7 @@ tcp_link_destroy(tcp_link *link, bool is_forked)
     if (!is_forked) {
         close_link(link);
     }
+    dd_seal_destroy(link->seal);
     dd_blob_fini(&link->in);
     dd_mem_free(link);
 }
@@ -56,6 +59,11 @@ tcp_link_destroy(tcp_link *link, bool is_forked)
 static dd_status
 lost(dd_error *err, dd_io io)
 {
+    if (io == DD_IO_FORGED) {
+        return dd_error_set(err, DD_NETWORK,
+                            "what came over the encrypted connection is not what the server has sent: it was "
+                            "changed, repeated or cut on the way");
+    }
     return io == DD_IO_CLOSED
                ? dd_error_set(err, DD_NETWORK, "the server closed the connection (did it stop or crash?)")
                : dd_error_set_errno(err, DD_NETWORK, errno, "the connection failed");
@@ -66,7 +74,7 @@ tcp_link_try_send(tcp_link *link, dd_bytes bytes, size_t *nsent, dd_error *err)
 {
     while (*nsent < bytes.len) {
         size_t moved = 0;
-        dd_io io = dd_sock_try_send(link->fd, bytes.data + *nsent, bytes.len - *nsent, &moved);
+        dd_io io = dd_sealed_try_send(link->seal, link->fd, bytes.data + *nsent, bytes.len - *nsent, &moved);
         if (io == DD_IO_AGAIN) {
             return DD_OK;
         }
@@ -88,8 +96,8 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
     size_t moved = 0;
     dd_io io;
     do {
-        io = dd_sock_try_recv(link->fd, link->in.data + link->in.len, link->in.capacity - link->in.len,
-                              &moved);
+        io = dd_sealed_try_recv(link->seal, link->fd, link->in.data + link->in.len,
+                                link->in.capacity - link->in.len, &moved);
     } while (io == DD_IO_AGAIN && dd_spin_goes_on(&link->spin));
     *is_any = io == DD_IO_OK;
     if (io == DD_IO_AGAIN) {
@@ -180,6 +188,8 @@ tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *
 typedef struct handshake {
     tcp_link *link;
     tcp_target *target;
+    bool is_sealed; /* all from the reply to HELLO on */
+    dd_noise noise; /* from HELLO to its reply, where it is sealed */
     dd_blob request;
     dd_tcp_writer writer;
     dd_tcp_reader reply;
@@ -231,18 +241,45 @@ greet(handshake *shake)
     return status;
 }
 
+/* A nonce; of a connection that is sealed the cipher and message 1, which protects all fields from `fields_at` on; of one without a secret
+ * nothing. */
+static dd_status
+write_offer(handshake *shake, size_t fields_at, const dd_auth_nonces *nonces)
+{
+    if (!shake->is_sealed) {
+        bool has_secret = shake->target->secret.len > 0;
+        dd_tcp_write_bytes(&shake->writer,
+                           dd_bytes_of(nonces->client, has_secret ? sizeof nonces->client : 0));
+        return DD_OK; /* or the writer says otherwise */
+    }
+    uint8_t first[DD_NOISE_FIRST_BYTES];
+    dd_cipher cipher = DD_CIPHER_NONE;
+    dd_status status = dd_seal_choose(&cipher, shake->err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_tcp_write(&shake->writer, '#', DD_TCP_OFFER_BYTES);
+    dd_tcp_write(&shake->writer, 'b', cipher);
+    if (shake->writer.status != DD_OK) {
+        return shake->writer.status;
+    }
+    dd_bytes prologue = dd_bytes_of(shake->request.data + fields_at, shake->request.len - fields_at);
+    status = dd_seal_begin(&shake->noise, cipher, prologue, first, shake->err);
+    return status == DD_OK ? dd_blob_append(&shake->request, first, sizeof first, shake->err) : status;
+}
+
 /* Appended to what is said already. */
-static void
+static dd_status
 write_hello(handshake *shake, const dd_auth_nonces *nonces)
 {
     char host[80] = "?";
     (void)dd_sys_gethostname(host, sizeof host - 1);
-    bool has_secret = shake->target->secret.len > 0;
     dd_tcp_write(&shake->writer, 'b', DD_TCP_HELLO);
+    size_t fields_at = shake->request.len;
     dd_tcp_write(&shake->writer, 'u', DD_TCP_VERSION);
     dd_tcp_write(&shake->writer, 'i', (uint64_t)dd_sys_getpid());
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of_string(host));
-    dd_tcp_write_bytes(&shake->writer, dd_bytes_of(nonces->client, has_secret ? sizeof nonces->client : 0));
+    return write_offer(shake, fields_at, nonces);
 }
 
 /* Takes what the server says of itself. */
@@ -276,6 +313,25 @@ prove(handshake *shake, const dd_auth_nonces *nonces)
     return exchange(shake, DD_TCP_AUTH);
 }
 
+/* Takes the server's part of the keys, behind `clear`, and shows that this side has them, too. */
+static dd_status
+finish_seal(handshake *shake, const uint8_t *clear)
+{
+    dd_bytes second = dd_tcp_read_bytes(&shake->reply);
+    if (second.len == 0) {
+        return dd_error_set(shake->err, DD_AUTH, "the client has a secret and the server has none");
+    }
+    dd_status status =
+        dd_seal_finish(&shake->noise, shake->target->secret, DD_SEAL_SPARSE, second,
+                       dd_bytes_of(clear, DD_TCP_REPLY_CLEAR_BYTES), &shake->link->seal, shake->err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
+    dd_tcp_write_bytes(&shake->writer, (dd_bytes){0});
+    return exchange(shake, DD_TCP_AUTH);
+}
+
 /* `nonces` has the client's; takes the server's, and its proof. */
 static dd_status
 check_server(const tcp_target *target, dd_tcp_reader *reader, dd_auth_nonces *nonces, dd_error *err)
@@ -304,13 +360,19 @@ say_hello(handshake *shake)
     if (status != DD_OK) {
         return status;
     }
-    write_hello(shake, &nonces);
-    status = exchange(shake, DD_TCP_HELLO);
+    status = write_hello(shake, &nonces);
+    if (status == DD_OK) {
+        status = exchange(shake, DD_TCP_HELLO);
+    }
+    const uint8_t *clear = shake->reply.at;
     if (status == DD_OK) {
         status = note_server(shake->target, &shake->reply, shake->err);
     }
     if (status != DD_OK || shake->target->secret.len == 0) {
         return status;
+    }
+    if (shake->is_sealed) {
+        return finish_seal(shake, clear);
     }
     status = check_server(shake->target, &shake->reply, &nonces, shake->err);
     return status == DD_OK ? prove(shake, &nonces) : status;
@@ -323,6 +385,7 @@ shake_hands(handshake *shake, bool is_unix)
 {
     dd_status status = DD_OK;
     shake->link->is_extended = is_unix;
+    shake->is_sealed = shake->target->secret.len > 0 && !shake->target->is_encryption_off && !is_unix;
     if (is_unix) {
         show_magic(shake);
     } else {
@@ -380,6 +443,7 @@ open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *
     handshake shake = {.link = link, .target = target, .wait = wait, .err = err};
     dd_tcp_writer_init(&shake.writer, &shake.request, err);
     status = shake_hands(&shake, is_unix);
+    dd_noise_wipe(&shake.noise);
     dd_blob_fini(&shake.request);
     if (status == DD_OK && !is_first && link->is_extended != target->is_extended) {
         status = dd_error_set(err, DD_PROTOCOL, "it speaks another protocol than before");

@@ -4,6 +4,7 @@
 
 #include "core/spin.h"
 #include "net/addr.h"
+#include "net/seal.h"
 #include "store/tcp_protocol.h"
 
 /* The server as a client knows it; shared by its links. */
@@ -12,6 +13,7 @@ typedef struct tcp_target {
     const char *host;
     uint16_t port;
     dd_bytes secret;
+    bool is_encryption_off;
     dd_addr_list addrs;
     /* learned by the first link that opens, const from then on */
     bool is_known;
@@ -22,6 +24,7 @@ typedef struct tcp_target {
 
 typedef struct tcp_link {
     int fd;           /* -1: closed */
+    dd_seal *seal;    /* NULL: what goes over it is not sealed */
     dd_spin spin;     /* for polling for a reply before sleeping */
     bool is_extended; /* the server is ours: in the hand-shake its replies begin with a status */
     /* the server took the connection and closed it during the hand-shake: there were too many */

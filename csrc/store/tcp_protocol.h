@@ -79,7 +79,11 @@ typedef enum dd_tcp_op {
 #define DD_TCP_OFFER UINT32_C(0xDD150000)
 #define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
 
-#define DD_TCP_VERSION 3 /* of our extensions; both ends must have the same */
+#define DD_TCP_VERSION 4 /* of our extensions; both ends must have the same */
+/* A connection that is encrypted: where others have a nonce in HELLO, the cipher and message 1 of the hand-shake (net/noise.h); where they
+ * have one in its reply, message 2, which protects all of the reply before it. */
+#define DD_TCP_OFFER_BYTES (1 + DD_NOISE_FIRST_BYTES)
+#define DD_TCP_REPLY_CLEAR_BYTES ((size_t)44)
 #define DD_TCP_TAG_BYTES ((size_t)4)
 #define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
 #define DD_TCP_READY 0                 /* CHECK: all keys are there */

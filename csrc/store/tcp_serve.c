@@ -147,8 +147,9 @@ answer_challenge(tcp_conn *conn, dd_bytes client_nonce, uint8_t proof[DD_SHA256_
     return status;
 }
 
-static void
-reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
+/* All before the nonce. */
+static dd_tcp_writer
+begin_hello_reply(tcp_conn *conn)
 {
     const dd_tcp_server *server = conn->server;
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
@@ -158,19 +159,88 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
     dd_tcp_write(&writer, 'i', server->limits.max_keys);
     dd_tcp_write(&writer, 'i', server->limits.max_request_bytes);
     dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the name of its Unix socket here */
+    return writer;
+}
+
+static void
+reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
+{
+    dd_tcp_writer writer = begin_hello_reply(conn);
     dd_tcp_write_bytes(&writer, nonce);
     dd_tcp_write_bytes(&writer, proof);
     end_reply(conn, &writer);
 }
 
+static bool
+is_to_be_sealed(const tcp_conn *conn)
+{
+    return conn->server->secret.len > 0 && !conn->server->is_encryption_off && !conn->is_unix;
+}
+
+/* Makes the seal, and answers with our part of it. `fields` are those of HELLO, whose last is `offer`. */
+static void
+reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
+{
+    uint8_t second[DD_NOISE_SECOND_BYTES(DD_TCP_REPLY_CLEAR_BYTES)];
+    dd_error error;
+    dd_cipher cipher = (dd_cipher)offer.data[0];
+    const uint8_t *first = offer.data + 1;
+    if (!dd_seal_knows(cipher)) {
+        refuse(conn, DD_NOT_SUPPORTED,
+               "the server's process has no library with the client's cipher: install OpenSSL's libcrypto "
+               "(libssl3) there");
+        return;
+    }
+    dd_tcp_writer writer = begin_hello_reply(conn);
+    if (writer.status != DD_OK) {
+        end_reply(conn, &writer);
+        return;
+    }
+    dd_bytes clear =
+        dd_bytes_of(conn->out.data + conn->out.len - DD_TCP_REPLY_CLEAR_BYTES, DD_TCP_REPLY_CLEAR_BYTES);
+    dd_status status = dd_seal_answer(dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, cipher,
+                                      dd_bytes_of(fields, (size_t)(first - fields)), first, clear, second,
+                                      &conn->seal, &error);
+    if (status != DD_OK) {
+        conn->out.len = conn->reply_at; /* another answer */
+        refuse(conn, status, error.message);
+        return;
+    }
+    dd_tcp_write_bytes(&writer, dd_bytes_of(second, sizeof second));
+    dd_tcp_write_bytes(&writer, (dd_bytes){0});
+    end_reply(conn, &writer);
+    conn->is_reply_clear = true;
+    conn->state = TCP_CONN_CHALLENGED;
+}
+
+/* A nonce or an offer, as the server wants it; false: it has been refused. */
+static bool
+is_right_kind(tcp_conn *conn, dd_bytes offer)
+{
+    bool is_sealed = is_to_be_sealed(conn);
+    if (offer.len == (is_sealed ? DD_TCP_OFFER_BYTES : DD_AUTH_NONCE_BYTES)) {
+        return true;
+    }
+    bool has_other = offer.len == (is_sealed ? DD_AUTH_NONCE_BYTES : DD_TCP_OFFER_BYTES);
+    refuse(conn, DD_AUTH,
+           !has_other ? "the store needs a secret and the client has none"
+           : is_sealed
+               ? "the store's connections are encrypted, and the client does not encrypt: "
+                 "DLDIST_ENCRYPTION must be the same on both sides"
+               : "the client encrypts its connections, and the store does not: DLDIST_ENCRYPTION must "
+                 "be the same on both sides");
+    return false;
+}
+
 static void
 serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
 {
+    const uint8_t *fields = reader->at;
     uint32_t version = (uint32_t)dd_tcp_read(reader, 'u');
     int64_t pid = (int64_t)dd_tcp_read(reader, 'i');
     char host[80];
     dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
-    dd_bytes client_nonce = dd_tcp_read_bytes(reader);
+    dd_bytes offer = dd_tcp_read_bytes(reader);
     snprintf(conn->who, sizeof conn->who, "%s (pid %lld)", host, (long long)pid);
     conn->is_extended = true;
     if (conn->is_surplus) {
@@ -192,13 +262,16 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         conn->is_tagged = true;
         return;
     }
-    if (client_nonce.len != DD_AUTH_NONCE_BYTES) {
-        refuse(conn, DD_AUTH, "the store needs a secret and the client has none");
+    if (!is_right_kind(conn, offer)) {
+        return;
+    }
+    if (is_to_be_sealed(conn)) {
+        reply_sealed_hello(conn, fields, offer);
         return;
     }
     uint8_t proof[DD_SHA256_BYTES];
     dd_error error;
-    if (answer_challenge(conn, client_nonce, proof, &error) != DD_OK) {
+    if (answer_challenge(conn, offer, proof, &error) != DD_OK) {
         reply_error(conn, &error);
         conn->is_last_words = true;
         return;
@@ -212,7 +285,11 @@ static void
 serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
-    if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->nonces, proof)) {
+    /* What the client has sealed proves that it knows the secret; what came in the clear behind its hello does not. */
+    bool is_proven = conn->seal != NULL ? !conn->is_reply_clear
+                                        : dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT,
+                                                        &conn->nonces, proof);
+    if (!is_proven) {
         refuse(conn, DD_AUTH, "the client's secret is not the store's");
         return;
     }

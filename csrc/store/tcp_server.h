@@ -31,10 +31,11 @@ typedef struct dd_tcp_limits {
     ((dd_tcp_limits){UINT64_C(64) << 10, UINT64_C(256) << 20, UINT64_C(1) << 20, UINT64_C(1) << 30})
 
 typedef struct dd_tcp_server_options {
-    const char *host; /* address to listen on; "", "*", "0.0.0.0" or "::" for all */
-    uint16_t port;    /* 0: any */
-    int listen_fd;    /* -1, or a bound socket, taken over on success */
-    dd_bytes secret;  /* empty: no authentication */
+    const char *host;       /* address to listen on; "", "*", "0.0.0.0" or "::" for all */
+    uint16_t port;          /* 0: any */
+    int listen_fd;          /* -1, or a bound socket, taken over on success */
+    dd_bytes secret;        /* empty: no authentication */
+    bool is_encryption_off; /* otherwise connections over TCP are encrypted where there is a secret */
     dd_tcp_limits limits;
     /* a connection that has not shown the secret by then is closed; the first word is due sooner */
     int64_t handshake_timeout_ns;

@@ -12,6 +12,7 @@
 #include "core/spin.h"
 #include "net/addr.h"
 #include "net/auth.h"
+#include "net/seal.h"
 #include "store/keyspace.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
@@ -53,6 +54,7 @@ typedef struct tcp_conn {
     int64_t handshake_ns; /* which is due by then */
     int64_t accepted_ns;
     tcp_conn_state state;
+    bool is_unix;     /* of our own user, on this host */
     bool is_extended; /* said hello: replies carry a status, */
     bool is_tagged;   /* and, from the end of the handshake on, requests and answers a tag */
     bool is_doomed;
@@ -70,6 +72,8 @@ typedef struct tcp_conn {
     unsigned nparked;
     char who[TCP_WHO_MAX]; /* what an extended client calls itself; "": it has not said */
     dd_auth_nonces nonces;
+    dd_seal *seal;       /* NULL: what it says is not sealed */
+    bool is_reply_clear; /* the answer to its hello is not sealed yet */
 } tcp_conn;
 
 /* A request that waits for keys. */
@@ -92,6 +96,7 @@ struct dd_tcp_server {
     /* const after open */
     dd_tcp_limits limits;
     dd_blob secret;
+    bool is_encryption_off;
     int64_t handshake_timeout_ns;
     uint16_t port;
     uint64_t fork_generation;
@@ -171,7 +176,7 @@ dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t
                            dd_error *err) DD_MUST_CHECK;
 void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 /* Takes over an accepted descriptor; without memory it is closed. */
-void tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus);
+void tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus);
 void tcp_conn_doom(tcp_conn *conn, const char *why);
 /* Frees the doomed: the last act of every turn. */
 void tcp_server_bury(dd_tcp_server *server);

@@ -17,6 +17,7 @@ tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
         .timeout_ns = dd_store_head_get_timeout_ns(head),
         .world_size = -1,
         .secret = dd_blob_view(&store->secret),
+        .is_encryption_off = store->target.is_encryption_off,
         .server = store->server,
     };
     return dd_tcp_store_open(other, &options, wait, err);
@@ -80,6 +81,7 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
         return status;
     }
     store->target.secret = dd_blob_view(&store->secret);
+    store->target.is_encryption_off = options->is_encryption_off;
     *out = store;
     return DD_OK;
 }

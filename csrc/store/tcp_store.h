@@ -17,8 +17,9 @@ typedef struct dd_tcp_store_options {
     int64_t timeout_ns;
     int64_t world_size; /* < 0: not counted */
     bool is_wait_for_workers;
-    dd_bytes secret;       /* empty: none */
-    dd_tcp_server *server; /* NULL, or the server in this process (borrowed); port is then the server's */
+    dd_bytes secret;        /* empty: none */
+    bool is_encryption_off; /* otherwise the connection is encrypted where there is a secret and it is TCP */
+    dd_tcp_server *server;  /* NULL, or the server in this process (borrowed); port is then the server's */
 } dd_tcp_store_options;
 
 /* Connects, trying again while the server is not there yet; joins when world_size is given and waiting is on, and then

@@ -22,6 +22,7 @@ typedef struct dd_connect_options {
     size_t ring_nbytes;     /* of a shared memory link, a direction; a power of two */
     const char *congestion; /* TCP_CONGESTION, "" for the system's */
     dd_bytes secret;        /* both sides prove that they know it; empty for none */
+    bool is_encryption_off; /* otherwise TCP is encrypted where there is a secret */
     int64_t timeout_ns;     /* of one hand-shake with somebody who has connected to us */
     dd_spin_policy waiting; /* of those who drive the engine */
 } dd_connect_options;

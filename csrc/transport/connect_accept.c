@@ -28,6 +28,7 @@ remove_guest(dd_connector *self, connect_guest *guest)
     } else {
         dd_sock_close(guest->fd);
     }
+    dd_seal_destroy(guest->seal);
     *guest = self->guests[--self->nguests];
 }
 
@@ -109,6 +110,12 @@ judge(const dd_connector *self, const connect_guest *guest)
     if (has_secret != hello->has_secret) {
         return has_secret ? CONNECT_SECRET_WANTED : CONNECT_NO_SECRET;
     }
+    if (connect_is_sealed(self, guest->is_unix) != hello->is_sealed) {
+        return hello->is_sealed ? CONNECT_NO_ENCRYPTION : CONNECT_ENCRYPTION_WANTED;
+    }
+    if (hello->is_sealed && !dd_seal_knows(hello->cipher)) {
+        return CONNECT_NO_CIPHER;
+    }
     if (hello->lane >= (uint32_t)self->options.nlanes || (guest->is_unix && hello->lane != 0)) {
         return CONNECT_NO_SUCH_LANE;
     }
@@ -119,7 +126,7 @@ static dd_status
 say_verdict(const connect_guest *guest, connect_verdict verdict, dd_error *err)
 {
     const uint8_t byte = (uint8_t)verdict;
-    return connect_say(guest->fd, &byte, 1, err);
+    return connect_say(guest->fd, guest->seal, &byte, 1, err);
 }
 
 static void
@@ -144,7 +151,10 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
     dd_status status = say_verdict(guest, CONNECT_OK, err);
     if (status == DD_OK) {
         status = guest->is_unix ? dd_link_offer_shm(guest->fd, self->options.ring_nbytes, &guest->link, err)
-                                : dd_link_open_tcp(guest->fd, &guest->link, err);
+                                : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
+    }
+    if (status == DD_OK) {
+        guest->seal = NULL; /* the link's */
     }
     if (status != DD_OK) {
         if (is_first) {
@@ -161,25 +171,45 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
     return DD_OK;
 }
 
+/* Completes an answer that goes on: with our proof, or our part of the keys. */
+static dd_status
+complete_answer(const dd_connector *self, connect_guest *guest, connect_answer *answer,
+                uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
+{
+    dd_bytes secret = self->options.secret;
+    if (guest->hello.is_sealed) {
+        connect_answer_write(answer, bytes);
+        return connect_seal_answer(secret, &guest->hello, bytes, &guest->seal, err);
+    }
+    dd_status status = DD_OK;
+    if (secret.len > 0) {
+        status = dd_auth_random(answer->nonce, sizeof answer->nonce, err);
+        connect_prove(secret, CONNECT_LISTENER, &guest->hello, answer->nonce, answer->proof);
+        memcpy(guest->nonce, answer->nonce, sizeof guest->nonce);
+    }
+    connect_answer_write(answer, bytes);
+    return status;
+}
+
 static dd_status
 answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
-    dd_bytes secret = self->options.secret;
     if (!connect_hello_read(&guest->hello)) {
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
-    dd_status status = DD_OK;
-    connect_answer answer = {.verdict = judge(self, guest)};
-    bool goes_on = answer.verdict == CONNECT_GO_ON;
-    if (goes_on && secret.len > 0) {
-        status = dd_auth_random(answer.nonce, sizeof answer.nonce, err);
-        connect_prove(secret, CONNECT_LISTENER, &guest->hello, answer.nonce, answer.proof);
-        memcpy(guest->nonce, answer.nonce, sizeof guest->nonce);
-    }
     uint8_t bytes[CONNECT_ANSWER_BYTES];
+    connect_answer answer = {.verdict = judge(self, guest)};
     connect_answer_write(&answer, bytes);
-    if (status == DD_OK) {
-        status = connect_say(guest->fd, bytes, sizeof bytes, err);
+    bool goes_on = answer.verdict == CONNECT_GO_ON;
+    dd_status status = goes_on ? complete_answer(self, guest, &answer, bytes, err) : DD_OK;
+    if (status == DD_AUTH) {
+        answer.verdict = CONNECT_DENIED;
+        connect_answer_write(&answer, bytes);
+    }
+    if (status == DD_OK || status == DD_AUTH) {
+        /* The answer goes before what is sealed. */
+        dd_status said = connect_say(guest->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
+        status = status == DD_OK ? said : status;
     }
     if (status != DD_OK) {
         return status;
@@ -187,7 +217,7 @@ answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *
     if (!goes_on) {
         return connect_explain(answer.verdict, CONNECT_LISTENER, guest->hello.version, err);
     }
-    if (secret.len == 0) {
+    if (self->options.secret.len == 0) {
         return welcome(self, guest, is_over, err);
     }
     begin_step(guest, GUEST_PROOF, self->options.timeout_ns);
@@ -198,25 +228,38 @@ static dd_status
 hear_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
     bool is_whole = false;
+    size_t nbytes = guest->nheard < CONNECT_HELLO_BYTES ? CONNECT_HELLO_BYTES : CONNECT_SEALED_HELLO_BYTES;
     dd_status status =
-        connect_hear(guest->fd, guest->hello.bytes, CONNECT_HELLO_BYTES, &guest->nheard, &is_whole, err);
+        connect_hear(guest->fd, NULL, guest->hello.bytes, nbytes, &guest->nheard, &is_whole, err);
     if (status == DD_OK && !connect_is_hello_so_far(guest->hello.bytes, guest->nheard)) {
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
-    return status == DD_OK && is_whole ? answer_hello(self, guest, is_over, err) : status;
+    if (status != DD_OK || !is_whole) {
+        return status;
+    }
+    return guest->nheard < connect_hello_nbytes(&guest->hello) ? hear_hello(self, guest, is_over, err)
+                                                               : answer_hello(self, guest, is_over, err);
+}
+
+/* What it has sealed proves that it knows the secret. */
+static bool
+is_proof(const dd_connector *self, const connect_guest *guest)
+{
+    return guest->seal != NULL || connect_check_proof(self->options.secret, CONNECT_DIALER, &guest->hello,
+                                                      guest->nonce, guest->proof);
 }
 
 static dd_status
 hear_proof(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
-    dd_bytes secret = self->options.secret;
     bool is_whole = false;
+    size_t nbytes = guest->seal != NULL ? CONNECT_SEALED_PROOF_BYTES : sizeof guest->proof;
     dd_status status =
-        connect_hear(guest->fd, guest->proof, sizeof guest->proof, &guest->nheard, &is_whole, err);
+        connect_hear(guest->fd, guest->seal, guest->proof, nbytes, &guest->nheard, &is_whole, err);
     if (status != DD_OK || !is_whole) {
         return status;
     }
-    if (!connect_check_proof(secret, CONNECT_DIALER, &guest->hello, guest->nonce, guest->proof)) {
+    if (!is_proof(self, guest)) {
         (void)!say_verdict(guest, CONNECT_DENIED, NULL);
         return connect_explain(CONNECT_DENIED, CONNECT_LISTENER, guest->hello.version, err);
     }

@@ -66,6 +66,8 @@ struct connect_dial {
     int64_t next_start_ns;
     racer *talker;
     connect_hello hello;
+    dd_noise noise; /* between a sealed hello and its answer */
+    dd_seal *seal;  /* from the answer to it on */
     connect_answer answer;
     uint8_t heard[CONNECT_ANSWER_BYTES];
     size_t nheard;
@@ -86,6 +88,16 @@ is_unix(const racer *one)
 
 /* ---- the end of a dial */
 
+/* Nobody is talked to any more. */
+static void
+drop_talk(connect_dial *self)
+{
+    self->talker = NULL;
+    dd_noise_wipe(&self->noise);
+    dd_seal_destroy(self->seal);
+    self->seal = NULL;
+}
+
 static void
 stop_racing(connect_dial *self)
 {
@@ -94,7 +106,7 @@ stop_racing(connect_dial *self)
         self->racers[i].fd = -1;
     }
     self->nunderway = 0;
-    self->talker = NULL;
+    drop_talk(self);
 }
 
 static void
@@ -140,6 +152,7 @@ succeed(connect_dial *self, dd_link *link)
 {
     const dd_connect_handler *handler = &self->connector->handler;
     self->talker->fd = -1; /* the link's */
+    self->seal = NULL;     /* so is that, if there is one */
     stop_racing(self);
     self->step = DIAL_OVER;
     handler->on_link(handler->ctx, &self->card.uid, self->lane, link);
@@ -194,7 +207,7 @@ drop(connect_dial *self, racer *one, const dd_error *why)
         one->fd = -1;
         self->nunderway--;
     }
-    self->talker = NULL;
+    drop_talk(self);
     self->step = DIAL_RACING;
     bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_is_over(&self->wait);
     if (is_unix(one) && self->count > 1 && !is_final) {
@@ -303,10 +316,12 @@ say_hello(connect_dial *self, const racer *one, dd_error *err)
     self->hello = (connect_hello){.from = connector->uid,
                                   .to = self->card.uid,
                                   .lane = (uint32_t)self->lane,
-                                  .has_secret = connector->options.secret.len > 0};
-    dd_status status = connect_hello_write(&self->hello, err);
+                                  .has_secret = connector->options.secret.len > 0,
+                                  .is_sealed = connect_is_sealed(connector, is_unix(one))};
+    dd_status status = self->hello.is_sealed ? connect_seal_begin(&self->noise, &self->hello, err)
+                                             : connect_hello_write(&self->hello, err);
     if (status == DD_OK) {
-        status = connect_say(one->fd, self->hello.bytes, CONNECT_HELLO_BYTES, err);
+        status = connect_say(one->fd, NULL, self->hello.bytes, connect_hello_nbytes(&self->hello), err);
         self->was_turned_away = self->was_turned_away || status != DD_OK;
     }
     return status;
@@ -336,12 +351,17 @@ prove(connect_dial *self, dd_error *err)
 {
     dd_bytes secret = self->connector->options.secret;
     const connect_answer *answer = &self->answer;
+    if (self->hello.is_sealed) {
+        const uint8_t byte[CONNECT_SEALED_PROOF_BYTES] = {0};
+        dd_status status = connect_seal_finish(&self->noise, secret, self->heard, &self->seal, err);
+        return status == DD_OK ? connect_say(self->talker->fd, self->seal, byte, sizeof byte, err) : status;
+    }
     if (!connect_check_proof(secret, CONNECT_LISTENER, &self->hello, answer->nonce, answer->proof)) {
         return connect_explain(CONNECT_DENIED, CONNECT_DIALER, answer->version, err);
     }
     uint8_t proof[DD_SHA256_BYTES];
     connect_prove(secret, CONNECT_DIALER, &self->hello, answer->nonce, proof);
-    return connect_say(self->talker->fd, proof, sizeof proof, err);
+    return connect_say(self->talker->fd, NULL, proof, sizeof proof, err);
 }
 
 static dd_status
@@ -349,8 +369,8 @@ hear_answer(connect_dial *self, dd_error *err)
 {
     connect_answer *answer = &self->answer;
     bool is_whole = false;
-    dd_status status =
-        connect_hear(self->talker->fd, self->heard, CONNECT_ANSWER_BYTES, &self->nheard, &is_whole, err);
+    dd_status status = connect_hear(self->talker->fd, NULL, self->heard, CONNECT_ANSWER_BYTES, &self->nheard,
+                                    &is_whole, err);
     self->was_turned_away = self->was_turned_away || status != DD_OK;
     if (status != DD_OK || !is_whole) {
         return status;
@@ -372,7 +392,8 @@ hear_verdict(connect_dial *self, dd_error *err)
 {
     bool is_whole = false;
     dd_link *link = NULL;
-    dd_status status = connect_hear(self->talker->fd, self->heard, 1, &self->nheard, &is_whole, err);
+    dd_status status =
+        connect_hear(self->talker->fd, self->seal, self->heard, 1, &self->nheard, &is_whole, err);
     if (status != DD_OK || !is_whole) {
         return status;
     }
@@ -383,7 +404,7 @@ hear_verdict(connect_dial *self, dd_error *err)
     } else if (is_unix(self->talker)) {
         self->step = DIAL_OFFER;
     } else {
-        status = dd_link_open_tcp(self->talker->fd, &link, err);
+        status = dd_link_open_tcp(self->talker->fd, self->seal, &link, err);
     }
     if (link != NULL) {
         succeed(self, link);

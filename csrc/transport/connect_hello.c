@@ -11,19 +11,48 @@
 #define HELLO_MAGIC "DDlh"
 #define ANSWER_MAGIC "DDla"
 #define FLAG_SECRET 1u
+#define FLAG_SEALED 2u
+#define FLAGS_ALL (FLAG_SECRET | FLAG_SEALED)
+
+void
+connect_hello_write_head(connect_hello *hello)
+{
+    uint8_t *bytes = hello->bytes;
+    memset(bytes, 0, sizeof hello->bytes);
+    memcpy(bytes, HELLO_MAGIC, 4);
+    dd_put_number(bytes + 4, CONNECT_VERSION, 2);
+    dd_put_number(bytes + 6, (hello->has_secret ? FLAG_SECRET : 0) | (hello->is_sealed ? FLAG_SEALED : 0), 2);
+    memcpy(bytes + 8, hello->from.bytes, DD_UID_BYTES);
+    memcpy(bytes + 24, hello->to.bytes, DD_UID_BYTES);
+    dd_put_number(bytes + 40, hello->lane, 4);
+    dd_put_number(bytes + 44, hello->cipher, 4);
+}
 
 dd_status
 connect_hello_write(connect_hello *hello, dd_error *err)
 {
-    uint8_t *bytes = hello->bytes;
-    memset(bytes, 0, CONNECT_HELLO_BYTES);
-    memcpy(bytes, HELLO_MAGIC, 4);
-    dd_put_number(bytes + 4, CONNECT_VERSION, 2);
-    dd_put_number(bytes + 6, hello->has_secret ? FLAG_SECRET : 0, 2);
-    memcpy(bytes + 8, hello->from.bytes, DD_UID_BYTES);
-    memcpy(bytes + 24, hello->to.bytes, DD_UID_BYTES);
-    dd_put_number(bytes + 40, hello->lane, 4);
-    return dd_auth_random(bytes + 48, CONNECT_NONCE_BYTES, err);
+    connect_hello_write_head(hello);
+    return dd_auth_random(hello->bytes + 48, CONNECT_NONCE_BYTES, err);
+}
+
+static unsigned
+read_version(const uint8_t *bytes)
+{
+    return (unsigned)dd_get_number(bytes + 4, 2);
+}
+
+static unsigned
+read_flags(const uint8_t *bytes)
+{
+    return (unsigned)dd_get_number(bytes + 6, 2);
+}
+
+size_t
+connect_hello_nbytes(const connect_hello *hello)
+{
+    bool is_sealed =
+        read_version(hello->bytes) == CONNECT_VERSION && (read_flags(hello->bytes) & FLAG_SEALED) != 0;
+    return is_sealed ? CONNECT_SEALED_HELLO_BYTES : CONNECT_HELLO_BYTES;
 }
 
 bool
@@ -39,13 +68,17 @@ connect_hello_read(connect_hello *hello)
     if (memcmp(bytes, HELLO_MAGIC, 4) != 0) {
         return false;
     }
-    hello->version = (uint32_t)dd_get_number(bytes + 4, 2);
-    uint32_t flags = (uint32_t)dd_get_number(bytes + 6, 2);
+    hello->version = read_version(bytes);
+    unsigned flags = read_flags(bytes);
+    uint64_t cipher = dd_get_number(bytes + 44, 4);
     hello->has_secret = (flags & FLAG_SECRET) != 0;
+    hello->is_sealed = (flags & FLAG_SEALED) != 0;
+    hello->cipher = cipher < DD_CIPHER_COUNT ? (dd_cipher)cipher : DD_CIPHER_COUNT;
     memcpy(hello->from.bytes, bytes + 8, DD_UID_BYTES);
     memcpy(hello->to.bytes, bytes + 24, DD_UID_BYTES);
     hello->lane = (uint32_t)dd_get_number(bytes + 40, 4);
-    return hello->version != CONNECT_VERSION || (flags <= FLAG_SECRET && dd_get_number(bytes + 44, 4) == 0);
+    bool is_consistent = hello->is_sealed ? hello->has_secret : cipher == DD_CIPHER_NONE;
+    return hello->version != CONNECT_VERSION || (flags <= FLAGS_ALL && is_consistent);
 }
 
 void
@@ -109,8 +142,25 @@ connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd
                                {"it has no secret, and this process wants proof of one",
                                 "it wants proof of a secret, and this process has none"}},
         [CONNECT_DENIED] = {DD_AUTH,
-                            {"it has another secret", "its proof that it knows the secret is wrong"}},
+                            {"it has another secret, or what was said was changed on the way",
+                             "its proof that it knows the secret is wrong"}},
         [CONNECT_NO_SUCH_LANE] = {DD_PROTOCOL, {"it has fewer lanes", "it wants a lane that there is not"}},
+        [CONNECT_ENCRYPTION_WANTED] =
+            {DD_AUTH,
+             {"it encrypts what leaves its host, and this process does not (DLDIST_ENCRYPTION must be the same for "
+              "all ranks)",
+              "it does not encrypt, and this process does (DLDIST_ENCRYPTION must be the same for all ranks)"}},
+        [CONNECT_NO_ENCRYPTION] =
+            {DD_AUTH,
+             {"it does not encrypt, and this process does (DLDIST_ENCRYPTION must be the same for all ranks)",
+              "it encrypts what leaves its host, and this process does not (DLDIST_ENCRYPTION must be the same for "
+              "all ranks)"}},
+        [CONNECT_NO_CIPHER] =
+            {DD_NOT_SUPPORTED,
+             {"it has no library with the cipher of this process: install OpenSSL's libcrypto "
+              "(libssl3) there",
+              "this process has no library with its cipher: install OpenSSL's libcrypto "
+              "(libssl3)"}},
     };
     if (verdict == CONNECT_OTHER_VERSION) {
         return dd_error_set(
@@ -129,15 +179,18 @@ static dd_status
 io_error(dd_io io, dd_error *err)
 {
     static const char when[] = "in the middle of the hand-shake";
+    if (io == DD_IO_FORGED) {
+        return dd_error_set(err, DD_AUTH, "what it said was changed on the way, or it has another secret");
+    }
     return io == DD_IO_FAILED ? dd_error_set_errno(err, DD_NETWORK, errno, "the connection failed %s", when)
                               : dd_error_set(err, DD_NETWORK, "the connection was closed %s", when);
 }
 
 dd_status
-connect_say(int fd, const void *data, size_t nbytes, dd_error *err)
+connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err)
 {
     size_t moved = 0;
-    dd_io io = dd_sock_try_send(fd, data, nbytes, &moved);
+    dd_io io = dd_sealed_try_send(seal, fd, data, nbytes, &moved);
     if (io == DD_IO_OK && moved == nbytes) {
         return DD_OK;
     }
@@ -148,11 +201,12 @@ connect_say(int fd, const void *data, size_t nbytes, dd_error *err)
 }
 
 dd_status
-connect_hear(int fd, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole, dd_error *err)
+connect_hear(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
+             dd_error *err)
 {
     size_t moved = 0;
-    dd_io io = dd_sock_try_recv(fd, bytes + *nheard, nbytes - *nheard, &moved);
-    if (io == DD_IO_CLOSED || io == DD_IO_FAILED) {
+    dd_io io = dd_sealed_try_recv(seal, fd, bytes + *nheard, nbytes - *nheard, &moved);
+    if (io != DD_IO_OK && io != DD_IO_AGAIN) {
         return io_error(io, err);
     }
     *nheard += moved;

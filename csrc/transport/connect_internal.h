@@ -6,6 +6,7 @@
 #include "core/list.h"
 #include "core/lock.h"
 #include "core/thread.h"
+#include "net/seal.h"
 #include "net/sha256.h"
 #include "transport/connect.h"
 
@@ -26,18 +27,23 @@
 /* ---- connect_hello.c: what is said
  *
  *     dialer -> listener   hello    magic 4, version 2, flags 2, own uid 16, uid of whom it wants 16,
- *                                   lane 4, zero 4, nonce 32
+ *                                   lane 4, cipher 4, nonce 32
  *     listener -> dialer   answer   magic 4, version 2, verdict 1, zero 1, nonce 32, proof 32
  *     dialer -> listener   proof    32, where there is a secret
  *     listener -> dialer   verdict  1
  *
  * Numbers in little endian. A proof is HMAC-SHA256(secret, role || hello || nonce of the answer): it holds
- * for these two processes, this lane and this connection. */
+ * for these two processes, this lane and this connection.
+ *
+ * A link that is encrypted has a cipher. Its hello is longer: message 1 of the hand-shake stands in the place of the nonce, and message 2
+ * in that of the answer's nonce and proof. From then on all is sealed, beginning with the dialler's proof: one byte. */
 
 #define CONNECT_HELLO_BYTES 80
+#define CONNECT_SEALED_HELLO_BYTES 96
 #define CONNECT_ANSWER_BYTES 72
+#define CONNECT_SEALED_PROOF_BYTES 1
 #define CONNECT_NONCE_BYTES 32
-#define CONNECT_VERSION 5
+#define CONNECT_VERSION 6
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */
@@ -49,6 +55,9 @@ typedef enum connect_verdict {
     CONNECT_NO_SECRET,     /* the listener has none */
     CONNECT_DENIED,        /* the dialer's proof is wrong */
     CONNECT_NO_SUCH_LANE,
+    CONNECT_ENCRYPTION_WANTED, /* the dialer does not encrypt */
+    CONNECT_NO_ENCRYPTION,     /* the listener does not */
+    CONNECT_NO_CIPHER,         /* the listener does not know the dialer's */
     CONNECT_VERDICT_COUNT,
 } connect_verdict;
 
@@ -62,8 +71,10 @@ typedef struct connect_hello {
     dd_uid to;
     uint32_t lane;
     bool has_secret;
+    bool is_sealed;
+    dd_cipher cipher; /* where it is sealed */
     unsigned version;
-    uint8_t bytes[CONNECT_HELLO_BYTES]; /* all of it, as it goes into proofs */
+    uint8_t bytes[CONNECT_SEALED_HELLO_BYTES]; /* all of it, as it goes into proofs */
 } connect_hello;
 
 typedef struct connect_answer {
@@ -73,8 +84,11 @@ typedef struct connect_answer {
     uint8_t proof[DD_SHA256_BYTES];
 } connect_answer;
 
-/* Fills in bytes, with a fresh nonce. */
+/* Fills in bytes: all before the nonce; and the rest, with a fresh one, for a link that is not sealed. */
+void connect_hello_write_head(connect_hello *hello);
 dd_status connect_hello_write(connect_hello *hello, dd_error *err) DD_MUST_CHECK;
+/* How many bytes it has; of one that is coming, with CONNECT_HELLO_BYTES of them here. */
+size_t connect_hello_nbytes(const connect_hello *hello);
 /* Whether these first bytes may be those of a hello. */
 bool connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes);
 /* Reads bytes. False when it is no hello; of another version only that is known. */
@@ -91,12 +105,26 @@ void connect_prove(dd_bytes secret, connect_role role, const connect_hello *hell
 bool connect_check_proof(dd_bytes secret, connect_role role, const connect_hello *hello,
                          const uint8_t nonce[CONNECT_NONCE_BYTES], const uint8_t proof[DD_SHA256_BYTES]);
 
-/* Sends all of the bytes. What is said in a hand-shake is little, and an empty socket has room for it: one that has none
- * is a failure. */
-dd_status connect_say(int fd, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
+/* Sends all of the bytes; `seal` may be NULL. What is said in a hand-shake is little, and an empty socket has room for it: one that
+ * has none is a failure. */
+dd_status connect_say(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 /* Hears the rest of `nbytes`, of which there are *nheard. *is_whole is false while some are missing. */
-dd_status connect_hear(int fd, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
+dd_status connect_hear(int fd, dd_seal *seal, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
                        dd_error *err) DD_MUST_CHECK;
+
+/* ---- connect_seal.c: links that are encrypted */
+
+/* Whether links over such a socket are. */
+bool connect_is_sealed(const dd_connector *connector, bool is_unix);
+/* The dialler: writes the hello, and takes the answer to it; both wipe the noise in the end. DD_AUTH: the listener has another secret, or
+ * something was changed on the way. */
+dd_status connect_seal_begin(dd_noise *noise, connect_hello *hello, dd_error *err) DD_MUST_CHECK;
+dd_status connect_seal_finish(dd_noise *noise, dd_bytes secret, const uint8_t answer[CONNECT_ANSWER_BYTES],
+                              dd_seal **seal, dd_error *err) DD_MUST_CHECK;
+/* The listener, who has the cipher: completes an answer that is written but for its nonce and proof. DD_AUTH: the hello was changed. */
+dd_status connect_seal_answer(dd_bytes secret, const connect_hello *hello,
+                              uint8_t answer[CONNECT_ANSWER_BYTES], dd_seal **seal,
+                              dd_error *err) DD_MUST_CHECK;
 
 /* ---- what there is */
 
@@ -118,6 +146,7 @@ typedef struct connect_guest {
     connect_hello hello;
     uint8_t nonce[CONNECT_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
+    dd_seal *seal; /* NULL: what it says is not sealed, or not yet */
     dd_link *link; /* TAKING: owns the socket */
 } connect_guest;
 

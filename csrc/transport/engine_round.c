@@ -113,7 +113,8 @@ poll_tcp_lanes(dd_engine *engine)
         const dd_peer *peer = lane->peer;
         bool is_expected = peer->nexpected + engine->nany > 0 || !dd_list_is_empty(&peer->receiving) ||
                            !dd_list_is_empty(&peer->awaiting);
-        if (((is_expected && is_direct) || lane->is_held_up) && !lane->is_ended) {
+        bool is_due = (is_expected && is_direct) || lane->is_held_up || lane->stream->has_input;
+        if (is_due && !lane->is_ended) {
             is_progress = lane_receive(lane) || is_progress;
         }
         if (lane_has_output(lane)) {

@@ -5,6 +5,7 @@
 #define DD_TRANSPORT_LINK_H
 
 #include "core/status.h"
+#include "net/seal.h"
 #include "net/sock.h"
 
 #include <stdbool.h>
@@ -17,8 +18,8 @@ typedef struct dd_link dd_link;
 typedef struct dd_link_ops {
     const char *name; /* "shared memory", "TCP" */
 
-    /* Moves what there is room for of the parts, which are not all empty; AGAIN: no room. It may move less
-     * than there is room for (a ring's worth at a time). CLOSED or FAILED (errno tells) end the link for
+    /* Moves what there is room for of the parts, which are not all empty; AGAIN: no room; then the next parts begin with
+     * the same bytes. It may move less than there is room for (a ring's worth at a time). CLOSED or FAILED (errno tells) end the link for
      * sending; what has come in meanwhile is still to be had. */
     dd_io (*try_send)(dd_link *link, const struct iovec *parts, int nparts, size_t *moved);
 
@@ -52,11 +53,12 @@ struct dd_link {
     const dd_link_ops *ops;
     int fd; /* for epoll: EPOLLIN and, of TCP, EPOLLOUT: room for output */
     bool is_shared_memory;
+    bool has_input;      /* try_recv has more, whatever fd says: it is in this process already */
     uint64_t generation; /* of the process (dd_fork_generation) */
 };
 
-/* Takes a connected socket (on success) that has been through the hand-shake. */
-dd_status dd_link_open_tcp(int fd, dd_link **link, dd_error *err) DD_MUST_CHECK;
+/* Takes a connected socket (on success) that has been through the hand-shake, and what has come of that: a seal, or NULL. */
+dd_status dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err) DD_MUST_CHECK;
 
 /* Two rings, one a direction, in one piece of memory, which one side makes and hands over the Unix socket.
  * `ring_nbytes` is of each: a power of two from 4096 to 2^30. The side that offers must hear whether the other has taken

@@ -1,6 +1,7 @@
 #include "transport/link.h"
 
 #include "core/fork.h"
+#include "core/list.h"
 #include "core/mem.h"
 #include "core/system.h"
 
@@ -25,6 +26,17 @@
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
+
+typedef struct tcp_stream {
+    dd_link base;
+    dd_seal *seal; /* NULL: in the clear */
+} tcp_stream;
+
+static tcp_stream *
+stream_of(dd_link *link)
+{
+    return DD_CONTAINER_OF(link, tcp_stream, base);
+}
 
 static dd_io
 classify(ssize_t rc)
@@ -97,6 +109,21 @@ tcp_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
 }
 
 static dd_io
+sealed_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved)
+{
+    return dd_seal_try_send(stream_of(link)->seal, link->fd, parts, nparts, moved);
+}
+
+static dd_io
+sealed_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
+{
+    dd_seal *seal = stream_of(link)->seal;
+    dd_io io = dd_seal_try_recv(seal, link->fd, data, nbytes, moved);
+    link->has_input = dd_seal_has_input(seal);
+    return io;
+}
+
+static dd_io
 tcp_on_event(dd_link *link)
 {
     (void)link;
@@ -106,9 +133,8 @@ tcp_on_event(dd_link *link)
 static bool
 tcp_fall_asleep(dd_link *link, bool wants_room)
 {
-    (void)link;
     (void)wants_room;
-    return true;
+    return !link->has_input;
 }
 
 static void
@@ -117,7 +143,8 @@ tcp_destroy(dd_link *link)
     if (link->generation == dd_fork_generation()) {
         dd_sock_close(link->fd);
     }
-    dd_mem_free(link);
+    dd_seal_destroy(stream_of(link)->seal);
+    dd_mem_free(stream_of(link));
 }
 
 static const dd_link_ops tcp_ops = {
@@ -126,6 +153,17 @@ static const dd_link_ops tcp_ops = {
     .has_left = tcp_has_left,
     .count_lost = tcp_count_lost,
     .try_recv = tcp_try_recv,
+    .on_event = tcp_on_event,
+    .fall_asleep = tcp_fall_asleep,
+    .destroy = tcp_destroy,
+};
+
+static const dd_link_ops sealed_ops = {
+    .name = "encrypted TCP",
+    .try_send = sealed_try_send,
+    .has_left = tcp_has_left,
+    .count_lost = tcp_count_lost,
+    .try_recv = sealed_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,
     .destroy = tcp_destroy,
@@ -153,14 +191,18 @@ tune(int fd)
 }
 
 dd_status
-dd_link_open_tcp(int fd, dd_link **link, dd_error *err)
+dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err)
 {
-    dd_link *self = dd_mem_zalloc(sizeof *self);
+    tcp_stream *self = dd_mem_zalloc(sizeof *self);
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
     tune(fd);
-    *self = (dd_link){.ops = &tcp_ops, .fd = fd, .generation = dd_fork_generation()};
-    *link = self;
+    self->base = (dd_link){.ops = seal != NULL ? &sealed_ops : &tcp_ops,
+                           .fd = fd,
+                           .has_input = seal != NULL && dd_seal_has_input(seal),
+                           .generation = dd_fork_generation()};
+    self->seal = seal;
+    *link = &self->base;
     return DD_OK;
 }

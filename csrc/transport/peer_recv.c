@@ -395,7 +395,8 @@ read_once(dd_lane *lane, size_t *moved)
         lane->end += step;
         parse(lane);
     }
-    return step == wanted || (lane->stream->is_shared_memory && step >= DIRECT_NBYTES);
+    return step == wanted || lane->stream->has_input ||
+           (lane->stream->is_shared_memory && step >= DIRECT_NBYTES);
 }
 
 bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import tempfile
@@ -36,7 +37,7 @@ def _secret(options: launch_options.Options) -> str:
     """The secret that every connection of the job must know, or "" for none."""
     if not options.has_secret:
         return ""
-    given = settings.value("secret")
+    given = os.fsdecode(settings.secret())
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
     output.say(

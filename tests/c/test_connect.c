@@ -584,11 +584,11 @@ TEST(answer_of_another_version)
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
-    REQUIRE_OK(connect_say(fd, bytes, CONNECT_ANSWER_BYTES, check_err()));
+    REQUIRE_OK(connect_say(fd, NULL, bytes, CONNECT_ANSWER_BYTES, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
     CHECK_CONTAINS(a.error.message,
-                   "it speaks version 1 of the link protocol, and this process version 5: all "
+                   "it speaks version 1 of the link protocol, and this process version 6: all "
                    "ranks need the same version of dldist");
     dd_sock_close(fd);
     dd_sock_close(listener);

@@ -5,6 +5,7 @@
 #include "core/shared_memory.h"
 #include "core/thread.h"
 #include "leftovers.h"
+#include "sealed_pair.h"
 #include "transport/link.h"
 
 #include <errno.h>
@@ -25,9 +26,10 @@
 typedef enum kind {
     SHM,
     TCP,
+    SEALED,
 } kind;
-static const kind kinds[] = {SHM, TCP};
-#define FOR_EACH_KIND(k) for (const kind *k = kinds; k < kinds + 2; k++)
+static const kind kinds[] = {SHM, TCP, SEALED};
+#define FOR_EACH_KIND(k) for (const kind *k = kinds; k < kinds + 3; k++)
 
 static bool
 make_sockets(kind k, int fds[2])
@@ -75,8 +77,11 @@ open_links(kind k, dd_link *links[2])
         return open_shm_pair(RING_NBYTES, links);
     }
     int fds[2] = {-1, -1};
-    return make_sockets(TCP, fds) && CHECK_OK(dd_link_open_tcp(fds[0], &links[0], check_err())) &&
-           CHECK_OK(dd_link_open_tcp(fds[1], &links[1], check_err()));
+    dd_seal *seals[2] = {NULL, NULL};
+    return make_sockets(TCP, fds) &&
+           (k == TCP || sealed_pair_make(DD_CIPHER_AES_256_GCM, DD_SEAL_BULK, seals)) &&
+           CHECK_OK(dd_link_open_tcp(fds[0], seals[0], &links[0], check_err())) &&
+           CHECK_OK(dd_link_open_tcp(fds[1], seals[1], &links[1], check_err()));
 }
 
 static void
@@ -366,10 +371,13 @@ TEST(links_fill_up_and_move_on)
         size_t got = 0;
         while (got < sent) {
             io = links[1]->ops->try_recv(links[1], block, sizeof block, &moved);
-            REQUIRE(io == DD_IO_OK || (*k == TCP && io == DD_IO_AGAIN));
+            REQUIRE(io == DD_IO_OK || (*k != SHM && io == DD_IO_AGAIN));
             got += io == DD_IO_OK ? moved : 0;
         }
         CHECK_INT(got, sent);
+        if (*k == SEALED) { /* the bytes that there was no room for come first */
+            CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_OK);
+        }
         CHECK(send_text(links[0], "more"));
         close_links(links);
     }
@@ -622,7 +630,7 @@ TEST(without_memory_nothing_is_left_open)
     (void)dd_mem_fail_after(0);
     CHECK_STATUS(dd_link_offer_shm(fds[0], RING_NBYTES, &link, NULL), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(0);
-    CHECK_STATUS(dd_link_open_tcp(fds[0], &link, NULL), DD_OUT_OF_MEMORY);
+    CHECK_STATUS(dd_link_open_tcp(fds[0], NULL, &link, NULL), DD_OUT_OF_MEMORY);
     (void)dd_mem_fail_after(-1);
     dd_sock_close(fds[0]);
     dd_sock_close(fds[1]);

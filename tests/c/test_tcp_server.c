@@ -777,7 +777,10 @@ TEST(secret_is_needed_for_everything)
 
 TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
 {
-    dd_tcp_server *server = secret_server();
+    dd_tcp_server_options options = raw_options();
+    options.secret = dd_bytes_of_string(secret_text);
+    options.is_encryption_off = true;
+    dd_tcp_server *server = raw_server(&options);
     uint16_t port = dd_tcp_server_port(server);
     dd_auth_nonces nonces;
     uint8_t server_proof[DD_SHA256_BYTES];
@@ -1383,7 +1386,7 @@ TEST(event_of_a_doomed_connection_is_let_go)
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, order) == 0);
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-    tcp_conn_open(server, dd_fork_own(ends[0]), false);
+    tcp_conn_open(server, dd_fork_own(ends[0]), false, false);
     assassin self = {.handler = {order[0], on_order}};
     self.victim = DD_CONTAINER_OF(server->conns.next, tcp_conn, link);
     CHECK_OK(tcp_server_watch(server, &self.handler, EPOLLIN, check_err()));

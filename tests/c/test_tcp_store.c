@@ -907,7 +907,7 @@ TEST(server_of_another_version_is_refused)
     REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
     CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
     CHECK_CONTAINS(check_message(),
-                   "the server speaks version 1 of dldist's store protocol and the client version 3: "
+                   "the server speaks version 1 of dldist's store protocol and the client version 4: "
                    "install the same version of dldist on both");
     pthread_join(thread, NULL);
     close(fd);

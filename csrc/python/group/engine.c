@@ -2,22 +2,13 @@
 
 #include "python/base/convert.h"
 #include "python/base/error.h"
+#include "python/base/settings.h"
 #include "python/group/group.h"
 
 #define RING_NBYTES ((size_t)1 << 20)
 #define HANDSHAKE_TIMEOUT_NS (30 * DD_NS_PER_S)
 /* How long the end of the interpreter waits for unfinished operations, for all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
-
-/* Calls dldist.base.settings.<function>(). A new reference; NULL with an exception. */
-static PyObject *
-read_settings(const char *function)
-{
-    PyObject *settings = PyImport_ImportModule("dldist.base.settings");
-    PyObject *values = settings != NULL ? PyObject_CallMethod(settings, function, NULL) : NULL;
-    Py_XDECREF(settings);
-    return values;
-}
 
 /* The options borrow from `values`. False with an exception. */
 static bool
@@ -26,18 +17,21 @@ read_options(py_state *state, PyObject *values, dd_connect_options *options)
     int first_port;
     int last_port;
     bool has_shm;
+    bool is_encrypted;
     int waiting;
-    const py_params params = PY_PARAMS("connection", 8, 8, {"ifnames", PY_TEXT, &options->ifnames},
-                                       {"first_port", PY_INT, &first_port}, {"last_port", PY_INT, &last_port},
-                                       {"has_shm", PY_FLAG, &has_shm}, {"nlanes", PY_INT, &options->nlanes},
-                                       {"congestion", PY_TEXT, &options->congestion},
-                                       {"secret", PY_BYTES, &options->secret}, {"waiting", PY_INT, &waiting});
+    const py_params params =
+        PY_PARAMS("connection", 9, 9, {"ifnames", PY_TEXT, &options->ifnames},
+                  {"first_port", PY_INT, &first_port}, {"last_port", PY_INT, &last_port},
+                  {"has_shm", PY_FLAG, &has_shm}, {"nlanes", PY_INT, &options->nlanes},
+                  {"congestion", PY_TEXT, &options->congestion}, {"secret", PY_BYTES, &options->secret},
+                  {"is_encrypted", PY_FLAG, &is_encrypted}, {"waiting", PY_INT, &waiting});
     if (!py_params_read_tuple(&params, state, values, NULL)) {
         return false;
     }
     options->first_port = (uint16_t)first_port;
     options->last_port = (uint16_t)last_port;
     options->is_shm_disabled = !has_shm;
+    options->is_encryption_off = !is_encrypted;
     options->waiting = (dd_spin_policy)waiting;
     options->ring_nbytes = RING_NBYTES;
     options->timeout_ns = HANDSHAKE_TIMEOUT_NS;
@@ -49,7 +43,7 @@ open_engine(py_state *state)
 {
     /* The import also arranges that groups are closed at exit. */
     PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
-    PyObject *values = runtime != NULL ? read_settings("connection") : NULL;
+    PyObject *values = runtime != NULL ? py_settings_read("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;
     if (values != NULL && read_options(state, values, &options)) {
@@ -93,7 +87,7 @@ py_engine_get(py_state *state)
 bool
 py_engine_read_selection(py_state *state, dd_selection *selection)
 {
-    PyObject *text = read_settings("algorithm");
+    PyObject *text = py_settings_read("algorithm");
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     dd_status status = DD_INTERNAL;
     if (utf8 != NULL) {

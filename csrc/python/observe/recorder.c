@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/params.h"
+#include "python/base/settings.h"
 #include "python/base/wait.h"
 #include "python/observe/recorder_internal.h"
 
@@ -62,8 +63,7 @@ create_core(py_recorder *self, py_state *state, PyObject *settings)
 static py_recorder *
 create(py_state *state)
 {
-    PyObject *module = PyImport_ImportModule("dldist.base.settings");
-    PyObject *settings = module != NULL ? PyObject_CallMethod(module, "recorder", NULL) : NULL;
+    PyObject *settings = py_settings_read("recorder");
     py_recorder *self = settings != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
     bool is_made = false;
     if (self != NULL) {
@@ -78,7 +78,6 @@ create(py_state *state)
         self = NULL;
     }
     Py_XDECREF(settings);
-    Py_XDECREF(module);
     return self;
 }
 

@@ -1,8 +1,7 @@
 #include "store/tcp_store.h"
 
+#include "python/base/settings.h"
 #include "python/store/store.h"
-
-#include <stdlib.h>
 
 #define HANDSHAKE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define MAX_LIMIT (INT64_C(1) << 40)
@@ -107,22 +106,28 @@ static bool
 take_secret(tcp_store_arguments *arguments)
 {
     py_bytes secret = {0};
-    if (arguments->secret != NULL) {
-        if (!py_bytes_init(&secret, arguments->secret, "TCPStore", "secret")) {
-            return false;
-        }
-    } else {
-        const char *text = getenv("DLDIST_SECRET");
-        secret.view = dd_bytes_of_string(text != NULL ? text : "");
-    }
-    arguments->secret = py_from_value(secret.view);
+    PyObject *ours = arguments->secret == NULL ? py_settings_read("secret") : NULL;
+    PyObject *given = ours != NULL ? ours : arguments->secret;
+    bool is_read = given != NULL && py_bytes_init(&secret, given, "TCPStore", "secret");
+    arguments->secret = is_read ? py_from_value(secret.view) : NULL;
     py_bytes_fini(&secret);
+    Py_XDECREF(ours);
     if (arguments->secret == NULL) {
         return false;
     }
     arguments->options.secret =
         dd_bytes_of(PyBytes_AsString(arguments->secret), (size_t)PyBytes_Size(arguments->secret));
     return true;
+}
+
+static bool
+take_encryption(tcp_store_arguments *arguments)
+{
+    PyObject *is_encrypted = py_settings_read("is_encrypted");
+    int truth = is_encrypted != NULL ? PyObject_IsTrue(is_encrypted) : -1;
+    Py_XDECREF(is_encrypted);
+    arguments->options.is_encryption_off = truth == 0;
+    return truth >= 0;
 }
 
 static bool
@@ -151,7 +156,7 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
     }
     arguments->registry = arguments->is_multi_tenant ? state->tcp_registry : NULL;
     return check_world_size(arguments) && check_port(arguments) && check_listen_fd(arguments) &&
-           take_limits(arguments) && take_secret(arguments);
+           take_limits(arguments) && take_encryption(arguments) && take_secret(arguments);
 }
 
 /* Opens the server, if this is the master, and the client. Runs without the GIL. */
@@ -166,6 +171,7 @@ open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *e
             .port = options.port,
             .listen_fd = arguments->listen_fd == NOT_GIVEN ? -1 : (int)arguments->listen_fd,
             .secret = options.secret,
+            .is_encryption_off = options.is_encryption_off,
             .limits = arguments->limits,
             .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,
             .registry = arguments->registry,

@@ -126,8 +126,13 @@ PROGRAM = (
             "it later. `off` costs nothing: nothing is formatted and no thread runs."),
     Setting("secret", ("DLDIST_SECRET",), _text("any text"), "",
             "The shared secret of every `TCPStore` that is given no `secret=`, and of the connections between the members of "
-            "groups. Each connection proves in both directions that it knows it, without sending it. A server with a secret "
-            "serves no client without it, and a client with a secret talks to no server without it. Unset: no authentication."),
+            "groups. Each connection proves in both directions that it knows it, without sending it, and what leaves the host is "
+            "encrypted ([security.md](security.md)). A server with a secret serves no client without it, and a client with a secret "
+            "talks to no server without it. A rank takes it out of its environment when it makes its first group, so that the programs it "
+            "starts do not get it. Unset: no authentication, no encryption."),
+    Setting("encryption", ("DLDIST_ENCRYPTION",), _one_of("on", "off"), "on",
+            "`off`: connections over TCP are not encrypted although there is a secret, which both ends still have to prove. It must be "
+            "the same for all processes of a job."),
     Setting("interfaces", ("DLDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
             _text("names of network interfaces, separated by commas"), "",
             "Which interfaces groups publish addresses of and listen on, as long as somebody may come "
@@ -303,6 +308,45 @@ def value(attribute: str) -> Any:
     return _read(_SETTINGS[attribute], os.environ)
 
 
+# ---- the secret, which a rank takes out of its environment: what it starts is mostly none of the job's
+
+_taken: dict[str, str] = {}
+"""What stands in the environment instead of a secret, and the secret."""
+
+
+def _taken_by(pid: int) -> str:
+    return f"(taken by process {pid})"
+
+
+def secret() -> bytes:
+    """The job's secret, or b"" for none.
+
+    Raises DistArgumentError if a rank that is not this process, nor one that it was forked from, has taken it.
+    """
+    said = value("secret")
+    if said.startswith("(taken by process ") and said not in _taken:
+        raise _core.DistArgumentError(
+            f"DLDIST_SECRET is {said}, which is a rank and has started this process: the secret of a job is for its ranks. "
+            "Set DLDIST_SECRET for processes that are to be ranks, too (the rank has it in dldist.base.settings.secret())"
+        )
+    return os.fsencode(_taken.get(said, said))
+
+
+def take_secret() -> bytes:
+    """The same, for a process that becomes a rank."""
+    found = secret()
+    if found:
+        mark = _taken_by(os.getpid())
+        _taken[mark] = os.fsdecode(found)
+        os.environ["DLDIST_SECRET"] = mark
+    return found
+
+
+def is_encrypted() -> bool:
+    """Whether connections over TCP are encrypted, where there is a secret; for the C side."""
+    return bool(value("encryption") == "on")
+
+
 def of_failures() -> SimpleNamespace:
     """The settings about failures, dumps and NCCL's groups at this moment, each as an attribute.
 
@@ -313,16 +357,17 @@ def of_failures() -> SimpleNamespace:
     return SimpleNamespace(**{setting.attribute: _read(setting, given) for setting in FAILURES})
 
 
-def connection() -> tuple[str, int, int, bool, int, str, bytes, int]:
+def connection() -> tuple[str, int, int, bool, int, str, bytes, bool, int]:
     """Interfaces, first and last port, whether shared memory may be used, connections a peer, TCP's congestion control,
-    the secret, how calls wait; for the C side."""
+    the secret, whether TCP is encrypted, how calls wait; for the C side. The process becomes a rank."""
     return (
         value("interfaces"),
         *value("ports"),
         value("shm"),
         value("lanes"),
         value("congestion"),
-        os.fsencode(value("secret")),
+        take_secret(),
+        is_encrypted(),
         WAITING.index(value("waiting")),
     )
 

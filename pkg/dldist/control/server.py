@@ -46,7 +46,7 @@ def token(secret: str | None = None) -> str:
         '9f0ffee1'
     """
     if secret is None:
-        secret = settings.value("secret")
+        secret = os.fsdecode(settings.secret())
     return hmac.new(os.fsencode(secret), _PURPOSE, hashlib.sha256).hexdigest() if secret else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 
 from dldist import _core
@@ -36,7 +37,7 @@ def of_store(host: str, port: int, attempt: int = 0) -> dict[str, str]:
 
 def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
     """A store for `size` processes of this host, and the environment by which each of them finds it."""
-    secret = settings.value("secret") or secrets.token_hex(16)
+    secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
     where = {**of_store("127.0.0.1", store.port), "DLDIST_SECRET": secret}
     return store, [where | of_rank(rank, size, rank, size) for rank in range(size)]

@@ -54,17 +54,17 @@ def _load() -> None:
 def _encryption() -> tuple[str | None, int]:
     """The key of NCCL's connections, None if they are plain; and a number that differs between keys and gives none away.
 
-    Every process makes the key from the job's secret, and sends neither. The store does not encrypt, so it cannot carry a key. And the
+    Every process makes the key from the job's secret, and sends neither. A store without encryption could not carry a key. And the
     key does not depend on the order in which a process makes its groups.
     """
     if not settings.value("nccl_encryption"):
         return None, 0
-    secret = settings.value("secret")
+    secret = settings.secret()
     if not secret:
         raise NotImplementedError("DLDIST_NCCL_ENCRYPTION=1 needs a secret that all ranks have, in DLDIST_SECRET: the key is made of it")
     from hmac import digest
 
-    key = digest(os.fsencode(secret), b"dldist: the key of NCCL's connections", "sha256")
+    key = digest(secret, b"dldist: the key of NCCL's connections", "sha256")
     told = digest(key, b"which key it is", "sha256")
     return key.hex(), int.from_bytes(told[:7], "little") or 1
 

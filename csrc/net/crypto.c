@@ -1,0 +1,151 @@
+#include "net/crypto_internal.h"
+
+#include "core/cpu.h"
+#include "core/lock.h"
+#include "core/mem.h"
+#include "net/auth.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+struct dd_aead {
+    dd_cipher cipher;
+    void *state;
+};
+
+static dd_lock loading = DD_LOCK_INITIALIZER(DD_LOCK_CRYPTO);
+static _Atomic(const crypto_library *) loaded; /* release, once; acquire */
+
+static const crypto_library *
+library(void)
+{
+    return atomic_load_explicit(&loaded, memory_order_acquire);
+}
+
+const char *
+dd_cipher_name(dd_cipher cipher)
+{
+    static const char *const names[DD_CIPHER_COUNT] = {"no cipher", "AES-256-GCM", "ChaCha20-Poly1305"};
+    return cipher < DD_CIPHER_COUNT ? names[cipher] : "an unknown cipher";
+}
+
+dd_status
+dd_crypto_load(dd_error *err)
+{
+    if (library() != NULL) {
+        return DD_OK;
+    }
+    const crypto_library *found = NULL;
+    dd_error other;
+    dd_lock_take(&loading);
+    dd_status status = crypto_load_openssl(&found, err);
+    if (status != DD_OK && crypto_load_sodium(&found, &other) == DD_OK) {
+        status = DD_OK;
+    }
+    if (status == DD_OK) {
+        atomic_store_explicit(&loaded, found, memory_order_release);
+    }
+    dd_lock_release(&loading);
+    if (status != DD_OK) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            "what leaves this host is encrypted, as the job has a secret, and neither "
+                            "OpenSSL's libcrypto nor libsodium is there to do it: install one (libssl3, "
+                            "libsodium23), or set DLDIST_ENCRYPTION=off for all ranks");
+    }
+    return DD_OK;
+}
+
+const char *
+dd_crypto_name(void)
+{
+    return library()->name();
+}
+
+bool
+dd_crypto_has(dd_cipher cipher)
+{
+    return library()->has(cipher);
+}
+
+dd_cipher
+dd_crypto_choose(void)
+{
+    return (dd_cpu_features() & DD_CPU_AES) != 0 && dd_crypto_has(DD_CIPHER_AES_256_GCM)
+               ? DD_CIPHER_AES_256_GCM
+               : DD_CIPHER_CHACHA20_POLY1305;
+}
+
+void
+dd_crypto_wipe(void *secret, size_t nbytes)
+{
+    explicit_bzero(secret, nbytes);
+}
+
+dd_status
+dd_x25519_make(dd_x25519_pair *pair, dd_error *err)
+{
+    dd_status status = dd_auth_random(pair->secret, sizeof pair->secret, err);
+    if (status == DD_OK && !library()->x25519_point(pair->secret, pair->point)) {
+        status = dd_error_set(err, DD_OUT_OF_MEMORY, "%s cannot make a key", dd_crypto_name());
+    }
+    return status;
+}
+
+bool
+dd_x25519_agree(const dd_x25519_pair *own, const uint8_t point[DD_CRYPTO_POINT_BYTES],
+                uint8_t common[DD_CRYPTO_POINT_BYTES])
+{
+    static const uint8_t nothing[DD_CRYPTO_POINT_BYTES];
+    return library()->x25519_agree(own->secret, point, common) &&
+           !dd_bytes_equal_secret(dd_bytes_of(common, DD_CRYPTO_POINT_BYTES),
+                                  dd_bytes_of(nothing, sizeof nothing));
+}
+
+dd_status
+dd_aead_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES], dd_aead **aead, dd_error *err)
+{
+    dd_aead *self = dd_mem_zalloc(sizeof *self);
+    void *state = self != NULL ? library()->create(cipher, key) : NULL;
+    if (state == NULL) {
+        dd_mem_free(self);
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    *self = (dd_aead){.cipher = cipher, .state = state};
+    *aead = self;
+    return DD_OK;
+}
+
+void
+dd_aead_destroy(dd_aead *self)
+{
+    if (self != NULL) {
+        library()->destroy(self->state);
+        dd_mem_free(self);
+    }
+}
+
+/* As the Noise protocol has them: four zeros, and the number in the order of bytes that each cipher's authors use. */
+static void
+write_nonce(dd_cipher cipher, uint64_t number, uint8_t nonce[CRYPTO_NONCE_BYTES])
+{
+    memset(nonce, 0, CRYPTO_NONCE_BYTES);
+    for (int i = 0; i < 8; i++) {
+        nonce[cipher == DD_CIPHER_AES_256_GCM ? 11 - i : 4 + i] = (uint8_t)(number >> (8 * i));
+    }
+}
+
+bool
+dd_aead_seal(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes plain, uint8_t *sealed)
+{
+    uint8_t nonce[CRYPTO_NONCE_BYTES];
+    write_nonce(self->cipher, number, nonce);
+    return library()->seal(self->state, nonce, beside, plain, sealed);
+}
+
+bool
+dd_aead_open(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes sealed, uint8_t *plain)
+{
+    uint8_t nonce[CRYPTO_NONCE_BYTES];
+    write_nonce(self->cipher, number, nonce);
+    return sealed.len >= DD_CRYPTO_TAG_BYTES && library()->open(self->state, nonce, beside, sealed, plain);
+}

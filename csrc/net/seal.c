@@ -1,0 +1,451 @@
+#include "net/seal.h"
+
+#include "core/little_endian.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define HEAD_BYTES ((size_t)4)
+#define PADDED_FLAG (UINT32_C(1) << 31)
+/* At the end of a padded record: how many of its bytes are padding, these included. */
+#define PADDING_BYTES ((size_t)2)
+#define RECORDS_PER_KEY (UINT64_C(1) << 16)
+
+/* One way. */
+typedef struct seal_direction {
+    dd_aead *aead;
+    dd_cipher cipher;
+    size_t full;       /* bytes that a full record holds */
+    uint64_t nrecords; /* so far: the number of the next one */
+    uint8_t *buffer;   /* of buffer_bytes(), or NULL */
+    size_t begin;      /* sealed bytes: of records that are to be sent, or have come */
+    size_t end;
+} seal_direction;
+
+struct dd_seal {
+    dd_seal_use use;
+    seal_direction out;
+    size_t claimed; /* bytes of the caller's that the records in `out` hold */
+    seal_direction in;
+    size_t plain_begin; /* in in.buffer, before in.begin: opened bytes that the caller has not taken */
+    size_t plain_end;
+};
+
+/* ---- keys */
+
+/* The next key: Noise's REKEY. */
+static bool
+turn_key(seal_direction *self)
+{
+    static const uint8_t zeros[DD_CRYPTO_KEY_BYTES];
+    uint8_t sealed[DD_CRYPTO_KEY_BYTES + DD_CRYPTO_TAG_BYTES];
+    dd_aead *next = NULL;
+    bool is_turned =
+        dd_aead_seal(self->aead, UINT64_MAX, (dd_bytes){0}, dd_bytes_of(zeros, sizeof zeros), sealed) &&
+        dd_aead_create(self->cipher, sealed, &next, NULL) == DD_OK;
+    dd_crypto_wipe(sealed, sizeof sealed);
+    if (is_turned) {
+        dd_aead_destroy(self->aead);
+        self->aead = next;
+    }
+    return is_turned;
+}
+
+/* After a record. False: no memory for the next key. */
+static bool
+count_record(seal_direction *self)
+{
+    return ++self->nrecords % RECORDS_PER_KEY != 0 || turn_key(self);
+}
+
+/* ---- buffers */
+
+static size_t
+padded_max(const seal_direction *self)
+{
+    return self->full + self->full / 16;
+}
+
+static size_t
+record_max(const seal_direction *self)
+{
+    return HEAD_BYTES + padded_max(self) + DD_CRYPTO_TAG_BYTES;
+}
+
+/* For the header of a frame, and two full records. */
+static size_t
+buffer_bytes(const seal_direction *self)
+{
+    return 2 * record_max(self);
+}
+
+static bool
+has_buffer(seal_direction *self)
+{
+    if (self->buffer == NULL) {
+        self->buffer = dd_mem_alloc(buffer_bytes(self));
+    }
+    return self->buffer != NULL;
+}
+
+static void
+drop_buffer(seal_direction *self, dd_seal_use use)
+{
+    self->begin = self->end = 0;
+    if (use == DD_SEAL_SPARSE) {
+        dd_mem_free(self->buffer);
+        self->buffer = NULL;
+    }
+}
+
+/* ---- sending */
+
+/* What `nbytes` and the count behind them become. */
+static size_t
+padded_size(size_t nbytes)
+{
+    size_t size = nbytes + PADDING_BYTES;
+    size_t step = 64;
+    while (step * 32 <= size) {
+        step *= 2;
+    }
+    return (size + step - 1) / step * step;
+}
+
+/* Seals the `nbytes` at `plain`, or those that stand already where their record has its bytes. */
+static bool
+seal_record(seal_direction *self, const uint8_t *plain, size_t nbytes)
+{
+    bool is_full = nbytes == self->full;
+    size_t size = is_full ? nbytes : padded_size(nbytes);
+    uint8_t *head = self->buffer + self->end;
+    uint8_t *body = head + HEAD_BYTES;
+    dd_put_number(head, (size + DD_CRYPTO_TAG_BYTES) | (is_full ? 0 : PADDED_FLAG), HEAD_BYTES);
+    if (!is_full) {
+        memset(body + nbytes, 0, size - nbytes);
+        dd_put_number(body + size - PADDING_BYTES, size - nbytes, PADDING_BYTES);
+    }
+    if (!dd_aead_seal(self->aead, self->nrecords, dd_bytes_of(head, HEAD_BYTES), dd_bytes_of(plain, size),
+                      body)) {
+        return false;
+    }
+    self->end += HEAD_BYTES + size + DD_CRYPTO_TAG_BYTES;
+    return count_record(self);
+}
+
+/* A place in the parts. */
+typedef struct seal_cursor {
+    const struct iovec *parts;
+    int nparts;
+    size_t at; /* in the first of them */
+} seal_cursor;
+
+static size_t
+left_in_part(const seal_cursor *from)
+{
+    return from->nparts > 0 ? from->parts->iov_len - from->at : 0;
+}
+
+static void
+advance(seal_cursor *from, size_t nbytes)
+{
+    from->at += nbytes;
+    while (from->nparts > 0 && left_in_part(from) == 0) {
+        from->parts++;
+        from->nparts--;
+        from->at = 0;
+    }
+}
+
+/* Copies small parts together, up to one that fills a record of its own. */
+static size_t
+gather(seal_cursor *from, size_t full, uint8_t *body)
+{
+    size_t nbytes = 0;
+    while (nbytes < full && from->nparts > 0) {
+        size_t left = left_in_part(from);
+        size_t room = full - nbytes;
+        if (nbytes > 0 && left >= full) {
+            break;
+        }
+        size_t step = left < room ? left : room;
+        memcpy(body + nbytes, (const uint8_t *)from->parts->iov_base + from->at, step);
+        nbytes += step;
+        advance(from, step);
+    }
+    return nbytes;
+}
+
+/* The next record: a full one from where its bytes are. */
+static bool
+seal_next(dd_seal *self, seal_cursor *from)
+{
+    seal_direction *out = &self->out;
+    size_t nbytes = out->full;
+    const uint8_t *plain = out->buffer + out->end + HEAD_BYTES;
+    if (left_in_part(from) >= out->full) {
+        plain = (const uint8_t *)from->parts->iov_base + from->at;
+        advance(from, nbytes);
+    } else {
+        nbytes = gather(from, out->full, out->buffer + out->end + HEAD_BYTES);
+    }
+    self->claimed += nbytes;
+    return seal_record(out, plain, nbytes);
+}
+
+static bool
+seal_parts(dd_seal *self, const struct iovec *parts, int nparts)
+{
+    seal_direction *out = &self->out;
+    seal_cursor from = {.parts = parts, .nparts = nparts};
+    advance(&from, 0);
+    if (!has_buffer(out)) {
+        return false;
+    }
+    while (from.nparts > 0 && buffer_bytes(out) - out->end >= record_max(out)) {
+        if (!seal_next(self, &from)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+dd_io
+dd_seal_try_send(dd_seal *self, int fd, const struct iovec *parts, int nparts, size_t *moved)
+{
+    seal_direction *out = &self->out;
+    if (out->begin == out->end && !seal_parts(self, parts, nparts)) {
+        errno = ENOMEM;
+        return DD_IO_FAILED;
+    }
+    while (out->begin < out->end) {
+        size_t step = 0;
+        dd_io io = dd_sock_try_send(fd, out->buffer + out->begin, out->end - out->begin, &step);
+        if (io != DD_IO_OK) {
+            return io;
+        }
+        out->begin += step;
+    }
+    *moved = self->claimed;
+    self->claimed = 0;
+    drop_buffer(out, self->use);
+    return DD_IO_OK;
+}
+
+/* ---- receiving */
+
+static size_t
+sealed_bytes(const seal_direction *in)
+{
+    return dd_get_number(in->buffer + in->begin, HEAD_BYTES) & ~(uint64_t)PADDED_FLAG;
+}
+
+/* Whether the head is one that a peer may send. */
+static bool
+is_sound(const seal_direction *in)
+{
+    size_t nbytes = sealed_bytes(in);
+    return nbytes > DD_CRYPTO_TAG_BYTES && nbytes <= padded_max(in) + DD_CRYPTO_TAG_BYTES;
+}
+
+/* Whether there is something to open: a whole record, or a head that promises nothing good. */
+static bool
+has_record(const seal_direction *in)
+{
+    size_t there = in->end - in->begin;
+    return there >= HEAD_BYTES && (there - HEAD_BYTES >= sealed_bytes(in) || !is_sound(in));
+}
+
+/* Opens the record at in.begin to `plain`, which may be where it stands; *nbytes without the padding. */
+static dd_io
+open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
+{
+    const uint8_t *head = in->buffer + in->begin;
+    bool is_padded = (dd_get_number(head, HEAD_BYTES) & PADDED_FLAG) != 0;
+    size_t sealed = sealed_bytes(in);
+    size_t size = sealed - DD_CRYPTO_TAG_BYTES;
+    if (!dd_aead_open(in->aead, in->nrecords, dd_bytes_of(head, HEAD_BYTES),
+                      dd_bytes_of(head + HEAD_BYTES, sealed), plain)) {
+        return DD_IO_FORGED;
+    }
+    size_t padding = 0;
+    if (is_padded) {
+        padding = size < PADDING_BYTES ? 0 : dd_get_number(plain + size - PADDING_BYTES, PADDING_BYTES);
+        if (padding < PADDING_BYTES || padding >= size) {
+            return DD_IO_FORGED; /* by a peer that knows the key: it is broken */
+        }
+    }
+    in->begin += HEAD_BYTES + sealed;
+    *nbytes = size - padding;
+    errno = ENOMEM;
+    return count_record(in) ? DD_IO_OK : DD_IO_FAILED;
+}
+
+/* Opens it in place, for the caller to take piece by piece. */
+static dd_io
+open_in_place(dd_seal *self)
+{
+    size_t nbytes = 0;
+    size_t body = self->in.begin + HEAD_BYTES;
+    dd_io io = open_record(&self->in, self->in.buffer + body, &nbytes);
+    self->plain_begin = body;
+    self->plain_end = io == DD_IO_OK ? body + nbytes : body;
+    return io;
+}
+
+static size_t
+take_plain(dd_seal *self, uint8_t *data, size_t nbytes)
+{
+    size_t there = self->plain_end - self->plain_begin;
+    size_t step = there < nbytes ? there : nbytes;
+    memcpy(data, self->in.buffer + self->plain_begin, step);
+    self->plain_begin += step;
+    return step;
+}
+
+/* Of what is here; AGAIN: nothing is. */
+static dd_io
+take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
+{
+    dd_io io = DD_IO_OK;
+    if (self->plain_begin == self->plain_end) {
+        if (!has_record(&self->in)) {
+            return DD_IO_AGAIN;
+        }
+        if (!is_sound(&self->in)) {
+            return DD_IO_FORGED;
+        }
+        if (sealed_bytes(&self->in) - DD_CRYPTO_TAG_BYTES <= nbytes) {
+            return open_record(&self->in, data, moved);
+        }
+        io = open_in_place(self);
+    }
+    *moved = io == DD_IO_OK ? take_plain(self, data, nbytes) : 0;
+    return io;
+}
+
+/* All that is here. */
+static dd_io
+take(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
+{
+    *moved = 0;
+    while (*moved < nbytes) {
+        size_t step = 0;
+        dd_io io = take_some(self, data + *moved, nbytes - *moved, &step);
+        if (io != DD_IO_OK) {
+            return io == DD_IO_AGAIN && *moved > 0 ? DD_IO_OK : io;
+        }
+        *moved += step;
+    }
+    return DD_IO_OK;
+}
+
+/* Reads once; nothing that has been opened waits to be taken. */
+static dd_io
+receive(dd_seal *self, int fd)
+{
+    seal_direction *in = &self->in;
+    if (!has_buffer(in)) {
+        errno = ENOMEM;
+        return DD_IO_FAILED;
+    }
+    memmove(in->buffer, in->buffer + in->begin, in->end - in->begin);
+    in->end -= in->begin;
+    in->begin = self->plain_begin = self->plain_end = 0;
+    size_t step = 0;
+    dd_io io = dd_sock_try_recv(fd, in->buffer + in->end, buffer_bytes(in) - in->end, &step);
+    in->end += step;
+    if (in->end == 0) {
+        drop_buffer(in, self->use);
+    }
+    return io;
+}
+
+dd_io
+dd_seal_try_recv(dd_seal *self, int fd, void *data, size_t nbytes, size_t *moved)
+{
+    dd_io io = take(self, data, nbytes, moved);
+    if (io == DD_IO_AGAIN) {
+        io = receive(self, fd);
+        if (io == DD_IO_OK) {
+            io = take(self, data, nbytes, moved);
+        }
+    }
+    if (self->plain_begin == self->plain_end && self->in.begin == self->in.end) {
+        self->plain_begin = self->plain_end = 0;
+        drop_buffer(&self->in, self->use);
+    }
+    return io;
+}
+
+bool
+dd_seal_has_input(const dd_seal *self)
+{
+    return self->plain_begin < self->plain_end || has_record(&self->in);
+}
+
+/* ---- for those who may have none */
+
+dd_io
+dd_sealed_try_send(dd_seal *seal, int fd, const void *data, size_t nbytes, size_t *moved)
+{
+    const struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = nbytes};
+    return seal != NULL ? dd_seal_try_send(seal, fd, &part, 1, moved)
+                        : dd_sock_try_send(fd, data, nbytes, moved);
+}
+
+dd_io
+dd_sealed_try_recv(dd_seal *seal, int fd, void *data, size_t nbytes, size_t *moved)
+{
+    return seal != NULL ? dd_seal_try_recv(seal, fd, data, nbytes, moved)
+                        : dd_sock_try_recv(fd, data, nbytes, moved);
+}
+
+/* ---- life */
+
+static dd_status
+open_direction(seal_direction *self, dd_seal_use use, dd_cipher cipher,
+               const uint8_t key[DD_CRYPTO_KEY_BYTES], dd_error *err)
+{
+    self->full = use == DD_SEAL_BULK ? DD_SEAL_BULK_RECORD : DD_SEAL_SPARSE_RECORD;
+    self->cipher = cipher;
+    return dd_aead_create(cipher, key, &self->aead, err);
+}
+
+static void
+close_direction(seal_direction *self)
+{
+    dd_aead_destroy(self->aead);
+    dd_mem_free(self->buffer);
+}
+
+dd_status
+dd_seal_create(const dd_noise_keys *keys, dd_seal_use use, dd_seal **seal, dd_error *err)
+{
+    dd_seal *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    self->use = use;
+    dd_status status = open_direction(&self->out, use, keys->cipher, keys->send, err);
+    if (status == DD_OK) {
+        status = open_direction(&self->in, use, keys->cipher, keys->receive, err);
+    }
+    if (status != DD_OK) {
+        dd_seal_destroy(self);
+        return status;
+    }
+    *seal = self;
+    return DD_OK;
+}
+
+void
+dd_seal_destroy(dd_seal *self)
+{
+    if (self != NULL) {
+        close_direction(&self->out);
+        close_direction(&self->in);
+        dd_mem_free(self);
+    }
+}
