@@ -69,6 +69,8 @@ LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
+# Of all C tests: what is sent goes through tests/c/wire_mischief.c.
+LINK_TESTS := -Wl,--wrap=dd_sys_send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
@@ -131,7 +133,7 @@ LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
 $(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
-	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$^ $$(LIBS) -o $$@
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$(LINK_TESTS) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
 

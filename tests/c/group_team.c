@@ -60,6 +60,8 @@ run_member(void *arg)
     dd_connect_options connect = team_connect_options(self->options->is_shm_disabled || is_lonely);
     connect.nlanes = self->options->nlanes > 0 ? self->options->nlanes : 1;
     connect.waiting = self->options->waiting;
+    connect.secret = dd_bytes_of_string(self->options->secret != NULL ? self->options->secret : "");
+    connect.is_encryption_off = self->options->is_encryption_off;
     if (!CHECK_OK(dd_engine_open(&connect, &self->engine, check_err()))) {
         return NULL;
     }

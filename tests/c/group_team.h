@@ -12,6 +12,8 @@ typedef struct team_options {
     size_t segment_nbytes; /* 0: by the selection */
     int nlanes;            /* 0: one */
     int64_t timeout_ns;    /* 0: plenty */
+    const char *secret;    /* NULL: none */
+    bool is_encryption_off;
     dd_spin_policy waiting;
 } team_options;
 

@@ -202,21 +202,21 @@ are_ends(dd_link *a, dd_link *b)
 /* ---- dialling */
 
 static void
-check_dial(bool is_shm, dd_bytes secret)
+check_links(const dd_connect_options *options)
 {
-    dd_connect_options options = default_options();
-    options.is_shm_disabled = !is_shm;
-    options.secret = secret;
     node a;
     node b;
-    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    REQUIRE(open_node(&a, options) && open_node(&b, options));
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(memcmp(&a.peers[0], &b.card.uid, sizeof(dd_uid)) == 0);
     CHECK(memcmp(&b.peers[0], &a.card.uid, sizeof(dd_uid)) == 0);
-    CHECK_INT(a.links[0]->is_shared_memory, is_shm);
+    CHECK_INT(a.links[0]->is_shared_memory, !options->is_shm_disabled);
     CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
     /* More lanes are TCP. */
     REQUIRE(dial(&a, &b, 1) && await(&a, 2, 0) && await(&b, 2, 0));
+    bool is_encrypted = options->secret.len > 0 && !options->is_encryption_off;
+    CHECK_INT(strcmp(a.links[1]->ops->name, "encrypted TCP") == 0, is_encrypted);
+    CHECK_INT(strcmp(b.links[1]->ops->name, "encrypted TCP") == 0, is_encrypted);
     CHECK(!a.links[1]->is_shared_memory && b.lanes[1] == 1);
     CHECK(are_ends(b.links[1], a.links[1]));
     CHECK_INT(b.nasked, 1);
@@ -225,6 +225,15 @@ check_dial(bool is_shm, dd_bytes secret)
                  DD_INVALID_ARGUMENT);
     close_node(&a);
     close_node(&b);
+}
+
+static void
+check_dial(bool is_shm, dd_bytes secret)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = !is_shm;
+    options.secret = secret;
+    check_links(&options);
 }
 
 TEST(dial_over_shared_memory)
@@ -376,6 +385,60 @@ TEST(secrets_that_differ)
         check_failed_dial(&one, &none, DD_AUTH, "it has no secret");
         check_failed_dial(&none, &one, DD_AUTH, "it wants proof of a secret");
     }
+}
+
+TEST(encryption_on_one_side_alone)
+{
+    dd_connect_options on = default_options();
+    on.is_shm_disabled = true;
+    on.secret = BYTES("sesame");
+    dd_connect_options off = on;
+    off.is_encryption_off = true;
+    check_failed_dial(&on, &off, DD_AUTH, "it does not encrypt, and this process does");
+    check_failed_dial(&off, &on, DD_AUTH, "it encrypts what leaves its host, and this process does not");
+    check_links(&off);
+    check_links(&on);
+}
+
+/* What a listener says to a sealed hello with something changed. */
+static connect_verdict
+verdict_on(size_t changed_byte, uint8_t changed_to)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.secret = BYTES("sesame");
+    node a;
+    node b;
+    connect_answer answer = {.verdict = CONNECT_VERDICT_COUNT};
+    if (!open_node(&a, &options) || !open_node(&b, &options)) {
+        return CONNECT_VERDICT_COUNT;
+    }
+    dd_noise noise;
+    connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true, .is_sealed = true};
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    uint8_t bytes[CONNECT_ANSWER_BYTES];
+    int fd = -1;
+    if (CHECK_OK(connect_seal_begin(&noise, &hello, check_err())) &&
+        CHECK_OK(dd_sock_connect(&b.addrs.items[0], &fd, &wait, check_err()))) {
+        hello.bytes[changed_byte] = changed_to;
+        CHECK_OK(connect_say(fd, NULL, hello.bytes, CONNECT_SEALED_HELLO_BYTES, check_err()));
+        CHECK(hear_all(fd, bytes, sizeof bytes, &wait) && connect_answer_read(bytes, &answer));
+    }
+    dd_noise_wipe(&noise);
+    dd_sock_close(fd);
+    close_node(&a);
+    close_node(&b);
+    return answer.verdict;
+}
+
+TEST(sealed_hellos_that_are_not_what_was_said)
+{
+    CHECK_INT(verdict_on(0, 'D'), CONNECT_GO_ON);       /* nothing has changed */
+    CHECK_INT(verdict_on(44, 77), CONNECT_NO_CIPHER);   /* there is no such cipher */
+    CHECK_INT(verdict_on(10, 99), CONNECT_DENIED);      /* another uid */
+    CHECK_INT(verdict_on(95, 99), CONNECT_DENIED);      /* the tag */
+    CHECK_INT(verdict_on(40, 7), CONNECT_NO_SUCH_LANE); /* which is looked at first */
+    CHECK_INT(verdict_on(40, 1), CONNECT_DENIED);       /* a lane that there is */
 }
 
 TEST(another_process_at_the_address)

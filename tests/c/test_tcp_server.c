@@ -811,6 +811,33 @@ TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
     dd_tcp_server_release(server);
 }
 
+/* A sealed hello, with something in the clear behind it, which somebody on the way may have put there. */
+TEST(nothing_in_the_clear_follows_a_sealed_hello)
+{
+    dd_tcp_server *server = secret_server();
+    dd_blob hello = {0};
+    dd_cipher cipher = DD_CIPHER_NONE;
+    dd_noise noise;
+    uint8_t first[DD_NOISE_FIRST_BYTES];
+    REQUIRE_OK(dd_seal_choose(&cipher, check_err()));
+    raw_pack(&hello, "buik#b", DD_TCP_HELLO, DD_TCP_VERSION, 77LL, "a-host", (long long)DD_TCP_OFFER_BYTES,
+             (int)cipher);
+    REQUIRE_OK(dd_seal_begin(&noise, cipher, dd_bytes_of(hello.data + 1, hello.len - 1), first, check_err()));
+    REQUIRE_OK(dd_blob_append(&hello, first, sizeof first, check_err()));
+    int honest = raw_open(dd_tcp_server_port(server));
+    raw_send(honest, dd_blob_view(&hello));
+    CHECK(raw_expect(honest, "bu", 0, DD_TCP_VERSION));
+    raw_pack(&hello, "b#", DD_TCP_AUTH, 0LL);
+    int injected = raw_open(dd_tcp_server_port(server));
+    raw_send(injected, dd_blob_view(&hello));
+    CHECK(raw_is_closed(injected));
+    close(honest);
+    close(injected);
+    dd_noise_wipe(&noise);
+    dd_blob_fini(&hello);
+    dd_tcp_server_release(server);
+}
+
 /* --- scarce resources ---------------------------------------------------------------------------------------- */
 
 static int64_t

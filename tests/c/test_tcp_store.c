@@ -91,6 +91,12 @@ open_secret(void **fixture)
 }
 
 static dd_store *
+open_encrypted(void **fixture)
+{
+    return open_world(fixture, BYTES("open sesame"), true, PROXY_FAITHFUL);
+}
+
+static dd_store *
 open_plain(void **fixture)
 {
     return open_world(fixture, (dd_bytes){0}, true, PROXY_PLAIN);
@@ -100,6 +106,8 @@ STORE_SUITE(tcp, .open = open_unix, .close = close_world, .has_queues = true, .h
 STORE_SUITE(tcp_remote, .open = open_remote, .close = close_world, .has_queues = true,
             .has_number_errors = true)
 STORE_SUITE(tcp_secret, .open = open_secret, .close = close_world, .has_queues = true,
+            .has_number_errors = true)
+STORE_SUITE(tcp_encrypted, .open = open_encrypted, .close = close_world, .has_queues = true,
             .has_number_errors = true)
 /* PyTorch's protocol cannot say that a value is not a number. */
 STORE_SUITE(tcp_plain, .open = open_plain, .close = close_world, .has_queues = true, .thread_ops = 200)
@@ -849,6 +857,47 @@ open_with_secret(uint16_t port, const char *secret)
     CHECK((store != NULL) == (status == DD_OK));
     dd_store_release(store);
     return status;
+}
+
+/* Over TCP, as from another host. */
+static dd_status
+open_from_afar(const plain_proxy *proxy, const char *secret, bool is_encryption_off)
+{
+    dd_tcp_store_options options = {.host = "127.0.0.1",
+                                    .port = plain_proxy_port(proxy),
+                                    .timeout_ns = 5 * DD_NS_PER_S * check_slow(),
+                                    .world_size = -1,
+                                    .secret = dd_bytes_of_string(secret),
+                                    .is_encryption_off = is_encryption_off};
+    dd_store *store = NULL;
+    dd_wait wait = dd_wait_after(options.timeout_ns);
+    dd_status status = dd_tcp_store_open(&store, &options, &wait, check_err());
+    if (status == DD_OK) {
+        dd_store_release(store);
+    }
+    return status;
+}
+
+TEST(encryption_on_one_side_alone)
+{
+    for (int is_server_off = 0; is_server_off < 2; is_server_off++) {
+        dd_tcp_server_options options = raw_options();
+        options.secret = BYTES("sesame");
+        options.is_encryption_off = is_server_off == 1;
+        dd_tcp_server *server = raw_server(&options);
+        plain_proxy *proxy = plain_proxy_start(dd_tcp_server_port(server), PROXY_FAITHFUL);
+        REQUIRE(proxy != NULL);
+        CHECK_OK(open_from_afar(proxy, "sesame", is_server_off == 1));
+        CHECK_STATUS(open_from_afar(proxy, "sesame", is_server_off == 0), DD_AUTH);
+        CHECK_CONTAINS(check_message(), is_server_off == 0
+                                            ? "the store's connections are encrypted, and the client does not"
+                                            : "the client encrypts its connections, and the store does not");
+        CHECK_STATUS(open_from_afar(proxy, "simsim", is_server_off == 1), DD_AUTH);
+        CHECK_STATUS(open_from_afar(proxy, "", is_server_off == 1), DD_AUTH);
+        CHECK_CONTAINS(check_message(), "the store needs a secret and the client has none");
+        plain_proxy_stop(proxy);
+        dd_tcp_server_release(server);
+    }
 }
 
 TEST(secrets_that_differ)
