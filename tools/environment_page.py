@@ -17,8 +17,8 @@ A variable that is empty counts as unset. Of several in one row the first that i
 {program}
 
 The variables for groups are read when a process makes its first group; `DLDIST_ALGORITHM` is read with every group, and
-`DLDIST_SECRET` also with every `TCPStore`. The Python package reads the environment, and the binding reads
-`DLDIST_SECRET`. The C library reads nothing from the environment; it gets what it needs as options.
+`DLDIST_SECRET` and `DLDIST_ENCRYPTION` also with every `TCPStore`. The Python package reads the environment. The C library reads
+nothing from it; it gets what it needs as options.
 
 ### torch.distributed's own
 

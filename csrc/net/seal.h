@@ -6,7 +6,7 @@
  * where it ends. After each 2^16 records a direction goes on with the next key, made from the last, which is forgotten.
  *
  * A full record is not padded. All others are, so that their length does not tell that of a key or a value: to a multiple of 64 bytes, or
- * of a 16th of their size. */
+ * of a 32nd to a 16th of their size. */
 #ifndef DD_NET_SEAL_H
 #define DD_NET_SEAL_H
 
