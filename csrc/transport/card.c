@@ -18,7 +18,6 @@
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
  *     255 if it listens on Unix or 0, pid 8, uid 16 */
 #define CARD_MAGIC "DDcd"
-#define CARD_VERSION 2
 #define HAS_UNIX 255
 #define CARD_BYTES_MAX                                                                               \
     (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
@@ -153,7 +152,7 @@ dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_
 {
     uint8_t bytes[CARD_BYTES_MAX] = CARD_MAGIC;
     size_t host_len = strlen(card->host);
-    uint8_t *at = put_number(bytes + 4, CARD_VERSION, 1);
+    uint8_t *at = put_number(bytes + 4, DD_CARD_VERSION, 1);
     at = put(at, card->host_id, DD_HOST_ID_BYTES);
     at = put_number(at, host_len, 1);
     at = put(at, card->host, host_len);
@@ -249,9 +248,12 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes are no card of a process", bytes.len);
     }
     uint64_t version = take_number(&reader, 1);
-    if (version != CARD_VERSION) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a process has version %u, known is %u",
-                            (unsigned)version, CARD_VERSION);
+    if (version != DD_CARD_VERSION) {
+        return dd_error_set(
+            err, DD_PROTOCOL,
+            "it is of another build of dldist: it publishes cards of version %u, and this process of "
+            "version %d: all ranks need the same version of dldist",
+            (unsigned)version, DD_CARD_VERSION);
     }
     memcpy(read.host_id, take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
     take_text_of(&reader, (size_t)take_number(&reader, 1), read.host, sizeof read.host);

@@ -14,6 +14,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Of cards, and of all that the processes of a group say to each other: hellos, frames, doorbells. A change to any of them needs a new one, so
+ * that builds which differ know it from the cards, before anything else is said. */
+#define DD_CARD_VERSION 6
+
 #define DD_UID_BYTES 16
 #define DD_HOST_ID_BYTES 32
 

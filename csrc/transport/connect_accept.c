@@ -100,7 +100,7 @@ judge(const dd_connector *self, const connect_guest *guest)
 {
     const connect_hello *hello = &guest->hello;
     bool has_secret = self->options.secret.len > 0;
-    if (hello->version != CONNECT_VERSION) {
+    if (hello->version != DD_CARD_VERSION) {
         return CONNECT_OTHER_VERSION;
     }
     if (memcmp(&hello->to, &self->uid, sizeof hello->to) != 0 ||

@@ -378,8 +378,8 @@ hear_answer(connect_dial *self, dd_error *err)
     if (!connect_answer_read(self->heard, answer)) {
         return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
     }
-    if (answer->version != CONNECT_VERSION || answer->verdict != CONNECT_GO_ON) {
-        return connect_explain(answer->version != CONNECT_VERSION ? CONNECT_OTHER_VERSION : answer->verdict,
+    if (answer->version != DD_CARD_VERSION || answer->verdict != CONNECT_GO_ON) {
+        return connect_explain(answer->version != DD_CARD_VERSION ? CONNECT_OTHER_VERSION : answer->verdict,
                                CONNECT_DIALER, answer->version, err);
     }
     self->step = DIAL_VERDICT;

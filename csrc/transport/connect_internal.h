@@ -43,7 +43,6 @@
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_SEALED_PROOF_BYTES 1
 #define CONNECT_NONCE_BYTES 32
-#define CONNECT_VERSION 6
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */

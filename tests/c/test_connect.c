@@ -616,7 +616,7 @@ TEST(hello_of_another_version)
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
     CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
-    CHECK_INT(answer.version, CONNECT_VERSION);
+    CHECK_INT(answer.version, DD_CARD_VERSION);
     dd_sock_close(fd);
     close_node(&b);
 }
@@ -643,7 +643,7 @@ TEST(answer_of_another_version)
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
     REQUIRE(hear_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
-    CHECK_INT(bytes[4], CONNECT_VERSION);
+    CHECK_INT(bytes[4], DD_CARD_VERSION);
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
