@@ -173,6 +173,13 @@ find_tcp_store(dd_store *store)
     return store->ops == &tcp_store_ops ? tcp_store_of(store) : NULL;
 }
 
+dd_bytes
+dd_tcp_store_secret(dd_store *store)
+{
+    const tcp_store *self = find_tcp_store(store);
+    return self != NULL ? dd_blob_view(&self->secret) : (dd_bytes){0};
+}
+
 dd_addr
 dd_tcp_store_own_addr(dd_store *store)
 {

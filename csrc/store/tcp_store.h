@@ -39,6 +39,9 @@ dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
  * addresses, ranks of other machines may meet there, too. */
 dd_addr dd_tcp_store_own_addr(dd_store *store);
 
+/* The secret of the store, of any kind, borrowed; empty: none. */
+dd_bytes dd_tcp_store_secret(dd_store *store);
+
 /* Which clients have lately tried to connect to the server without its secret, of any kind of store:
  * "node-b (pid 77)", as they call themselves. Empty: none, or it is not known. */
 dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,

@@ -27,6 +27,8 @@ dd_status dd_engine_open(const dd_connect_options *options, dd_engine **engine, 
 /* Another one with the same options: for a process that is in one group several times. */
 dd_status dd_engine_open_like(const dd_engine *engine, dd_engine **other, dd_error *err) DD_MUST_CHECK;
 dd_engine *dd_engine_acquire(dd_engine *engine);
+/* What its peers have to know, borrowed; empty: nothing. */
+dd_bytes dd_engine_secret(const dd_engine *engine);
 /* The last release says goodbye to all peers, sends what was accepted for sending for at most two seconds,
  * and closes. In a forked child it only frees. Not from a callback. NULL is fine. */
 void dd_engine_release(dd_engine *engine);

@@ -11,6 +11,12 @@
 #define LOCK_LOOKS 200
 #define FREE_HELD_MAX 256
 
+dd_bytes
+dd_engine_secret(const dd_engine *engine)
+{
+    return dd_blob_view(&engine->secret);
+}
+
 dd_engine *
 dd_engine_acquire(dd_engine *engine)
 {

@@ -47,6 +47,13 @@ def everything(channel, rank, size, address):
     return transports
 
 
+def everything_with_secret(channel, rank, size, address):
+    """The store is given the secret, and the environment has none."""
+    given = dldist.TCPStore
+    dldist.TCPStore = lambda *args, **options: given(*args, secret="a secret of the store", **options)
+    return everything(channel, rank, size, address)
+
+
 def meet(channel, rank, size, address):
     """How making a world goes, where the ranks do not agree."""
     try:

@@ -97,6 +97,18 @@ def test_nothing_on_the_wire_can_be_read(procs, hosts, encryption):
 
 
 @needs_hosts
+def test_the_secret_of_a_store_is_that_of_its_groups(procs, hosts):
+    capture = Capture(hosts.namespaces[0])
+    try:
+        transports = run_ranks(procs, hosts, "everything_with_secret", [{}] * 2)
+    finally:
+        seen = capture.close()
+    assert len(seen) > 1_000_000
+    assert encryption_workers.MARKER[:20] not in seen
+    assert transports == [{"encrypted TCP"}] * 2
+
+
+@needs_hosts
 def test_ranks_that_do_not_agree_are_told(procs, hosts):
     served, refused = [environment(), environment(encryption="off")]
     failures = []

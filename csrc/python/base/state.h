@@ -83,7 +83,7 @@ typedef struct py_state {
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* owned; NULL until the first tensor on a device */
     struct py_nccl *nccl;                 /* owned; NULL until NCCL is loaded */
-    dd_engine *engine;                    /* owned; NULL until the first group */
+    struct py_engine *engines;            /* owned; one for each secret of this process's groups */
     struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
     struct py_watch *watch; /* lives as long as the process; NULL until the first group of several ranks */
     dd_list groups;         /* py_group, those that have been opened, of both kinds */

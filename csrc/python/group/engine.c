@@ -1,5 +1,6 @@
 #include "python/group/engine.h"
 
+#include "core/mem.h"
 #include "python/base/convert.h"
 #include "python/base/error.h"
 #include "python/base/settings.h"
@@ -38,8 +39,47 @@ read_options(py_state *state, PyObject *values, dd_connect_options *options)
     return true;
 }
 
+/* An engine proves to all its peers that it knows one secret. */
+typedef struct py_engine {
+    struct py_engine *next;
+    dd_engine *engine;
+} py_engine;
+
+/* NULL without an exception: there is none. A forked child leaves the parent's engines alone. */
 static dd_engine *
-open_engine(py_state *state)
+find_engine(const py_state *state, dd_bytes secret)
+{
+    for (const py_engine *one = state->engines; one != NULL; one = one->next) {
+        if (dd_engine_check_fork(one->engine, NULL) == DD_OK &&
+            dd_bytes_equal_secret(dd_engine_secret(one->engine), secret)) {
+            return one->engine;
+        }
+    }
+    return NULL;
+}
+
+static dd_engine *
+open_engine(py_state *state, const dd_connect_options *options)
+{
+    dd_error err;
+    dd_engine *engine = NULL;
+    py_engine *one = dd_mem_zalloc(sizeof *one);
+    if (one == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    dd_status status = dd_engine_open(options, &engine, &err);
+    if (!py_error_check_of_group(state, status, &err)) {
+        dd_mem_free(one);
+        return NULL;
+    }
+    *one = (py_engine){.next = state->engines, .engine = engine};
+    state->engines = one;
+    return engine;
+}
+
+dd_engine *
+py_engine_get(py_state *state, dd_bytes secret)
 {
     /* The import also arranges that groups are closed at exit. */
     PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
@@ -47,40 +87,12 @@ open_engine(py_state *state)
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;
     if (values != NULL && read_options(state, values, &options)) {
-        dd_error err;
-        dd_status status = dd_engine_open(&options, &engine, &err);
-        engine = py_error_check_of_group(state, status, &err) ? engine : NULL;
+        options.secret = secret.len > 0 ? secret : options.secret;
+        engine = find_engine(state, options.secret);
+        engine = engine != NULL ? engine : open_engine(state, &options);
     }
     Py_XDECREF(values);
     Py_XDECREF(runtime);
-    return engine;
-}
-
-static bool
-has_engine(const py_state *state)
-{
-    /* A forked child leaves the parent's engine alone. */
-    return state->engine != NULL && dd_engine_check_fork(state->engine, NULL) == DD_OK;
-}
-
-dd_engine *
-py_engine_get(py_state *state)
-{
-    if (has_engine(state)) {
-        return state->engine;
-    }
-    dd_engine *engine = open_engine(state);
-    if (engine == NULL) {
-        return NULL;
-    }
-    if (has_engine(state)) {
-        /* Another thread made one during the import. */
-        Py_BEGIN_ALLOW_THREADS
-        dd_engine_release(engine);
-        Py_END_ALLOW_THREADS
-        return state->engine;
-    }
-    state->engine = engine;
     return engine;
 }
 

@@ -1,12 +1,13 @@
-/* The engine of this process. It is made with the first group, as the environment says. */
+/* The engines of this process: one, as a rule. It is made with the first group, as the environment says. */
 #ifndef DD_PYTHON_GROUP_ENGINE_H
 #define DD_PYTHON_GROUP_ENGINE_H
 
 #include "collective/select.h"
 #include "python/base/state.h"
 
-/* The engine (borrowed); NULL with an exception. A forked child gets an engine of its own. */
-dd_engine *py_engine_get(py_state *state);
+/* The engine for groups that meet in a store with that secret; empty: that of the environment. Borrowed; NULL with an exception. A forked
+ * child gets engines of its own. */
+dd_engine *py_engine_get(py_state *state, dd_bytes secret);
 
 /* Reads DLDIST_ALGORITHM; false with an exception. */
 bool py_engine_read_selection(py_state *state, dd_selection *selection);

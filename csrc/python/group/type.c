@@ -7,6 +7,7 @@
 #include "python/observe/recorder.h"
 #include "python/observe/watch.h"
 #include "python/store/store.h"
+#include "store/tcp_store.h"
 
 /* ---- what the core has of it */
 
@@ -115,7 +116,8 @@ default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 static int
 open_group(py_group *self, dd_store *store, open_arguments *arguments)
 {
-    dd_engine *engine = py_engine_get(self->state);
+    dd_bytes secret = store != NULL ? dd_tcp_store_secret(store) : (dd_bytes){0};
+    dd_engine *engine = py_engine_get(self->state, secret);
     if (engine == NULL || !py_engine_read_selection(self->state, &arguments->options.selection) ||
         py_recorder_get(self->state) == NULL) {
         return -1;

@@ -308,7 +308,8 @@ static PyType_Slot tcp_store_slots[] = {
      "multi_tenant: masters of this process on the same port share one server, if all ask for it.\n"
      "master_listen_fd: a bound socket for the server to listen on, which takes it over.\n"
      "use_libuv: accepted and without effect.\n"
-     "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.\n"
+     "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none. With one,\n"
+     "connections over TCP are encrypted, those of groups that meet in the store, too.\n"
      "max_key_bytes, max_value_bytes: what the master's server takes; None is 64 KiB and 256 MiB."},
     {Py_tp_init, (void *)tcp_store_init},
     {Py_tp_repr, (void *)tcp_store_repr},
