@@ -148,9 +148,11 @@ struct dd_peer {
     dd_list receiving;    /* receives that have met their message */
     size_t nexpected;     /* posted receives from it */
     uint64_t last_id;     /* of our RTS */
+    uint64_t begun_id;    /* ... that a lane has begun to write: the peer cannot know of others */
     uint64_t last_rts_id; /* of its RTS */
 
     size_t credit;     /* what we may still send eagerly */
+    size_t lent;       /* what has been begun to be written, and not come back: the peer cannot return more */
     size_t owed;       /* what it may send again, and has not been told */
     size_t unreturned; /* what it has sent and not been told to have back */
     dd_list early;     /* held, for contexts that are not open */

@@ -179,11 +179,12 @@ on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 static void
 on_credit(dd_peer *peer, uint32_t credit)
 {
-    if (credit > CREDIT_NBYTES - peer->credit) {
+    if (credit > peer->lent) {
         peer_protocol_error(peer, "credit for %lu bytes, where %zu of %zu are in use", (unsigned long)credit,
-                            CREDIT_NBYTES - peer->credit, CREDIT_NBYTES);
+                            peer->lent, CREDIT_NBYTES);
         return;
     }
+    peer->lent -= credit;
     peer->credit += credit;
 }
 

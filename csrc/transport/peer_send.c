@@ -113,6 +113,11 @@ begin_current(dd_lane *lane)
     lane->current.frame.credit = (uint32_t)peer->owed;
     peer->unreturned -= peer->owed;
     peer->owed = 0;
+    if (lane->current.frame.type == DD_FRAME_EAGER) {
+        peer->lent += eager_cost(lane->current.frame.payload);
+    } else if (lane->current.frame.type == DD_FRAME_RTS) {
+        peer->begun_id = lane->current.frame.id;
+    }
     lane->header_nbytes = dd_frame_encode(&lane->current.frame, lane->header);
     lane->written = 0;
     lane->is_writing = true;
@@ -353,12 +358,20 @@ peer_return_credit(dd_peer *peer, size_t nbytes)
 
 /* ---- what the peer says to our sends */
 
+/* The send that the frame answers. NULL: it was cancelled, and the peer will learn of it; or the peer cannot know of it, and the
+ * connection breaks. */
 static dd_message *
-find_awaiting(dd_peer *peer, uint64_t id)
+find_awaiting(dd_peer *peer, const dd_frame *frame)
 {
+    if (frame->id == 0 || frame->id > peer->begun_id) {
+        peer_protocol_error(peer, "%s for message %llu of %llu",
+                            dd_frame_type_name((dd_frame_type)frame->type), (unsigned long long)frame->id,
+                            (unsigned long long)peer->begun_id);
+        return NULL;
+    }
     for (dd_list *node = peer->awaiting.next; node != &peer->awaiting; node = node->next) {
         dd_message *message = DD_CONTAINER_OF(node, dd_message, link);
-        if (message->id == id) {
+        if (message->id == frame->id) {
             return message;
         }
     }
@@ -368,13 +381,7 @@ find_awaiting(dd_peer *peer, uint64_t id)
 void
 peer_on_cts(dd_peer *peer, const dd_frame *frame)
 {
-    if (frame->id == 0 || frame->id > peer->last_id) {
-        peer_protocol_error(peer, "CTS for message %llu of %llu", (unsigned long long)frame->id,
-                            (unsigned long long)peer->last_id);
-        return;
-    }
-    /* One that is not there was cancelled, and the peer will learn of it. */
-    dd_message *message = find_awaiting(peer, frame->id);
+    dd_message *message = find_awaiting(peer, frame);
     if (message != NULL) {
         dd_list_remove(&message->link);
         dd_list_push_back(&peer->sending, &message->link);
@@ -384,7 +391,7 @@ peer_on_cts(dd_peer *peer, const dd_frame *frame)
 void
 peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 {
-    dd_message *message = find_awaiting(peer, frame->id);
+    dd_message *message = find_awaiting(peer, frame);
     if (message != NULL) {
         message_fail_misfit(message, frame->reason, &frame->signature, frame->nbytes);
     }
