@@ -17,6 +17,15 @@ dd_bytes_of_string(const char *text)
     return (dd_bytes){(const uint8_t *)text, strlen(text)};
 }
 
+dd_bytes
+dd_bytes_after(dd_bytes bytes, size_t skipped)
+{
+    if (skipped >= bytes.len) {
+        return (dd_bytes){0};
+    }
+    return dd_bytes_of(bytes.data + skipped, bytes.len - skipped);
+}
+
 bool
 dd_bytes_equal(dd_bytes a, dd_bytes b)
 {

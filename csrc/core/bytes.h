@@ -16,6 +16,8 @@ typedef struct dd_bytes {
 
 dd_bytes dd_bytes_of(const void *data, size_t len);
 dd_bytes dd_bytes_of_string(const char *text);
+/* Without the first `skipped` of them; fewer are none. */
+dd_bytes dd_bytes_after(dd_bytes bytes, size_t skipped);
 bool dd_bytes_equal(dd_bytes a, dd_bytes b);
 
 /* Compares in a time that does not depend on the contents; for secrets. */

@@ -203,11 +203,11 @@ examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error 
 static bool
 split_size(dd_bytes said, int *size, int *rank, dd_bytes *published)
 {
-    char line[32] = "";
-    memcpy(line, said.data, said.len < sizeof line - 1 ? said.len : sizeof line - 1);
+    char line[32];
+    meeting_copy_text(said, line, sizeof line);
     const char *newline = strchr(line, '\n');
     size_t len = newline != NULL ? (size_t)(newline - line) + 1 : 0;
-    *published = dd_bytes_of(said.data + len, said.len - len);
+    *published = dd_bytes_after(said, len);
     return len > 0 && sscanf(line, "%d %d", size, rank) == 2;
 }
 

@@ -20,8 +20,7 @@
 dd_bytes
 meeting_card_of(dd_bytes published)
 {
-    size_t head = published.len < MEETING_NONCE_BYTES ? published.len : MEETING_NONCE_BYTES;
-    return dd_bytes_of(published.data + head, published.len - head);
+    return dd_bytes_after(published, MEETING_NONCE_BYTES);
 }
 
 static size_t
@@ -47,10 +46,11 @@ encode_cards(const dd_blob_list *published, dd_blob *cards, dd_error *err)
             return dd_error_set(err, DD_STORE, "the card of rank %zu has %zu bytes", i, card.len);
         }
         dd_put_number(head, common, 1);
-        dd_put_number(head + 1, card.len - common, 2);
+        dd_bytes rest = dd_bytes_after(card, common);
+        dd_put_number(head + 1, rest.len, 2);
         status = dd_blob_append(cards, head, sizeof head, err);
         if (status == DD_OK) {
-            status = dd_blob_append(cards, card.data + common, card.len - common, err);
+            status = dd_blob_append(cards, rest.data, rest.len, err);
         }
         before = card;
     }
@@ -94,7 +94,7 @@ take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
     }
     memcpy(out + common, rest->data + HEAD_NBYTES, len);
     *card = dd_bytes_of(out, common + len);
-    *rest = dd_bytes_of(rest->data + HEAD_NBYTES + len, rest->len - HEAD_NBYTES - len);
+    *rest = dd_bytes_after(*rest, HEAD_NBYTES + len);
     return true;
 }
 
@@ -128,11 +128,21 @@ meeting_find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
     return status;
 }
 
+void
+meeting_copy_text(dd_bytes bytes, char *out, size_t size)
+{
+    size_t len = bytes.len < size - 1 ? bytes.len : size - 1;
+    if (len > 0) {
+        memcpy(out, bytes.data, len);
+    }
+    out[len] = '\0';
+}
+
 dd_status
 meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart, dd_error *err)
 {
-    char text[96] = "";
-    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
+    char text[96];
+    meeting_copy_text(end, text, sizeof text);
     char *newline = strchr(text, '\n');
     size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
     text[len] = '\0';
@@ -145,7 +155,7 @@ meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart, 
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }
-    dd_bytes cards = dd_bytes_of(end.data + len + 1, end.len - len - 1);
+    dd_bytes cards = dd_bytes_after(end, len + 1);
     dd_status status = is_apart ? DD_OK : meeting_find_cards(size, cards, out, err);
     out->id = id;
     return status;
@@ -173,8 +183,7 @@ meeting_decode_failure(dd_bytes end, dd_error *error)
     if (end.len >= sizeof text) {
         return false;
     }
-    memcpy(text, end.data, end.len);
-    text[end.len] = '\0';
+    meeting_copy_text(end, text, sizeof text);
     int code = 0;
     int rank = 0;
     long long pid = 0;

@@ -63,6 +63,8 @@ dd_status meeting_find_cards(int size, dd_bytes bytes, dd_meeting_end *out, dd_e
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */
 bool meeting_decode_failure(dd_bytes end, dd_error *error);
+/* The front of bytes, which may be nothing, as a text: as much as there is room for, and a zero. */
+void meeting_copy_text(dd_bytes bytes, char *out, size_t size);
 dd_bytes meeting_card_of(dd_bytes published);
 
 /* ---- meeting.c */

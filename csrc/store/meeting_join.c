@@ -80,11 +80,9 @@ meeting_read_generation(meeting_place *place, dd_error *err)
 {
     dd_blob value = {0};
     bool is_found = false;
-    char text[24] = "";
+    char text[24];
     dd_status status = meeting_try_get(place, generation_key(place), &value, &is_found, err);
-    if (status == DD_OK && is_found) {
-        memcpy(text, value.data, value.len < sizeof text - 1 ? value.len : sizeof text - 1);
-    }
+    meeting_copy_text(dd_blob_view(&value), text, sizeof text);
     dd_blob_fini(&value);
     place->generation = status == DD_OK ? strtoull(text, NULL, 10) : place->generation;
     return status;

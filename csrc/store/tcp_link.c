@@ -148,7 +148,7 @@ tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
         return dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
     }
     *is_whole = true;
-    reply->reader.at = in.data + reply->head;
+    reply->reader.at = reply->head > 0 ? in.data + reply->head : in.data; /* which may be nothing at all */
     return code == DD_OK ? DD_OK : reported_error(code, &reply->reader, err);
 }
 
