@@ -1,0 +1,61 @@
+/* What fuzz targets share: the entry that engines call, the end of a run in which a promise was broken, and an input that is taken as a
+ * sequence of choices. */
+#ifndef DD_TESTS_FUZZ_FUZZ_H
+#define DD_TESTS_FUZZ_FUZZ_H
+
+#include "core/bytes.h"
+#include "core/little_endian.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Not assert, which says nothing where NDEBUG is defined. */
+#define require(holds) ((holds) ? (void)0 : fuzz_fail(__FILE__, __LINE__, #holds))
+
+_Noreturn static inline void
+fuzz_fail(const char *file, int line, const char *what)
+{
+    fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, what);
+    abort();
+}
+
+/* The same before and after what leaves no descriptor open. */
+static inline int
+next_descriptor(void)
+{
+    int fd = dup(STDERR_FILENO);
+    require(fd >= 0 && close(fd) == 0);
+    return fd;
+}
+
+/* The next bytes, at most so many. */
+static inline dd_bytes
+take_bytes(dd_bytes *input, size_t nbytes)
+{
+    size_t len = nbytes < input->len ? nbytes : input->len;
+    dd_bytes taken = dd_bytes_of(input->data, len);
+    *input = dd_bytes_after(*input, len);
+    return taken;
+}
+
+/* The next number of so many bytes, little endian; what is missing at the end is zero. */
+static inline uint64_t
+take_number(dd_bytes *input, size_t nbytes)
+{
+    dd_bytes taken = take_bytes(input, nbytes);
+    return taken.len > 0 ? dd_get_number(taken.data, taken.len) : 0;
+}
+
+static inline unsigned
+take_byte(dd_bytes *input)
+{
+    return (unsigned)take_number(input, 1);
+}
+
+#endif
