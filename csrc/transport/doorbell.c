@@ -134,10 +134,12 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
     uint8_t bytes[NOTE_NBYTES + 1] = {0};
     bell_control control = {0};
     struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
+    /* The credentials come first. Behind them is room for one descriptor, and not for the padding, which would hold a second one: of
+     * those that somebody passes the kernel closes the rest. */
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
+                             .msg_controllen = CMSG_SPACE(sizeof(struct ucred)) + CMSG_LEN(sizeof note->fd)};
     ssize_t len = dd_sys_recvmsg(own_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (len < 0) {
         return errno == EAGAIN || errno == EINTR ? DD_IO_AGAIN : DD_IO_FAILED;

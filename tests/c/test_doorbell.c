@@ -3,6 +3,7 @@
 #include "core/fork.h"
 #include "leftovers.h"
 #include "net/auth.h"
+#include "pass_descriptors.h"
 #include "telling.h"
 #include "test_engine_rig.h"
 #include "transport/doorbell.h"
@@ -106,6 +107,29 @@ TEST(descriptors_come_with_their_names)
 }
 
 /* What is not a note, or has no descriptor where one belongs, or one where none does, is a ring; and nothing stays open. */
+/* Anybody on the host can send to a doorbell. */
+TEST(descriptors_that_are_too_many_do_not_stay_open)
+{
+    bells pair;
+    struct sockaddr_storage name = {0};
+    socklen_t len = sizeof name;
+    REQUIRE(open_bells(&pair));
+    const dd_bell_note said = {.kind = DD_BELL_PASS, .context = 5, .word = 7};
+    const int passed[PASSED_MAX] = {pair.fds[0], pair.fds[1], pair.fds[0], pair.fds[1]};
+    REQUIRE(getsockname(pair.fds[1], (struct sockaddr *)&name, &len) == 0);
+    REQUIRE(connect(pair.fds[0], (struct sockaddr *)&name, len) == 0);
+    int nfds = count_fds();
+    for (size_t count = 1; count <= PASSED_MAX; count++) {
+        dd_bell_note note;
+        REQUIRE(pass_descriptors(pair.fds[0], &said, 32, passed, count) == 32);
+        REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
+        CHECK_INT(note.kind, DD_BELL_PASS);
+        dd_sock_close(note.fd);
+        CHECK_INT(count_fds(), nfds);
+    }
+    close_bells(&pair);
+}
+
 TEST(what_makes_no_sense_is_a_ring)
 {
     bells pair;

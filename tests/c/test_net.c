@@ -2,6 +2,7 @@
 #include "core/fork.h"
 #include "net/addr.h"
 #include "net/sock.h"
+#include "pass_descriptors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -403,22 +404,7 @@ TEST(sock_takes_one_descriptor_of_several)
     int sockets[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
     int passed[2] = {sockets[0], sockets[1]};
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof passed)];
-    } control;
-    memset(&control, 0, sizeof control);
-    struct iovec part = {.iov_base = (char[]){'x'}, .iov_len = 1};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof passed);
-    memcpy(CMSG_DATA(header), passed, sizeof passed);
-    REQUIRE(sendmsg(sockets[0], &message, 0) == 1);
+    REQUIRE(pass_descriptors(sockets[0], "x", 1, passed, 2) == 1);
     int next_free = dup(sockets[0]);
     close(next_free);
     char byte;
