@@ -1,0 +1,458 @@
+/* Hand-shakes of links, as a listener that hears from strangers and as a dialler that hears from whoever listens. The connector has no
+ * thread here: after every step of the others it looks once at what has come. The input is a sequence of steps (enum step), some of which
+ * say what is right at that moment, with a mistake or without.
+ *
+ * With a secret nobody gets a link who has not shown it; who was welcome gets a link or is said to have failed; a dial has one outcome;
+ * no descriptor stays open. */
+#include "core/fork.h"
+#include "core/mem.h"
+#include "fuzz.h"
+#include "net/auth.h"
+#include "pass_descriptors.h"
+#include "transport/connect_internal.h"
+
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define MAX_INPUT_BYTES 1024u
+#define NOTHERS 3
+#define RING_NBYTES ((size_t)4096)
+#define DIAL_NS (20 * DD_NS_PER_MS)
+
+/* The first byte of the input. */
+enum first {
+    IS_DIALLER = 1,
+    IS_UNIX = 2,
+    HAS_SECRET = 4,
+    IS_BUSY = 8, /* nobody is welcome */
+    HAS_ONE_LANE = 16,
+};
+
+/* The low bits of a step's first byte; the bits above them say who takes it. */
+enum step {
+    STEP_RIGHT, /* says what comes next in a hand-shake, but for a change of one byte */
+    STEP_BYTES,
+    STEP_HEAR,
+    STEP_CLOSE, /* and another one comes in its place */
+    STEP_LATE,  /* time passes */
+    STEP_COUNT,
+};
+
+/* What the other side has said so far. */
+typedef enum progress {
+    HAS_SAID_NOTHING,
+    HAS_GREETED, /* hello or answer */
+    HAS_PROVED,
+    HAS_ENDED,
+} progress;
+
+typedef struct other {
+    int fd; /* -1: it is not connected */
+    progress progress;
+    connect_hello hello;   /* said, or heard */
+    connect_answer answer; /* the same */
+} other;
+
+static struct {
+    dd_connector *connector;
+    dd_card card;
+    unsigned first;
+    other others[NOTHERS];
+    int listener;   /* of what is dialled */
+    bool has_shown; /* somebody has proved that it knows the secret */
+    int nwelcome;   /* and not told what became of them */
+    int noutcomes;  /* of the dial */
+} table;
+
+static const dd_uid their_uid = {.bytes = {9}};
+
+static bool
+has(enum first what)
+{
+    return (table.first & what) != 0;
+}
+
+static dd_bytes
+secret(void)
+{
+    return dd_bytes_of("a secret", has(HAS_SECRET) ? 8 : 0);
+}
+
+/* ---- the owner of the connector */
+
+static bool
+may_accept(void *ctx, const dd_uid *peer)
+{
+    (void)ctx;
+    (void)peer;
+    require(table.has_shown || !has(HAS_SECRET));
+    table.nwelcome += !has(IS_BUSY);
+    return !has(IS_BUSY);
+}
+
+static void
+on_accept_failed(void *ctx, const dd_uid *peer)
+{
+    (void)ctx;
+    (void)peer;
+    require(table.nwelcome > 0);
+    table.nwelcome--;
+}
+
+static bool
+wants_dial(void *ctx, const dd_uid *peer)
+{
+    (void)ctx;
+    (void)peer;
+    table.noutcomes += has(IS_BUSY);
+    return !has(IS_BUSY);
+}
+
+static void
+on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
+{
+    (void)ctx;
+    (void)peer;
+    require(lane >= 0 && lane < table.connector->options.nlanes && link != NULL);
+    require(table.has_shown || !has(HAS_SECRET));
+    if (has(IS_DIALLER)) {
+        table.noutcomes++;
+    } else if (lane == 0) {
+        require(table.nwelcome > 0);
+        table.nwelcome--;
+    }
+    dd_link_close(link);
+}
+
+static void
+on_dial_failed(void *ctx, const dd_uid *peer, int lane, const dd_error *error)
+{
+    (void)ctx;
+    (void)peer;
+    require(lane >= 0 && error->code != DD_OK && error->message[0] != '\0');
+    table.noutcomes++;
+}
+
+static void
+open_connector(void)
+{
+    dd_connector *self = dd_mem_zalloc(sizeof *self);
+    require(self != NULL && dd_card_init(&table.card, NULL) == DD_OK);
+    table.card.has_unix = true;
+    self->options = (dd_connect_options){.nlanes = has(HAS_ONE_LANE) ? 1 : 3,
+                                         .is_shm_disabled = !has(IS_UNIX),
+                                         .ring_nbytes = RING_NBYTES,
+                                         .congestion = "",
+                                         .secret = secret(),
+                                         .timeout_ns = DD_NS_PER_S};
+    self->handler = (dd_connect_handler){.may_accept = may_accept,
+                                         .on_accept_failed = on_accept_failed,
+                                         .wants_dial = wants_dial,
+                                         .on_link = on_link,
+                                         .on_dial_failed = on_dial_failed};
+    self->card = &table.card;
+    self->uid = table.card.uid;
+    self->generation = dd_fork_generation();
+    self->unix_fd = -1;
+    self->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
+    dd_list_init(&self->dials);
+    dd_list_init(&self->queue);
+    table.connector = self;
+}
+
+static void
+look(void)
+{
+    dd_connector *self = table.connector;
+    connect_begin_round(self);
+    connect_poll_guests(self);
+    connect_poll_dials(self);
+    connect_sleep_until(self, 0);
+    connect_sleep(self);
+    connect_hear_guests(self);
+    connect_run_dials(self);
+    require(self->nguests <= CONNECT_GUESTS_MAX && table.noutcomes <= 1);
+}
+
+static void
+close_connector(void)
+{
+    connect_close_guests(table.connector);
+    connect_drop_dials(table.connector);
+    dd_sock_close(table.connector->wake_fd);
+    dd_lock_fini(&table.connector->mu);
+    dd_mem_free(table.connector);
+}
+
+/* ---- connections, of which none stays in the system's memory */
+
+static int
+listen_somewhere(dd_addr *addr)
+{
+    int fd = -1;
+    if (has(IS_UNIX)) {
+        dd_card theirs = table.card;
+        theirs.uid = their_uid;
+        memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8); /* no other process's */
+        *addr = dd_card_unix_addr(&theirs);
+        require(dd_sock_listen(addr, &fd, NULL) == DD_OK);
+        return fd;
+    }
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    memset(addr, 0, sizeof *addr);
+    memcpy(&addr->storage, &in, sizeof in);
+    addr->len = sizeof in;
+    require(dd_sock_listen(addr, &fd, NULL) == DD_OK);
+    *addr = dd_sock_local_addr(fd);
+    return fd;
+}
+
+static void
+forget_at_close(int fd)
+{
+    const struct linger at_once = {.l_onoff = 1};
+    require(setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
+}
+
+/* A stranger connects, or a dial is accepted. */
+static void
+connect_other(other *self)
+{
+    const dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    *self = (other){.fd = -1};
+    if (has(IS_DIALLER)) {
+        int fd = -1;
+        if (dd_sock_try_accept(table.listener, &fd) == DD_IO_OK) {
+            self->fd = fd;
+        }
+    } else {
+        dd_addr addr = dd_sock_local_addr(table.listener);
+        int theirs = -1;
+        require(dd_sock_connect(&addr, &self->fd, &wait, NULL) == DD_OK);
+        require(dd_sock_try_accept(table.listener, &theirs) == DD_IO_OK);
+        connect_add_guest(table.connector, theirs);
+    }
+    if (self->fd >= 0) {
+        forget_at_close(self->fd);
+    }
+}
+
+static void
+disconnect_other(other *self)
+{
+    dd_sock_close(self->fd);
+    *self = (other){.fd = -1};
+}
+
+/* Whether it was said, with one byte changed where `change` says so. Its low bits say which. */
+static void
+say(const other *self, const void *data, size_t nbytes, unsigned change)
+{
+    uint8_t bytes[CONNECT_HELLO_BYTES];
+    memcpy(bytes, data, nbytes);
+    if (change >= 0x40) {
+        bytes[change % nbytes] ^= (uint8_t)(1u << (change >> 6));
+    }
+    (void)!send(self->fd, bytes, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static bool
+hear(const other *self, void *data, size_t nbytes)
+{
+    return recv(self->fd, data, nbytes, MSG_DONTWAIT) == (ssize_t)nbytes;
+}
+
+/* ---- what a stranger says to a listener */
+
+static void
+say_hello(other *self, dd_bytes *input, unsigned change)
+{
+    self->hello = (connect_hello){
+        .from = their_uid, .to = table.card.uid, .lane = take_byte(input) % 4, .has_secret = has(HAS_SECRET)};
+    require(connect_hello_write(&self->hello, NULL) == DD_OK);
+    say(self, self->hello.bytes, CONNECT_HELLO_BYTES, change);
+    self->progress = change >= 0x40 ? HAS_ENDED : HAS_GREETED;
+}
+
+static void
+prove_to_listener(other *self, unsigned change)
+{
+    uint8_t bytes[CONNECT_ANSWER_BYTES];
+    uint8_t proof[DD_SHA256_BYTES];
+    self->progress = HAS_PROVED;
+    if (!hear(self, bytes, sizeof bytes) || !has(HAS_SECRET)) {
+        return;
+    }
+    require(connect_answer_read(bytes, &self->answer));
+    require(self->answer.verdict != CONNECT_GO_ON ||
+            connect_check_proof(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce,
+                                self->answer.proof));
+    connect_prove(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof);
+    say(self, proof, sizeof proof, change);
+    table.has_shown = table.has_shown || change < 0x40;
+}
+
+static void
+go_on_as_dialler(other *self, dd_bytes *input, unsigned change)
+{
+    if (self->progress == HAS_SAID_NOTHING) {
+        say_hello(self, input, change);
+    } else if (self->progress == HAS_GREETED) {
+        prove_to_listener(self, change);
+    } else {
+        say(self, "y", 1, change);
+    }
+}
+
+/* ---- what a listener says to us */
+
+static void
+answer_hello(other *self, dd_bytes *input, unsigned change)
+{
+    uint8_t bytes[CONNECT_ANSWER_BYTES];
+    unsigned verdict = take_byte(input);
+    if (!hear(self, self->hello.bytes, CONNECT_HELLO_BYTES)) {
+        return;
+    }
+    require(connect_hello_read(&self->hello));
+    self->answer =
+        (connect_answer){.verdict = verdict < 0xc0 ? CONNECT_GO_ON : (connect_verdict)(verdict % 10)};
+    memset(self->answer.nonce, (int)verdict, sizeof self->answer.nonce);
+    connect_prove(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce, self->answer.proof);
+    connect_answer_write(&self->answer, bytes);
+    say(self, bytes, sizeof bytes, change);
+    bool is_right = change < 0x40 || change % sizeof bytes == 7; /* the byte that says nothing */
+    table.has_shown = table.has_shown || is_right;
+    self->progress = HAS_GREETED;
+}
+
+static void
+say_verdict(other *self, dd_bytes *input, unsigned change)
+{
+    uint8_t proof[DD_SHA256_BYTES];
+    unsigned verdict = take_byte(input);
+    const uint8_t byte = verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15);
+    if (has(HAS_SECRET) && change < 0x40 && hear(self, proof, sizeof proof)) {
+        require(connect_check_proof(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof));
+    }
+    say(self, &byte, 1, change);
+    self->progress = HAS_PROVED;
+}
+
+static void
+go_on_as_listener(other *self, dd_bytes *input, unsigned change)
+{
+    dd_link *link = NULL;
+    if (self->progress == HAS_SAID_NOTHING) {
+        answer_hello(self, input, change);
+    } else if (self->progress == HAS_GREETED) {
+        say_verdict(self, input, change);
+    } else if (dd_link_offer_shm(self->fd, RING_NBYTES << (change & 3), &link, NULL) == DD_OK) {
+        dd_link_close(link); /* with its socket */
+        *self = (other){.fd = -1};
+    }
+}
+
+/* ---- one run */
+
+static void
+say_anything(const other *self, dd_bytes *input)
+{
+    unsigned how = take_byte(input);
+    dd_bytes bytes = take_bytes(input, how & 0x7f);
+    const int fds[PASSED_MAX] = {self->fd, self->fd, self->fd, self->fd};
+    (void)!pass_descriptors(self->fd, bytes.data, bytes.len, fds,
+                            has(IS_UNIX) && how >= 0x80 ? 1 + how % PASSED_MAX : 0);
+}
+
+static void
+take_step(unsigned step, dd_bytes *input)
+{
+    other *self = &table.others[(step >> 4) % NOTHERS];
+    uint8_t heard[256];
+    if (self->fd < 0) {
+        connect_other(self);
+    }
+    if (self->fd < 0) {
+        return;
+    }
+    switch ((enum step)(step % 8 % STEP_COUNT)) {
+    case STEP_RIGHT:
+        if (has(IS_DIALLER)) {
+            go_on_as_listener(self, input, take_byte(input));
+        } else {
+            go_on_as_dialler(self, input, take_byte(input));
+        }
+        break;
+    case STEP_BYTES:
+        say_anything(self, input);
+        break;
+    case STEP_HEAR:
+        (void)!recv(self->fd, heard, sizeof heard, MSG_DONTWAIT);
+        break;
+    case STEP_CLOSE:
+        disconnect_other(self);
+        break;
+    case STEP_LATE:
+    case STEP_COUNT:
+        for (size_t i = 0; i < table.connector->nguests; i++) {
+            table.connector->guests[i].until_ns = 0;
+            table.connector->guests[i].since_ns = 0;
+        }
+        break;
+    }
+}
+
+static void
+begin_dial(const dd_addr *addr)
+{
+    dd_addr_list addrs = {.count = 0};
+    dd_card theirs = table.card;
+    theirs.uid = their_uid;
+    memcpy(theirs.uid.bytes + 1, table.card.uid.bytes, 8);
+    if (!has(IS_UNIX)) {
+        addrs.items[addrs.count++] = *addr;
+    }
+    int lane = has(IS_UNIX) || has(HAS_ONE_LANE) ? 0 : 1;
+    require(dd_connector_dial(table.connector, &theirs, &addrs, lane, dd_deadline_after(DIAL_NS), NULL) ==
+            DD_OK);
+    look();
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    dd_addr addr;
+    if (size > MAX_INPUT_BYTES) {
+        return -1;
+    }
+    int before = next_descriptor();
+    dd_bytes input = dd_bytes_of(data, size);
+    memset(&table, 0, sizeof table);
+    table.first = take_byte(&input);
+    open_connector();
+    table.listener = listen_somewhere(&addr);
+    for (int i = 0; i < NOTHERS; i++) {
+        table.others[i].fd = -1;
+    }
+    if (has(IS_DIALLER)) {
+        begin_dial(&addr);
+    }
+    while (input.len > 0) {
+        take_step(take_byte(&input), &input);
+        look();
+    }
+    for (int i = 0; i < NOTHERS; i++) {
+        disconnect_other(&table.others[i]);
+    }
+    look();
+    require(table.nwelcome == 0);
+    close_connector();
+    dd_sock_close(table.listener);
+    require(next_descriptor() == before);
+    return 0;
+}
