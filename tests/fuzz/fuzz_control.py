@@ -16,6 +16,7 @@ import sys
 import time
 
 from dldist.control import http, register_handler
+from mutate import mutated
 
 TOKEN = "0123456789abcdef"
 SEEDS = [
@@ -27,6 +28,7 @@ SEEDS = [
     b"POST /handler/fuzz?raise=1 HTTP/1.1\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n",
     b"PUT /handler/%2e%00/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"POST /handler/fuzz HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab",
+    b"GET /handler/fr_trace_json?includeStackTraces=1 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nOrigin: http://x\r\nX: " + b"y" * 300 + b"\r\n folded\r\n\r\n",
 ]
 WORDS = [b"\r\n", b"\n", b"\0", b" ", b":", b"%", b"%zz", b"Content-Length: ", b"-1", b"999999999999", b"HTTP/1.1", b"HTTP/0.9"]
@@ -41,24 +43,6 @@ def answer(request, response):
         raise SystemExit(request.body())
     response.set_status(int(request.get_param("status") or 200))
     response.set_content(request.body() + request.get_param("a"), request.get_param("b") or "text/plain")
-
-
-def mutated(rng):
-    data = bytearray(b"".join(rng.choices(SEEDS, k=rng.randint(1, 3))))
-    for _ in range(rng.randint(0, 6)):
-        at, upto = sorted(rng.randint(0, len(data)) for _ in range(2))
-        kind = rng.randrange(5)
-        if kind == 0:
-            del data[at : min(upto, at + 40)]
-        elif kind == 1:
-            data[at:at] = rng.choice(WORDS)
-        elif kind == 2:
-            data[at:at] = data[at:upto] * rng.randint(1, 3)
-        elif kind == 3 and data:
-            data[at % len(data)] = rng.randrange(256)
-        else:
-            del data[at:]
-    return bytes(data[:LIMIT])
 
 
 def serve_bytes(data, token):
@@ -92,7 +76,7 @@ def fuzz(seconds, seed):
     until = time.monotonic() + seconds
     count = 0
     while time.monotonic() < until:
-        data = mutated(rng)
+        data = mutated(rng, SEEDS, WORDS, limit=LIMIT)
         token = rng.choice(["", TOKEN])
         try:
             check(data, token)

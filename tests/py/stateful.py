@@ -5,7 +5,7 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-EXAMPLES = int(os.environ.get("DLDIST_STATEFUL_EXAMPLES", 0))
+EXAMPLES = int(os.environ.get("DLDIST_STATEFUL_EXAMPLES", "0"))
 
 
 def depth(examples, steps):

@@ -22,6 +22,8 @@ UNDER_WAY_MAX = 6
 PICKS = st.integers(0, 11)
 COUNTS = st.sampled_from([1, 2, 5, 700, 20000])
 SEEDS = st.integers(0, 99)
+LEAVES = st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5)
+OBJECTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3))
 FOLDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -233,7 +235,7 @@ class WorldMachine(RuleBasedStateMachine):
     def wait(self, pick, is_backwards):
         self.finish(self.group(pick), is_backwards)
 
-    @rule(pick=PICKS, obj=st.recursive(st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5), lambda inner: st.lists(inner, max_size=3)))
+    @rule(pick=PICKS, obj=OBJECTS)
     def gather_objects(self, pick, obj):
         group = self.group(pick)
         for gathered in require(group.everywhere(lambda world, rank: world.all_gather_object([rank, obj]))):

@@ -187,7 +187,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
 def _port_of(job: str) -> int:
     import zlib
 
-    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+    return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS
 
 
 def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
