@@ -29,6 +29,7 @@ enum first {
     HAS_SECRET = 4,
     IS_BUSY = 8, /* nobody is welcome */
     HAS_ONE_LANE = 16,
+    IS_CLEAR = 32, /* also with a secret nothing is encrypted */
 };
 
 /* The low bits of a step's first byte; the bits above them say who takes it. */
@@ -54,6 +55,8 @@ typedef struct other {
     progress progress;
     connect_hello hello;   /* said, or heard */
     connect_answer answer; /* the same */
+    dd_noise noise;        /* where the link is encrypted */
+    dd_seal *seal;
 } other;
 
 static struct {
@@ -147,6 +150,7 @@ open_connector(void)
                                          .ring_nbytes = RING_NBYTES,
                                          .congestion = "",
                                          .secret = secret(),
+                                         .is_encryption_off = has(IS_CLEAR),
                                          .timeout_ns = DD_NS_PER_S};
     self->handler = (dd_connect_handler){.may_accept = may_accept,
                                          .on_accept_failed = on_accept_failed,
@@ -245,6 +249,8 @@ static void
 disconnect_other(other *self)
 {
     dd_sock_close(self->fd);
+    dd_noise_wipe(&self->noise);
+    dd_seal_destroy(self->seal);
     *self = (other){.fd = -1};
 }
 
@@ -252,7 +258,7 @@ disconnect_other(other *self)
 static void
 say(const other *self, const void *data, size_t nbytes, unsigned change)
 {
-    uint8_t bytes[CONNECT_HELLO_BYTES];
+    uint8_t bytes[CONNECT_SEALED_HELLO_BYTES];
     memcpy(bytes, data, nbytes);
     if (change >= 0x40) {
         bytes[change % nbytes] ^= (uint8_t)(1u << (change >> 6));
@@ -266,15 +272,31 @@ hear(const other *self, void *data, size_t nbytes)
     return recv(self->fd, data, nbytes, MSG_DONTWAIT) == (ssize_t)nbytes;
 }
 
+/* One byte, as a sealed hand-shake has it, or as it comes. */
+static void
+say_byte(const other *self, uint8_t byte, unsigned change)
+{
+    if (self->seal != NULL && change < 0x40) {
+        (void)!connect_say(self->fd, self->seal, &byte, 1, NULL);
+    } else {
+        say(self, &byte, 1, change);
+    }
+}
+
 /* ---- what a stranger says to a listener */
 
 static void
 say_hello(other *self, dd_bytes *input, unsigned change)
 {
-    self->hello = (connect_hello){
-        .from = their_uid, .to = table.card.uid, .lane = take_byte(input) % 4, .has_secret = has(HAS_SECRET)};
-    require(connect_hello_write(&self->hello, NULL) == DD_OK);
-    say(self, self->hello.bytes, CONNECT_HELLO_BYTES, change);
+    bool is_sealed = connect_is_sealed(table.connector, has(IS_UNIX));
+    self->hello = (connect_hello){.from = their_uid,
+                                  .to = table.card.uid,
+                                  .lane = take_byte(input) % 4,
+                                  .has_secret = has(HAS_SECRET),
+                                  .is_sealed = is_sealed};
+    require((is_sealed ? connect_seal_begin(&self->noise, &self->hello, NULL)
+                       : connect_hello_write(&self->hello, NULL)) == DD_OK);
+    say(self, self->hello.bytes, connect_hello_nbytes(&self->hello), change);
     self->progress = change >= 0x40 ? HAS_ENDED : HAS_GREETED;
 }
 
@@ -288,11 +310,18 @@ prove_to_listener(other *self, unsigned change)
         return;
     }
     require(connect_answer_read(bytes, &self->answer));
-    require(self->answer.verdict != CONNECT_GO_ON ||
-            connect_check_proof(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce,
-                                self->answer.proof));
-    connect_prove(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof);
-    say(self, proof, sizeof proof, change);
+    if (self->answer.verdict != CONNECT_GO_ON) {
+        return;
+    }
+    if (self->hello.is_sealed) {
+        require(connect_seal_finish(&self->noise, secret(), bytes, &self->seal, NULL) == DD_OK);
+        say_byte(self, 0, change);
+    } else {
+        require(connect_check_proof(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce,
+                                    self->answer.proof));
+        connect_prove(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof);
+        say(self, proof, sizeof proof, change);
+    }
     table.has_shown = table.has_shown || change < 0x40;
 }
 
@@ -310,23 +339,44 @@ go_on_as_dialler(other *self, dd_bytes *input, unsigned change)
 
 /* ---- what a listener says to us */
 
+static bool
+hear_hello(other *self)
+{
+    connect_hello *hello = &self->hello;
+    if (!hear(self, hello->bytes, CONNECT_HELLO_BYTES)) {
+        return false;
+    }
+    size_t rest = connect_hello_nbytes(hello) - CONNECT_HELLO_BYTES;
+    require(rest == 0 || hear(self, hello->bytes + CONNECT_HELLO_BYTES, rest));
+    require(connect_hello_read(hello) &&
+            hello->is_sealed == connect_is_sealed(table.connector, has(IS_UNIX)));
+    return true;
+}
+
+/* Whether a change there goes unnoticed: nothing is said by this byte, or by those behind the message of a sealed hand-shake. */
+static bool
+is_idle_byte(const other *self, size_t index)
+{
+    return self->hello.is_sealed ? index >= 8 + DD_NOISE_SECOND_BYTES(8) : index == 7;
+}
+
 static void
 answer_hello(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     unsigned verdict = take_byte(input);
-    if (!hear(self, self->hello.bytes, CONNECT_HELLO_BYTES)) {
+    if (!hear_hello(self)) {
         return;
     }
-    require(connect_hello_read(&self->hello));
-    self->answer =
-        (connect_answer){.verdict = verdict < 0xc0 ? CONNECT_GO_ON : (connect_verdict)(verdict % 10)};
+    self->answer = (connect_answer){
+        .verdict = verdict < 0xc0 ? CONNECT_GO_ON : (connect_verdict)(verdict % (CONNECT_VERDICT_COUNT + 1))};
     memset(self->answer.nonce, (int)verdict, sizeof self->answer.nonce);
     connect_prove(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce, self->answer.proof);
     connect_answer_write(&self->answer, bytes);
+    require(!self->hello.is_sealed ||
+            connect_seal_answer(secret(), &self->hello, bytes, &self->seal, NULL) == DD_OK);
     say(self, bytes, sizeof bytes, change);
-    bool is_right = change < 0x40 || change % sizeof bytes == 7; /* the byte that says nothing */
-    table.has_shown = table.has_shown || is_right;
+    table.has_shown = table.has_shown || change < 0x40 || is_idle_byte(self, change % sizeof bytes);
     self->progress = HAS_GREETED;
 }
 
@@ -334,12 +384,15 @@ static void
 say_verdict(other *self, dd_bytes *input, unsigned change)
 {
     uint8_t proof[DD_SHA256_BYTES];
+    size_t moved = 0;
     unsigned verdict = take_byte(input);
-    const uint8_t byte = verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15);
-    if (has(HAS_SECRET) && change < 0x40 && hear(self, proof, sizeof proof)) {
+    if (self->seal != NULL) {
+        dd_io io = dd_sealed_try_recv(self->seal, self->fd, proof, CONNECT_SEALED_PROOF_BYTES, &moved);
+        require(io != DD_IO_FORGED);
+    } else if (has(HAS_SECRET) && change < 0x40 && hear(self, proof, sizeof proof)) {
         require(connect_check_proof(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof));
     }
-    say(self, &byte, 1, change);
+    say_byte(self, verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15), change);
     self->progress = HAS_PROVED;
 }
 
@@ -351,9 +404,11 @@ go_on_as_listener(other *self, dd_bytes *input, unsigned change)
         answer_hello(self, input, change);
     } else if (self->progress == HAS_GREETED) {
         say_verdict(self, input, change);
-    } else if (dd_link_offer_shm(self->fd, RING_NBYTES << (change & 3), &link, NULL) == DD_OK) {
+    } else if (has(IS_UNIX) &&
+               dd_link_offer_shm(self->fd, RING_NBYTES << (change & 3), &link, NULL) == DD_OK) {
         dd_link_close(link); /* with its socket */
-        *self = (other){.fd = -1};
+        self->fd = -1;
+        disconnect_other(self);
     }
 }
 

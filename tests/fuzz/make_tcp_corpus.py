@@ -5,6 +5,7 @@ import struct
 
 HERE = pathlib.Path(__file__).parent / "corpus"
 MAGIC = 0x3C85F7CE
+VERSION = 4  # DD_TCP_VERSION in csrc/store/tcp_protocol.h
 
 
 def text(value):
@@ -42,7 +43,7 @@ REQUESTS = {
     "queue_len": bytes([16]) + text("/q"),
     "list_keys": bytes([17]),
     "barrier": bytes([18]) + text("/b") + number(2),
-    "hello": bytes([64]) + struct.pack("<Iq", 3, 77) + text("host") + text("n" * 32),
+    "hello": bytes([64]) + struct.pack("<Iq", VERSION, 77) + text("host") + text("n" * 32),
     "auth": bytes([65]) + text("p" * 32),
     "try_get": bytes([66]) + text("/k"),
     "wait_get": bytes([67]) + text("/k"),
@@ -55,7 +56,7 @@ REQUESTS = {
 }
 
 # What a server sends for the n-th operation of the list in csrc/store/tcp_protocol.h.
-HELLO = struct.pack("<Iqqqq", 3, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
+HELLO = struct.pack("<Iqqqq", VERSION, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
 REPLIES = [
     (2, "compare_set", text("value")),
     (3, "get", text("value")),
