@@ -92,7 +92,8 @@ def check_frame(data):
     prefix, rest = data[: frames.PREFIX_BYTES].ljust(frames.PREFIX_BYTES, b"\0"), data[frames.PREFIX_BYTES :]
     try:
         incoming = frames.Incoming(memoryview(prefix), 3, "call")
-        if incoming.failure() or incoming.mismatch(SAFE) or struct.unpack_from("<QQ", prefix, 16) > (PLACED_BYTES, PLACED_BYTES):
+        is_large = max(struct.unpack_from("<QQ", prefix, 16)) > PLACED_BYTES  # of the head, of all buffers
+        if incoming.failure() or incoming.mismatch(SAFE) or is_large:
             return
         for index in range(incoming.rounds.start, min(incoming.rounds.stop, 64)):
             place = incoming.place(index)

@@ -1,11 +1,11 @@
-"""How far hypothesis goes in stateful tests: as a part of all tests the same way every time and for seconds; with DLDIST_STATEFUL_EXAMPLES,
+"""How far hypothesis goes in stateful tests: as a part of all tests the same way every time and for seconds; with DLDIST_TEST_EXAMPLES,
 so many examples, others every time."""
 
 import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-EXAMPLES = int(os.environ.get("DLDIST_STATEFUL_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("DLDIST_TEST_EXAMPLES", "0"))
 
 
 def depth(examples, steps):
