@@ -41,6 +41,7 @@ OBJECTS = [
     [np.arange(6, dtype="int32").reshape(2, 3), np.float64(2.5), np.zeros((0, 3), "uint8"), np.ones((2, 2), "bool")],
     np.zeros(codec.IN_BAND_BYTES, "uint8"),
 ]
+BYTEARRAY = pickle.BYTEARRAY8 + struct.pack("<Q", 2**31)  # which is far too much
 NUMBERS = [struct.pack("<Q", number) for number in (0, 1, 5, 255, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1)]
 
 
@@ -212,7 +213,7 @@ def settings_seeds():
 PARSERS = {
     "objects": (check_object, list(object_seeds()), BYTE_WORDS),
     "frames": (check_frame, list(frame_seeds()), BYTE_WORDS),
-    "dumps": (check_dump, dump_seeds(), [*BYTE_WORDS, b'"', b"null", b"-1", b"1e999", b'{"version":"2.1"}', b"N.", b"}", b"]", b"h\x00"]),
+    "dumps": (check_dump, dump_seeds(), [*BYTE_WORDS, b'"', b"null", b"-1", b"1e999", b'{"version":"2.1"}', b"N.", b"}", b"]", b"h\x00", BYTEARRAY]),
     "urls": (check_url, [url.encode() for url in URLS], TEXT_WORDS),
     "environment": (check_environment, [text.encode() for text in (SLURM, TORCHRUN, MPI)], TEXT_WORDS),
     "settings": (check_settings, list(settings_seeds()), TEXT_WORDS),

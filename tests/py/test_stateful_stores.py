@@ -221,4 +221,4 @@ def test_store(kind, tmp_path):
             yield place
 
     Machine.kind, Machine.places = kind, make_place()
-    run_state_machine_as_test(Machine, settings=depth(examples=40, steps=40))
+    run_state_machine_as_test(Machine, settings=depth(examples=25, steps=40))

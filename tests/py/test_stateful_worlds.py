@@ -359,4 +359,4 @@ class WorldMachine(RuleBasedStateMachine):
 
 @pytest.mark.deadline(120)
 def test_worlds():
-    run_state_machine_as_test(WorldMachine, settings=depth(examples=60, steps=40))
+    run_state_machine_as_test(WorldMachine, settings=depth(examples=45, steps=40))

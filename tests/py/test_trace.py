@@ -376,11 +376,12 @@ class Evil:
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "expected a dict, got None"),
         (b"\x80\x04\x8e" + b"\xff" * 8, "not a whole pickle"),
         (pickle.dumps(Evil()), "it holds posix.system; a dump has only"),
+        (b"\x80\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".", "it holds a bytearray; a dump has only"),
         (pickle.dumps([1]), "the dump: expected a dict, got a list of 1"),
         (pickle.dumps({"a": 1}), "neither version nor entries"),
         (pickle.dumps({"version": "3.0", "entries": []}), "version '3.0' of the format is not known"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_bytes_that_are_no_dump(tmp_path, data, says):
     trace_dumps.write(tmp_path, {0: data})

@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 MAX_FILE_BYTES = 512 << 20
 MAX_ITEMS = 20_000_000
@@ -23,6 +23,7 @@ _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
 _NAME = re.compile(r"(.*?)(\d+)(\.json|\.pickle|\.pkl)?", re.DOTALL)
 _MESSAGE = re.compile(r"(send|recv|put|signal|wait_signal) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
+_WHAT_DUMPS_HAVE = "a dump has only lists, dicts, strings and numbers"
 ANY_PEER = -1
 RECEIVES = ("recv", "wait_signal")
 """The messages that come from another rank. The others go to one."""
@@ -190,7 +191,13 @@ class _Plain(pickle._Unpickler):
     """The unpickler written in Python. The one in C makes its memo as large as any index in the bytes asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}; a dump has only lists, dicts, strings and numbers")
+        raise pickle.UnpicklingError(f"it holds {module}.{name}; {_WHAT_DUMPS_HAVE}")
+
+    def refuse_bytearray(self) -> None:
+        raise pickle.UnpicklingError(f"it holds a bytearray; {_WHAT_DUMPS_HAVE}")
+
+    # The unpickler makes one of any size that the bytes ask for, before it looks whether there are so many.
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: refuse_bytearray}
 
 
 def _load(data: bytes, source: str) -> Any:
