@@ -83,6 +83,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
 | `DLDIST_TEST_ALL` | `1` | `scripts/test.sh` installs PyTorch, JAX and mypy, for the tests that need them. Without it they are skipped, unless these are there anyway. |
 | `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |
+| `DLDIST_TEST_EXAMPLES` | a number | So many examples in each of the tests that are state machines, others every time ([fuzzing.md](fuzzing.md)); without it a few, always the same. |
 | `VENV` | a folder | Where `scripts/test.sh`, `scripts/demo.sh` and `scripts/wheels.sh` make their virtual environment. |
 
 ## When the extension is built
