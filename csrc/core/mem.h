@@ -25,6 +25,8 @@ void dd_mem_expect_writes(void *at, size_t nbytes);
 /* Lets `count` more allocations of this process succeed and fails the one after; -1 turns it off.
  * Returns how many allocations were made since the last call. Exists in test builds only. */
 long dd_mem_fail_after(long count);
+/* How many blocks, and pieces of mapped pages, have not been freed. In test builds only. */
+long dd_mem_count_blocks(void);
 #endif
 
 #endif

@@ -10,6 +10,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -114,8 +115,34 @@ int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
 
 #ifdef DD_FAULTS
 /* Lets `count` more calls of this process succeed and fails the one after with `error_number`; -1 turns it off. Returns how many
- * were made since the last call. Exists in test builds only. */
+ * were made since the last call. Exists in test builds only, as do the others below. */
 long dd_sys_fail_after(long count, int error_number);
+
+/* A kind of call: DD_SYS_open, ... */
+typedef enum dd_sys_call {
+#define X(result, name, parameters, arguments) DD_SYS_##name,
+    DD_SYSTEM_CALLS(X)
+#undef X
+        DD_SYS_getaddrinfo,
+    DD_SYS_getcwd,
+    DD_SYS_lock_file,
+    DD_SYS_get_file_limit,
+} dd_sys_call;
+#define DD_SYS_CALL_COUNT ((int)DD_SYS_get_file_limit + 1)
+const char *dd_sys_call_name(dd_sys_call call); /* "open" */
+
+/* Of one kind, `number` calls succeed, and the one after fails; if it is lasting, so do all later ones. */
+typedef struct dd_sys_fault {
+    dd_sys_call call;
+    long number;
+    int error_number;
+    bool is_lasting;
+    void (*on_failure)(void); /* in the call that fails; NULL is fine */
+} dd_sys_fault;
+/* Counts all kinds from 0 again. `fault` stays valid until the next call; NULL: none fails. While no other thread makes calls. */
+void dd_sys_fail_call(const dd_sys_fault *fault);
+/* How many of a kind were made since. */
+long dd_sys_count_calls(dd_sys_call call);
 #endif
 
 #endif

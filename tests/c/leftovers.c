@@ -25,14 +25,20 @@ count_fds(void)
     return count_entries("/proc/self/fd");
 }
 
-/* A thread that has been joined may be listed for a moment more, so the least of some counts. */
+int
+count_threads_now(void)
+{
+    return count_entries("/proc/self/task");
+}
+
+/* The least of some counts. */
 int
 count_threads(void)
 {
-    int least = count_entries("/proc/self/task");
+    int least = count_threads_now();
     for (int look = 0; look < 10; look++) {
         usleep(5000);
-        int count = count_entries("/proc/self/task");
+        int count = count_threads_now();
         least = count < least ? count : least;
     }
     return least;

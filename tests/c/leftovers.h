@@ -4,6 +4,7 @@
 
 int count_fds(void);
 int count_threads(void);
+int count_threads_now(void);     /* a thread that has been joined may be listed for a moment more */
 int count_shared_mappings(void); /* of memfds */
 
 #endif
