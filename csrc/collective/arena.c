@@ -148,8 +148,16 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
     uint64_t wanted[sizeof(*ours) / sizeof(uint64_t)];
-    if (dd_shared_memory_nbytes(fd) == 0 ||
-        dd_sys_pread(fd, found, sizeof(found), 0) != (ssize_t)sizeof(found)) {
+    size_t nbytes = 0;
+    dd_status status = dd_shared_memory_measure(fd, &nbytes, err);
+    if (status == DD_SYSTEM) {
+        return status;
+    }
+    ssize_t nread = status == DD_OK ? dd_sys_pread(fd, found, sizeof(found), 0) : 0;
+    if (nread < 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the head of an arena");
+    }
+    if (nread != (ssize_t)sizeof(found)) {
         return dd_error_set(err, DD_PROTOCOL, "descriptor %d is no sealed arena of %llu ranks", fd,
                             (unsigned long long)ours->nranks);
     }
@@ -163,10 +171,10 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
                 fd, names[i], (unsigned long long)found[i], (unsigned long long)wanted[i]);
         }
     }
-    if (dd_shared_memory_nbytes(fd) != ours->nbytes) {
+    if (nbytes != ours->nbytes) {
         return dd_error_set(err, DD_PROTOCOL,
                             "descriptor %d says that it is an arena of %llu bytes, but has %zu", fd,
-                            (unsigned long long)ours->nbytes, dd_shared_memory_nbytes(fd));
+                            (unsigned long long)ours->nbytes, nbytes);
     }
     return DD_OK;
 }

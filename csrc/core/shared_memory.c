@@ -41,7 +41,11 @@ dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err)
         return error_of("memfd_create", errno, err);
     }
     const char *call = "ftruncate";
-    if (dd_sys_ftruncate(new_fd, (off_t)nbytes) == 0) {
+    int rc;
+    do {
+        rc = dd_sys_ftruncate(new_fd, (off_t)nbytes);
+    } while (rc != 0 && errno == EINTR);
+    if (rc == 0) {
         call = "sealing";
         if (dd_sys_fcntl(new_fd, F_ADD_SEALS, SEALS) == 0) {
             *fd = new_fd;
@@ -53,11 +57,18 @@ dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err)
     return error_of(call, sys_errno, err);
 }
 
-size_t
-dd_shared_memory_nbytes(int fd)
+dd_status
+dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
 {
     struct stat info;
     int seals = dd_sys_fcntl(fd, F_GET_SEALS, 0);
-    bool is_sealed = seals >= 0 && (seals & SEALS) == SEALS;
-    return is_sealed && dd_sys_fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
+    bool is_known = seals >= 0 && dd_sys_fstat(fd, &info) == 0;
+    if (!is_known && errno != EINVAL && errno != EBADF) { /* what has no seals, and what is no file */
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot look at shared memory");
+    }
+    if (!is_known || (seals & SEALS) != SEALS || info.st_size <= 0) {
+        return dd_error_set(err, DD_PROTOCOL, "it is no sealed memory");
+    }
+    *nbytes = (size_t)info.st_size;
+    return DD_OK;
 }

@@ -13,8 +13,8 @@
  * prepend what the memory was for. */
 dd_status dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err) DD_MUST_CHECK;
 
-/* The size of such memory of another process, which may have sent anything; 0 when the descriptor is
- * something else. */
-size_t dd_shared_memory_nbytes(int fd);
+/* The size of such memory of another process, which may have sent anything: DD_PROTOCOL when the descriptor is something
+ * else, DD_SYSTEM when this process cannot tell. */
+dd_status dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err) DD_MUST_CHECK;
 
 #endif

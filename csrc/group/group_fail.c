@@ -134,6 +134,15 @@ dd_group_fail_locked(dd_group *group, const dd_error *error)
     group_fail_cause_locked(group, &cause);
 }
 
+void
+group_fail_own_locked(dd_group *group, dd_error *error)
+{
+    char own[128];
+    dd_error_prepend(error, "%s", group_print_member(group, group->rank, own));
+    group_blame(group, group->rank, error);
+    dd_group_fail_locked(group, error);
+}
+
 /* ---- ranks that disagree */
 
 static void

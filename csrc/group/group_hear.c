@@ -182,6 +182,16 @@ on_bell(void *ctx)
     }
 }
 
+/* Those who have asked would ask for ever. */
+static void
+fail_if_mute_locked(dd_group *group)
+{
+    dd_error error;
+    if (dd_context_check_notes_locked(group->context, &error) != DD_OK) {
+        group_fail_own_locked(group, &error);
+    }
+}
+
 static void
 on_fd_wanted(void *ctx, int rank, uint64_t word)
 {
@@ -191,7 +201,8 @@ on_fd_wanted(void *ctx, int rank, uint64_t word)
     }
     if (word != GROUP_ARENA_WORD) {
         group_pass_region_locked(group, rank, (uint32_t)word);
-    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
+        fail_if_mute_locked(group);
+    } else if (group->topology.local == 0 && group->arena_fd != -1) {
         (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
     }
 }

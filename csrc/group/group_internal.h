@@ -85,7 +85,7 @@ struct dd_group {
     dd_context *context; /* owned; NULL once closed */
     dd_arena *arena;     /* owned; NULL: none */
     /* Of the arena, while the group is being made: the maker's, for those who ask for it, and what has come to
-     * the others; -1. */
+     * the others; -1: nothing yet. Also DD_FD_DENIED. */
     int arena_fd;
     int64_t ask_arena_ns;   /* when to ask for it next */
     dd_run *run;            /* owned; NULL once closed */
@@ -314,6 +314,8 @@ void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause
 void group_update_task_locked(dd_group *group);
 /* The first cause ends everything under way and stays; the others are told. dd_group_fail_locked: where nothing but words is known. */
 void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
+/* With what this rank cannot do, whatever the others do: its name goes before the words. */
+void group_fail_own_locked(dd_group *group, dd_error *error);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
 /* `rank` has called something else than this rank. */
 void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);

@@ -531,13 +531,15 @@ group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
 static dd_status
 map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
-    size_t nbytes = dd_shared_memory_nbytes(fd);
+    size_t nbytes = 0;
     if (fd == DD_SOCK_FD_REFUSED) {
         return dd_error_set_errno(err, DD_SYSTEM, EMFILE,
                                   "cannot take region %u of another rank of this host", id);
     }
-    if (nbytes == 0) {
-        return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", id);
+    dd_status status = dd_shared_memory_measure(fd, &nbytes, err);
+    if (status != DD_OK) {
+        dd_error_prepend(err, "what came as region %u", id);
+        return status;
     }
     void *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
@@ -609,11 +611,11 @@ group_map_wanted_locked(dd_group *group, dd_error *error)
         if (foreign->fd != -1) {
             has_come = true;
             if (map_foreign(group, foreign, error) != DD_OK) {
-                break;
+                return true;
             }
         }
     }
-    return has_come;
+    return dd_context_check_notes_locked(group->context, error) != DD_OK || has_come;
 }
 
 void

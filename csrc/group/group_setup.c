@@ -76,7 +76,19 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-/* The lowest local rank makes the memory, and those who wait for it already need not ask again. */
+/* Those who wait for it already need not ask again. */
+static void
+pass_arena(dd_group *group, int fd)
+{
+    dd_engine_lock(group->engine);
+    group->arena_fd = fd;
+    for (int i = 1; i < group->topology.nlocal; i++) {
+        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+/* The lowest local rank makes the memory. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
@@ -89,15 +101,9 @@ make_arena(dd_group *group, dd_error *err)
     }
     if (status != DD_OK) {
         dd_fork_close(fd);
-        return status;
     }
-    dd_engine_lock(group->engine);
-    group->arena_fd = fd;
-    for (int i = 1; i < group->topology.nlocal; i++) {
-        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
-    }
-    dd_engine_unlock(group->engine);
-    return DD_OK;
+    pass_arena(group, status == DD_OK ? fd : DD_FD_DENIED);
+    return status;
 }
 
 static bool
@@ -106,7 +112,8 @@ has_arena_come(void *ctx)
     dd_group *group = ctx;
     const dd_peer *maker = group->peers[group->topology.local_ranks[0]];
     ask_for_arena(group);
-    return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL;
+    return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL ||
+           dd_context_check_notes_locked(group->context, NULL) != DD_OK;
 }
 
 static dd_status
@@ -120,9 +127,12 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     if (status == DD_OP_TIMED_OUT) {
         dd_error_set(err, status, "no arena has come");
     } else if (status == DD_OK && fd == -1) {
-        status = dd_error_copy(err, broken);
+        status =
+            broken != NULL ? dd_error_copy(err, broken) : dd_context_check_notes_locked(group->context, err);
     } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
         status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
+    } else if (status == DD_OK && fd == DD_FD_DENIED) {
+        status = dd_error_set(err, DD_SYSTEM, "its maker could not make it");
     }
     dd_engine_unlock(group->engine);
     if (status == DD_OK) {
@@ -155,7 +165,7 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
     if (status != DD_OK || !is_shared) {
         return status;
     }
-    /* A maker that has failed says so by its vote, which does not need the others. */
+    /* A maker that has failed says so, and is heard unless its bell is what has failed. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
     status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);

@@ -145,7 +145,7 @@ map_wanted_locked(dd_group *group)
     dd_error error = {.code = DD_OK};
     bool has_come = group_map_wanted_locked(group, &error);
     if (error.code != DD_OK) {
-        dd_group_fail_locked(group, &error);
+        group_fail_own_locked(group, &error);
     }
     return has_come;
 }

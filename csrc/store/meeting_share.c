@@ -50,10 +50,14 @@ fetch(const card_share *self, dd_blob *cards, dd_error *err)
 static dd_status
 read_memory(int fd, size_t nbytes, dd_blob *cards, dd_error *err)
 {
-    if (dd_shared_memory_nbytes(fd) != nbytes) {
-        return dd_error_set(err, DD_PROTOCOL, "what has come is no memory of %zu bytes", nbytes);
+    size_t found = 0;
+    dd_status status = dd_shared_memory_measure(fd, &found, err);
+    if (status == DD_OK && found != nbytes) {
+        status = dd_error_set(err, DD_PROTOCOL, "what has come is no memory of %zu bytes", nbytes);
     }
-    dd_status status = dd_blob_reserve(cards, nbytes, err);
+    if (status == DD_OK) {
+        status = dd_blob_reserve(cards, nbytes, err);
+    }
     if (status == DD_OK && dd_sys_pread(fd, cards->data, nbytes, 0) != (ssize_t)nbytes) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the cards");
     }

@@ -90,8 +90,8 @@ typedef struct dd_context_handler {
     void (*on_bell)(void *ctx);
     /* A rank of this host wants what this one calls `word`: dd_context_pass_fd_locked, if it is there. */
     void (*on_fd_wanted)(void *ctx, int rank, uint64_t word);
-    /* A rank passes something; `fd` is DD_SOCK_FD_REFUSED where this process had no room for it. True: it is taken, else
-     * it is closed, since nobody has asked for it, or it has come before. */
+    /* A rank passes something; `fd` is DD_SOCK_FD_REFUSED where this process had no room for it, and DD_FD_DENIED where that rank
+     * has nothing to pass. True: it is taken, else it is closed, since nobody has asked for it, or it has come before. */
     bool (*on_fd)(void *ctx, int rank, uint64_t word, int fd);
 } dd_context_handler;
 
@@ -148,10 +148,13 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
  * after a moment. */
 void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
 
-/* Asks a rank of this host for a descriptor, or passes one to it, which stays the caller's. Needs no link. Either may be lost on the
- * way: the rank that waits asks again. False: it has not gone. */
+/* Asks a rank of this host for a descriptor, or passes one to it, which stays the caller's, or says that there is none (DD_FD_DENIED).
+ * Needs no link. Either may be lost on the way: the rank that waits asks again. False: it has not gone. */
+#define DD_FD_DENIED (-3)
 bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word);
 bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd);
+/* DD_SYSTEM: the last few have not gone, because of this process itself, so others will not either. */
+dd_status dd_context_check_notes_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
 
 /* What a rank has posted in shared memory, as if it had come by a link: that it has given up, by the bytes of its cause, or has left. Where
  * there is a link, that says the same in its turn, behind the messages that were sent before; false: so it is still to come. */

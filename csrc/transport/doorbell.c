@@ -155,7 +155,7 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
         return DD_IO_OK;
     }
     dd_sock_close(fd);
-    if (note->kind != DD_BELL_WANT) {
+    if (note->kind != DD_BELL_WANT && note->kind != DD_BELL_NONE) {
         *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
     }
     return DD_IO_OK;

@@ -14,6 +14,7 @@ typedef enum dd_bell_kind {
     DD_BELL_RING, /* also whatever makes no sense, and what processes of other users say */
     DD_BELL_WANT, /* `source` asks `target` for what it calls `word` */
     DD_BELL_PASS, /* ... and gets it */
+    DD_BELL_NONE, /* ... and never will */
 } dd_bell_kind;
 
 /* Up to `fd` as it is sent, in the order of bytes of this host. */

@@ -8,6 +8,9 @@
 /* A peer that rings on and on must not keep the engine from everything else. */
 #define NOTES_PER_LOOK 256
 
+/* Whoever is asked again and again, for longer each time, has tried for a quarter of a second by then. */
+#define NOTES_FAILED_MAX 6
+
 dd_status
 engine_open_bell(dd_engine *engine, dd_error *err)
 {
@@ -45,15 +48,43 @@ dd_peer_look_for_locked(dd_peer *peer)
     }
 }
 
+static void
+note_sent(dd_engine *engine, dd_io io, int sys_errno)
+{
+    dd_error error;
+    (void)dd_error_set_errno(&error, DD_NETWORK, sys_errno, "%s", "");
+    if (io == DD_IO_OK) {
+        engine->nnotes_failed = 0;
+    } else if (io == DD_IO_FAILED && dd_error_is_own(&error)) {
+        engine->nnotes_failed++;
+        engine->notes_errno = sys_errno;
+    }
+}
+
 static bool
 send_note(dd_context *context, int rank, dd_bell_note *note)
 {
-    const dd_engine *engine = context->engine;
+    dd_engine *engine = context->engine;
     note->context = context->key.id;
     note->source = (uint32_t)context->rank;
     note->target = (uint32_t)rank;
-    return engine->bell_fd >= 0 &&
-           dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, note) == DD_IO_OK;
+    if (engine->bell_fd < 0) {
+        return false;
+    }
+    dd_io io = dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, note);
+    note_sent(engine, io, errno);
+    return io == DD_IO_OK;
+}
+
+dd_status
+dd_context_check_notes_locked(const dd_context *context, dd_error *err)
+{
+    const dd_engine *engine = context->engine;
+    if (engine->nnotes_failed < NOTES_FAILED_MAX) {
+        return DD_OK;
+    }
+    return dd_error_set_errno(err, DD_SYSTEM, engine->notes_errno,
+                              "cannot pass descriptors to other processes of this host");
 }
 
 bool
@@ -66,7 +97,7 @@ dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word)
 bool
 dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd)
 {
-    dd_bell_note note = {.kind = DD_BELL_PASS, .word = word, .fd = fd};
+    dd_bell_note note = {.kind = fd == DD_FD_DENIED ? DD_BELL_NONE : DD_BELL_PASS, .word = word, .fd = fd};
     return send_note(context, rank, &note);
 }
 
@@ -78,8 +109,10 @@ deliver_note(dd_engine *engine, const dd_bell_note *note)
     bool is_taken = false;
     if (is_known && note->kind == DD_BELL_WANT && context->handler.on_fd_wanted != NULL) {
         context->handler.on_fd_wanted(context->handler.ctx, (int)note->source, note->word);
-    } else if (is_known && note->kind == DD_BELL_PASS && context->handler.on_fd != NULL) {
-        is_taken = context->handler.on_fd(context->handler.ctx, (int)note->source, note->word, note->fd);
+    } else if (is_known && context->handler.on_fd != NULL &&
+               (note->kind == DD_BELL_PASS || note->kind == DD_BELL_NONE)) {
+        int fd = note->kind == DD_BELL_PASS ? note->fd : DD_FD_DENIED;
+        is_taken = context->handler.on_fd(context->handler.ctx, (int)note->source, note->word, fd);
     }
     if (!is_taken) {
         dd_sock_close(note->fd);

@@ -247,7 +247,9 @@ struct dd_engine {
 
     int epoll_fd;
     int wake_fd;
-    int bell_fd; /* -1: none; const after the first card */
+    int bell_fd;            /* -1: none; const after the first card */
+    unsigned nnotes_failed; /* one after the other, by this process's own fault */
+    int notes_errno;        /* of the last */
     dd_spin spin;
     dd_waiter *driver; /* NULL: nobody */
     dd_list waiters;

@@ -533,6 +533,20 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
 }
 
 static dd_status
+take_rings(shm_link *self, size_t size, int ring_fd, dd_error *err)
+{
+    size_t nbytes = 0;
+    dd_status status = dd_shared_memory_measure(ring_fd, &nbytes, err);
+    if (status == DD_SYSTEM) {
+        return status;
+    }
+    return status == DD_OK && nbytes == memory_nbytes(size)
+               ? map_rings(self, size, ring_fd, false, err)
+               : dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", ring_fd,
+                              size);
+}
+
+static dd_status
 recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
 {
     uint8_t offer[OFFER_BYTES];
@@ -546,10 +560,7 @@ recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
         } else if (ring_fd == DD_SOCK_FD_REFUSED) {
             status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the memory of the link");
         } else {
-            status = dd_shared_memory_nbytes(ring_fd) == memory_nbytes((size_t)size)
-                         ? map_rings(self, (size_t)size, ring_fd, false, err)
-                         : dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %llu bytes",
-                                        ring_fd, (unsigned long long)size);
+            status = take_rings(self, (size_t)size, ring_fd, err);
         }
     }
     dd_sock_close(ring_fd);

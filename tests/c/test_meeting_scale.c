@@ -184,7 +184,9 @@ TEST(the_first_rank_of_a_host_hands_the_cards_on)
     size_t moved = 0;
     CHECK_OK(dd_sock_wait(fd, POLLIN, &wait, check_err()));
     CHECK(dd_sock_try_recv_fd(fd, &byte, 1, &memory, &moved) == DD_IO_OK);
-    CHECK_INT(dd_shared_memory_nbytes(memory), sizeof TWO_CARDS - 1);
+    size_t nbytes = 0;
+    CHECK_OK(dd_shared_memory_measure(memory, &nbytes, check_err()));
+    CHECK_INT(nbytes, sizeof TWO_CARDS - 1);
     pthread_join(first.thread, NULL);
     dd_sock_close(fd);
     dd_sock_close(memory);
