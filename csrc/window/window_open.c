@@ -167,9 +167,14 @@ static dd_status
 check_card(const window_opening *opening, int rank, dd_error *err)
 {
     const dd_window_card *card = &opening->cards[rank];
-    char what[128];
+    char what[256];
     if (card->status != DD_OK) {
-        (void)snprintf(what, sizeof what, "cannot open its part: %s", dd_status_text(card->status));
+        dd_error why;
+        (void)(card->sys_errno != 0
+                   ? dd_error_set_errno(&why, card->status, card->sys_errno, "cannot open its part")
+                   : dd_error_set(&why, card->status, "cannot open its part: %s",
+                                  dd_status_text(card->status)));
+        (void)snprintf(what, sizeof what, "%.250s", why.message);
         (void)dd_group_error_about(opening->group, rank, card->status, what, err);
         dd_error_prepend(err, "window");
         return card->status;
@@ -198,9 +203,10 @@ exchange(window_opening *opening, dd_error *err)
                          .outputs = opening->blocks};
     dd_call_options options = {.timeout_ns = -1};
     opening->card.status = opening->own;
+    opening->card.sys_errno = opening->own != DD_OK ? opening->error.sys_errno : 0;
     dd_window_card_encode(&opening->card, own);
     dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
-    if (status == DD_OK && opening->own != DD_OK) {
+    if (opening->own != DD_OK) { /* also where the others have heard of it, and have ended the group by now */
         return dd_error_copy(err, &opening->error);
     }
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {

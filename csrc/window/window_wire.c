@@ -6,10 +6,13 @@
 #error "the numbers of cards are little endian; this file copies them as they are"
 #endif
 
+/* Linux has no larger ones. */
+#define SYS_ERRNO_MAX 4095
+
 typedef struct card_bytes {
     uint32_t status, pad_region;
     uint64_t window, pad_nbytes, nbytes, offset;
-    uint32_t region, zero;
+    uint32_t region, sys_errno;
 } card_bytes;
 
 _Static_assert(sizeof(card_bytes) == DD_WINDOW_CARD_NBYTES, "no field is padded");
@@ -25,6 +28,7 @@ dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBY
         .nbytes = card->nbytes,
         .offset = card->data.offset,
         .region = card->data.region,
+        .sys_errno = (uint32_t)card->sys_errno,
     };
     memcpy(out, &bytes, sizeof bytes);
 }
@@ -45,11 +49,13 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
     if (bytes.status == DD_OK && bytes.window == 0) {
         return dd_error_set(err, DD_PROTOCOL, "the card of a window has no number for it");
     }
-    if (bytes.zero != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window does not end in zeros");
+    if (bytes.sys_errno > SYS_ERRNO_MAX) {
+        return dd_error_set(err, DD_PROTOCOL, "the card of a window has error number %lu",
+                            (unsigned long)bytes.sys_errno);
     }
     *card = (dd_window_card){
         .status = (dd_status)bytes.status,
+        .sys_errno = (int)bytes.sys_errno,
         .pad_region = bytes.pad_region,
         .window = bytes.window,
         .pad_nbytes = bytes.pad_nbytes,

@@ -27,6 +27,7 @@ typedef struct dd_window_spot {
 
 typedef struct dd_window_card {
     dd_status status; /* DD_OK, or why this rank cannot open a window */
+    int sys_errno;    /* of the system call behind that, or 0 */
     uint32_t pad_region;
     uint64_t window; /* what this rank would number it, not 0; rank 0's counts */
     uint64_t pad_nbytes;
