@@ -23,6 +23,7 @@ enum lock_byte {
 #define NAP_MIN_NS DD_NS_PER_MS
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
 #define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
+#define UNLOCK_TRIES 3
 
 /* The error of a system call on the file. */
 static dd_status
@@ -104,10 +105,15 @@ dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, 
     return try_until(member, try_gate, what, mu, wait, err);
 }
 
-void
-dd_file_member_unlock_gate(const dd_file_member *member)
+dd_status
+dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err)
 {
-    (void)try_lock(member->fd, LOCK_GATE, F_UNLCK);
+    for (int i = 0; i < UNLOCK_TRIES; i++) {
+        if (try_lock(member->fd, LOCK_GATE, F_UNLCK) == LOCK_TAKEN) {
+            return DD_OK;
+        }
+    }
+    return failed(member, "unlock the file", err);
 }
 
 void
@@ -169,6 +175,18 @@ dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offs
     return DD_OK;
 }
 
+dd_status
+dd_file_member_cut(const dd_file_member *member, uint64_t size, dd_error *err)
+{
+    while (dd_sys_ftruncate(member->fd, (off_t)size) != 0) {
+        if (errno != EINTR) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot cut the file to %llu bytes",
+                                      member->where, (unsigned long long)size);
+        }
+    }
+    return DD_OK;
+}
+
 static dd_status
 write_header(const dd_file_member *member, dd_file_header *header, dd_error *err)
 {
@@ -177,13 +195,18 @@ write_header(const dd_file_member *member, dd_file_header *header, dd_error *err
 }
 
 /* Whether the path still leads to the open file. */
-static bool
-is_at_path(const dd_file_member *member)
+static dd_status
+find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
 {
     struct stat open_file;
     struct stat at_path;
-    return dd_sys_fstat(member->fd, &open_file) == 0 && dd_sys_stat(member->absolute_path, &at_path) == 0 &&
-           open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
+    *is_at_path = false;
+    if (dd_sys_fstat(member->fd, &open_file) != 0 || dd_sys_stat(member->absolute_path, &at_path) != 0) {
+        bool is_gone = errno == ENOENT || errno == ESTALE;
+        return is_gone ? DD_OK : failed(member, "look at the file", err);
+    }
+    *is_at_path = open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
+    return DD_OK;
 }
 
 /* The names, in one block. */
@@ -234,7 +257,11 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     bool is_regular = dd_sys_fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
     dd_status status = is_regular ? try_gate(member, obstacle, err)
                                   : dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
-    if (status == DD_OK && *obstacle == NULL && !is_at_path(member)) {
+    bool is_at_path = true;
+    if (status == DD_OK && *obstacle == NULL) {
+        status = find_at_path(member, &is_at_path, err);
+    }
+    if (!is_at_path) {
         /* The last member of a job may have removed the file between the opening and the lock. */
         *obstacle = "others keep replacing it";
     }
@@ -261,7 +288,7 @@ start_run(const dd_file_member *member, int64_t world_size, dd_file_header *head
     if (status != DD_OK) {
         return status;
     }
-    return dd_sys_ftruncate(member->fd, 0) == 0 ? DD_OK : failed(member, "empty the file", err);
+    return dd_file_member_cut(member, 0, err);
 }
 
 /* Others have the file open: what is in it is theirs, and ours to join if it fits. */
@@ -336,7 +363,7 @@ static void
 drop_locks(const dd_file_member *member)
 {
     (void)try_lock(member->fd, LOCK_MEMBER, F_UNLCK);
-    dd_file_member_unlock_gate(member);
+    (void)!dd_file_member_unlock_gate(member, NULL);
 }
 
 dd_status
@@ -352,7 +379,9 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     if (status == DD_OK) {
         status = join_locked(member, world_size, err);
         if (status == DD_OK) {
-            dd_file_member_unlock_gate(member);
+            status = dd_file_member_unlock_gate(member, err);
+        }
+        if (status == DD_OK) {
             return DD_OK;
         }
         drop_locks(member);
@@ -366,8 +395,10 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {
+    bool is_at_path;
     return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size &&
-           try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN && is_at_path(member);
+           try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN &&
+           find_at_path(member, &is_at_path, NULL) == DD_OK && is_at_path;
 }
 
 static void

@@ -40,7 +40,8 @@ void dd_file_member_leave(dd_file_member *member, bool is_in_order);
  * fine. */
 dd_status dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
                                    dd_error *err) DD_MUST_CHECK;
-void dd_file_member_unlock_gate(const dd_file_member *member);
+/* On failure it stays locked, as others see it, until the file is closed. */
+dd_status dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err) DD_MUST_CHECK;
 
 /* DD_STORE unless the file is still there and of this run; *size is its size. */
 dd_status dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err) DD_MUST_CHECK;
@@ -48,6 +49,7 @@ dd_status dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_
 /* Takes and drops the look byte, after which the file system shows what others had written by now. */
 void dd_file_member_look(const dd_file_member *member);
 
+dd_status dd_file_member_cut(const dd_file_member *member, uint64_t size, dd_error *err) DD_MUST_CHECK;
 /* Writes all of it, or fails; then the caller cuts off what was written. */
 dd_status dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offset,
                                dd_error *err) DD_MUST_CHECK;

@@ -73,11 +73,7 @@ read_to_end_locked(file_store *self, dd_error *err)
     }
     DD_LOG(DD_LOG_INFO, "%s: cutting off half a record at offset %llu, of a writer that died",
            self->member.where, (unsigned long long)self->log.offset);
-    if (dd_sys_ftruncate(self->member.fd, (off_t)self->log.offset) != 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot cut off half a record",
-                                  self->member.where);
-    }
-    return DD_OK;
+    return dd_file_member_cut(&self->member, self->log.offset, err);
 }
 
 /* The types of record for requests that change something: DD_FILE_RECORD_SET has what the key holds then. */
@@ -120,7 +116,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
         self->log.offset += self->write_buf.len;
     } else {
         /* What was written of a record may stay: the next writer cuts it off. */
-        (void)!dd_sys_ftruncate(self->member.fd, (off_t)self->log.offset);
+        (void)!dd_file_member_cut(&self->member, self->log.offset, NULL);
         dd_file_log_reset(&self->log);
     }
     dd_blob_clear(&self->write_buf, KEEP_BYTES);
@@ -147,7 +143,10 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
             status = log_change_locked(self, request, status, err);
         }
     }
-    dd_file_member_unlock_gate(&self->member);
+    dd_error unlocking;
+    if (dd_file_member_unlock_gate(&self->member, &unlocking) != DD_OK && status == DD_OK) {
+        status = dd_error_copy(err, &unlocking);
+    }
     dd_cond_broadcast(&self->changed);
     return status;
 }
