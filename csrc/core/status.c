@@ -149,6 +149,6 @@ dd_error_is_own(const dd_error *err)
     case EPERM:
         return true;
     default:
-        return err->code == DD_OUT_OF_MEMORY;
+        return err->code == DD_OUT_OF_MEMORY || err->code == DD_SYSTEM;
     }
 }

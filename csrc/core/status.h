@@ -96,7 +96,7 @@ void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
 /* Whether this process itself cannot go on, whatever it was dealing with: no memory, no descriptors, no
- * permission. */
+ * permission, DD_SYSTEM. */
 bool dd_error_is_own(const dd_error *err);
 
 /* DD_OUT_OF_MEMORY, naming the bytes asked for. */

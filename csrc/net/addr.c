@@ -5,6 +5,7 @@
 #include "core/system.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 typedef struct lookup {
     dd_errand errand; /* first */
     int rc;
+    int sys_errno; /* of EAI_SYSTEM */
     dd_addr_list result;
     char port[8]; /* const after init, as is host */
     char host[];
@@ -65,6 +67,7 @@ run_lookup(dd_errand *errand)
 {
     lookup *look = (lookup *)errand;
     look->rc = get_addresses(look->host, look->port, 0, &look->result);
+    look->sys_errno = errno;
 }
 
 static void
@@ -74,8 +77,11 @@ free_lookup(dd_errand *errand)
 }
 
 static dd_status
-resolve_error(dd_error *err, const char *host, int rc)
+resolve_error(dd_error *err, const char *host, int rc, int sys_errno)
 {
+    if (rc == EAI_SYSTEM) {
+        return dd_error_set_errno(err, DD_NETWORK, sys_errno, "cannot resolve host \"%s\"", host);
+    }
     return dd_error_set(err, DD_NETWORK, "cannot resolve host \"%s\": %s", host, gai_strerror(rc));
 }
 
@@ -99,7 +105,7 @@ resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const 
         status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s", host,
                               dd_wait_elapsed_s(wait));
     } else if (status == DD_OK && look->rc != 0) {
-        status = resolve_error(err, host, look->rc);
+        status = resolve_error(err, host, look->rc, look->sys_errno);
     } else if (status == DD_OK) {
         *list = look->result;
     }
@@ -115,9 +121,11 @@ dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wa
     if (strcmp(host, "localhost") == 0) {
         dd_addr_list v4;
         int rc = get_addresses("::1", port_text, AI_NUMERICHOST, list);
-        int rc4 = get_addresses("127.0.0.1", port_text, AI_NUMERICHOST, &v4);
-        if (rc != 0 || rc4 != 0) {
-            return resolve_error(err, host, rc != 0 ? rc : rc4);
+        if (rc == 0) {
+            rc = get_addresses("127.0.0.1", port_text, AI_NUMERICHOST, &v4);
+        }
+        if (rc != 0) {
+            return resolve_error(err, host, rc, errno);
         }
         list->items[list->count++] = v4.items[0];
         return DD_OK;
@@ -127,7 +135,7 @@ dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wa
         return DD_OK;
     }
     if (rc != EAI_NONAME) {
-        return resolve_error(err, host, rc);
+        return resolve_error(err, host, rc, errno);
     }
     return resolve_on_thread(host, port_text, list, wait, err);
 }

@@ -495,8 +495,9 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         dd_status status = try_addresses(link, target, wait, &reason);
         /* A server that was there and is gone will not come back with our data. A server that is full is
-         * still there. */
-        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away)) {
+         * still there. What this process lacks has nothing to do with any server. */
+        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) ||
+            dd_error_is_own(&reason)) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
         status = dd_wait_sleep(wait, pause_ns < LAST_RETRY_NS ? pause_ns : LAST_RETRY_NS, err);
