@@ -54,8 +54,16 @@ static void
 on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     (void)rank; /* who has only passed it on hears it once more */
-    catch_up_locked(ctx);
-    group_fail_cause_locked(ctx, cause);
+    dd_group *group = ctx;
+    dd_error own;
+    bool is_own = cause->kind == DD_CAUSE_LOST && cause->culprit.rank == group->rank &&
+                  dd_engine_check_links_locked(group->engine, &own) != DD_OK;
+    catch_up_locked(group);
+    if (is_own) {
+        group_fail_own_locked(group, &own);
+    } else {
+        group_fail_cause_locked(group, cause);
+    }
 }
 
 static void
@@ -66,6 +74,12 @@ on_lost(void *ctx, int rank, const dd_error *error)
         return;
     }
     dd_cause cause;
+    dd_error deaf;
+    bool was_linked = error->code == DD_PEER_LOST;
+    if (!was_linked && dd_engine_check_accepting_locked(group->engine, &deaf) != DD_OK) {
+        group_fail_own_locked(group, &deaf);
+        return;
+    }
     if (dd_error_is_own(error)) { /* the other one may be well */
         char who[128];
         char own[128];

@@ -454,13 +454,32 @@ end_setup(dd_group *group)
     dd_engine_unlock(group->engine);
 }
 
+/* Others may have left because of what this rank lacked. */
+static void
+find_own_part(dd_group *group, dd_error *error)
+{
+    dd_error own;
+    dd_engine_lock(group->engine);
+    if (error->code == DD_PEER_LOST && dd_engine_check_links_locked(group->engine, &own) != DD_OK) {
+        char who[128];
+        *error = own;
+        dd_error_prepend(error, "%s", group_print_member(group, group->rank, who));
+        group_blame(group, group->rank, error);
+    }
+    dd_engine_unlock(group->engine);
+}
+
 dd_status
 group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_error error;
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
+        find_own_part(group, &error);
         tell_given_up(group, setup, &error);
+        if (error.code == DD_PEER_LOST && error.culprit.rank == group->rank) {
+            dd_error_prepend(&error, "another rank has given up");
+        }
         dd_error_prepend(&error, GROUP_FORMAT ": cannot connect the ranks", GROUP_ARGS(group));
         return dd_error_copy(err, &error);
     }

@@ -229,7 +229,12 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
         say(&line, "%s", cause->text);
         break;
     case DD_CAUSE_LOST:
-        say(&line, "lost %s: %s", MEMBER(culprit), cause->text);
+        if (culprit == group->rank) {
+            culprit = cause->origin;
+            say(&line, "%s has lost the connection to this rank: %s", MEMBER(culprit), cause->text);
+        } else {
+            say(&line, "lost %s: %s", MEMBER(culprit), cause->text);
+        }
         break;
     case DD_CAUSE_LEFT:
         if (culprit == group->rank && cause->origin == group->rank) { /* our caller has closed it too early */

@@ -67,6 +67,9 @@ dd_status dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
  * nothing. */
 bool dd_sock_is_own_addr(const dd_addr *addr);
 
+/* The port of a bound socket. */
+dd_status dd_sock_find_port(int fd, uint16_t *port, dd_error *err) DD_MUST_CHECK;
+
 /* Own and other end; an address of length 0 when the socket has none. */
 dd_addr dd_sock_local_addr(int fd);
 dd_addr dd_sock_peer_addr(int fd);

@@ -127,7 +127,11 @@ watch(tcp_conn *conn)
     if (events != conn->watched) {
         conn->watched = events;
         struct epoll_event event = {.events = events, .data.ptr = &conn->handler};
-        (void)dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event);
+        if (dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event) != 0) {
+            dd_error why;
+            (void)dd_error_set_errno(&why, DD_SYSTEM, errno, "it cannot be watched");
+            tcp_conn_doom(conn, why.message);
+        }
     }
 }
 

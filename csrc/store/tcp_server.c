@@ -185,14 +185,17 @@ listen_on_addr(dd_tcp_server *server, const dd_addr *addr, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    dd_addr bound = dd_sock_local_addr(fd);
-    status = add_listener(server, fd, err);
+    uint16_t port = 0;
+    status = dd_sock_find_port(fd, &port, err);
+    if (status == DD_OK) {
+        status = add_listener(server, fd, err);
+    }
     if (status != DD_OK) {
         dd_sock_close(fd);
         return status;
     }
     if (server->port == 0) {
-        server->port = dd_addr_port(&bound);
+        server->port = port;
     }
     return DD_OK;
 }
@@ -277,8 +280,10 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
         return status;
     }
     /* Listening gives a port to a socket that had none. */
-    bound = dd_sock_local_addr(options->listen_fd);
-    server->port = dd_addr_port(&bound);
+    status = dd_sock_find_port(options->listen_fd, &server->port, err);
+    if (status != DD_OK) {
+        return status;
+    }
     return add_listener(server, options->listen_fd, err);
 }
 

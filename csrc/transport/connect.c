@@ -52,6 +52,24 @@ dd_connector_check(dd_connector *self, dd_error *err)
     return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot accept the connections of other ranks");
 }
 
+void
+connect_note_shortage(dd_connector *self, const dd_error *err)
+{
+    if (dd_error_is_own(err)) {
+        atomic_store_explicit(&self->shortage_ns, dd_clock_now_ns(), memory_order_relaxed);
+        atomic_store_explicit(&self->shortage_errno, err->sys_errno != 0 ? err->sys_errno : ENOMEM,
+                              memory_order_release);
+    }
+}
+
+int
+dd_connector_last_shortage(const dd_connector *self, int64_t *when_ns)
+{
+    int sys_errno = atomic_load_explicit(&self->shortage_errno, memory_order_acquire);
+    *when_ns = (int64_t)atomic_load_explicit(&self->shortage_ns, memory_order_relaxed);
+    return sys_errno;
+}
+
 /* False: out of descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
@@ -75,7 +93,7 @@ accept_from(dd_connector *self, int listen_fd)
         }
         if (io == DD_IO_OK) {
             note_accepting(self, 0);
-            connect_add_guest(self, fd);
+            connect_add_guest(self, fd, listen_fd == self->unix_fd);
         }
     }
     return true;

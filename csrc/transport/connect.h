@@ -73,6 +73,9 @@ void dd_connector_close_ports(dd_connector *connector);
  * descriptors or memory. */
 dd_status dd_connector_check(dd_connector *connector, dd_error *err) DD_MUST_CHECK;
 
+/* errno of the last hand-shake that has come to nothing for want of something in this process, and when that was; 0: there was none. */
+int dd_connector_last_shortage(const dd_connector *connector, int64_t *when_ns);
+
 /* Stops listening and drops all hand-shakes: after it the handler is not called any more. Hold no lock that the handler
  * takes. NULL is fine. In a forked child: frees memory only. */
 void dd_connector_close(dd_connector *connector);

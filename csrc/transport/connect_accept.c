@@ -286,6 +286,7 @@ hear_guest(dd_connector *self, connect_guest *guest)
     dd_error err = {0};
     bool is_over = false;
     if (steps[guest->step](self, guest, &is_over, &err) != DD_OK) {
+        connect_note_shortage(self, &err);
         turn_out(self, guest, err.message);
     } else if (is_over) {
         remove_guest(self, guest);
@@ -295,7 +296,7 @@ hear_guest(dd_connector *self, connect_guest *guest)
 /* ---- for the loop */
 
 void
-connect_add_guest(dd_connector *self, int fd)
+connect_add_guest(dd_connector *self, int fd, bool is_unix)
 {
     if (self->nguests == CONNECT_GUESTS_MAX && !connect_evict(self)) {
         dd_sock_close(fd);
@@ -303,7 +304,7 @@ connect_add_guest(dd_connector *self, int fd)
     }
     int64_t timeout_ns = self->options.timeout_ns;
     connect_guest *guest = &self->guests[self->nguests++];
-    *guest = (connect_guest){.fd = fd, .is_unix = dd_sock_local_addr(fd).storage.ss_family == AF_UNIX};
+    *guest = (connect_guest){.fd = fd, .is_unix = is_unix};
     begin_step(guest, GUEST_HELLO, timeout_ns < FIRST_WORD_NS ? timeout_ns : FIRST_WORD_NS);
     if (guest->is_unix && !dd_sock_is_same_user(fd)) {
         turn_out(self, guest, "it is of another user");

@@ -202,6 +202,9 @@ static void
 drop(connect_dial *self, racer *one, const dd_error *why)
 {
     note_failure(self, one, why);
+    if (self->talker == one) {
+        connect_note_shortage(self->connector, why);
+    }
     if (one->fd >= 0) {
         dd_sock_close(one->fd);
         one->fd = -1;

@@ -171,6 +171,9 @@ struct dd_connector {
     /* Why connections cannot be accepted, 0 while they can (release); and since when, written before that. */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
+    /* Of hand-shakes, as dd_connector_last_shortage has it: release, after its time. */
+    atomic_int shortage_errno;
+    atomic_int_fast64_t shortage_ns;
 
     /* the thread's */
     int64_t failed_ns; /* when accepting could not last */
@@ -190,6 +193,11 @@ struct dd_connector {
     bool wants_ports;
     bool is_closing;
 };
+
+/* ---- connect.c */
+
+/* Of a hand-shake that has come to nothing by `err`: the other side may have taken the link for made. */
+void connect_note_shortage(dd_connector *connector, const dd_error *err);
 
 /* ---- connect_sleep.c */
 
@@ -212,7 +220,7 @@ bool connect_has_room(const dd_connector *connector);
 /* Closes a silent one to have its descriptor; false: there is none. */
 bool connect_evict(dd_connector *connector);
 /* Takes fd. */
-void connect_add_guest(dd_connector *connector, int fd);
+void connect_add_guest(dd_connector *connector, int fd, bool is_unix);
 void connect_poll_guests(dd_connector *connector);
 /* After the sleep: goes on with those that have said something, closes those that are late. */
 void connect_hear_guests(dd_connector *connector);

@@ -58,12 +58,15 @@ add_listener(const dd_connector *connector, connect_ports *ports, dd_addr *addr,
         return status;
     }
     status = connect_set_congestion(connector, fd, err);
-    dd_addr bound = dd_sock_local_addr(fd);
+    uint16_t port = 0;
+    if (status == DD_OK) {
+        status = dd_sock_find_port(fd, &port, err);
+    }
     if (status != DD_OK) {
         dd_sock_close(fd);
         return status;
     }
-    dd_addr_set_port(addr, dd_addr_port(&bound));
+    dd_addr_set_port(addr, port);
     ports->fds[ports->count++] = fd;
     return DD_OK;
 }

@@ -53,6 +53,9 @@ void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
 /* DD_OK, or why other processes cannot connect to this one now. With the lock held. */
 dd_status dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+/* The same, and for want of what in this process a link has come to nothing a moment ago: others may say that this process is lost, and
+ * leave. With the lock held. */
+dd_status dd_engine_check_links_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 
 /* The peer whose card this is; counted, the same object for the same uid. As long as it is held, so is the
  * engine. No connection is made. Our own card gives the peer that is this process: messages to it are

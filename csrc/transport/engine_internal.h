@@ -250,6 +250,8 @@ struct dd_engine {
     int bell_fd;            /* -1: none; const after the first card */
     unsigned nnotes_failed; /* one after the other, by this process's own fault */
     int notes_errno;        /* of the last */
+    int link_errno;         /* of the last link that could not be taken from the connector; 0: none */
+    int64_t link_failed_ns;
     dd_spin spin;
     dd_waiter *driver; /* NULL: nobody */
     dd_list waiters;

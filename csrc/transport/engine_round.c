@@ -129,8 +129,8 @@ watch(dd_lane *lane, uint32_t events)
 {
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
-        (void)dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
-        lane->watched = events;
+        int rc = dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
+        lane->watched = rc == 0 ? events : lane->watched; /* else it is asked for again */
     }
 }
 

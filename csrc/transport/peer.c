@@ -11,6 +11,8 @@
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
+/* Whoever has been told of a lost link has heard of it by then. */
+#define SHORTAGE_COUNTS_NS (5 * DD_NS_PER_S)
 
 /* Why a peer is lost, where there is no memory to say it. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
@@ -241,6 +243,25 @@ dd_peer_connect_locked(dd_peer *peer)
     } else {
         peer_break(peer, &error);
     }
+}
+
+dd_status
+dd_engine_check_links_locked(dd_engine *engine, dd_error *err)
+{
+    int64_t when_ns = 0;
+    dd_status status = dd_engine_check_accepting_locked(engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    int sys_errno = engine->connector != NULL ? dd_connector_last_shortage(engine->connector, &when_ns) : 0;
+    if (engine->link_errno != 0 && (sys_errno == 0 || engine->link_failed_ns > when_ns)) {
+        sys_errno = engine->link_errno;
+        when_ns = engine->link_failed_ns;
+    }
+    if (sys_errno == 0 || dd_clock_now_ns() - when_ns > SHORTAGE_COUNTS_NS) {
+        return DD_OK;
+    }
+    return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot take the link of another rank");
 }
 
 dd_status

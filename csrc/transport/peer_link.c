@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
@@ -56,6 +57,12 @@ engine_wants_dial(void *ctx, const dd_uid *uid)
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
     bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
+    dd_error deaf;
+    if (is_wanted && dd_engine_check_accepting_locked(engine, &deaf) != DD_OK) {
+        peer_break(peer, &deaf); /* it is busy dialling us, in vain */
+        engine_wake(engine);
+        is_wanted = false;
+    }
     if (peer != NULL && !is_wanted) {
         peer->is_dialled = false;
     }
@@ -96,9 +103,12 @@ attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
     self->watched = EPOLLIN;
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
     if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
+        int sys_errno = errno;
+        engine->link_errno = sys_errno;
+        engine->link_failed_ns = dd_clock_now_ns();
         dd_mem_free(self);
-        return dd_error_set(err, DD_SYSTEM, "cannot watch the connection to %s, pid %lld", peer->card.host,
-                            peer->card.pid);
+        return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot watch the connection to %s, pid %lld",
+                                  peer->card.host, peer->card.pid);
     }
     dd_list_push_back(stream->is_shared_memory ? &engine->shm_lanes : &engine->tcp_lanes, &self->link);
     engine->ntcp_lanes += stream->is_shared_memory ? 0 : 1;
