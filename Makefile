@@ -18,6 +18,8 @@ KILLS ?=
 SOAK ?=
 # More arguments for the benchmark of collectives: BENCH='--sizes 8 --ops all_reduce --json FILE'.
 BENCH ?=
+# Arguments of the programs in which calls fail: ERRORS='--programs tcp --calls sendmsg --errors EPERM'.
+ERRORS ?=
 # Arguments for the test binary: parts of the names of the tests to run, or with a minus in front, not to run.
 TESTS ?=
 
@@ -28,10 +30,11 @@ BUILD := build
 LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c))
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
+ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_calls.c
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -85,7 +88,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system test-c test-asan test-tsan errors errors-asan stubs model replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -134,6 +137,9 @@ TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
 $(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
 	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$(LINK_TESTS) $$^ $$(LIBS) -o $$@
+
+$(BUILD)/$(1)/errors: $$(LIB_OBJ_$(1)) $$(ERRORS_SRC:%.c=$(BUILD)/$(1)/%.o)
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
 
@@ -154,6 +160,12 @@ WITHOUT_THREADS := plan/ hierarchy/ select/ kernels_view/ kernels_convert/
 
 test-tsan: $(BUILD)/tsan/tests_c ## C tests with threads, under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} DLDIST_TEST_JOBS=$(TEST_JOBS) $(NO_RANDOM_ADDRESSES) $< $(or $(TESTS),$(WITHOUT_THREADS:%=-%))
+
+errors: $(BUILD)/fast/errors ## programs of a few ranks, each call of the system failing once with each errno (ERRORS='--share 20'; docs/failing-calls.md)
+	$< $(ERRORS)
+
+errors-asan: $(BUILD)/asan/errors ## the same under AddressSanitizer, LeakSanitizer and UBSan
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(ERRORS)
 
 stubs: $(STUBS_fast) ## the doubles of libcuda and libnccl, into build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
 

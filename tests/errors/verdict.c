@@ -1,0 +1,216 @@
+#include "verdict.h"
+
+#include "table.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+static bool DD_PRINTF(2, 3) object(verdict *v, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(v->complaint, sizeof v->complaint, format, args);
+    va_end(args);
+    v->outcome = OUTCOME_WRONG;
+    return false;
+}
+
+/* ---- every rank, whatever it has seen */
+
+static bool
+has_come_to_an_end(verdict *v, const trial *what, const trial_result *result, int rank)
+{
+    const rank_report *report = &result->board.ranks[rank];
+    int status = result->status[rank];
+    switch (result->ends[rank]) {
+    case RANK_ENDED:
+        break;
+    case RANK_HUNG:
+        return object(v, "rank %d of %d hangs in \"%s\"", rank, what->program->size,
+                      report->step != NULL ? report->step : "?");
+    case RANK_CRASHED:
+        return WIFSIGNALED(status) ? object(v, "rank %d was ended by signal %d in \"%s\"", rank,
+                                            WTERMSIG(status), report->step)
+                                   : object(v, "rank %d has left with status %d in \"%s\"", rank,
+                                            WEXITSTATUS(status), report->step);
+    }
+    return report->complaint[0] == '\0' || object(v, "rank %d: %s", rank, report->complaint);
+}
+
+static bool
+has_left_nothing(verdict *v, const trial_result *result, int rank)
+{
+    const belongings *before = &result->board.ranks[rank].before;
+    const belongings *after = &result->board.ranks[rank].after;
+    return (after->nfds <= before->nfds && after->nmappings <= before->nmappings &&
+            after->nthreads <= before->nthreads && after->nblocks <= before->nblocks) ||
+           object(v, "rank %d leaves %ld descriptors, %ld mappings, %ld threads, %ld blocks of memory", rank,
+                  after->nfds - before->nfds, after->nmappings - before->nmappings,
+                  after->nthreads - before->nthreads, after->nblocks - before->nblocks);
+}
+
+/* ---- what they say */
+
+static bool
+contains(const dd_error *error, const char *part)
+{
+    return strstr(error->message, part) != NULL;
+}
+
+static bool
+names_rank(const dd_error *error, int rank)
+{
+    char text[32];
+    snprintf(text, sizeof text, "rank %d", rank);
+    return error->culprit.rank == rank || contains(error, text);
+}
+
+/* The rank that it says is lost; -1: none. */
+static int
+find_lost_rank(const dd_error *error)
+{
+    int rank = -1;
+    const char *words = strstr(error->message, "lost rank ");
+    return words != NULL && sscanf(words, "lost rank %d", &rank) == 1 ? rank : -1;
+}
+
+static bool
+has_words_of(const dd_error *error, int error_number)
+{
+    return contains(error, strerror(error_number)) ||
+           (error_number == ENOMEM && error->code == DD_OUT_OF_MEMORY) ||
+           (is_error_of_peer(error_number) &&
+            (contains(error, "connection closed") || contains(error, "closed the connection") ||
+             contains(error, "lost")));
+}
+
+/* That a server of rank 0 has closed a connection can be all that anybody is told of what its thread has met. */
+static bool
+is_about_own_store(const trial *what, const dd_error *error)
+{
+    return what->program->has_own_store && what->victim == 0 && contains(error, "TCPStore at") &&
+           contains(error, "the server closed the connection");
+}
+
+static bool
+has_lost_own_store(const trial *what, const trial_result *result)
+{
+    for (int rank = 0; rank < what->program->size; rank++) {
+        if (is_about_own_store(what, &result->board.ranks[rank].error)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+says_what_has_failed(verdict *v, const trial *what, const dd_error *error)
+{
+    int error_number = what->fault.error_number;
+    if (!has_words_of(error, error_number)) {
+        return object(v, "rank %d does not say \"%s\": %s", what->victim, strerror(error_number),
+                      error->message);
+    }
+    int lost = find_lost_rank(error);
+    return lost < 0 || is_error_of_peer(error_number) ||
+           object(v, "rank %d takes rank %d for lost: %s", what->victim, lost, error->message);
+}
+
+/* By its starter, or because that has ended another one. */
+static bool
+is_ended_by_starter(const dd_error *error)
+{
+    return error->code == DD_INTERRUPTED ||
+           contains(error, "aborted the group: interrupted while it was being made");
+}
+
+static bool
+blames_who_has_failed(verdict *v, const trial *what, int rank, const dd_error *error)
+{
+    int lost = find_lost_rank(error);
+    bool is_plausible = is_error_of_peer(what->fault.error_number) && lost != rank;
+    if (lost >= 0 && lost != what->victim && !is_plausible) {
+        return object(v, "rank %d takes rank %d for lost: %s", rank, lost, error->message);
+    }
+    return lost >= 0 || names_rank(error, what->victim) || is_about_own_store(what, error) ||
+           object(v, "rank %d does not name rank %d: %s", rank, what->victim, error->message);
+}
+
+static bool
+are_others_right(verdict *v, const trial *what, const trial_result *result)
+{
+    for (int rank = 0; rank < what->program->size; rank++) {
+        const dd_error *error = &result->board.ranks[rank].error;
+        if (rank == what->victim || error->code == DD_OK) {
+            continue;
+        }
+        if (is_ended_by_starter(error)) {
+            v->outcome = OUTCOME_ALONE;
+        } else if (!blames_who_has_failed(v, what, rank, error)) {
+            return false;
+        } else if (v->outcome != OUTCOME_ALONE) {
+            v->outcome = OUTCOME_TOLD;
+        }
+    }
+    return true;
+}
+
+static int
+count_failed(const trial *what, const trial_result *result)
+{
+    int count = 0;
+    for (int rank = 0; rank < what->program->size; rank++) {
+        count += result->board.ranks[rank].error.code != DD_OK;
+    }
+    return count;
+}
+
+static void
+judge_errors(verdict *v, const trial *what, const trial_result *result)
+{
+    const dd_error *own = &result->board.ranks[what->victim].error;
+    if (count_failed(what, result) == 0) {
+        v->outcome = OUTCOME_SURVIVED;
+        return;
+    }
+    if (is_error_harmless(what->fault.call, what->fault.error_number)) {
+        (void)object(v, "not survived; rank %d: %s", what->victim, own->message);
+        return;
+    }
+    v->outcome = OUTCOME_LOCAL;
+    /* A rank that is done with all may not notice that its last words have not been sent. */
+    bool is_excused = own->code == DD_OK || has_lost_own_store(what, result);
+    (void)((is_excused || says_what_has_failed(v, what, own)) && are_others_right(v, what, result));
+}
+
+verdict
+judge(const trial *what, const trial_result *result)
+{
+    verdict v = {.outcome = OUTCOME_SURVIVED};
+    bool is_hit = result->board.ranks[what->victim].was_hit;
+    for (int rank = 0; rank < what->program->size; rank++) {
+        if (!has_come_to_an_end(&v, what, result, rank) || !has_left_nothing(&v, result, rank)) {
+            return v;
+        }
+    }
+    if (result->nfiles > 0 && what->fault.call != DD_SYS_unlink) {
+        (void)object(&v, "%d files are left", result->nfiles);
+        return v;
+    }
+    if (!is_hit) {
+        v.outcome = OUTCOME_UNREACHED;
+        for (int rank = 0; rank < what->program->size; rank++) {
+            const rank_report *report = &result->board.ranks[rank];
+            if (report->error.code != DD_OK) {
+                (void)object(&v, "nothing has failed, and rank %d says in \"%s\": %s", rank, report->step,
+                             report->error.message);
+            }
+        }
+        return v;
+    }
+    judge_errors(&v, what, result);
+    return v;
+}
