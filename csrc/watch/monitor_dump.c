@@ -27,7 +27,9 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
     }
     /* Also for writing: it never ends then, however many come and go. */
-    monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
+    do {
+        monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
+    } while (monitor->pipe_fd < 0 && errno == EINTR);
     if (monitor->pipe_fd < 0) {
         dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot open the named pipe %s", path);
         (void)dd_sys_unlink(path);
