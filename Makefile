@@ -89,7 +89,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help check-system test-c test-asan test-tsan errors errors-asan stubs model replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
-        ext symbols docs test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
+        ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
@@ -277,11 +277,19 @@ PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-
               ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
 # What goes through the most of csrc/python/ in a few minutes; FILES='window plans' for others.
 FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
-         stores window plans c10d_calls nccl_case_files
+         stores window plans c10d_calls nccl_case_files failing_calls
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
 	$(PY_ASAN_RUN) $(PYTEST) -p no:cacheprovider $(FILES:%=tests/py/test_%.py)
+
+PY_FAULTS := $(BUILD)/py-faults
+# More arguments for them: ERRORS_PY='--programs world --calls mmap'.
+ERRORS_PY ?=
+
+errors-py: ## programs of Python in which calls of the core to the system fail (ERRORS_PY='--share 10'; docs/failing-calls.md)
+	DLDIST_WERROR=0 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_FAULTS)/lib --build-temp $(PY_FAULTS)/tmp
+	PYTHONPATH=$(PY_FAULTS)/lib PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tests/errors/run_programs.py $(ERRORS_PY)
 
 chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)

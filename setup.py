@@ -1,7 +1,7 @@
 """Builds the extension. What the package is stands in pyproject.toml.
 
 DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
-optimisation, DLDIST_FAULTS=1 with `_core._fail_allocation`, by which tests make allocations fail.
+optimisation, DLDIST_FAULTS=1 with `_core._fail_allocation` and its like, by which tests make allocations and calls of the system fail.
 """
 
 import os

@@ -82,6 +82,8 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `DLDIST_TEST_JOBS` | a number, default 1 | So many C tests run beside each other; the sanitizer targets of the Makefile run one for each core. |
 | `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
 | `DLDIST_TEST_ALL` | `1` | `scripts/test.sh` installs PyTorch, JAX and mypy, for the tests that need them. Without it they are skipped, unless these are there anyway. |
+| `DLDIST_TEST_FAIL` | `rank:call:number:errno`, and `:lasting` | `tests/errors/failing.py` runs a program in which that call of the system fails ([failing-calls.md](failing-calls.md)). |
+| `DLDIST_TEST_FAIL_COUNTS` | a file | It writes there how often a rank has made which call. |
 | `DLDIST_TEST_CHAOS` | any | Some epochs of the chaos runs (`tests/chaos/`) within pytest; without it they are skipped, and `make chaos` runs them. |
 | `DLDIST_TEST_EXAMPLES` | a number | So many examples in each of the tests that are state machines, others every time ([fuzzing.md](fuzzing.md)); without it a few, always the same. |
 | `VENV` | a folder | Where `scripts/test.sh`, `scripts/demo.sh` and `scripts/wheels.sh` make their virtual environment. |
@@ -96,7 +98,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | `DLDIST_SANITIZE` | `address` (with undefined behaviour), `thread` | Compiles with these sanitizers. The runtime has to be loaded before Python, for instance `LD_PRELOAD=$(gcc -print-file-name=libasan.so)`, and with `ASAN_OPTIONS=detect_leaks=0`, as the interpreter itself keeps memory at exit. `make test-py-asan` does all of it. |
 | `DLDIST_DEBUG` | `1` | No optimisation, full debug information. |
 | `CXX` | a C++ compiler | Compiles the backend for PyTorch ([torch.md](torch.md#in-c-or-in-python)), when it is first needed; `g++`, `c++` or `clang++` without it. |
-| `DLDIST_FAULTS` | `1` | Adds `_core._fail_allocation`, by which tests make allocations of the core fail. |
+| `DLDIST_FAULTS` | `1` | Adds `_core._fail_allocation` and `_core._fail_system_call`, by which tests make allocations and calls of the core fail. |
 
 The Makefile's variables (`CC`, `CLANG`, `PYTHON`, `TESTS`, `FUZZ_SECONDS`) are listed by `make help`."""
 
