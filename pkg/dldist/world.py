@@ -212,7 +212,11 @@ class World(_core.Group):
         if self.size > 1:
             from dldist.base import watch
 
-            watch.add(self)
+            try:
+                watch.add(self)
+            except BaseException as error:
+                self.abort(f"{type(error).__name__}: {error}")  # as a `with` block does
+                raise
             self._is_watched = True
 
     def _unwatch(self) -> None:
