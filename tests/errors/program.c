@@ -14,6 +14,7 @@ const test_program programs[] = {
     {.name = "tcp", .size = 3, .run = run_world_by_tcp},
     {.name = "hosts", .size = 3, .run = run_world_of_two_hosts},
     {.name = "own_store", .size = 2, .run = run_world_with_own_store, .has_own_store = true},
+    {.name = "secret", .size = 2, .run = run_world_with_secret, .has_own_store = true},
     {.name = "watched", .size = 2, .run = run_watched_world},
     {.name = "dump", .size = 1, .run = run_dump, .writes_files = true},
     {.name = "tcp_store", .size = 2, .run = run_tcp_store, .has_own_store = true},

@@ -82,13 +82,14 @@ extern const test_program programs[];
 extern const int nprograms;
 
 /* A TCPStore with its server in rank 0; false: that has failed. Either way the caller releases what there is. */
-bool open_own_store(rank_env *self, dd_tcp_server **server, dd_store **store);
+bool open_own_store(rank_env *self, dd_bytes secret, dd_tcp_server **server, dd_store **store);
 
 /* world_programs.c, store_programs.c */
 void run_world_by_shared_memory(rank_env *self);
 void run_world_by_tcp(rank_env *self);
 void run_world_of_two_hosts(rank_env *self);
 void run_world_with_own_store(rank_env *self);
+void run_world_with_secret(rank_env *self);
 void run_watched_world(rank_env *self);
 void run_dump(rank_env *self);
 void run_tcp_store(rank_env *self);

@@ -104,10 +104,11 @@ run_file_store(rank_env *self)
 
 /* The port of rank 0's server, by a file: there is nothing else yet. */
 static bool
-open_server(rank_env *self, dd_tcp_server **server)
+open_server(rank_env *self, dd_bytes secret, dd_tcp_server **server)
 {
     dd_tcp_server_options options = {.host = "127.0.0.1",
                                      .listen_fd = -1,
+                                     .secret = secret,
                                      .limits = DD_TCP_LIMITS_DEFAULT,
                                      .handshake_timeout_ns = 5 * DD_NS_PER_S};
     dd_wait wait = step_wait(self);
@@ -133,9 +134,9 @@ await_port(rank_env *self)
 }
 
 bool
-open_own_store(rank_env *self, dd_tcp_server **server, dd_store **store)
+open_own_store(rank_env *self, dd_bytes secret, dd_tcp_server **server, dd_store **store)
 {
-    if (!(self->rank == 0 ? open_server(self, server) : await_port(self))) {
+    if (!(self->rank == 0 ? open_server(self, secret, server) : await_port(self))) {
         return false;
     }
     dd_tcp_store_options options = {
@@ -144,6 +145,7 @@ open_own_store(rank_env *self, dd_tcp_server **server, dd_store **store)
         .timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS,
         .world_size = self->size,
         .is_wait_for_workers = true,
+        .secret = secret,
         .server = *server,
     };
     dd_wait wait = step_wait(self);
@@ -156,7 +158,7 @@ run_tcp_store(rank_env *self)
 {
     dd_tcp_server *server = NULL;
     dd_store *store = NULL;
-    if (open_own_store(self, &server, &store)) {
+    if (open_own_store(self, (dd_bytes){0}, &server, &store)) {
         use_store(self, store);
     }
     dd_store_release(store);

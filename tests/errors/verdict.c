@@ -87,12 +87,15 @@ has_words_of(const dd_error *error, int error_number)
              contains(error, "lost")));
 }
 
-/* That a server of rank 0 has closed a connection can be all that anybody is told of what its thread has met. */
+/* What the thread of rank 0's server has met is told to its clients, if to anybody; all that they hear may be that it has closed the
+ * connection. */
 static bool
 is_about_own_store(const trial *what, const dd_error *error)
 {
-    return what->program->has_own_store && what->victim == 0 && contains(error, "TCPStore at") &&
-           contains(error, "the server closed the connection");
+    bool is_about_store = contains(error, "TCPStore at") || contains(error, "opening the store at");
+    return what->program->has_own_store && what->victim == 0 && is_about_store &&
+           (contains(error, "the server closed the connection") ||
+            has_words_of(error, what->fault.error_number));
 }
 
 static bool

@@ -23,6 +23,7 @@ typedef struct world_shape {
     uint64_t lonely_ranks; /* bits: ranks without shared memory, as on hosts of their own */
     int nlanes;
     bool has_own_store; /* in rank 0 */
+    const char *secret; /* NULL: none; else what leaves a host is encrypted */
 } world_shape;
 
 typedef struct world {
@@ -33,6 +34,12 @@ typedef struct world {
 } world;
 
 /* ---- opening and closing */
+
+static dd_bytes
+secret_of(const world_shape *shape)
+{
+    return shape->secret != NULL ? dd_bytes_of_string(shape->secret) : (dd_bytes){0};
+}
 
 static bool
 open_agents_store(rank_env *self, dd_store **store)
@@ -61,6 +68,7 @@ open_engine(rank_env *self, const world_shape *shape, dd_engine **engine)
         .nlanes = shape->nlanes > 0 ? shape->nlanes : 1,
         .ring_nbytes = (size_t)1 << 18,
         .congestion = "",
+        .secret = secret_of(shape),
         .timeout_ns = 10 * DD_NS_PER_S,
     };
     return STEP(self, SCOPE_STARTER, "open of the engine", dd_engine_open(&options, engine, &self->error));
@@ -80,7 +88,7 @@ open_group(rank_env *self, world *w)
 static bool
 open_world(rank_env *self, const world_shape *shape, world *w)
 {
-    return (shape->has_own_store ? open_own_store(self, &w->server, &w->store)
+    return (shape->has_own_store ? open_own_store(self, secret_of(shape), &w->server, &w->store)
                                  : open_agents_store(self, &w->store)) &&
            open_engine(self, shape, &w->engine) && open_group(self, w);
 }
@@ -332,6 +340,12 @@ void
 run_world_with_own_store(rank_env *self)
 {
     run_world(self, &(world_shape){.has_own_store = true});
+}
+
+void
+run_world_with_secret(rank_env *self)
+{
+    run_world(self, &(world_shape){.has_own_store = true, .lonely_ranks = 2, .secret = "of this job"});
 }
 
 /* ---- with the flight recorder and the monitor */
