@@ -277,7 +277,7 @@ PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-
               ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
 # What goes through the most of csrc/python/ in a few minutes; FILES='window plans' for others.
 FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
-         stores window plans c10d_calls nccl_case_files failing_calls
+         stores window plans c10d_calls nccl_case_files
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
