@@ -1,0 +1,335 @@
+/* csrc/collective/arena_*.c: operations of two and three ranks, which sleep whenever they have to wait. */
+#include "models/checker.h"
+
+#include "collective/arena.h"
+#include "core/cpu.h"
+
+#include <string.h>
+
+#define MAX_RANKS 3
+/* Too much for a header; and so much that shares are claimed. */
+#define SMALL_NBYTES ((size_t)96)
+#define LARGE_NBYTES ((size_t)4096)
+
+/* What a rank does its operations with, in memory of its own. */
+typedef struct rank_part {
+    dd_arena *arena;
+    dd_coll_args args;
+    dd_block inputs[MAX_RANKS];
+    dd_block outputs[MAX_RANKS];
+    uint64_t *in;  /* [max_nbytes / 8] */
+    uint64_t *out; /* [nranks][max_nbytes / 8] */
+} rank_part;
+
+static rank_part *parts[MAX_RANKS];
+static int nranks;
+static size_t max_nbytes; /* of an operation */
+static checker_bell bells[MAX_RANKS];
+static bool is_polling; /* ranks never sleep */
+
+/* ---- what the arena asks of others */
+
+/* int64, sum. */
+void
+dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
+          size_t count)
+{
+    (void)reduction;
+    (void)stage;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t sum = 0;
+        for (size_t k = 0; k < nsrcs; k++) {
+            sum += ((const uint64_t *)srcs[k])[i];
+        }
+        ((uint64_t *)out)[i] = sum;
+    }
+}
+
+dd_dtype
+dd_reduce_accumulator(dd_dtype dtype)
+{
+    return dtype;
+}
+
+dd_cpu_set
+dd_cpu_own_set(void)
+{
+    return (dd_cpu_set){{0}};
+}
+
+bool
+dd_cpu_move_to(int cpu)
+{
+    (void)cpu;
+    return false;
+}
+
+static void
+wake(void *ctx, int rank)
+{
+    (void)ctx;
+    checker_ring(&bells[rank], 1);
+}
+
+/* ---- operations */
+
+static uint64_t
+input_of(int rank, uint64_t sequence, size_t i)
+{
+    return sequence * 1000 + (uint64_t)rank * 100 + i;
+}
+
+static size_t
+row(int rank)
+{
+    return (size_t)rank * max_nbytes / 8;
+}
+
+static void
+begin(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    rank_part *part = parts[rank];
+    for (size_t i = 0; i < nbytes / 8; i++) {
+        part->in[i] = input_of(rank, sequence, i);
+    }
+    part->args = (dd_coll_args){.coll = coll,
+                                .reduction = {.dtype = DD_DTYPE_INT64, .op = DD_REDOP_SUM},
+                                .inputs = part->inputs,
+                                .outputs = part->outputs};
+    part->inputs[0] = (dd_block){part->in, nbytes};
+    for (int k = 0; k < nranks; k++) {
+        part->outputs[k] = (dd_block){part->out + row(k), nbytes};
+    }
+    dd_arena_op_options options = {
+        .signature = {.coll = (uint8_t)coll, .count = nbytes / 8}, .sequence = sequence, .wake = wake};
+    dd_arena_start(part->arena, &part->args, &options);
+}
+
+static void
+check_output(int rank, uint64_t sequence)
+{
+    const rank_part *part = parts[rank];
+    dd_coll coll = part->args.coll;
+    size_t count = coll == DD_COLL_BARRIER ? 0 : part->outputs[0].nbytes / 8;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t sum = 0;
+        for (int k = 0; k < nranks; k++) {
+            sum += input_of(k, sequence, i);
+            REQUIRE(coll != DD_COLL_ALL_GATHER || part->out[row(k) + i] == input_of(k, sequence, i));
+        }
+        REQUIRE(coll != DD_COLL_ALL_REDUCE || part->out[i] == sum);
+        REQUIRE(coll != DD_COLL_BROADCAST || part->out[i] == input_of(0, sequence, i));
+    }
+}
+
+static void
+run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    dd_arena *arena = parts[rank]->arena;
+    begin(rank, coll, nbytes, sequence);
+    dd_arena_state state = DD_ARENA_MOVED;
+    while (state != DD_ARENA_DONE) {
+        checker_forget(sequence);
+        state = dd_arena_progress(arena);
+        REQUIRE(state == DD_ARENA_DONE || state == DD_ARENA_MOVED || state == DD_ARENA_BLOCKED);
+        if (state == DD_ARENA_BLOCKED && is_polling) {
+            checker_poll();
+        } else if (state == DD_ARENA_BLOCKED && dd_arena_fall_asleep(arena)) {
+            checker_sleep(&bells[rank]);
+            (void)checker_take_rings(&bells[rank]);
+        }
+    }
+    check_output(rank, sequence);
+}
+
+/* ---- setups */
+
+/* All ranks in turn, as nobody races in setup. */
+static void
+run_in_setup(dd_coll coll, size_t nbytes)
+{
+    bool is_over = false;
+    for (int k = 0; k < nranks; k++) {
+        begin(k, coll, nbytes, 1);
+    }
+    while (!is_over) {
+        is_over = true;
+        for (int k = 0; k < nranks; k++) {
+            is_over = dd_arena_progress(parts[k]->arena) == DD_ARENA_DONE && is_over;
+        }
+    }
+}
+
+static void
+open_arena(int count, bool is_crowded)
+{
+    dd_error err;
+    int fd = -1;
+    nranks = count;
+    is_polling = false;
+    max_nbytes = is_crowded ? LARGE_NBYTES : SMALL_NBYTES;
+    memset(bells, 0, sizeof bells);
+    REQUIRE(dd_arena_create(nranks, is_crowded, &fd, &err) == DD_OK);
+    for (int k = 0; k < nranks; k++) {
+        checker_allocate_for(k);
+        parts[k] = checker_alloc(sizeof *parts[k]);
+        parts[k]->in = checker_alloc(max_nbytes);
+        parts[k]->out = checker_alloc(max_nbytes * (size_t)nranks);
+        REQUIRE(dd_arena_attach(fd, nranks, k, &parts[k]->arena, &err) == DD_OK);
+    }
+    checker_allocate_for(-1);
+}
+
+static void
+open_pair(void)
+{
+    checker_set_fenced(true);
+    open_arena(2, false);
+}
+
+static void
+open_pair_unfenced(void)
+{
+    open_arena(2, false);
+}
+
+static void
+open_pair_polling(void)
+{
+    open_pair();
+    is_polling = true;
+}
+
+static void
+open_pair_crowded(void)
+{
+    checker_set_fenced(true);
+    open_arena(2, true);
+    is_polling = true;
+}
+
+static void
+open_three(void)
+{
+    checker_set_fenced(true);
+    open_arena(3, false);
+}
+
+static void
+open_three_polling(void)
+{
+    open_three();
+    is_polling = true;
+}
+
+/* Records are used again from the next operation on. */
+static void
+open_pair_used(void)
+{
+    open_pair();
+    for (int i = 0; i < 15; i++) {
+        run_in_setup(DD_COLL_ALL_REDUCE, 8);
+    }
+}
+
+/* ---- scenarios */
+
+static void
+reduce_once(int self)
+{
+    run_op(self, DD_COLL_ALL_REDUCE, 8, 1);
+}
+
+static void
+reduce_twice(int self)
+{
+    run_op(self, DD_COLL_ALL_REDUCE, 8, 1);
+    run_op(self, DD_COLL_ALL_REDUCE, 8, 2);
+}
+
+SCENARIO(arena_sleeps, .what = "an all_reduce of 8 bytes, in a record that is used again", .nthreads = 2,
+         .setup = open_pair_used, .thread = reduce_once)
+SCENARIO(arena_sleeps_twice, .what = "two of them", .nthreads = 2, .setup = open_pair, .thread = reduce_twice,
+         .is_large = true)
+SCENARIO(arena_sleeps_unfenced, .what = "two, before processes take part in the fence", .nthreads = 2,
+         .setup = open_pair_unfenced, .thread = reduce_twice)
+
+/* Each at its own time. */
+static void
+become_fenced(int self)
+{
+    checker_set_fenced(true);
+    run_op(self, DD_COLL_BARRIER, 0, 1);
+}
+
+SCENARIO(arena_registers, .what = "processes that come to take part in the fence", .nthreads = 2,
+         .setup = open_pair_unfenced, .thread = become_fenced)
+
+static void
+barrier_once(int self)
+{
+    run_op(self, DD_COLL_BARRIER, 0, 1);
+}
+
+SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep", .nthreads = 3, .setup = open_three,
+         .thread = barrier_once, .is_large = true)
+SCENARIO(arena_polls_three, .what = "an all_reduce of three that poll", .nthreads = 3,
+         .setup = open_three_polling, .thread = reduce_once)
+
+static void
+gather_staged(int self)
+{
+    for (uint64_t i = 1; i <= 3; i++) {
+        run_op(self, DD_COLL_ALL_GATHER, SMALL_NBYTES, i);
+    }
+}
+
+SCENARIO(arena_stages, .what = "three all_gather of 96 bytes, through the slots", .nthreads = 2,
+         .setup = open_pair_polling, .thread = gather_staged)
+
+static void
+broadcast_ahead(int self)
+{
+    for (uint64_t i = 1; i <= 3; i++) {
+        run_op(self, DD_COLL_BROADCAST, SMALL_NBYTES, i);
+    }
+    run_op(self, DD_COLL_ALL_REDUCE, 8, 4);
+}
+
+SCENARIO(arena_runs_ahead, .what = "a root that runs ahead", .nthreads = 2, .setup = open_pair_polling,
+         .thread = broadcast_ahead)
+
+static void
+claim_shares(int self)
+{
+    run_op(self, DD_COLL_ALL_REDUCE, LARGE_NBYTES, 1);
+}
+
+SCENARIO(arena_claims, .what = "an all_reduce whose shares are claimed", .nthreads = 2,
+         .setup = open_pair_crowded, .thread = claim_shares)
+
+/* A rank gives up, and says so to one that has not begun: that one does not succeed where the other has failed. */
+static void
+give_up(int self)
+{
+    dd_arena *arena = parts[self]->arena;
+    if (self == 0) {
+        begin(0, DD_COLL_ALL_REDUCE, 8, 1);
+        while (dd_arena_progress(arena) == DD_ARENA_MOVED) {
+        }
+        dd_arena_poison(arena, DD_ARENA_ENDS_LAST);
+        checker_ring(&bells[1], 1);
+        return;
+    }
+    checker_sleep(&bells[1]);
+    (void)checker_take_rings(&bells[1]);
+    begin(1, DD_COLL_ALL_REDUCE, 8, 1);
+    dd_arena_state state = DD_ARENA_MOVED;
+    while (state == DD_ARENA_MOVED) {
+        state = dd_arena_progress(arena);
+    }
+    REQUIRE(state == DD_ARENA_BLOCKED);
+}
+
+SCENARIO(arena_poisoned, .what = "a rank that gives up before another begins", .nthreads = 2,
+         .setup = open_pair, .thread = give_up, .needs_no_order = true)
