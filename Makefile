@@ -22,6 +22,8 @@ BENCH ?=
 ERRORS ?=
 # Arguments for the test binary: parts of the names of the tests to run, or with a minus in front, not to run.
 TESTS ?=
+# Parts of the names of the scenarios to run (`make memory`); those that take minutes only by their whole name.
+SCENARIOS ?=
 
 # So many tests run beside each other: of C under sanitizers, of Python always.
 TEST_JOBS ?= $(shell nproc)
@@ -30,11 +32,12 @@ BUILD := build
 LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c))
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
+MODEL_SRC := $(wildcard tests/models/*.c)
 ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_calls.c
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -88,7 +91,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan errors errors-asan stubs model replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -177,6 +180,37 @@ $(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
 model: $(BUILD)/fast/plan_model ## what a model of a cluster says of the collectives' algorithms (docs/selection.md)
 	$< summary
 
+# ---- memory orders (docs/memory-orders.md)
+
+# The code under check. What it does not need of these files, the linker leaves out, and with it what that would need.
+CHECKED_SRC := csrc/transport/link_shm.c $(wildcard csrc/collective/arena*.c) csrc/collective/coll.c csrc/window/window.c \
+               csrc/window/window_call.c csrc/observe/recorder.c csrc/observe/recorder_groups.c csrc/observe/call_sites.c \
+               csrc/work/work.c csrc/kernels/copy_trial.c csrc/core/dtype.c csrc/core/status.c csrc/core/wait.c csrc/core/bytes.c
+SCENARIO_SRC := $(filter tests/models/scenario_%.c tests/models/litmus.c,$(MODEL_SRC))
+MODEL_FLAGS := $(filter-out -DDD_FAULTS,$(BASE)) $(GCC_NOISE) $(SANITIZER_NOISE) -fno-pie -ffunction-sections -fdata-sections -MMD -MP
+# Each access as it is written, told by a call.
+CHECKED_FLAGS := -O1 -fno-inline -fno-builtin -fsanitize=thread -Wno-tsan -include tests/models/redirect.h
+MODEL_OBJ := $(MODEL_SRC:%.c=$(BUILD)/model/%.o) $(CHECKED_SRC:%.c=$(BUILD)/model/%.o)
+
+$(BUILD)/model/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "model $<"
+	@$(CC) $(MODEL_FLAGS) -O2 -Wno-clobbered -c $< -o $@
+
+$(CHECKED_SRC:%.c=$(BUILD)/model/%.o) $(SCENARIO_SRC:%.c=$(BUILD)/model/%.o): $(BUILD)/model/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "model $<"
+	@$(CC) $(MODEL_FLAGS) $(CHECKED_FLAGS) -c $< -o $@
+
+$(BUILD)/model/checker: $(MODEL_OBJ)
+	@$(CC) -no-pie -pthread -Wl,--gc-sections $^ -o $@ -lm
+
+memory: $(BUILD)/model/checker ## every interleaving, and every value that C11 allows, of what processes share (SCENARIOS='ring_ends' for some)
+	$< $(SCENARIOS) --mistakes
+
+memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices (long)
+	$< $(SCENARIOS) --weaken
+
 # ---- fuzzing
 
 replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## every fuzz corpus once, without a fuzzing engine, under ASan
@@ -219,6 +253,7 @@ layers: ## which folder may include which, how many files of one may need each o
 	@$(PYTHON) tools/check_circles.py
 	@$(PYTHON) tools/check_names.py
 	@$(PYTHON) tools/check_locks.py
+	@$(PYTHON) tools/check_orders.py
 
 headers: ## every header compiles on its own
 	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)
