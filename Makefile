@@ -29,7 +29,7 @@ SCENARIOS ?=
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
-LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c))
+LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/% csrc/sim/%,$(wildcard csrc/*/*.c))
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 MODEL_SRC := $(wildcard tests/models/*.c)
@@ -37,7 +37,7 @@ ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_cal
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -54,12 +54,13 @@ BASE := -std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -Icsrc -Itests -Itests/c -pthread -
 PYTHON_HEADERS = -isystem $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
 # A variant is a folder under build/ with its own compiler and flags.
-VARIANTS := fast asan tsan coverage fuzz
+VARIANTS := fast asan tsan coverage fuzz sim
 CC_fast := $(CC)
 CC_asan := $(CC)
 CC_tsan := $(CC)
 CC_coverage := $(CC)
 CC_fuzz := $(CLANG)
+CC_sim := $(CLANG)
 # gcc guesses at what may be uninitialised, differently with every optimisation and worst under sanitizers; `make tidy`
 # follows the paths between functions and knows that a failure is never DD_OK (tools/tidy_model.h).
 GCC_NOISE := -Wno-maybe-uninitialized
@@ -71,6 +72,9 @@ FLAGS_asan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=address,undefined -
 FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+# Of a sanitizer for threads, the calls in the place of atomic operations alone: csrc/sim/ has what they call.
+FLAGS_sim := -O1 $(CLANG_NOISE) -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
+             -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-memintrinsics=0
 LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
@@ -91,7 +95,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -210,6 +214,27 @@ memory: $(BUILD)/model/checker ## every interleaving, and every value that C11 a
 
 memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices (long)
 	$< $(SCENARIOS) --weaken
+# ---- the simulator: what of csrc/core it replaces, and what it has the linker take over of the C library
+
+SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c
+SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
+SIM_SRC := $(wildcard csrc/sim/*.c tests/sim/*.c)
+SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock timedlock unlock) \
+               $(addprefix pthread_cond_,init destroy signal broadcast wait timedwait) \
+               $(addprefix pthread_,create join timedjoin_np detach self getname_np sigmask) \
+               prctl clock_gettime sysconf sched_getaffinity sched_setaffinity
+SEEDS ?= 1000
+# More arguments: SIM='--first 5000 --seconds 60'.
+SIM ?=
+
+$(BUILD)/sim/sim: $(SIM_LIB:%.c=$(BUILD)/sim/%.o) $(SIM_SRC:%.c=$(BUILD)/sim/%.o)
+	@$(CC_sim) -pthread $(SIM_WRAPPED:%=-Wl,--wrap=%) $^ $(LIBS) -o $@
+
+sim: $(BUILD)/sim/sim ## SEEDS worlds of simulated hosts, processes and failures (docs/simulator.md)
+	$< --seeds $(SEEDS) $(SIM)
+
+sim-replay: $(BUILD)/sim/sim ## one of them again, with its trace: SEED=4711
+	$< --seed $(SEED) --trace $(SIM)
 
 # ---- fuzzing
 

@@ -21,7 +21,7 @@ def main():
         if not any(f"DD_LOCK_{kind})" in source.read_text() for source in folder):
             faults.append(f"docs/locks.md: {file} is not there, or nothing beside it makes a lock {kind}")
     for source in sorted((ROOT / "csrc").rglob("*.[ch]")):
-        if "pthread_mutex" in source.read_text() and source.name not in ("lock.c", "lock.h"):
+        if "pthread_mutex" in source.read_text() and source.name not in ("lock.c", "lock.h", "sim_thread.c"):
             faults.append(f"{source.relative_to(ROOT)} uses a mutex that is no dd_lock")
     for fault in faults:
         print(fault, file=sys.stderr)

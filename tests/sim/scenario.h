@@ -1,0 +1,62 @@
+/* What happens in one simulated run: hosts, ranks, what all ranks do in turn, and what goes wrong. All of it follows from a number. */
+#ifndef DD_TESTS_SIM_SCENARIO_H
+#define DD_TESTS_SIM_SCENARIO_H
+
+#include "collective/coll.h"
+#include "core/spin.h"
+#include "sim/sim.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define RANKS_MAX 6
+#define STEPS_MAX 12
+#define FAULTS_MAX 3
+
+typedef enum step_kind {
+    STEP_COLL,   /* a collective of the group */
+    STEP_RING,   /* each rank sends to the next one, and receives */
+    STEP_SPLIT,  /* halves of the group, with a collective in each */
+    STEP_WINDOW, /* each rank puts into the memory of the next one */
+    STEP_REOPEN, /* the group is closed, and another one made */
+    STEP_ENGINE, /* the same, and the engine, too */
+    STEP_PAUSE,  /* one rank is late */
+    STEP_ABORT,  /* one rank aborts the group, and all make another one */
+    STEP_LEAVE,  /* one rank exits without a word */
+    STEP_KINDS,
+} step_kind;
+
+typedef struct scenario_step {
+    step_kind kind;
+    dd_coll coll;
+    int rank;  /* root, or who does it */
+    int count; /* elements; milliseconds of a pause */
+} scenario_step;
+
+typedef struct scenario {
+    uint64_t seed;
+    sim_options world;
+    int nranks;
+    int host_of[RANKS_MAX];
+    bool has_agent; /* the store's server is in a process of its own, on host 0; else it is rank 0's */
+    bool has_secret;
+    bool is_shm_disabled;
+    int nlanes;
+    dd_spin_policy waiting;
+    const char *algorithms;
+    int64_t timeout_ns; /* of a call */
+    bool exits_at_once; /* who has failed exits without closing anything */
+    scenario_step steps[STEPS_MAX];
+    int nsteps;
+    sim_fault faults[FAULTS_MAX];
+    int nfaults;
+} scenario;
+
+/* Which faults may happen; a bit for each kind of fault. */
+#define ALL_FAULTS ((1U << SIM_FAULT_KINDS) - 1)
+
+void scenario_make(scenario *made, uint64_t seed, unsigned fault_kinds);
+void scenario_print(const scenario *which);
+const char *step_name(step_kind kind);
+
+#endif

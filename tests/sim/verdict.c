@@ -1,0 +1,201 @@
+#include "verdict.h"
+
+#include "core/clock.h"
+#include "ranks.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* What a call may take beyond its deadline: to be woken, to tell others. */
+#define SLACK_NS (3 * DD_NS_PER_S)
+/* A rank that has died is known to the others by then. */
+#define HEARD_NS (5 * DD_NS_PER_S)
+
+typedef struct facts {
+    const scenario *which;
+    char *text;
+    bool is_broken;
+    bool is_faultless;   /* nothing has happened to anybody, and nobody has left */
+    bool has_only_kills; /* nothing else has happened to anybody */
+    bool is_server_gone;
+    bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
+    int64_t death_ns[RANKS_MAX], first_death_ns; /* DD_NEVER_NS: none */
+} facts;
+
+__attribute__((format(printf, 2, 3))) static void
+find(facts *all, const char *format, ...)
+{
+    if (all->is_broken) {
+        return;
+    }
+    all->is_broken = true;
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(all->text, VERDICT_MAX, format, args);
+    va_end(args);
+}
+
+static bool
+concerns_host(const scenario *which, const sim_fault *fault, int rank)
+{
+    int host = fault->process < which->nranks ? which->host_of[fault->process] : 0;
+    bool is_of_host = fault->kind == SIM_CUT || fault->kind == SIM_HALF_CUT || fault->kind == SIM_POWER_OFF ||
+                      fault->kind == SIM_CLOCK || fault->kind == SIM_DELAY;
+    bool is_of_both = fault->kind == SIM_CUT || fault->kind == SIM_HALF_CUT;
+    return (is_of_host && which->host_of[rank] == host) ||
+           (is_of_both && which->host_of[rank] == fault->amount);
+}
+
+/* A rank 0 that has failed may take it with it. */
+static bool
+is_server_gone(const scenario *which)
+{
+    int server = which->has_agent ? which->nranks : 0;
+    return sim_state_of(server) == SIM_KILLED ||
+           (!which->has_agent && sim_state_of(0) == SIM_EXITED && !ranks_record(0)->has_closed);
+}
+
+static void
+note_fault(facts *all, int number)
+{
+    const sim_fault *fault = &all->which->faults[number];
+    if (!sim_has_happened(number)) {
+        return;
+    }
+    all->is_faultless = false;
+    all->has_only_kills = all->has_only_kills && fault->kind == SIM_KILL;
+    int64_t at_ns = fault->kind == SIM_KILL ? sim_happened_at_ns(number) : DD_NEVER_NS;
+    all->first_death_ns = at_ns < all->first_death_ns ? at_ns : all->first_death_ns;
+    if (fault->process < all->which->nranks && at_ns < all->death_ns[fault->process]) {
+        all->death_ns[fault->process] = at_ns;
+    }
+    for (int rank = 0; rank < all->which->nranks; rank++) {
+        if (fault->process == rank || concerns_host(all->which, fault, rank)) {
+            all->is_touched[rank] = true;
+        }
+    }
+}
+
+static facts
+find_facts(const scenario *which, char *text)
+{
+    facts all = {.which = which,
+                 .text = text,
+                 .is_faultless = true,
+                 .has_only_kills = true,
+                 .is_server_gone = is_server_gone(which),
+                 .first_death_ns = DD_NEVER_NS};
+    for (int rank = 0; rank < which->nranks; rank++) {
+        all.death_ns[rank] = DD_NEVER_NS;
+    }
+    for (int i = 0; i < which->nfaults; i++) {
+        note_fault(&all, i);
+    }
+    for (int i = 0; i < which->nsteps; i++) {
+        bool is_end = which->steps[i].kind == STEP_ABORT || which->steps[i].kind == STEP_LEAVE;
+        if (is_end) {
+            all.is_faultless = false;
+            all.is_touched[which->steps[i].rank] = true;
+        }
+    }
+    return all;
+}
+
+static void
+check_outcome(facts *all, sim_outcome outcome)
+{
+    if (outcome == SIM_TOO_LONG) {
+        find(all, "something spins: more steps than such a run may take");
+    }
+    for (int rank = 0; rank < all->which->nranks; rank++) {
+        const rank_record *record = ranks_record(rank);
+        if (sim_state_of(rank) == SIM_RUNS && outcome == SIM_STUCK) {
+            find(all, "rank %d hangs in \"%s\"", rank,
+                 record->ncalls > 0 ? record->calls[record->ncalls - 1].name : "nothing");
+        }
+    }
+    if (outcome == SIM_STUCK) {
+        find(all, "the world is stuck");
+    }
+}
+
+/* Who has died before it has come to a meeting is not known to be dead: the others wait for it, and say so. */
+static bool
+is_missing_one_that_is_gone(const facts *all, const rank_call *call)
+{
+    const char *missing = strstr(call->error.message, "; missing: ");
+    for (int rank = 0; missing != NULL && rank < all->which->nranks; rank++) {
+        char digit = (char)('0' + rank);
+        size_t len = strspn(missing + 11, "0123456789, ");
+        if (memchr(missing + 11, digit, len) != NULL && sim_state_of(rank) != SIM_EXITED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+check_call(facts *all, int rank, const rank_call *call)
+{
+    const dd_error *error = &call->error;
+    if (call->ended_ns == 0) {
+        return; /* it has been killed in it, or has not come back: found above */
+    }
+    if (call->ended_ns > call->limit_ns + SLACK_NS && !all->is_touched[rank]) {
+        find(all, "rank %d: %s ended %.3f s after its deadline", rank, call->name,
+             (double)(call->ended_ns - call->limit_ns) / 1e9);
+    }
+    if (error->code == DD_OK) {
+        return;
+    }
+    if (all->is_faultless) {
+        find(all, "rank %d: %s failed although nothing has happened: %s", rank, call->name, error->message);
+    }
+    if (error->code == DD_INTERNAL || error->code == DD_PROTOCOL || error->code == DD_MISMATCH) {
+        find(all, "rank %d: %s: %s: %s", rank, call->name, dd_status_name(error->code), error->message);
+    }
+    int culprit = call->culprit;
+    if (culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] && all->has_only_kills &&
+        !all->is_server_gone && (error->code == DD_PEER_LOST || error->code == DD_ABORTED)) {
+        find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
+             error->message);
+    }
+    int64_t since_ns =
+        culprit >= 0 && all->death_ns[culprit] != DD_NEVER_NS ? all->death_ns[culprit] : all->first_death_ns;
+    since_ns = call->began_ns > since_ns ? call->began_ns : since_ns;
+    if (all->has_only_kills && !all->is_server_gone && all->first_death_ns != DD_NEVER_NS &&
+        call->ended_ns > since_ns + HEARD_NS && !is_missing_one_that_is_gone(all, call)) {
+        find(all, "rank %d: %s: heard %.3f s after it of a death: %s", rank, call->name,
+             (double)(call->ended_ns - since_ns) / 1e9, error->message);
+    }
+}
+
+static void
+check_rank(facts *all, int rank)
+{
+    const rank_record *record = ranks_record(rank);
+    if (record->has_wrong_data) {
+        find(all, "wrong data: %s", record->wrong);
+    }
+    for (int i = 0; i < record->ncalls; i++) {
+        check_call(all, rank, &record->calls[i]);
+    }
+    sim_leftovers left = sim_leftovers_of(rank);
+    if (sim_state_of(rank) == SIM_EXITED && record->has_closed &&
+        left.nfds + left.nallocations + left.nmappings + left.nthreads > 0) {
+        find(all, "rank %d has left behind %d descriptors, %d allocations, %d mappings, %d threads", rank,
+             left.nfds, left.nallocations, left.nmappings, left.nthreads);
+    }
+}
+
+void
+verdict_find(const scenario *which, sim_outcome outcome, char text[VERDICT_MAX])
+{
+    text[0] = '\0';
+    facts all = find_facts(which, text);
+    check_outcome(&all, outcome);
+    for (int rank = 0; rank < which->nranks; rank++) {
+        check_rank(&all, rank);
+    }
+}
