@@ -52,6 +52,8 @@ sim_file_drop_fd(sim_file *file)
         sim_file_forget_watches(file);
         if (file->kind == FILE_SOCKET) {
             sim_socket_close(file, file->owner != NULL && world.is_off[file->owner->host]);
+        } else if (file->kind == FILE_DISK) {
+            sim_disk_close(file);
         }
     }
     sim_file_release(file);
@@ -91,6 +93,7 @@ sim_file_readiness(const sim_file *file)
         return sim_socket_readiness(file);
     case FILE_MEMORY:
     case FILE_TEXT:
+    case FILE_DISK:
         return POLLIN | POLLOUT;
     case FILE_EPOLL:
         break;

@@ -16,6 +16,7 @@
 typedef struct sim_process sim_process;
 typedef struct sim_fiber sim_fiber;
 typedef struct sim_file sim_file;
+typedef struct sim_node sim_node;
 
 /* ---- threads */
 
@@ -134,6 +135,7 @@ typedef enum sim_file_kind {
     FILE_EPOLL,
     FILE_MEMORY,
     FILE_TEXT,   /* with fixed content */
+    FILE_DISK,   /* sim_disk.c */
     FILE_SOCKET, /* sim_socket.c */
 } sim_file_kind;
 
@@ -149,6 +151,7 @@ struct sim_file {
     int seals;          /* MEMORY */
     const char *text;   /* TEXT */
     size_t at;          /* TEXT */
+    sim_node *node;     /* DISK */
     struct sim_socket *socket;
 };
 
@@ -171,6 +174,24 @@ struct pollfd;
 int sim_epoll_control(sim_file *epoll, int operation, sim_file *file, const struct epoll_event *event);
 int sim_epoll_wait(sim_file *epoll, struct epoll_event *events, int capacity, int64_t until_ns);
 int sim_poll(struct pollfd *fds, size_t count, int64_t until_ns);
+
+/* ---- files by name: as the system's calls */
+
+struct stat;
+struct flock;
+/* NULL and ENOENT. */
+sim_file *sim_disk_open(const char *name, int flags);
+/* Its last descriptor is gone. */
+void sim_disk_close(sim_file *file);
+int sim_disk_unlink(const char *name);
+/* Of all files. */
+void sim_disk_clear(void);
+int sim_disk_stat(const char *name, struct stat *info);
+int sim_disk_fstat(const sim_file *file, struct stat *info);
+int sim_disk_truncate(sim_file *file, off_t nbytes);
+ssize_t sim_disk_read(const sim_file *file, void *data, size_t nbytes, off_t at);
+ssize_t sim_disk_write(sim_file *file, const void *data, size_t nbytes, off_t at);
+int sim_disk_lock(sim_file *file, const struct flock *lock);
 
 /* ---- sockets: as the system's calls, none of which waits */
 
@@ -227,6 +248,8 @@ typedef struct sim_world {
     size_t nevents, events_capacity;
     uint64_t nevents_ever;
     dd_list files;
+    dd_list nodes; /* those with a name */
+    int nnodes;    /* ever made */
     sim_fault faults[SIM_FAULTS_MAX];
     int64_t happened_ns[SIM_FAULTS_MAX]; /* -1: not yet */
     int nfaults;

@@ -12,6 +12,7 @@ sim_begin(const sim_options *options)
     sim_seed_random(options->seed);
     dd_list_init(&world.fibers);
     dd_list_init(&world.files);
+    dd_list_init(&world.nodes);
     for (int host = 0; host < options->nhosts; host++) {
         world.calendar_ns[host] = INT64_C(1700000000) * DD_NS_PER_S + (int64_t)sim_below(DD_NS_PER_S);
         world.boot_ns[host] = (int64_t)sim_below(1000 * (uint64_t)DD_NS_PER_S);
@@ -34,6 +35,7 @@ sim_end(void)
     /* Events hold files. */
     while (sim_run_event(DD_NEVER_NS)) {
     }
+    sim_disk_clear();
     free(world.events);
     world.events = NULL;
 }

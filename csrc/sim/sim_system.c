@@ -83,21 +83,24 @@ install(sim_file *file)
 
 /* ---- files by name: those that the library reads to learn about its host */
 
+static sim_file *
+open_text(const char *text)
+{
+    sim_file *file = sim_file_create(FILE_TEXT);
+    file->text = text;
+    return file;
+}
+
 int
 dd_sys_open(const char *path, int flags, mode_t mode)
 {
     static const char *const boot_ids[SIM_HOSTS_MAX] = {"boot 0", "boot 1", "boot 2", "boot 3",
                                                         "boot 4", "boot 5", "boot 6", "boot 7"};
-    (void)flags;
     (void)mode;
     enter("open", 0);
-    if (strcmp(path, "/proc/sys/kernel/random/boot_id") != 0) {
-        errno = ENOENT;
-        return leave_int(-1);
-    }
-    sim_file *file = sim_file_create(FILE_TEXT);
-    file->text = boot_ids[sim_self()->host];
-    return leave_int(install(file));
+    bool is_boot_id = strcmp(path, "/proc/sys/kernel/random/boot_id") == 0;
+    return leave_int(
+        install(is_boot_id ? open_text(boot_ids[sim_self()->host]) : sim_disk_open(path, flags)));
 }
 
 int
@@ -105,8 +108,7 @@ dd_sys_stat(const char *path, struct stat *info)
 {
     enter("stat", 0);
     if (strcmp(path, "/proc/self/ns/net") != 0) {
-        errno = ENOENT;
-        return leave_int(-1);
+        return leave_int(sim_disk_stat(path, info));
     }
     *info = (struct stat){.st_dev = 4, .st_ino = (ino_t)(4026531840 + sim_self()->host)};
     return leave_int(0);
@@ -155,17 +157,16 @@ dd_sys_rename(const char *from, const char *to)
 int
 dd_sys_unlink(const char *path)
 {
-    (void)path;
-    return refuse("unlink", ENOENT);
+    enter("unlink", 0);
+    return leave_int(sim_disk_unlink(path));
 }
 
 int
 dd_sys_lock_file(int fd, int command, struct flock *lock)
 {
-    (void)fd;
     (void)command;
-    (void)lock;
-    return refuse("lock_file", EINVAL);
+    sim_file *file = enter_kind("lock_file", fd, FILE_DISK);
+    return leave_int(file != NULL ? sim_disk_lock(file, lock) : -1);
 }
 
 char *
@@ -302,37 +303,57 @@ dd_sys_memfd_create(const char *name, unsigned flags)
     return leave_int(install(file));
 }
 
+/* Of memory, or of the disk; NULL and EINVAL for others. */
+static sim_file *
+enter_content(const char *name, int fd)
+{
+    sim_file *file = enter_file(name, fd);
+    if (file != NULL && file->kind != FILE_MEMORY && file->kind != FILE_DISK) {
+        errno = EINVAL;
+        return NULL;
+    }
+    return file;
+}
+
 int
 dd_sys_ftruncate(int fd, off_t nbytes)
 {
-    const sim_file *file = enter_kind("ftruncate", fd, FILE_MEMORY);
+    sim_file *file = enter_content("ftruncate", fd);
     if (file != NULL && sim_self()->nallocations_to_fail > 0) {
         sim_self()->nallocations_to_fail--;
         errno = ENOMEM;
         return leave_int(-1);
     }
-    return leave_int(file != NULL ? ftruncate(file->memory_fd, nbytes) : -1);
+    return leave_int(file == NULL              ? -1
+                     : file->kind == FILE_DISK ? sim_disk_truncate(file, nbytes)
+                                               : ftruncate(file->memory_fd, nbytes));
 }
 
 int
 dd_sys_fstat(int fd, struct stat *info)
 {
-    const sim_file *file = enter_kind("fstat", fd, FILE_MEMORY);
-    return leave_int(file != NULL ? fstat(file->memory_fd, info) : -1);
+    const sim_file *file = enter_content("fstat", fd);
+    return leave_int(file == NULL              ? -1
+                     : file->kind == FILE_DISK ? sim_disk_fstat(file, info)
+                                               : fstat(file->memory_fd, info));
 }
 
 ssize_t
 dd_sys_pread(int fd, void *data, size_t nbytes, off_t at)
 {
-    const sim_file *file = enter_kind("pread", fd, FILE_MEMORY);
-    return leave(file != NULL ? pread(file->memory_fd, data, nbytes, at) : -1);
+    const sim_file *file = enter_content("pread", fd);
+    return leave(file == NULL              ? -1
+                 : file->kind == FILE_DISK ? sim_disk_read(file, data, nbytes, at)
+                                           : pread(file->memory_fd, data, nbytes, at));
 }
 
 ssize_t
 dd_sys_pwrite(int fd, const void *data, size_t nbytes, off_t at)
 {
-    const sim_file *file = enter_kind("pwrite", fd, FILE_MEMORY);
-    return leave(file != NULL ? pwrite(file->memory_fd, data, nbytes, at) : -1);
+    sim_file *file = enter_content("pwrite", fd);
+    return leave(file == NULL              ? -1
+                 : file->kind == FILE_DISK ? sim_disk_write(file, data, nbytes, at)
+                                           : pwrite(file->memory_fd, data, nbytes, at));
 }
 
 /* MAP_FAILED, and the caller's errno, without memory. */

@@ -2,6 +2,7 @@
 
 #include "core/mem.h"
 #include "group/group.h"
+#include "store/file_store.h"
 #include "store/tcp_server.h"
 #include "store/tcp_store.h"
 #include "transport/engine.h"
@@ -101,6 +102,16 @@ open_server(const scenario *which, dd_tcp_server **server, dd_error *err)
         .handshake_timeout_ns = 10 * DD_NS_PER_S,
     };
     return dd_tcp_server_open(server, &options, &wait, err);
+}
+
+static dd_status
+open_file_store(rank_self *self)
+{
+    rank_call *call = begin_call(self, "opening the file", self->which->timeout_ns);
+    dd_wait wait = dd_wait_after(self->which->timeout_ns);
+    dd_file_store_options options = {
+        .path = "/shared/store", .world_size = self->which->nranks, .timeout_ns = self->which->timeout_ns};
+    return end_call(self, call, dd_file_store_open(&self->store, &options, &wait, &call->error));
 }
 
 static dd_status
@@ -474,11 +485,14 @@ static dd_status
 open_all(rank_self *self)
 {
     dd_status status = DD_OK;
-    if (self->rank == 0 && !self->which->has_agent) {
-        rank_call *call = begin_call(self, "opening the server", self->which->timeout_ns);
-        status = end_call(self, call, open_server(self->which, &self->server, &call->error));
+    const scenario *which = self->which;
+    if (self->rank == 0 && !which->has_agent && !which->has_file_store) {
+        rank_call *call = begin_call(self, "opening the server", which->timeout_ns);
+        status = end_call(self, call, open_server(which, &self->server, &call->error));
     }
-    status = status == DD_OK ? open_store(self) : status;
+    if (status == DD_OK) {
+        status = which->has_file_store ? open_file_store(self) : open_store(self);
+    }
     status = status == DD_OK ? open_engine(self) : status;
     return status == DD_OK ? open_group(self) : status;
 }

@@ -55,7 +55,8 @@ make_world(scenario *made, dice *numbers)
         .backlog_max = roll(numbers, 4) == 0 ? 1 : 4096,
         .interrupts_every = roll(numbers, 3) == 0 ? 20 : 0,
     };
-    made->has_agent = roll(numbers, 2) == 0;
+    made->has_file_store = roll(numbers, 5) == 0;
+    made->has_agent = roll(numbers, 2) == 0 && !made->has_file_store;
     made->has_secret = roll(numbers, 4) == 0;
     made->is_shm_disabled = roll(numbers, 6) == 0;
     made->nlanes = roll(numbers, 6) == 0 ? 2 : 1;
@@ -168,10 +169,13 @@ scenario_print(const scenario *which)
     for (int rank = 0; rank < which->nranks; rank++) {
         printf(" %d", which->host_of[rank]);
     }
-    printf("; server: %s%s%s%s; %d lanes; %d CPUs; waits %s; calls have %lld s\n",
-           which->has_agent ? "an agent" : "rank 0", which->has_secret ? "; a secret" : "",
-           which->is_shm_disabled ? "; no shared memory" : "", which->exits_at_once ? "; exits at once" : "",
-           which->nlanes, which->world.ncpus, which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
+    printf("; store: %s%s%s%s; %d lanes; %d CPUs; waits %s; calls have %lld s\n",
+           which->has_file_store ? "a file"
+           : which->has_agent    ? "an agent"
+                                 : "rank 0",
+           which->has_secret ? "; a secret" : "", which->is_shm_disabled ? "; no shared memory" : "",
+           which->exits_at_once ? "; exits at once" : "", which->nlanes, which->world.ncpus,
+           which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
            (long long)(which->timeout_ns / DD_NS_PER_S));
     printf("a call costs %d ns, a change every %d, latency %lld ns, backlog %d, interrupts every %d\n",
            which->world.call_cost_ns, which->world.switch_every, (long long)which->world.latency_ns,

@@ -38,7 +38,8 @@ typedef struct scenario {
     sim_options world;
     int nranks;
     int host_of[RANKS_MAX];
-    bool has_agent; /* the store's server is in a process of its own, on host 0; else it is rank 0's */
+    bool has_file_store; /* on a disk that all share; else there is a server */
+    bool has_agent;      /* the store's server is in a process of its own, on host 0; else it is rank 0's */
     bool has_secret;
     bool is_shm_disabled;
     int nlanes;

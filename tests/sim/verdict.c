@@ -52,6 +52,9 @@ static bool
 is_server_gone(const scenario *which)
 {
     int server = which->has_agent ? which->nranks : 0;
+    if (which->has_file_store) {
+        return false;
+    }
     return sim_state_of(server) == SIM_KILLED ||
            (!which->has_agent && sim_state_of(0) == SIM_EXITED && !ranks_record(0)->has_closed);
 }
