@@ -255,7 +255,8 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
     int64_t interval_ns = meeting_watch_interval_ns(call->meeting);
     dd_status status = DD_OK;
     bool is_late = false;
-    while (status == DD_OK) {
+    bool has_ended = false;
+    while (status == DD_OK && !has_ended) {
         dd_wait slice = dd_wait_at_most(call->place.wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
         status = dd_store_get(call->place.store, meeting_key(&call->place, "end"), said, &slice, err);
@@ -267,7 +268,10 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
             interval_ns *= 2; /* so short a question is too short for this store */
         }
         is_late = false;
-        status = meeting_look_after(call, &watch, err);
+        status = meeting_end_for_the_last(call, said, &has_ended, err);
+        if (status == DD_OK && !has_ended) {
+            status = meeting_look_after(call, &watch, err);
+        }
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
             status = end_meeting(call, &lost, err); /* and reads that, or what came before it */
@@ -379,7 +383,8 @@ meet(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
     };
     while (status == DD_OK && is_over) {
         status = attempt(call, &request, end, &is_over, err);
-        if (status == DD_OK && is_over && dd_wait_is_over(call->place.wait)) {
+        bool is_late = status == DD_TIMED_OUT || (status == DD_OK && is_over);
+        if (is_late && dd_wait_is_over(call->place.wait)) {
             status = run_out_of_time(call, err);
         }
     }

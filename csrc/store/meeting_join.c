@@ -160,9 +160,9 @@ take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
     return status;
 }
 
-/* In one request, where the store can: with many ranks it is here that a meeting takes its time. */
+/* An operation on the keys of all ranks, in one request, where the store can: with many ranks it is here that a meeting takes its time. */
 static dd_status
-get_published(arrival *self, dd_blob_list *values, dd_error *err)
+run_on_cards(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
 {
     size_t size = (size_t)self->size;
     char *texts = dd_mem_alloc_array(size, self->place.size);
@@ -173,13 +173,20 @@ get_published(arrival *self, dd_blob_list *values, dd_error *err)
         keys[rank] = dd_bytes_of(memcpy(texts + rank * self->place.size, key.data, key.len), key.len);
     }
     if (status == DD_OK) {
-        dd_store_request request = {.op = DD_STORE_MULTI_GET, .keys = keys, .nkeys = size};
-        dd_store_result result = {0};
-        status = dd_store_run(self->place.store, &request, &result, self->place.wait, err);
-        *values = result.list;
+        dd_store_request request = {.op = op, .keys = keys, .nkeys = size};
+        status = dd_store_run(self->place.store, &request, result, self->place.wait, err);
     }
     dd_mem_free(keys);
     dd_mem_free(texts);
+    return status;
+}
+
+static dd_status
+get_published(const arrival *self, dd_blob_list *values, dd_error *err)
+{
+    dd_store_result result = {0};
+    dd_status status = run_on_cards(self, DD_STORE_MULTI_GET, &result, err);
+    *values = result.list;
     return status;
 }
 
@@ -195,7 +202,7 @@ drop_published(arrival *self)
     }
 }
 
-/* All have come: this rank, the last, ends the meeting and hands everybody all cards. Its nonce names what is being made. */
+/* All have come: this rank, as a rule the last, ends the meeting and hands everybody all cards. Its nonce names what is being made. */
 static dd_status
 end_well(arrival *self, dd_error *err)
 {
@@ -245,6 +252,68 @@ count_in(arrival *self, dd_error *err)
     /* Anybody may write to the count; room is made for no more cards than there are values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? end_well(self, err) : status;
+}
+
+/* ---- what the last rank has left undone */
+
+static dd_status
+check_published(const arrival *self, bool *are_all_there, dd_error *err)
+{
+    dd_store_result result = {0};
+    dd_status status = run_on_cards(self, DD_STORE_CHECK, &result, err);
+    *are_all_there = status == DD_OK && result.flag;
+    dd_store_result_fini(&result);
+    return status;
+}
+
+/* By the count; or but for one, who may have died before it was counted. To find that out takes a request as long as all ranks' keys, and two
+ * of them are enough for that. */
+static dd_status
+have_all_come(const arrival *self, bool *is_so, dd_error *err)
+{
+    char text[24] = "";
+    dd_blob value = {0};
+    bool is_found = false;
+    dd_status status =
+        meeting_try_get(&self->place, meeting_key(&self->place, "count"), &value, &is_found, err);
+    if (status == DD_OK && is_found) {
+        memcpy(text, value.data, value.len < sizeof text - 1 ? value.len : sizeof text - 1);
+    }
+    dd_blob_fini(&value);
+    long long count = strtoll(text, NULL, 10);
+    *is_so = status == DD_OK && count >= self->size;
+    return status == DD_OK && count == self->size - 1 && self->rank <= 1 ? check_published(self, is_so, err)
+                                                                         : status;
+}
+
+dd_status
+meeting_end_for_the_last(const meeting_call *call, dd_blob *said, bool *has_ended, dd_error *err)
+{
+    dd_store_result reply = {0};
+    arrival self = {
+        .place = call->place,
+        .rank = call->meeting->rank,
+        .size = call->meeting->size,
+        .published = call->own,
+        .reply = &reply,
+    };
+    bool is_complete = false;
+    dd_status status = have_all_come(&self, &is_complete, err);
+    *has_ended = false;
+    if (is_complete) { /* it may have ended meanwhile, and then the cards may be gone */
+        status = meeting_try_get(&self.place, meeting_key(&self.place, "end"), &reply.value, has_ended, err);
+    }
+    if (is_complete && status == DD_OK && !*has_ended) {
+        status = end_well(&self, err);
+        *has_ended = status == DD_OK;
+    }
+    if (*has_ended) {
+        dd_blob_fini(said);
+        *said = reply.value;
+        reply.value = (dd_blob){0};
+    }
+    dd_store_result_fini(&reply);
+    return status;
 }
 
 /* Whether the meeting before this one has failed without this rank, which then hears of it: by that it has been there. */

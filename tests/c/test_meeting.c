@@ -157,6 +157,91 @@ TEST(ranks_meet_in_one_request_and_by_keys_alike)
     place_close(&p, SIZE);
 }
 
+/* ---- the last rank dies at a request of this kind, and the others go on with what it has left */
+
+static dd_store_op fatal_op;
+static bool is_dead;
+
+static dd_status
+run_until_death(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                const dd_wait *wait, dd_error *err)
+{
+    is_dead = is_dead || request->op == fatal_op;
+    return is_dead ? dd_error_set(err, DD_NETWORK, "its process has ended")
+                   : run_by_keys(store, request, result, wait, err);
+}
+
+static dd_status
+look_in_vain(dd_bytes card, dd_bytes own, bool *was_seen, bool *is_gone, const dd_wait *wait, dd_error *err)
+{
+    (void)card;
+    (void)own;
+    (void)was_seen;
+    (void)wait;
+    (void)err;
+    *is_gone = false;
+    return DD_OK;
+}
+
+static void
+wait_for_count(dd_store *store, const char *count)
+{
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    bool is_there = false;
+    while (!is_there && !dd_wait_is_over(&wait)) {
+        dd_blob value = {0};
+        CHECK_OK(
+            dd_store_try_get(store, BYTES("dldist/party/0/count"), &value, &is_there, &wait, check_err()));
+        is_there = is_there && dd_bytes_equal(dd_blob_view(&value), dd_bytes_of_string(count));
+        dd_blob_fini(&value);
+    }
+    CHECK(is_there);
+}
+
+static void
+check_a_death_at(dd_store_op op)
+{
+    static const dd_meeting_kind watchful_kind = {
+        .noun = "party", .of_interrupted = "went home", .read_card = read_card, .look_for = look_in_vain};
+    enum { SIZE = 3 };
+    place p = {0};
+    guest guests[SIZE];
+    place_open(&p, SIZE);
+    dd_store_ops mortal = p.by_keys;
+    mortal.run = run_until_death;
+    for (int i = 0; i < SIZE; i++) {
+        p.native[i]->ops = i == SIZE - 1 ? &mortal : &p.by_keys;
+        guest_init(&guests[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
+        guests[i].meeting.kind = &watchful_kind;
+    }
+    fatal_op = op;
+    is_dead = false;
+    for (int i = 0; i < SIZE - 1; i++) {
+        CHECK_OK(dd_thread_start(&guests[i].thread, "guest", run_guest, &guests[i], check_err()));
+    }
+    wait_for_count(p.native[0], "2");
+    run_guest(&guests[SIZE - 1]);
+    CHECK_STATUS(guests[SIZE - 1].status, DD_NETWORK);
+    for (int i = 0; i < SIZE - 1; i++) {
+        pthread_join(guests[i].thread, NULL);
+        CHECK_OK(guests[i].status);
+        for (int rank = 0; guests[i].status == DD_OK && rank < SIZE; rank++) {
+            CHECK_BYTES(guests[i].end.cards[rank], dd_bytes_of_string(guests[rank].card));
+        }
+    }
+    CHECK(guests[0].end.id == guests[1].end.id);
+    for (int i = 0; i < SIZE - 1; i++) {
+        dd_meeting_end_fini(&guests[i].end);
+    }
+    place_close(&p, SIZE);
+}
+
+TEST(the_last_rank_dies_before_it_has_ended_the_meeting)
+{
+    check_a_death_at(DD_STORE_ADD);       /* it has come, and is not counted */
+    check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
+}
+
 static void
 check_time_outs(const dd_meeting_kind *kind, dd_store *store)
 {

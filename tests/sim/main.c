@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define LIMIT_NS (400 * DD_NS_PER_S)
-#define LIMIT_STEPS INT64_C(40000000)
+#define LIMIT_STEPS INT64_C(400000000)
 
 typedef struct run_options {
     uint64_t first_seed, nseeds;
