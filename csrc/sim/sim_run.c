@@ -1,4 +1,5 @@
 /* Whose turn it is, from the beginning of a world to its end. */
+#include "core/cpu.h"
 #include "sim/sim_internal.h"
 
 #include <stdio.h>
@@ -10,6 +11,8 @@ sim_begin(const sim_options *options)
 {
     world = (sim_world){.options = *options, .next_wake_ns = DD_NEVER_NS, .due_fault = -1};
     sim_seed_random(options->seed);
+    (void)
+        dd_cpu_features(); /* the one thing that a program remembers beyond a world: not to be found out in the midst of one */
     dd_list_init(&world.fibers);
     dd_list_init(&world.files);
     dd_list_init(&world.nodes);

@@ -1,69 +1,127 @@
-/* Runs simulated worlds, one after the other, and looks whether each has kept what the library promises. */
-#include "ranks.h"
-#include "verdict.h"
-
-#include "core/clock.h"
+/* Runs simulated worlds, and looks whether each has kept what the library promises (docs/simulator.md). */
+#include "shrink.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LIMIT_NS (400 * DD_NS_PER_S)
-#define LIMIT_STEPS INT64_C(400000000)
+static const char usage[] =
+    "sim [--first N] [--seeds N] [--seconds S] [--faults BITS] [--replay] [--shrink N]\n"
+    "    runs seeds; with --replay each of them twice, and compares; shrinks the first N that fail (3)\n"
+    "sim --seed N [--trace] [--faults BITS] [--without-steps BITS] [--without-faults BITS] [--order N] [--plain]\n"
+    "    runs one, or what is left of it\n"
+    "sim --list\n"
+    "    the kinds of faults, and their bits\n";
 
-typedef struct run_options {
-    uint64_t first_seed, nseeds;
-    unsigned fault_kinds;
-    bool is_traced;
-} run_options;
+typedef struct arguments {
+    run_batch batch;
+    run_spec spec;
+    bool is_single;
+    uint64_t nshrunk;
+} arguments;
+
+static void
+list_faults(void)
+{
+    for (int kind = 0; kind < (int)SIM_FAULT_KINDS; kind++) {
+        printf("%#6x  %s\n", 1U << kind, sim_fault_name((sim_fault_kind)kind));
+    }
+}
+
+static void
+refuse(const char *argument)
+{
+    (void)fprintf(stderr, "sim: %s?\n%s", argument, usage);
+    exit(2);
+}
 
 static bool
-run_seed(const run_options *options, uint64_t seed)
+parse_flag(arguments *all, const char *name)
 {
-    scenario which;
-    char text[VERDICT_MAX];
-    scenario_make(&which, seed, options->fault_kinds);
-    which.world.is_traced = options->is_traced;
-    sim_begin(&which.world);
-    ranks_spawn(&which);
-    for (int i = 0; i < which.nfaults; i++) {
-        sim_plan_fault(&which.faults[i]);
+    if (strcmp(name, "--trace") == 0) {
+        all->spec.is_traced = true;
+    } else if (strcmp(name, "--plain") == 0) {
+        all->spec.edit.is_plain = true;
+    } else if (strcmp(name, "--replay") == 0) {
+        all->batch.is_replayed = true;
+    } else if (strcmp(name, "--list") == 0) {
+        list_faults();
+        exit(0);
+    } else {
+        return false;
     }
-    sim_outcome outcome = sim_run(LIMIT_NS, LIMIT_STEPS);
-    verdict_find(&which, outcome, text);
-    if (text[0] != '\0' || options->is_traced) {
-        printf("seed %llu: %s\n", (unsigned long long)seed, text);
-        scenario_print(&which);
-        printf("%lld steps, %.6f s, digest %016llx\n", (long long)sim_nsteps(), (double)sim_now_ns() / 1e9,
-               (unsigned long long)sim_digest());
-        if (outcome != SIM_ALL_ENDED) {
-            sim_print_threads();
-        }
+    return true;
+}
+
+static void
+parse_number(arguments *all, const char *name, const char *text)
+{
+    char *end;
+    uint64_t number = strtoull(text, &end, 0);
+    if (*text == '\0' || *end != '\0') {
+        refuse(text);
     }
-    sim_end();
-    return text[0] == '\0';
+    if (strcmp(name, "--seed") == 0) {
+        all->is_single = true;
+        all->spec.seed = number;
+    } else if (strcmp(name, "--first") == 0) {
+        all->batch.first_seed = number;
+    } else if (strcmp(name, "--seeds") == 0) {
+        all->batch.nseeds = number;
+    } else if (strcmp(name, "--seconds") == 0) {
+        all->batch.seconds = (int)number;
+        all->batch.nseeds = 0;
+    } else if (strcmp(name, "--faults") == 0) {
+        all->spec.fault_kinds = all->batch.fault_kinds = (unsigned)number;
+    } else if (strcmp(name, "--without-steps") == 0) {
+        all->spec.edit.without_steps = (uint32_t)number;
+    } else if (strcmp(name, "--without-faults") == 0) {
+        all->spec.edit.without_faults = (uint32_t)number;
+    } else if (strcmp(name, "--order") == 0) {
+        all->spec.edit.order = number;
+    } else if (strcmp(name, "--shrink") == 0) {
+        all->nshrunk = number;
+    } else {
+        refuse(name);
+    }
+}
+
+static bool
+run_batch_of(const arguments *all)
+{
+    run_summary summary;
+    run_many(&all->batch, &summary);
+    for (uint64_t i = 0; i < summary.nfailed && i < all->nshrunk; i++) {
+        run_spec spec = {.seed = summary.failed[i], .fault_kinds = all->batch.fault_kinds};
+        shrink(&spec);
+    }
+    printf(
+        "%llu seeds in %.1f s (%.0f a second), %llu failed; %.3g steps, %llu faults, %.0f s of simulated time\n",
+        (unsigned long long)summary.nseeds, summary.seconds, (double)summary.nseeds / summary.seconds,
+        (unsigned long long)summary.nfailed, (double)summary.nsteps, (unsigned long long)summary.nfaults,
+        summary.simulated_s);
+    return summary.nfailed == 0;
 }
 
 int
 main(int argc, char **argv)
 {
-    run_options options = {.first_seed = 1, .nseeds = 100, .fault_kinds = ALL_FAULTS};
+    arguments all = {.batch = {.first_seed = 1, .nseeds = 1000, .fault_kinds = ALL_FAULTS},
+                     .spec = {.fault_kinds = ALL_FAULTS},
+                     .nshrunk = 3};
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--trace") == 0) {
-            options.is_traced = true;
-        } else if (strcmp(argv[i], "--seed") == 0) {
-            options.first_seed = strtoull(argv[++i], NULL, 0);
-            options.nseeds = 1;
-        } else if (strcmp(argv[i], "--seeds") == 0) {
-            options.nseeds = strtoull(argv[++i], NULL, 0);
-        } else if (strcmp(argv[i], "--faults") == 0) {
-            options.fault_kinds = (unsigned)strtoul(argv[++i], NULL, 0);
+        if (!parse_flag(&all, argv[i])) {
+            if (i + 1 == argc) {
+                refuse(argv[i]);
+            }
+            parse_number(&all, argv[i], argv[i + 1]);
+            i++;
         }
     }
-    int nfailed = 0;
-    for (uint64_t i = 0; i < options.nseeds; i++) {
-        nfailed += run_seed(&options, options.first_seed + i) ? 0 : 1;
+    if (!all.is_single) {
+        return run_batch_of(&all) ? 0 : 1;
     }
-    printf("%llu seeds, %d failed\n", (unsigned long long)options.nseeds, nfailed);
-    return nfailed > 0;
+    run_result result;
+    run_here(&all.spec, true, &result);
+    return result.verdict[0] == '\0' ? 0 : 1;
 }

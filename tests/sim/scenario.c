@@ -154,6 +154,32 @@ scenario_make(scenario *made, uint64_t seed, unsigned fault_kinds)
     }
 }
 
+void
+scenario_apply(scenario *made, const scenario_edit *edit)
+{
+    int nsteps = 0;
+    int nfaults = 0;
+    for (int i = 0; i < made->nsteps; i++) {
+        if ((edit->without_steps >> i & 1) == 0) {
+            made->steps[nsteps++] = made->steps[i];
+        }
+    }
+    for (int i = 0; i < made->nfaults; i++) {
+        if ((edit->without_faults >> i & 1) == 0) {
+            made->faults[nfaults++] = made->faults[i];
+        }
+    }
+    made->nsteps = nsteps;
+    made->nfaults = nfaults;
+    made->world.seed += edit->order * UINT64_C(0x9e3779b97f4a7c15);
+    if (edit->is_plain) {
+        made->has_secret = false;
+        made->nlanes = 1;
+        made->world.interrupts_every = 0;
+        made->world.backlog_max = 4096;
+    }
+}
+
 const char *
 step_name(step_kind kind)
 {

@@ -56,7 +56,15 @@ typedef struct scenario {
 /* Which faults may happen; a bit for each kind of fault. */
 #define ALL_FAULTS ((1U << SIM_FAULT_KINDS) - 1)
 
+/* What a shrunk scenario goes without, and in which order of things it still fails. A zeroed one changes nothing. */
+typedef struct scenario_edit {
+    uint32_t without_steps, without_faults; /* bits */
+    bool is_plain;                          /* no secret, no interrupts, no small queues, one lane */
+    uint64_t order;
+} scenario_edit;
+
 void scenario_make(scenario *made, uint64_t seed, unsigned fault_kinds);
+void scenario_apply(scenario *made, const scenario_edit *edit);
 void scenario_print(const scenario *which);
 const char *step_name(step_kind kind);
 
