@@ -421,8 +421,32 @@ run_abort(rank_self *self, const scenario_step *step)
 }
 
 static dd_status
+run_late(rank_self *self, const scenario_step *step)
+{
+    if (step->rank == self->rank) {
+        sim_sleep(self->which->timeout_ns + 3 * DD_NS_PER_S);
+    }
+    scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
+    return run_collective(self, self->group, &barrier);
+}
+
+static dd_status
+run_mismatch(rank_self *self, const scenario_step *step)
+{
+    scenario_step own = *step;
+    own.count += step->rank == self->rank ? 1 : 0;
+    return run_collective(self, self->group, &own);
+}
+
+static dd_status
 run_step(rank_self *self, const scenario_step *step)
 {
+    static const scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
+    /* What comes last finds nobody in an earlier step. */
+    dd_status status = step->kind >= STEP_ABORT ? run_collective(self, self->group, &barrier) : DD_OK;
+    if (status != DD_OK) {
+        return status;
+    }
     switch (step->kind) {
     case STEP_COLL:
         return run_collective(self, self->group, step);
@@ -445,6 +469,10 @@ run_step(rank_self *self, const scenario_step *step)
     case STEP_LEAVE:
         self->record->has_left = step->rank == self->rank;
         return DD_OK;
+    case STEP_LATE:
+        return run_late(self, step);
+    case STEP_MISMATCH:
+        return run_mismatch(self, step);
     case STEP_KINDS:
         break;
     }

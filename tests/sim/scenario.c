@@ -62,7 +62,7 @@ make_world(scenario *made, dice *numbers)
     made->nlanes = roll(numbers, 6) == 0 ? 2 : 1;
     made->waiting = roll(numbers, 8) == 0 ? DD_SPIN_SLEEP : DD_SPIN_ADAPTIVE;
     made->algorithms = roll(numbers, 8) == 0 ? "flat" : "";
-    made->timeout_ns = (roll(numbers, 3) == 0 ? 10 : 30) * DD_NS_PER_S;
+    made->timeout_ns = (5 + (int64_t)roll(numbers, 3) * 5) * DD_NS_PER_S;
     made->exits_at_once = roll(numbers, 2) == 0;
 }
 
@@ -87,10 +87,13 @@ make_steps(scenario *made, dice *numbers)
             .count = (int)roll_scale(numbers, 1, 40000),
         };
     }
-    uint64_t end = roll(numbers, 6);
-    if (end < 2) {
-        made->steps[made->nsteps++] = (scenario_step){.kind = end == 0 ? STEP_ABORT : STEP_LEAVE,
-                                                      .rank = (int)roll(numbers, (uint64_t)made->nranks)};
+    static const step_kind ends[] = {STEP_ABORT, STEP_LEAVE, STEP_LATE, STEP_MISMATCH};
+    uint64_t end = roll(numbers, 10);
+    if (end < sizeof ends / sizeof ends[0]) {
+        made->steps[made->nsteps++] = (scenario_step){.kind = ends[end],
+                                                      .coll = DD_COLL_ALL_REDUCE,
+                                                      .rank = (int)roll(numbers, (uint64_t)made->nranks),
+                                                      .count = 1 + (int)roll(numbers, 3000)};
     }
 }
 
@@ -183,8 +186,8 @@ scenario_apply(scenario *made, const scenario_edit *edit)
 const char *
 step_name(step_kind kind)
 {
-    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",
-                                        "engine",     "pause", "abort", "leave"};
+    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",  "engine",
+                                        "pause",      "abort", "leave", "late",   "mismatch"};
     return (unsigned)kind < STEP_KINDS ? names[kind] : "?";
 }
 

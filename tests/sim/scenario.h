@@ -21,8 +21,11 @@ typedef enum step_kind {
     STEP_REOPEN, /* the group is closed, and another one made */
     STEP_ENGINE, /* the same, and the engine, too */
     STEP_PAUSE,  /* one rank is late */
-    STEP_ABORT,  /* one rank aborts the group, and all make another one */
-    STEP_LEAVE,  /* one rank exits without a word */
+    /* what comes last, if at all */
+    STEP_ABORT,    /* one rank aborts the group */
+    STEP_LEAVE,    /* one rank exits without a word */
+    STEP_LATE,     /* one rank comes after the deadline of the others */
+    STEP_MISMATCH, /* one rank calls something else than the others */
     STEP_KINDS,
 } step_kind;
 

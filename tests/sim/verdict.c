@@ -10,15 +10,16 @@
 /* What a call may take beyond its deadline: to be woken, to tell others. */
 #define SLACK_NS (3 * DD_NS_PER_S)
 /* A rank that has died is known to the others by then. */
-#define HEARD_NS (5 * DD_NS_PER_S)
+#define HEARD_NS (3 * DD_NS_PER_S / 2)
 
 typedef struct facts {
     const scenario *which;
     char *text;
     bool is_broken;
-    bool is_faultless;   /* nothing has happened to anybody, and nobody has left */
+    bool is_faultless;   /* nothing has happened to anybody, but for what the last step has them do */
     bool has_only_kills; /* nothing else has happened to anybody */
     bool is_server_gone;
+    const scenario_step *end;   /* a last step of failure; NULL: none */
     bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
     int64_t death_ns[RANKS_MAX], first_death_ns; /* DD_NEVER_NS: none */
 } facts;
@@ -95,12 +96,11 @@ find_facts(const scenario *which, char *text)
     for (int i = 0; i < which->nfaults; i++) {
         note_fault(&all, i);
     }
-    for (int i = 0; i < which->nsteps; i++) {
-        bool is_end = which->steps[i].kind == STEP_ABORT || which->steps[i].kind == STEP_LEAVE;
-        if (is_end) {
-            all.is_faultless = false;
-            all.is_touched[which->steps[i].rank] = true;
-        }
+    all.end = which->nsteps > 0 && which->steps[which->nsteps - 1].kind >= STEP_ABORT
+                  ? &which->steps[which->nsteps - 1]
+                  : NULL;
+    if (all.end != NULL) {
+        all.is_touched[all.end->rank] = true;
     }
     return all;
 }
@@ -152,15 +152,17 @@ check_call(facts *all, int rank, const rank_call *call)
     if (error->code == DD_OK) {
         return;
     }
-    if (all->is_faultless) {
+    bool is_before_end = all->end == NULL || call->step < all->which->nsteps - 1;
+    if (all->is_faultless && is_before_end) {
         find(all, "rank %d: %s failed although nothing has happened: %s", rank, call->name, error->message);
     }
-    if (error->code == DD_INTERNAL || error->code == DD_PROTOCOL || error->code == DD_MISMATCH) {
+    if (error->code == DD_INTERNAL || error->code == DD_PROTOCOL ||
+        (error->code == DD_MISMATCH && (all->end == NULL || all->end->kind != STEP_MISMATCH))) {
         find(all, "rank %d: %s: %s: %s", rank, call->name, dd_status_name(error->code), error->message);
     }
     int culprit = call->culprit;
-    if (culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] && all->has_only_kills &&
-        !all->is_server_gone && (error->code == DD_PEER_LOST || error->code == DD_ABORTED)) {
+    if (culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] && !all->is_server_gone &&
+        error->code != DD_OP_TIMED_OUT && error->code != DD_MISMATCH) {
         find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
              error->message);
     }
@@ -174,6 +176,54 @@ check_call(facts *all, int rank, const rank_call *call)
     }
 }
 
+/* What a rank has to hear in the last step, where that is all that has gone wrong. */
+static dd_status
+expected_end(const scenario_step *end)
+{
+    switch (end->kind) {
+    case STEP_ABORT:
+        return DD_ABORTED;
+    case STEP_LATE:
+        return DD_OP_TIMED_OUT;
+    case STEP_MISMATCH:
+        return DD_MISMATCH;
+    case STEP_LEAVE:
+    case STEP_COLL:
+    case STEP_RING:
+    case STEP_SPLIT:
+    case STEP_WINDOW:
+    case STEP_REOPEN:
+    case STEP_ENGINE:
+    case STEP_PAUSE:
+    case STEP_KINDS:
+        break;
+    }
+    return DD_OK;
+}
+
+static void
+check_end(facts *all, int rank, const rank_call *call, bool is_last)
+{
+    dd_status expected = expected_end(all->end);
+    bool is_of_end = call->step == all->which->nsteps - 1 && call->ended_ns != 0;
+    bool is_before_it = call->error.code == DD_OK && !is_last; /* the barrier in front of it */
+    if (expected == DD_OK || !is_of_end || is_before_it) {
+        return;
+    }
+    if (call->error.code != expected) {
+        find(all, "rank %d: %s of the last step: %s, and not %s: %s", rank, call->name,
+             dd_status_name(call->error.code), dd_status_name(expected), call->error.message);
+    }
+    bool is_other_named = call->culprit == all->end->rank || rank == all->end->rank;
+    if (!is_other_named && all->end->kind != STEP_MISMATCH) {
+        find(all, "rank %d: %s of the last step blames %d: %s", rank, call->name, call->culprit,
+             call->error.message);
+    }
+    if (all->end->kind == STEP_MISMATCH && (call->culprit == rank || call->culprit < 0)) {
+        find(all, "rank %d: %s blames %d: %s", rank, call->name, call->culprit, call->error.message);
+    }
+}
+
 static void
 check_rank(facts *all, int rank)
 {
@@ -183,6 +233,10 @@ check_rank(facts *all, int rank)
     }
     for (int i = 0; i < record->ncalls; i++) {
         check_call(all, rank, &record->calls[i]);
+        if (all->is_faultless && all->end != NULL) {
+            bool is_last = i + 1 == record->ncalls || record->calls[i + 1].step != record->calls[i].step;
+            check_end(all, rank, &record->calls[i], is_last);
+        }
     }
     sim_leftovers left = sim_leftovers_of(rank);
     if (sim_state_of(rank) == SIM_EXITED && record->has_closed &&
