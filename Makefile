@@ -73,7 +73,7 @@ FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 # Of a sanitizer for threads, the calls in the place of atomic operations alone: csrc/sim/ has what they call.
-FLAGS_sim := -O1 $(CLANG_NOISE) -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
+FLAGS_sim := -O2 $(CLANG_NOISE) -include sim/sim_pause.h -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
              -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-memintrinsics=0
 LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.

@@ -1,12 +1,19 @@
 /* What clang puts in the place of atomic operations for a thread sanitizer (-fsanitize=thread): here, each is a moment at which another
  * thread may run. Threads take turns, so each is done at once and in order: what weaker orders allow is not simulated. */
 #include "sim/sim_internal.h"
+#include "sim/sim_pause.h"
 
 #define COST_NS (world.options.call_cost_ns / 64 + 1)
 
 void __tsan_init(void);
 void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_signal_fence(int order);
+
+void
+sim_pause(void)
+{
+    sim_step(2 * world.options.call_cost_ns);
+}
 
 void
 __tsan_init(void)

@@ -9,6 +9,7 @@
 
 /* What a call may take beyond its deadline: to be woken, to tell others. */
 #define SLACK_NS (3 * DD_NS_PER_S)
+#define SILENT_STORE_SLACK_NS (6 * DD_NS_PER_S) /* and to ask a store in vain, and to tell it in vain */
 /* A rank that has died is known to the others by then. */
 #define HEARD_NS (3 * DD_NS_PER_S / 2)
 
@@ -16,9 +17,10 @@ typedef struct facts {
     const scenario *which;
     char *text;
     bool is_broken;
-    bool is_faultless;   /* nothing has happened to anybody, but for what the last step has them do */
-    bool has_only_kills; /* nothing else has happened to anybody */
-    bool is_server_gone;
+    bool is_faultless;          /* nothing has happened to anybody, but for what the last step has them do */
+    bool has_only_kills;        /* nothing else has happened to anybody */
+    bool is_server_hurt;        /* something has happened to the store's server, or it is gone */
+    bool is_delayed[RANKS_MAX]; /* that rank was away, or out of reach, while the others gave up */
     const scenario_step *end;   /* a last step of failure; NULL: none */
     bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
     int64_t death_ns[RANKS_MAX], first_death_ns; /* DD_NEVER_NS: none */
@@ -50,7 +52,7 @@ concerns_host(const scenario *which, const sim_fault *fault, int rank)
 
 /* A rank 0 that has failed may take it with it. */
 static bool
-is_server_gone(const scenario *which)
+has_server_gone(const scenario *which)
 {
     int server = which->has_agent ? which->nranks : 0;
     if (which->has_file_store) {
@@ -69,6 +71,8 @@ note_fault(facts *all, int number)
     }
     all->is_faultless = false;
     all->has_only_kills = all->has_only_kills && fault->kind == SIM_KILL;
+    int server = all->which->has_agent ? all->which->nranks : 0;
+    all->is_server_hurt = all->is_server_hurt || (!all->which->has_file_store && fault->process == server);
     int64_t at_ns = fault->kind == SIM_KILL ? sim_happened_at_ns(number) : DD_NEVER_NS;
     all->first_death_ns = at_ns < all->first_death_ns ? at_ns : all->first_death_ns;
     if (fault->process < all->which->nranks && at_ns < all->death_ns[fault->process]) {
@@ -77,6 +81,29 @@ note_fault(facts *all, int number)
     for (int rank = 0; rank < all->which->nranks; rank++) {
         if (fault->process == rank || concerns_host(all->which, fault, rank)) {
             all->is_touched[rank] = true;
+            all->is_delayed[rank] = all->is_delayed[rank] || fault->kind == SIM_STOP ||
+                                    fault->kind == SIM_SLOW || fault->kind == SIM_CUT ||
+                                    fault->kind == SIM_HALF_CUT;
+        }
+    }
+}
+
+/* What fails one call of one rank, and not the group: the rank leaves for reasons of its own. */
+static bool
+is_own_failure(dd_status code)
+{
+    return code == DD_SYSTEM || code == DD_OUT_OF_MEMORY || code == DD_NETWORK || code == DD_STORE;
+}
+
+static void
+note_own_failures(facts *all)
+{
+    for (int rank = 0; rank < all->which->nranks; rank++) {
+        const rank_record *record = ranks_record(rank);
+        for (int i = 0; i < record->ncalls; i++) {
+            if (is_own_failure(record->calls[i].error.code)) {
+                all->is_touched[rank] = true;
+            }
         }
     }
 }
@@ -88,7 +115,7 @@ find_facts(const scenario *which, char *text)
                  .text = text,
                  .is_faultless = true,
                  .has_only_kills = true,
-                 .is_server_gone = is_server_gone(which),
+                 .is_server_hurt = has_server_gone(which),
                  .first_death_ns = DD_NEVER_NS};
     for (int rank = 0; rank < which->nranks; rank++) {
         all.death_ns[rank] = DD_NEVER_NS;
@@ -99,6 +126,7 @@ find_facts(const scenario *which, char *text)
     all.end = which->nsteps > 0 && which->steps[which->nsteps - 1].kind >= STEP_ABORT
                   ? &which->steps[which->nsteps - 1]
                   : NULL;
+    note_own_failures(&all);
     if (all.end != NULL) {
         all.is_touched[all.end->rank] = true;
     }
@@ -145,7 +173,8 @@ check_call(facts *all, int rank, const rank_call *call)
     if (call->ended_ns == 0) {
         return; /* it has been killed in it, or has not come back: found above */
     }
-    if (call->ended_ns > call->limit_ns + SLACK_NS && !all->is_touched[rank]) {
+    int64_t slack_ns = all->is_server_hurt ? SILENT_STORE_SLACK_NS : SLACK_NS;
+    if (call->ended_ns > call->limit_ns + slack_ns && !all->is_touched[rank]) {
         find(all, "rank %d: %s ended %.3f s after its deadline", rank, call->name,
              (double)(call->ended_ns - call->limit_ns) / 1e9);
     }
@@ -161,15 +190,16 @@ check_call(facts *all, int rank, const rank_call *call)
         find(all, "rank %d: %s: %s: %s", rank, call->name, dd_status_name(error->code), error->message);
     }
     int culprit = call->culprit;
-    if (culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] && !all->is_server_gone &&
-        error->code != DD_OP_TIMED_OUT && error->code != DD_MISMATCH) {
+    bool is_blaming = error->code == DD_PEER_LOST || error->code == DD_ABORTED;
+    if (is_blaming && culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] &&
+        !all->is_server_hurt && !all->is_delayed[rank]) {
         find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
              error->message);
     }
     int64_t since_ns =
         culprit >= 0 && all->death_ns[culprit] != DD_NEVER_NS ? all->death_ns[culprit] : all->first_death_ns;
     since_ns = call->began_ns > since_ns ? call->began_ns : since_ns;
-    if (all->has_only_kills && !all->is_server_gone && all->first_death_ns != DD_NEVER_NS &&
+    if (all->has_only_kills && !all->is_server_hurt && all->first_death_ns != DD_NEVER_NS &&
         call->ended_ns > since_ns + HEARD_NS && !is_missing_one_that_is_gone(all, call)) {
         find(all, "rank %d: %s: heard %.3f s after it of a death: %s", rank, call->name,
              (double)(call->ended_ns - since_ns) / 1e9, error->message);
