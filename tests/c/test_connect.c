@@ -993,3 +993,27 @@ TEST(without_memory)
     }
     CHECK_INT(status, DD_OK);
 }
+
+/* Over TCP, whoever has heard that he is welcome has a link: nobody hears it who does not get one. */
+TEST(without_memory_for_a_link_nobody_is_welcome)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node b;
+    REQUIRE(open_node(&b, &options));
+    connect_hello hello = {.to = b.card.uid};
+    REQUIRE_OK(connect_hello_write(&hello, check_err()));
+    int fd = connect_raw(&b);
+    (void)dd_mem_fail_after(0);
+    CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
+    uint8_t bytes[CONNECT_ANSWER_BYTES];
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
+    CHECK_OK(dd_sock_wait(fd, POLLIN, &wait, check_err()));
+    CHECK_INT(read(fd, bytes, 1), 0);
+    CHECK_INT(dd_mem_fail_after(-1), 1);
+    CHECK_INT(b.nwelcome_failed, 1);
+    CHECK_INT(b.nlinks, 0);
+    dd_sock_close(fd);
+    close_node(&b);
+}

@@ -23,8 +23,7 @@ typedef struct rank_self {
     dd_engine *engine;
     dd_group *group;
     int step;
-    int ngroups;     /* made so far */
-    bool is_in_part; /* calls are those of the group of every second rank */
+    int ngroups; /* made so far */
 } rank_self;
 
 /* The checks look at them when the world has ended. */
@@ -53,15 +52,24 @@ begin_call(rank_self *self, const char *name, int64_t timeout_ns)
     return call;
 }
 
+/* By its process, since the rank may be one of a part of the group. */
+static int
+find_culprit(const scenario *which, const dd_culprit *culprit)
+{
+    for (int rank = 0; rank < which->nranks; rank++) {
+        if (culprit->pid == sim_pid_of(rank)) {
+            return rank;
+        }
+    }
+    return culprit->rank;
+}
+
 static dd_status
 end_call(rank_self *self, rank_call *call, dd_status status)
 {
     call->ended_ns = sim_now_ns();
     call->error.code = status;
-    int culprit = call->error.culprit.rank;
-    call->culprit = status == DD_OK || culprit < 0 ? -1
-                    : self->is_in_part             ? self->rank % 2 + 2 * culprit
-                                                   : culprit;
+    call->culprit = status != DD_OK ? find_culprit(self->which, &call->error.culprit) : -1;
     if (status == DD_OK) {
         sim_note("rank %d: %s is done", self->rank, call->name);
     } else {
@@ -346,10 +354,8 @@ run_split(rank_self *self, const scenario_step *step)
         return status;
     }
     scenario_step sum = {.kind = STEP_COLL, .coll = DD_COLL_ALL_REDUCE, .count = step->count};
-    self->is_in_part = true;
     status = run_collective(self, part, &sum);
     dd_status closing = close_group(self, &part, "closing the part");
-    self->is_in_part = false;
     return status == DD_OK ? closing : status;
 }
 

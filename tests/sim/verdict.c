@@ -90,9 +90,12 @@ note_fault(facts *all, int number)
 
 /* What fails one call of one rank, and not the group: the rank leaves for reasons of its own. */
 static bool
-is_own_failure(dd_status code)
+is_own_failure(const rank_call *call)
 {
-    return code == DD_SYSTEM || code == DD_OUT_OF_MEMORY || code == DD_NETWORK || code == DD_STORE;
+    dd_status code = call->error.code;
+    bool is_message = strcmp(call->name, "ring") == 0;
+    return code == DD_SYSTEM || code == DD_OUT_OF_MEMORY || code == DD_NETWORK || code == DD_STORE ||
+           (code == DD_OP_TIMED_OUT && is_message);
 }
 
 static void
@@ -101,7 +104,7 @@ note_own_failures(facts *all)
     for (int rank = 0; rank < all->which->nranks; rank++) {
         const rank_record *record = ranks_record(rank);
         for (int i = 0; i < record->ncalls; i++) {
-            if (is_own_failure(record->calls[i].error.code)) {
+            if (is_own_failure(&record->calls[i])) {
                 all->is_touched[rank] = true;
             }
         }
