@@ -696,8 +696,10 @@ sim_socket_send(sim_file *file, const struct msghdr *message)
     if (self->other == NULL) {
         /* It goes to somebody who has closed, and resets the connection; or to a host that is off. */
         if (!sim_is_cut(self->host, self->remote_host) && self->reset_ns == DD_NEVER_NS) {
-            self->reset_ns = world.now_ns + latency(self->host, self->remote_host) +
-                             latency(self->remote_host, self->host);
+            int64_t at_ns = world.now_ns + latency(self->host, self->remote_host) +
+                            latency(self->remote_host, self->host);
+            /* Behind what was on its way from there. */
+            self->reset_ns = at_ns > self->last_arrival_ns ? at_ns : self->last_arrival_ns;
             notify_at(file, self->reset_ns);
         } else {
             note_held(file);

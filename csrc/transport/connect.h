@@ -57,8 +57,8 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
 /* Starts a dial to a peer, lane by lane number; the outcome comes by on_link, on_dial_failed or an answer of false to
  * wants_dial, never from within this call: one of them, once, unless the connector is closed before. Same host, lane 0:
  * the Unix socket first; if that or its memory fails, TCP, and a log record says so. Addresses are tried in quick
- * succession, the first that answers is taken; a peer that refuses everywhere fails at once, one that is silent at the
- * deadline. */
+ * succession, the first that answers is taken; a peer that refuses everywhere fails after a second try, in a tenth of a
+ * second, one that is silent at the deadline. */
 dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, const dd_addr_list *addrs, int lane,
                             int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 

@@ -19,6 +19,8 @@
  * heard. One that stays short says so itself meanwhile. A connection that closes for another reason will do so every time. */
 #define TURNED_AWAY_TRIES 50
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
+/* A process that refuses everywhere has ended, and perhaps for a reason that others are about to tell: it is dialled once more. */
+#define REFUSED_PAUSE_NS (100 * DD_NS_PER_MS)
 /* The queue of its Unix socket is full. */
 #define QUEUE_PAUSE_NS (2 * DD_NS_PER_MS)
 /* After BUSY. */
@@ -57,7 +59,8 @@ struct connect_dial {
     int64_t step_until_ns; /* NAPPING, and while somebody is talked to */
     int64_t pause_ns;      /* the last one after BUSY; 0: it has not been busy */
     int ntries;
-    bool was_silent; /* somebody was given up because there were others */
+    bool was_refused; /* by all addresses, in an earlier round */
+    bool was_silent;  /* somebody was given up because there were others */
     bool was_turned_away;
     racer racers[CONNECT_RACERS_MAX];
     size_t count;
@@ -187,10 +190,12 @@ note_failure(connect_dial *self, const racer *one, const dd_error *why)
     } else {
         snprintf(all.message, sizeof all.message, "%.600s; %.100s: %.250s", self->why.message, text,
                  why->message);
-        if (self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT) {
+        bool was_own = dd_error_is_own(&self->why);
+        bool is_worth_more = self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT;
+        if (is_worth_more && !(was_own && why->code == DD_OUT_OF_MEMORY)) {
             all.code = self->why.code;
         }
-        if (!dd_error_is_own(&self->why)) {
+        if (!was_own) {
             all.sys_errno = self->why.sys_errno;
         }
     }
@@ -276,6 +281,9 @@ end_race(connect_dial *self)
         nap(self, TURNED_AWAY_PAUSE_NS);
     } else if (self->was_silent) {
         nap(self, 0);
+    } else if (self->why.code == DD_NETWORK && !dd_error_is_own(&self->why) && !self->was_refused) {
+        self->was_refused = true;
+        nap(self, REFUSED_PAUSE_NS);
     } else {
         fail(self, &self->why);
     }

@@ -471,7 +471,9 @@ TEST(nobody_there)
     close_node(&b);
     int64_t began_ns = dd_clock_now_ns();
     REQUIRE(dial(&a, &b, 0) && await(&a, 0, 1));
-    CHECK(dd_clock_now_ns() - began_ns < DD_NS_PER_S * check_slow());
+    int64_t took_ns = dd_clock_now_ns() - began_ns;
+    /* There is time for others to say why nobody is there. */
+    CHECK(took_ns >= 100 * DD_NS_PER_MS && took_ns < DD_NS_PER_S * check_slow());
     CHECK_INT(a.error.code, DD_NETWORK);
     CHECK_CONTAINS(a.error.message, "unix:@dldist-");
     CHECK_CONTAINS(a.error.message, "127.0.0.1:");

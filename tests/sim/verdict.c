@@ -17,10 +17,10 @@ typedef struct facts {
     const scenario *which;
     char *text;
     bool is_broken;
-    bool is_faultless;          /* nothing has happened to anybody, but for what the last step has them do */
-    bool has_only_kills;        /* nothing else has happened to anybody */
-    bool is_server_hurt;        /* something has happened to the store's server, or it is gone */
-    bool is_delayed[RANKS_MAX]; /* that rank was away, or out of reach, while the others gave up */
+    bool is_faultless;       /* nothing has happened to anybody, but for what the last step has them do */
+    bool has_only_kills;     /* nothing else has happened to anybody */
+    bool is_server_hurt;     /* something has happened to the store's server, or it is gone */
+    bool is_hurt[RANKS_MAX]; /* one of the faults concerned that rank: whom it blames may be who gave it up */
     const scenario_step *end;   /* a last step of failure; NULL: none */
     bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
     int64_t death_ns[RANKS_MAX], first_death_ns; /* DD_NEVER_NS: none */
@@ -81,9 +81,7 @@ note_fault(facts *all, int number)
     for (int rank = 0; rank < all->which->nranks; rank++) {
         if (fault->process == rank || concerns_host(all->which, fault, rank)) {
             all->is_touched[rank] = true;
-            all->is_delayed[rank] = all->is_delayed[rank] || fault->kind == SIM_STOP ||
-                                    fault->kind == SIM_SLOW || fault->kind == SIM_CUT ||
-                                    fault->kind == SIM_HALF_CUT;
+            all->is_hurt[rank] = true;
         }
     }
 }
@@ -195,7 +193,7 @@ check_call(facts *all, int rank, const rank_call *call)
     int culprit = call->culprit;
     bool is_blaming = error->code == DD_PEER_LOST || error->code == DD_ABORTED;
     if (is_blaming && culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] &&
-        !all->is_server_hurt && !all->is_delayed[rank]) {
+        !all->is_server_hurt && !all->is_hurt[rank]) {
         find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
              error->message);
     }
