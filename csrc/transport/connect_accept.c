@@ -149,14 +149,12 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
         return say_verdict(guest, CONNECT_BUSY, err);
     }
     /* Over TCP the verdict makes the link: whoever hears it goes on. */
-    dd_status status = guest->is_unix ? DD_OK : dd_link_open_tcp(guest->fd, &guest->link, err);
+    dd_status status = guest->is_unix ? DD_OK : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
     if (status == DD_OK) {
-        status = guest->is_unix ? dd_link_offer_shm(guest->fd, self->options.ring_nbytes, &guest->link, err)
-                                : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
-    }
-    if (status == DD_OK) {
-        guest->seal = NULL; /* the link's */
         status = say_verdict(guest, CONNECT_OK, err);
+    }
+    if (guest->link != NULL) {
+        guest->seal = NULL; /* the link's */
     }
     if (status == DD_OK && guest->is_unix) {
         status = dd_link_offer_shm(guest->fd, self->options.ring_nbytes, &guest->link, err);

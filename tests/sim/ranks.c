@@ -106,6 +106,7 @@ open_server(const scenario *which, dd_tcp_server **server, dd_error *err)
         .port = PORT,
         .listen_fd = -1,
         .secret = secret_of(which),
+        .is_encryption_off = true, /* by a library that is not simulated */
         .limits = DD_TCP_LIMITS_DEFAULT,
         .handshake_timeout_ns = 10 * DD_NS_PER_S,
     };
@@ -134,6 +135,7 @@ open_store(rank_self *self)
         .timeout_ns = which->timeout_ns,
         .world_size = -1,
         .secret = secret_of(which),
+        .is_encryption_off = true, /* by a library that is not simulated */
         .server = self->server,
     };
     return end_call(self, call, dd_tcp_store_open(&self->store, &options, &wait, &call->error));
@@ -151,6 +153,7 @@ open_engine(rank_self *self)
         .ring_nbytes = (size_t)1 << 16,
         .congestion = "",
         .secret = secret_of(which),
+        .is_encryption_off = true, /* by a library that is not simulated */
         .timeout_ns = 10 * DD_NS_PER_S,
         .waiting = which->waiting,
     };

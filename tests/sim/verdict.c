@@ -11,7 +11,7 @@
 #define SLACK_NS (3 * DD_NS_PER_S)
 #define SILENT_STORE_SLACK_NS (6 * DD_NS_PER_S) /* and to ask a store in vain, and to tell it in vain */
 /* A rank that has died is known to the others by then. */
-#define HEARD_NS (3 * DD_NS_PER_S / 2)
+#define HEARD_NS (3 * DD_NS_PER_S)
 
 typedef struct facts {
     const scenario *which;
@@ -91,9 +91,9 @@ static bool
 is_own_failure(const rank_call *call)
 {
     dd_status code = call->error.code;
-    bool is_message = strcmp(call->name, "ring") == 0;
+    bool is_alone = strcmp(call->name, "ring") == 0 || strcmp(call->name, "window") == 0;
     return code == DD_SYSTEM || code == DD_OUT_OF_MEMORY || code == DD_NETWORK || code == DD_STORE ||
-           (code == DD_OP_TIMED_OUT && is_message);
+           (code != DD_OK && is_alone);
 }
 
 static void
@@ -107,6 +107,19 @@ note_own_failures(facts *all)
             }
         }
     }
+}
+
+/* Who has failed leaves, as the scenario has it: where more than deaths has happened, that may be heard before the reason. */
+static bool
+had_failed_before(int rank, int64_t at_ns)
+{
+    const rank_record *record = ranks_record(rank);
+    for (int i = 0; i < record->ncalls; i++) {
+        if (record->calls[i].error.code != DD_OK && record->calls[i].ended_ns <= at_ns) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static facts
@@ -192,8 +205,9 @@ check_call(facts *all, int rank, const rank_call *call)
     }
     int culprit = call->culprit;
     bool is_blaming = error->code == DD_PEER_LOST || error->code == DD_ABORTED;
-    if (is_blaming && culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit] &&
-        !all->is_server_hurt && !all->is_hurt[rank]) {
+    bool is_untouched = culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit];
+    if (is_blaming && is_untouched && !all->is_server_hurt && !all->is_hurt[rank] &&
+        (all->has_only_kills || !had_failed_before(culprit, call->ended_ns))) {
         find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
              error->message);
     }
