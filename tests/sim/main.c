@@ -10,6 +10,7 @@ static const char usage[] =
     "    runs seeds; with --replay each of them twice, and compares; shrinks the first N that fail (3)\n"
     "sim --seed N [--trace] [--faults BITS] [--without-steps BITS] [--without-faults BITS] [--order N] [--plain]\n"
     "    runs one, or what is left of it\n"
+    "--strict, of either: nobody may be blamed who has left because of a failure\n"
     "sim --list\n"
     "    the kinds of faults, and their bits\n";
 
@@ -40,6 +41,8 @@ parse_flag(arguments *all, const char *name)
 {
     if (strcmp(name, "--trace") == 0) {
         all->spec.is_traced = true;
+    } else if (strcmp(name, "--strict") == 0) {
+        all->spec.is_strict = all->batch.is_strict = true;
     } else if (strcmp(name, "--plain") == 0) {
         all->spec.edit.is_plain = true;
     } else if (strcmp(name, "--replay") == 0) {
@@ -92,7 +95,8 @@ run_batch_of(const arguments *all)
     run_summary summary;
     run_many(&all->batch, &summary);
     for (uint64_t i = 0; i < summary.nfailed && i < all->nshrunk; i++) {
-        run_spec spec = {.seed = summary.failed[i], .fault_kinds = all->batch.fault_kinds};
+        run_spec spec = all->spec;
+        spec.seed = summary.failed[i];
         shrink(&spec);
     }
     printf(

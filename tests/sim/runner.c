@@ -30,7 +30,7 @@ run_here(const run_spec *spec, bool is_told, run_result *result)
     }
     sim_outcome outcome = sim_run(LIMIT_NS, LIMIT_STEPS);
     *result = (run_result){.digest = sim_digest(), .nsteps = sim_nsteps(), .now_ns = sim_now_ns()};
-    verdict_find(&which, outcome, result->verdict);
+    verdict_find(&which, outcome, spec->is_strict, result->verdict);
     for (int i = 0; i < which.nfaults; i++) {
         result->nfaults += sim_has_happened(i);
     }
@@ -157,7 +157,7 @@ run_some(const run_batch *batch, child_board *board, uint64_t first, uint64_t en
 {
     run_summary *summary = &board->summary;
     for (uint64_t seed = first; seed < end && (until_s == 0 || real_seconds() < until_s); seed++) {
-        run_spec spec = {.seed = seed, .fault_kinds = batch->fault_kinds};
+        run_spec spec = {.seed = seed, .fault_kinds = batch->fault_kinds, .is_strict = batch->is_strict};
         run_result result;
         board->seed = seed;
         (void)alarm(LIMIT_REAL_S);

@@ -9,6 +9,7 @@ typedef struct run_spec {
     uint64_t seed;
     unsigned fault_kinds;
     bool is_traced;
+    bool is_strict; /* as in verdict_find */
     scenario_edit edit;
 } run_spec;
 
@@ -29,8 +30,9 @@ typedef struct run_batch {
     uint64_t first_seed, nseeds; /* nseeds 0: until the time is up */
     int seconds;                 /* 0: until all seeds are done */
     unsigned fault_kinds;
-    bool
-        is_replayed; /* each seed runs once more, in a process of its own, and has to end with the same digest */
+    bool is_strict;
+    /* Each seed runs once more, in a process of its own, and has to end with the same digest. */
+    bool is_replayed;
 } run_batch;
 
 typedef struct run_summary {

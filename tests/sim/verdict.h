@@ -6,7 +6,9 @@
 
 #define VERDICT_MAX 400
 
-/* After sim_run, before sim_end. "" if all is well, else the first promise that was broken, and how. */
-void verdict_find(const scenario *which, sim_outcome outcome, char text[VERDICT_MAX]);
+/* After sim_run, before sim_end. "" if all is well, else the first promise that was broken, and how. Unless it is strict, a rank may be blamed
+ * that has left because of a failure of its own or another's, before those without a link to it have heard the reason, or whom a rank
+ * short of memory or descriptors could not reach. */
+void verdict_find(const scenario *which, sim_outcome outcome, bool is_strict, char text[VERDICT_MAX]);
 
 #endif
