@@ -7,7 +7,8 @@
 
 static const char usage[] =
     "sim [--first N] [--seeds N] [--seconds S] [--faults BITS] [--replay] [--shrink N]\n"
-    "    runs seeds; with --replay each of them twice, and compares; shrinks the first N that fail (3)\n"
+    "    runs so many seeds (1000), for so long; with --replay each of them twice, and compares; shrinks the first N that\n"
+    "    fail (3)\n"
     "sim --seed N [--trace] [--faults BITS] [--without-steps BITS] [--without-faults BITS] [--order N] [--plain]\n"
     "    runs one, or what is left of it\n"
     "--strict, of either: nobody may be blamed who has left because of a failure\n"
@@ -73,7 +74,6 @@ parse_number(arguments *all, const char *name, const char *text)
         all->batch.nseeds = number;
     } else if (strcmp(name, "--seconds") == 0) {
         all->batch.seconds = (int)number;
-        all->batch.nseeds = 0;
     } else if (strcmp(name, "--faults") == 0) {
         all->spec.fault_kinds = all->batch.fault_kinds = (unsigned)number;
     } else if (strcmp(name, "--without-steps") == 0) {
@@ -110,7 +110,7 @@ run_batch_of(const arguments *all)
 int
 main(int argc, char **argv)
 {
-    arguments all = {.batch = {.first_seed = 1, .nseeds = 1000, .fault_kinds = ALL_FAULTS},
+    arguments all = {.batch = {.first_seed = 1, .fault_kinds = ALL_FAULTS},
                      .spec = {.fault_kinds = ALL_FAULTS},
                      .nshrunk = 3};
     for (int i = 1; i < argc; i++) {
@@ -121,6 +121,9 @@ main(int argc, char **argv)
             parse_number(&all, argv[i], argv[i + 1]);
             i++;
         }
+    }
+    if (all.batch.nseeds == 0 && all.batch.seconds == 0) {
+        all.batch.nseeds = 1000;
     }
     if (!all.is_single) {
         return run_batch_of(&all) ? 0 : 1;

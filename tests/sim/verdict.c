@@ -7,9 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a call may take beyond its deadline: to be woken, to tell others. */
-#define SLACK_NS (3 * DD_NS_PER_S)
-#define SILENT_STORE_SLACK_NS (6 * DD_NS_PER_S) /* and to ask a store in vain, and to tell it in vain */
+/* What a call may take beyond its deadline: a meeting asks once more (1 s) and tells the store (2 s), and has to be woken. */
+#define SLACK_NS (3500 * DD_NS_PER_MS)
+#define SLOW_STORE_SLACK_NS \
+    (6500 * DD_NS_PER_MS) /* and looks around (2 s), with a store that is slow to answer, or does not */
 /* A rank that has died is known to the others by then. */
 #define HEARD_NS (3 * DD_NS_PER_S)
 
@@ -41,15 +42,20 @@ find(facts *all, const char *format, ...)
     va_end(args);
 }
 
-static bool
-concerns_host(const scenario *which, const sim_fault *fault, int rank)
+static int
+host_of(const scenario *which, int process)
 {
-    int host = fault->process < which->nranks ? which->host_of[fault->process] : 0;
+    return process < which->nranks ? which->host_of[process] : 0;
+}
+
+static bool
+concerns_host(const scenario *which, const sim_fault *fault, int host)
+{
+    int first = host_of(which, fault->process);
     bool is_of_host = fault->kind == SIM_CUT || fault->kind == SIM_HALF_CUT || fault->kind == SIM_POWER_OFF ||
                       fault->kind == SIM_CLOCK || fault->kind == SIM_DELAY;
     bool is_of_both = fault->kind == SIM_CUT || fault->kind == SIM_HALF_CUT;
-    return (is_of_host && which->host_of[rank] == host) ||
-           (is_of_both && which->host_of[rank] == fault->amount);
+    return (is_of_host && host == first) || (is_of_both && host == fault->amount);
 }
 
 /* A rank 0 that has failed may take it with it. */
@@ -75,14 +81,16 @@ note_fault(facts *all, int number)
     all->is_short = all->is_short || fault->kind == SIM_NO_MEMORY || fault->kind == SIM_NO_FDS;
     all->has_only_kills = all->has_only_kills && fault->kind == SIM_KILL;
     int server = all->which->has_agent ? all->which->nranks : 0;
-    all->is_server_hurt = all->is_server_hurt || (!all->which->has_file_store && fault->process == server);
+    bool is_of_server =
+        fault->process == server || concerns_host(all->which, fault, host_of(all->which, server));
+    all->is_server_hurt = all->is_server_hurt || (!all->which->has_file_store && is_of_server);
     int64_t at_ns = fault->kind == SIM_KILL ? sim_happened_at_ns(number) : DD_NEVER_NS;
     all->first_death_ns = at_ns < all->first_death_ns ? at_ns : all->first_death_ns;
     if (fault->process < all->which->nranks && at_ns < all->death_ns[fault->process]) {
         all->death_ns[fault->process] = at_ns;
     }
     for (int rank = 0; rank < all->which->nranks; rank++) {
-        if (fault->process == rank || concerns_host(all->which, fault, rank)) {
+        if (fault->process == rank || concerns_host(all->which, fault, host_of(all->which, rank))) {
             all->is_touched[rank] = true;
             all->is_hurt[rank] = true;
         }
@@ -190,7 +198,7 @@ check_call(facts *all, int rank, const rank_call *call)
     if (call->ended_ns == 0) {
         return; /* it has been killed in it, or has not come back: found above */
     }
-    int64_t slack_ns = all->is_server_hurt ? SILENT_STORE_SLACK_NS : SLACK_NS;
+    int64_t slack_ns = all->is_server_hurt ? SLOW_STORE_SLACK_NS : SLACK_NS;
     if (call->ended_ns > call->limit_ns + slack_ns && !all->is_touched[rank]) {
         find(all, "rank %d: %s ended %.3f s after its deadline", rank, call->name,
              (double)(call->ended_ns - call->limit_ns) / 1e9);
