@@ -29,24 +29,29 @@ dd_cipher_name(dd_cipher cipher)
     return cipher < DD_CIPHER_COUNT ? names[cipher] : "an unknown cipher";
 }
 
+/* Once: others read its table without the lock afterwards. False: there is no library. */
+static bool
+load_locked(void)
+{
+    const crypto_library *found = NULL;
+    dd_error why;
+    if (library() == NULL &&
+        (crypto_load_openssl(&found, &why) == DD_OK || crypto_load_sodium(&found, &why) == DD_OK)) {
+        atomic_store_explicit(&loaded, found, memory_order_release);
+    }
+    return library() != NULL;
+}
+
 dd_status
 dd_crypto_load(dd_error *err)
 {
     if (library() != NULL) {
         return DD_OK;
     }
-    const crypto_library *found = NULL;
-    dd_error other;
     dd_lock_take(&loading);
-    dd_status status = crypto_load_openssl(&found, err);
-    if (status != DD_OK && crypto_load_sodium(&found, &other) == DD_OK) {
-        status = DD_OK;
-    }
-    if (status == DD_OK) {
-        atomic_store_explicit(&loaded, found, memory_order_release);
-    }
+    bool is_loaded = load_locked();
     dd_lock_release(&loading);
-    if (status != DD_OK) {
+    if (!is_loaded) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
                             "what leaves this host is encrypted, as the job has a secret, and neither "
                             "OpenSSL's libcrypto nor libsodium is there to do it: install one (libssl3, "
