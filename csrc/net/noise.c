@@ -156,19 +156,18 @@ dd_noise_dial(dd_noise *self, dd_cipher cipher, const dd_x25519_pair *pair, dd_b
 }
 
 dd_status
-dd_noise_answer(dd_noise *self, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes job_secret,
-                dd_bytes prologue, const uint8_t first[DD_NOISE_FIRST_BYTES], dd_bytes payload,
-                uint8_t *second, dd_noise_keys *keys, dd_error *err)
+dd_noise_answer(dd_noise *self, const dd_noise_offer *offer, const dd_x25519_pair *pair, dd_bytes job_secret,
+                dd_bytes payload, uint8_t *second, dd_noise_keys *keys, dd_error *err)
 {
     uint8_t nothing[1];
-    const uint8_t *tag = first + DD_CRYPTO_POINT_BYTES;
-    begin(self, cipher, pair, prologue);
-    mix_point(self, first);
+    const uint8_t *tag = offer->first + DD_CRYPTO_POINT_BYTES;
+    begin(self, offer->cipher, pair, offer->prologue);
+    mix_point(self, offer->first);
     dd_status status = decrypt_and_hash(self, dd_bytes_of(tag, DD_CRYPTO_TAG_BYTES), nothing, err);
     if (status == DD_OK) {
         mix_point(self, pair->point);
         memcpy(second, pair->point, sizeof pair->point);
-        status = mix_agreement(self, first, err);
+        status = mix_agreement(self, offer->first, err);
     }
     if (status == DD_OK) {
         mix_job_secret(self, job_secret);

@@ -29,6 +29,13 @@ typedef struct dd_noise {
     uint8_t key[DD_SHA256_BYTES]; /* of the next sealed bytes, under the number 0 */
 } dd_noise;
 
+/* What has come from a dialler. */
+typedef struct dd_noise_offer {
+    dd_cipher cipher;
+    dd_bytes prologue;
+    const uint8_t *first; /* message 1 */
+} dd_noise_offer;
+
 /* The keys of the two directions. */
 typedef struct dd_noise_keys {
     dd_cipher cipher;
@@ -42,9 +49,9 @@ typedef struct dd_noise_keys {
 dd_status dd_noise_dial(dd_noise *noise, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes prologue,
                         uint8_t first[DD_NOISE_FIRST_BYTES], dd_error *err) DD_MUST_CHECK;
 /* The listener: takes message 1 and makes message 2. DD_AUTH: message 1 or the prologue is not what was sent. */
-dd_status dd_noise_answer(dd_noise *noise, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes job_secret,
-                          dd_bytes prologue, const uint8_t first[DD_NOISE_FIRST_BYTES], dd_bytes payload,
-                          uint8_t *second, dd_noise_keys *keys, dd_error *err) DD_MUST_CHECK;
+dd_status dd_noise_answer(dd_noise *noise, const dd_noise_offer *offer, const dd_x25519_pair *pair,
+                          dd_bytes job_secret, dd_bytes payload, uint8_t *second, dd_noise_keys *keys,
+                          dd_error *err) DD_MUST_CHECK;
 /* The dialler: takes message 2. DD_AUTH: the listener has another secret, or somebody has changed something. */
 dd_status dd_noise_finish(dd_noise *noise, dd_bytes job_secret, dd_bytes second, uint8_t *payload,
                           dd_noise_keys *keys, dd_error *err) DD_MUST_CHECK;

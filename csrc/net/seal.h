@@ -41,9 +41,8 @@ dd_status dd_seal_begin(dd_noise *noise, dd_cipher cipher, dd_bytes prologue,
                         uint8_t first[DD_NOISE_FIRST_BYTES], dd_error *err) DD_MUST_CHECK;
 /* The listener, who knows the cipher. DD_AUTH: what the dialler has said was changed on the way. */
 bool dd_seal_knows(dd_cipher cipher);
-dd_status dd_seal_answer(dd_bytes secret, dd_seal_use use, dd_cipher cipher, dd_bytes prologue,
-                         const uint8_t first[DD_NOISE_FIRST_BYTES], dd_bytes clear, uint8_t *second,
-                         dd_seal **seal, dd_error *err) DD_MUST_CHECK;
+dd_status dd_seal_answer(const dd_noise_offer *offer, dd_bytes secret, dd_seal_use use, dd_bytes clear,
+                         uint8_t *second, dd_seal **seal, dd_error *err) DD_MUST_CHECK;
 /* The dialler; wipes the noise. DD_AUTH: the listener has another secret, or what it has said was changed. */
 dd_status dd_seal_finish(dd_noise *noise, dd_bytes secret, dd_seal_use use, dd_bytes second, dd_bytes clear,
                          dd_seal **seal, dd_error *err) DD_MUST_CHECK;

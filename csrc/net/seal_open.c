@@ -41,16 +41,15 @@ dd_seal_begin(dd_noise *noise, dd_cipher cipher, dd_bytes prologue, uint8_t firs
 }
 
 dd_status
-dd_seal_answer(dd_bytes secret, dd_seal_use use, dd_cipher cipher, dd_bytes prologue,
-               const uint8_t first[DD_NOISE_FIRST_BYTES], dd_bytes clear, uint8_t *second, dd_seal **seal,
-               dd_error *err)
+dd_seal_answer(const dd_noise_offer *offer, dd_bytes secret, dd_seal_use use, dd_bytes clear, uint8_t *second,
+               dd_seal **seal, dd_error *err)
 {
     dd_noise noise;
     dd_noise_keys keys;
     dd_x25519_pair pair;
     dd_status status = dd_x25519_make(&pair, err);
     if (status == DD_OK) {
-        status = dd_noise_answer(&noise, cipher, &pair, secret, prologue, first, clear, second, &keys, err);
+        status = dd_noise_answer(&noise, offer, &pair, secret, clear, second, &keys, err);
         dd_noise_wipe(&noise);
     }
     dd_crypto_wipe(&pair, sizeof pair);

@@ -198,9 +198,9 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     }
     dd_bytes clear =
         dd_bytes_of(conn->out.data + conn->out.len - DD_TCP_REPLY_CLEAR_BYTES, DD_TCP_REPLY_CLEAR_BYTES);
-    dd_status status = dd_seal_answer(dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, cipher,
-                                      dd_bytes_of(fields, (size_t)(first - fields)), first, clear, second,
-                                      &conn->seal, &error);
+    dd_noise_offer said = {cipher, dd_bytes_of(fields, (size_t)(first - fields)), first};
+    dd_status status = dd_seal_answer(&said, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
+                                      second, &conn->seal, &error);
     if (status != DD_OK) {
         conn->out.len = conn->reply_at; /* another answer */
         refuse(conn, status, error.message);

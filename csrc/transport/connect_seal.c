@@ -32,8 +32,9 @@ dd_status
 connect_seal_answer(dd_bytes secret, const connect_hello *hello, uint8_t answer[CONNECT_ANSWER_BYTES],
                     dd_seal **seal, dd_error *err)
 {
-    return dd_seal_answer(secret, DD_SEAL_BULK, hello->cipher, dd_bytes_of(hello->bytes, HELLO_HEAD_BYTES),
-                          hello->bytes + HELLO_HEAD_BYTES, dd_bytes_of(answer, ANSWER_HEAD_BYTES),
+    dd_noise_offer offer = {hello->cipher, dd_bytes_of(hello->bytes, HELLO_HEAD_BYTES),
+                            hello->bytes + HELLO_HEAD_BYTES};
+    return dd_seal_answer(&offer, secret, DD_SEAL_BULK, dd_bytes_of(answer, ANSWER_HEAD_BYTES),
                           answer + ANSWER_HEAD_BYTES, seal, err);
 }
 

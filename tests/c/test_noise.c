@@ -81,8 +81,8 @@ check_vector(const vector *v)
     REQUIRE_OK(dd_noise_dial(&sides[0], v->cipher, &pairs[0], PROLOGUE, first, check_err()));
     read_hex(v->first, expected, sizeof first);
     CHECK_BYTES(dd_bytes_of(first, sizeof first), dd_bytes_of(expected, sizeof first));
-    REQUIRE_OK(dd_noise_answer(&sides[1], v->cipher, &pairs[1], SECRET, PROLOGUE, first, PAYLOAD, second,
-                               &keys[1], check_err()));
+    dd_noise_offer offer = {v->cipher, PROLOGUE, first};
+    REQUIRE_OK(dd_noise_answer(&sides[1], &offer, &pairs[1], SECRET, PAYLOAD, second, &keys[1], check_err()));
     read_hex(v->second, expected, sizeof second);
     CHECK_BYTES(dd_bytes_of(second, sizeof second), dd_bytes_of(expected, sizeof second));
     REQUIRE_OK(dd_noise_finish(&sides[0], SECRET, dd_bytes_of(second, sizeof second), payload, &keys[0],
@@ -124,9 +124,9 @@ shake(dd_cipher cipher, dd_bytes secret_of_listener, int changed)
     if (is_early) {
         said[changed / 8] ^= (uint8_t)(1 << (changed % 8));
     }
-    dd_status status =
-        dd_noise_answer(&sides[1], cipher, &pairs[1], secret_of_listener, dd_bytes_of(prologue, PROLOGUE.len),
-                        first, PAYLOAD, second, &keys[1], check_err());
+    dd_noise_offer offer = {cipher, dd_bytes_of(prologue, PROLOGUE.len), first};
+    dd_status status = dd_noise_answer(&sides[1], &offer, &pairs[1], secret_of_listener, PAYLOAD, second,
+                                       &keys[1], check_err());
     if (status != DD_OK) {
         return status;
     }

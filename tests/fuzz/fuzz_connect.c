@@ -238,7 +238,7 @@ connect_other(other *self)
         int theirs = -1;
         require(dd_sock_connect(&addr, &self->fd, &wait, NULL) == DD_OK);
         require(dd_sock_try_accept(table.listener, &theirs) == DD_IO_OK);
-        connect_add_guest(table.connector, theirs);
+        connect_add_guest(table.connector, theirs, false);
     }
     if (self->fd >= 0) {
         forget_at_close(self->fd);
