@@ -1014,8 +1014,8 @@ TEST(without_memory_for_a_link_nobody_is_welcome)
     CHECK_OK(dd_sock_wait(fd, POLLIN, &wait, check_err()));
     CHECK_INT(read(fd, bytes, 1), 0);
     CHECK_INT(dd_mem_fail_after(-1), 1);
-    CHECK_INT(b.nwelcome_failed, 1);
-    CHECK_INT(b.nlinks, 0);
     dd_sock_close(fd);
     close_node(&b);
+    CHECK_INT(b.nwelcome_failed, 1);
+    CHECK_INT(b.nlinks, 0);
 }
