@@ -1,8 +1,8 @@
 /* The hand-shake of encrypted connections: the pattern NNpsk2 of the Noise protocol framework (revision 34), with X25519 and SHA-256.
  *
- * It fits what there is: both sides know one secret, the job's, and nothing else of each other. Both make a fresh pair of X25519, so
- * that whoever learns the secret later cannot read what was sent before; and the secret goes into the keys, so that each side knows
- * by the other's first sealed bytes that it has it. One message each way, as for the proofs of net/auth.h. TLS 1.3 would do the same with
+ * It fits what there is: both sides know one secret, the job's, and nothing else of each other. Each makes a fresh pair of X25519: a secret
+ * that is stolen later does not open what was sent before. The secret goes into the keys: each side shows by its first sealed bytes that
+ * it has it. One message each way, as for the proofs of net/auth.h. TLS 1.3 would do the same with
  * certificates, sessions and an engine of its own; Noise is a page of hashes around two calls of a library.
  *
  *     dialler -> listener   message 1: point 32, tag 16

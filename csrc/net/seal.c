@@ -356,9 +356,6 @@ receive(dd_seal *self, int fd)
     size_t step = 0;
     dd_io io = dd_sock_try_recv(fd, in->buffer + in->end, buffer_bytes(in) - in->end, &step);
     in->end += step;
-    if (in->end == 0) {
-        drop_buffer(in, self->use);
-    }
     return io;
 }
 

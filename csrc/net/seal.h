@@ -27,6 +27,13 @@ typedef enum dd_seal_use {
     DD_SEAL_SPARSE, /* one of many connections that are seldom busy: has buffers only while something is under way */
 } dd_seal_use;
 
+/* Whether a connection is to be sealed. Over Unix sockets there is only this user's own host. */
+static inline bool
+dd_seal_is_wanted(dd_bytes secret, bool is_encryption_off, bool is_unix)
+{
+    return secret.len > 0 && !is_encryption_off && !is_unix;
+}
+
 /* The keys may be wiped afterwards. */
 dd_status dd_seal_create(const dd_noise_keys *keys, dd_seal_use use, dd_seal **seal,
                          dd_error *err) DD_MUST_CHECK;

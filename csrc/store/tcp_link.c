@@ -385,7 +385,7 @@ shake_hands(handshake *shake, bool is_unix)
 {
     dd_status status = DD_OK;
     shake->link->is_extended = is_unix;
-    shake->is_sealed = shake->target->secret.len > 0 && !shake->target->is_encryption_off && !is_unix;
+    shake->is_sealed = dd_seal_is_wanted(shake->target->secret, shake->target->is_encryption_off, is_unix);
     if (is_unix) {
         show_magic(shake);
     } else {

@@ -174,7 +174,8 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 static bool
 is_to_be_sealed(const tcp_conn *conn)
 {
-    return conn->server->secret.len > 0 && !conn->server->is_encryption_off && !conn->is_unix;
+    const dd_tcp_server *server = conn->server;
+    return dd_seal_is_wanted(dd_blob_view(&server->secret), server->is_encryption_off, conn->is_unix);
 }
 
 /* Makes the seal, and answers with our part of it. `fields` are those of HELLO, whose last is `offer`. */

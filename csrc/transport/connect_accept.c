@@ -148,7 +148,7 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
     if (is_first && !handler->may_accept(handler->ctx, &guest->hello.from)) {
         return say_verdict(guest, CONNECT_BUSY, err);
     }
-    /* Over TCP the verdict makes the link: whoever hears it goes on. */
+    /* Over TCP the verdict makes the link: the dialler goes on when it has heard it. */
     dd_status status = guest->is_unix ? DD_OK : dd_link_open_tcp(guest->fd, guest->seal, &guest->link, err);
     if (status == DD_OK) {
         status = say_verdict(guest, CONNECT_OK, err);

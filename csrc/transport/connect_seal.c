@@ -13,7 +13,7 @@ bool
 connect_is_sealed(const dd_connector *connector, bool is_unix)
 {
     const dd_connect_options *options = &connector->options;
-    return options->secret.len > 0 && !options->is_encryption_off && !is_unix;
+    return dd_seal_is_wanted(options->secret, options->is_encryption_off, is_unix);
 }
 
 dd_status
