@@ -66,6 +66,21 @@ on_abort(void *ctx, int rank, const dd_cause *cause)
     }
 }
 
+/* Whether `rank`, which cannot be reached, was dialled only to be asked: no call here waits for it, so it may have done its part and
+ * ended, without a word to ranks that it had no link to. */
+static bool
+was_only_asked_locked(const dd_group *group, int rank)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
+    for (int i = 0; i < count; i++) {
+        if (missing[i] == rank) {
+            return false;
+        }
+    }
+    return dd_list_is_empty(&group->messages);
+}
+
 static void
 on_lost(void *ctx, int rank, const dd_error *error)
 {
@@ -78,6 +93,11 @@ on_lost(void *ctx, int rank, const dd_error *error)
     bool was_linked = error->code == DD_PEER_LOST;
     if (!was_linked && dd_engine_check_accepting_locked(group->engine, &deaf) != DD_OK) {
         group_fail_own_locked(group, &deaf);
+        return;
+    }
+    if (!was_linked && group->is_asking && !dd_error_is_own(error) && was_only_asked_locked(group, rank)) {
+        group->members[rank].has_answered = true;
+        group->members[rank].is_absent = true;
         return;
     }
     if (dd_error_is_own(error)) { /* the other one may be well */

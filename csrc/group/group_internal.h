@@ -22,6 +22,7 @@ typedef struct member_state {
     bool has_voted;   /* while the group is being made: what it had to tell this rank has come */
     bool is_asked;
     bool has_answered;
+    bool is_absent; /* dialled to be asked, it was not there */
     /* As of its last answer: bytes that it has sent to rank lost_to are lost on the way; 0: none. */
     uint64_t lost_nbytes;
     int lost_to;

@@ -83,6 +83,7 @@ begin_asking_locked(dd_group *group, int64_t now_ns)
     for (int rank = 0; rank < group->size; rank++) {
         group->members[rank].is_asked = rank == group->rank;
         group->members[rank].has_answered = rank == group->rank;
+        group->members[rank].is_absent = false;
         if (rank != group->rank && !group->members[rank].is_gone && !group_is_on_board(group, rank)) {
             dd_peer_connect_locked(group->peers[rank]);
         }

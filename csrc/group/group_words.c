@@ -401,6 +401,32 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
 
 /* ---- ranks that are late */
 
+static bool
+has_not_come(const dd_group *group, int rank)
+{
+    const member_state *member = &group->members[rank];
+    return rank != group->rank && (!member->has_answered || member->sequence < group->nstarted);
+}
+
+/* Who is not there any more may have done its part. */
+static bool
+is_there(const dd_group *group, int rank)
+{
+    return !group->members[rank].is_gone && !group->members[rank].is_absent;
+}
+
+/* Those who have ended are late only if nobody else is. */
+static bool
+must_wait_for_ended(const dd_group *group)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        if (has_not_come(group, rank) && is_there(group, rank)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 dd_cause
 group_cause_of_lateness(const dd_group *group, const group_call *call)
 {
@@ -411,9 +437,9 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
     int first = -1;
     int from;
     int to;
+    bool waits_for_ended = must_wait_for_ended(group);
     for (int rank = 0; rank < group->size; rank++) {
-        const member_state *member = &group->members[rank];
-        if (rank != group->rank && (!member->has_answered || member->sequence < group->nstarted)) {
+        if (has_not_come(group, rank) && (waits_for_ended || is_there(group, rank))) {
             say(&late, nlate++ == 0 ? "%d" : ", %d", rank);
             say_where(&where, group, rank);
             first = first < 0 ? rank : first;

@@ -579,6 +579,15 @@ typedef struct mortal {
 
 #define NMORTALS 3
 
+static void
+make_meeting_file(char *path)
+{
+    strcpy(path, "/tmp/dldist-group-XXXXXX");
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+}
+
 static bool
 open_mortal(const mortal *shared, int rank, team_mortal *self)
 {
@@ -647,10 +656,7 @@ static void
 lose_a_process(bool is_idle, bool is_shm_disabled)
 {
     mortal shared = {.is_idle = is_idle, .is_shm_disabled = is_shm_disabled};
-    strcpy(shared.path, "/tmp/dldist-group-XXXXXX");
-    int fd = mkstemp(shared.path);
-    REQUIRE(fd >= 0);
-    close(fd);
+    make_meeting_file(shared.path);
     shared.pid = fork();
     if (shared.pid == 0) {
         live_and_die(&shared);
@@ -680,6 +686,45 @@ TEST(killed_process_is_noticed_by_an_idle_group)
 TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
 {
     lose_a_process(true, true);
+}
+
+/* ---- a rank that has ended in good order */
+
+/* Rank 0 is through and gone. Rank 2 has had a link to it, and rank 3 none. Both ask everybody when they have waited in vain for rank 1. */
+static void
+end_before_others_ask(team_rank *self)
+{
+    const mortal *shared = self->arg;
+    team_mortal own;
+    float value = 0;
+    dd_block block = {.data = &value, .nbytes = sizeof value};
+    dd_coll_args broadcast = {
+        .coll = DD_COLL_BROADCAST, .root = 1, .reduction = {.dtype = DD_DTYPE_FLOAT32}, .outputs = &block};
+    dd_call_options options = {.timeout_ns = 100 * DD_NS_PER_MS};
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    REQUIRE(team_mortal_open(shared->path, self->rank, self->size, true, &own));
+    if (self->rank == 0) {
+        team_mortal_close(&own);
+    }
+    team_rendezvous(self, "first has ended");
+    if (self->rank >= 2) {
+        CHECK_STATUS(dd_group_collective_and_wait(own.group, &broadcast, &options, &wait, check_err()),
+                     DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+    }
+    team_rendezvous(self, "others have failed");
+    if (self->rank != 0) {
+        team_mortal_close(&own);
+    }
+}
+
+TEST(who_has_ended_in_good_order_is_not_lost)
+{
+    mortal shared;
+    make_meeting_file(shared.path);
+    team_options options = {.size = 4};
+    team_run_apart(&options, end_before_others_ask, &shared);
+    unlink(shared.path);
 }
 
 /* ---- a process that dies when it is through */
@@ -728,10 +773,8 @@ TEST(what_a_process_has_done_before_its_end_counts)
 {
     int go[2];
     last_call shared = {.dying = {.is_idle = false}, .go = -1};
-    strcpy(shared.dying.path, "/tmp/dldist-group-XXXXXX");
-    int fd = mkstemp(shared.dying.path);
-    REQUIRE(fd >= 0 && pipe(go) == 0);
-    close(fd);
+    make_meeting_file(shared.dying.path);
+    REQUIRE(pipe(go) == 0);
     shared.go = go[1];
     shared.dying.pid = fork();
     if (shared.dying.pid == 0) {
