@@ -262,9 +262,7 @@ dd_context_post_recv_locked(dd_context *context, dd_message *message)
     }
     message->peer->nexpected++;
     dd_list_push_back(&context->ranks[message->rank].posted, &message->link);
-    if (message->peer->state == PEER_IDLE) {
-        dd_peer_connect_locked(message->peer);
-    }
+    dd_peer_connect_locked(message->peer);
 }
 
 void

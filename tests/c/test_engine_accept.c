@@ -122,6 +122,45 @@ is_lost_soon(const victim *self)
 }
 
 static void
+note_end(dd_message *message, const dd_error *error)
+{
+    *(dd_status *)message->owner = error != NULL ? error->code : DD_OK;
+}
+
+static void
+die_before_sending(victim *self)
+{
+    REQUIRE(open_victim(self));
+    dd_peer *peers[2] = {NULL, self->peer};
+    dd_context *context = NULL;
+    dd_context_handler nothing = {0};
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    dd_status end = DD_OK;
+    uint8_t byte;
+    dd_message recv = {
+        .kind = DD_MESSAGE_P2P, .rank = 1, .data = &byte, .nbytes = 1, .on_done = note_end, .owner = &end};
+    REQUIRE(CHECK_OK(dd_engine_self(self->engine, &peers[0], check_err())) &&
+            CHECK_OK(dd_context_open(self->engine, 1, 0, 2, peers, &nothing, &context, check_err())) &&
+            begin_hand_shake(self));
+    dd_engine_lock(self->engine);
+    dd_context_post_recv_locked(context, &recv);
+    dd_engine_unlock(self->engine);
+    dd_sock_close(self->fd);
+    CHECK(is_lost_soon(self));
+    dd_context_close(context, &wait);
+    CHECK_STATUS(end, DD_NETWORK);
+    dd_peer_release(peers[0]);
+    dd_peer_release(self->peer);
+    dd_engine_release(self->engine);
+}
+
+TEST(who_waits_for_a_message_of_a_dialler_that_breaks_off_hears_of_it)
+{
+    victim self;
+    die_before_sending(&self);
+}
+
+static void
 die(victim *self, bool is_wanted_before)
 {
     REQUIRE(open_victim(self) && begin_hand_shake(self));
