@@ -191,6 +191,22 @@ is_missing_one_that_is_gone(const facts *all, const rank_call *call)
     return false;
 }
 
+/* A meeting can only end when all who live have come; links are made after it. */
+static int64_t
+all_came_ns(const facts *all, const rank_call *call)
+{
+    int64_t last_ns = call->began_ns;
+    for (int rank = 0; strcmp(call->name, "making the group") == 0 && rank < all->which->nranks; rank++) {
+        const rank_record *record = ranks_record(rank);
+        for (int i = 0; i < record->ncalls; i++) {
+            const rank_call *other = &record->calls[i];
+            bool is_same = other->step == call->step && strcmp(other->name, call->name) == 0;
+            last_ns = is_same && other->began_ns > last_ns ? other->began_ns : last_ns;
+        }
+    }
+    return last_ns;
+}
+
 static void
 check_call(facts *all, int rank, const rank_call *call)
 {
@@ -224,7 +240,8 @@ check_call(facts *all, int rank, const rank_call *call)
     }
     int64_t since_ns =
         culprit >= 0 && all->death_ns[culprit] != DD_NEVER_NS ? all->death_ns[culprit] : all->first_death_ns;
-    since_ns = call->began_ns > since_ns ? call->began_ns : since_ns;
+    int64_t came_ns = all_came_ns(all, call);
+    since_ns = came_ns > since_ns ? came_ns : since_ns;
     if (all->has_only_kills && !all->is_server_hurt && all->first_death_ns != DD_NEVER_NS &&
         call->ended_ns > since_ns + HEARD_NS && !is_missing_one_that_is_gone(all, call)) {
         find(all, "rank %d: %s: heard %.3f s after it of a death: %s", rank, call->name,
