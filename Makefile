@@ -9,6 +9,7 @@ CLANG ?= clang-14
 CLANG_FORMAT ?= clang-format-14
 CLANG_TIDY ?= clang-tidy-14
 GCOV ?= gcov
+LLVM_COV ?= llvm-cov-14
 PYTHON ?= python3
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 10
@@ -54,13 +55,14 @@ BASE := -std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -Icsrc -Itests -Itests/c -pthread -
 PYTHON_HEADERS = -isystem $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
 # A variant is a folder under build/ with its own compiler and flags.
-VARIANTS := fast asan tsan coverage fuzz sim
+VARIANTS := fast asan tsan coverage fuzz sim sim-coverage
 CC_fast := $(CC)
 CC_asan := $(CC)
 CC_tsan := $(CC)
 CC_coverage := $(CC)
 CC_fuzz := $(CLANG)
 CC_sim := $(CLANG)
+CC_sim-coverage := $(CLANG)
 # gcc guesses at what may be uninitialised, differently with every optimisation and worst under sanitizers; `make tidy`
 # follows the paths between functions and knows that a failure is never DD_OK (tools/tidy_model.h).
 GCC_NOISE := -Wno-maybe-uninitialized
@@ -75,10 +77,12 @@ FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fn
 # Of a sanitizer for threads, the calls in the place of atomic operations alone: csrc/sim/ has what they call.
 FLAGS_sim := -O2 $(CLANG_NOISE) -include sim/sim_pause.h -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
              -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-memintrinsics=0
+FLAGS_sim-coverage := $(FLAGS_sim) --coverage -fprofile-update=single
 LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
+LINK_coverage := -Wl,--wrap=_exit # tools/coverage_exit.c
 # Of all C tests: what is sent goes through tests/c/wire_mischief.c.
 LINK_TESTS := -Wl,--wrap=dd_sys_send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
@@ -95,7 +99,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage check layers headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -149,6 +153,8 @@ $(BUILD)/$(1)/errors: $$(LIB_OBJ_$(1)) $$(ERRORS_SRC:%.c=$(BUILD)/$(1)/%.o)
 	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
+
+$(BUILD)/coverage/tests_c $(BUILD)/coverage/errors: $(BUILD)/coverage/tools/coverage_exit.o
 
 $(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
@@ -216,7 +222,8 @@ memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices
 	$< $(SCENARIOS) --weaken
 # ---- the simulator: what of csrc/core it replaces, and what it has the linker take over of the C library
 
-SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c
+SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c csrc/net/crypto_openssl.c \
+                csrc/net/crypto_sodium.c
 SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
 SIM_SRC := $(wildcard csrc/sim/*.c tests/sim/*.c)
 SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock timedlock unlock) \
@@ -227,8 +234,12 @@ SEEDS ?= 1000
 # More arguments: SIM='--first 5000 --seconds 60'.
 SIM ?=
 
-$(BUILD)/sim/sim: $(SIM_LIB:%.c=$(BUILD)/sim/%.o) $(SIM_SRC:%.c=$(BUILD)/sim/%.o)
-	@$(CC_sim) -pthread $(SIM_WRAPPED:%=-Wl,--wrap=%) $^ $(LIBS) -o $@
+define SIM_RULE
+$(BUILD)/$(1)/sim: $(SIM_LIB:%.c=$(BUILD)/$(1)/%.o) $(SIM_SRC:%.c=$(BUILD)/$(1)/%.o)
+	@$(CC_$(1)) -pthread $(2) $(SIM_WRAPPED:%=-Wl,--wrap=%) $$^ $(LIBS) -o $$@
+endef
+$(eval $(call SIM_RULE,sim))
+$(eval $(call SIM_RULE,sim-coverage,--coverage))
 
 sim: $(BUILD)/sim/sim ## SEEDS worlds of simulated hosts, processes and failures (docs/simulator.md)
 	$< --seeds $(SEEDS) $(SIM)
@@ -264,10 +275,28 @@ merge-%: $(BUILD)/fuzz/fuzz_%
 
 # ---- coverage
 
-coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file by file
+COVERED := "$(GCOV) $(BUILD)/coverage" "$(GCOV) $(BUILD)/coverage-py/tmp" "$(LLVM_COV) gcov $(BUILD)/sim-coverage"
+# More arguments for what tells it: COVERAGE='--below 90'.
+COVERAGE ?=
+
+coverage: coverage-c coverage-sim coverage-py ## which lines of csrc/ run in C tests, the simulator and Python tests, file by file (half an hour; docs/coverage.md)
+	@$(PYTHON) tools/coverage.py $(COVERED) $(COVERAGE)
+
+coverage-c: $(BUILD)/coverage/tests_c ## the part of it that C tests have (TESTS='names')
 	@find $(BUILD)/coverage -name '*.gcda' -delete
-	$< $(TESTS)
-	@$(PYTHON) tools/coverage.py $(GCOV) $(BUILD)/coverage
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(TESTS)
+	@$(PYTHON) tools/coverage.py "$(GCOV) $(BUILD)/coverage" $(COVERAGE)
+
+coverage-sim: $(BUILD)/sim-coverage/sim ## the part of SEEDS simulated worlds
+	@find $(BUILD)/sim-coverage -name '*.gcda' -delete
+	$< --seeds $(SEEDS)
+	@$(PYTHON) tools/coverage.py "$(LLVM_COV) gcov $(BUILD)/sim-coverage" $(COVERAGE)
+
+coverage-py: stubs ## the part of Python tests (FILES='window plans' for some)
+	DLDIST_WERROR=0 DLDIST_COVERAGE=1 DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(BUILD)/coverage-py/lib --build-temp $(BUILD)/coverage-py/tmp
+	@find $(BUILD)/coverage-py -name '*.gcda' -delete
+	PYTHONPATH=$(BUILD)/coverage-py/lib PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -p no:cacheprovider $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/test_%.py),tests/py)
+	@$(PYTHON) tools/coverage.py "$(GCOV) $(BUILD)/coverage-py/tmp" $(COVERAGE)
 
 # ---- checks of the source
 

@@ -1,7 +1,8 @@
 """Builds the extension. What the package is stands in pyproject.toml.
 
 DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
-optimisation, DLDIST_FAULTS=1 with `_core._fail_allocation` and its like, by which tests make allocations and calls of the system fail.
+optimisation, DLDIST_COVERAGE=1 counts which lines run, DLDIST_FAULTS=1 has `_core._fail_allocation` and its like, by which tests
+make allocations and calls of the system fail.
 """
 
 import os
@@ -40,6 +41,9 @@ if sanitize := os.environ.get("DLDIST_SANITIZE"):
     link_args += [flags]
     if sanitize == "address":
         compile_args += ["-fno-sanitize-recover=undefined"]
+if os.environ.get("DLDIST_COVERAGE") == "1":
+    compile_args += ["-O0", "-g", "--coverage"]
+    link_args += ["--coverage"]
 if os.environ.get("DLDIST_FAULTS") == "1":
     compile_args += ["-DDD_FAULTS"]
 if os.environ.get("DLDIST_DEBUG") == "1":

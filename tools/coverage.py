@@ -1,27 +1,67 @@
 #!/usr/bin/env python3
-"""Prints the line coverage of csrc/, file by file, from what gcov says about a build.
+"""Prints the line coverage of csrc/, file by file, from what gcov says about builds.
 
-    python tools/coverage.py gcov build/coverage
+    python tools/coverage.py "gcov build/coverage" "llvm-cov-14 gcov build/sim-coverage"
+
+Each argument is a command and the folder of a build that it can read. Which lines there are is for the first to say that has the file,
+since compilers do not quite agree. --below 90 prints only files with less, and fails if there are any.
 """
-import json
+
+import argparse
+import re
 import subprocess
 import sys
-from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+# "        3:   17:code", "    #####:   17:code" for a line that never ran, "    -:    0:Source:csrc/core/mem.c" before them.
+LINE = re.compile(r" *([^:]+): *(\d+):(.*)")
 
-def line_counts(gcov: str, build: Path) -> dict[str, dict[int, int]]:
-    """File -> line -> how often it ran. A header counts once, whoever includes it."""
-    counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    # The notes, not the data: a file that never ran has notes only, and counts as 0.
-    for notes in sorted(build.rglob("*.gcno")):
-        text = subprocess.run([gcov, "-j", "-t", str(notes)], check=True, capture_output=True, text=True).stdout
-        for report in filter(None, text.splitlines()):
-            for file in json.loads(report)["files"]:
-                if file["file"].startswith("csrc/") and Path(file["file"]).is_file():
-                    for line in file["lines"]:
-                        counts[file["file"]][line["line_number"]] += line["count"]
+
+def counts_of(text: str) -> dict[str, dict[int, int]]:
+    """File -> line -> how often it ran, of what gcov -t prints for one object."""
+    counts: dict[str, dict[int, int]] = {}
+    lines: dict[int, int] = {}
+    for match in map(LINE.match, text.splitlines()):
+        if match is None:
+            continue
+        count, number, rest = match.group(1), int(match.group(2)), match.group(3)
+        if number == 0 and rest.startswith("Source:"):
+            lines = counts.setdefault(rest.removeprefix("Source:"), {})
+        elif number > 0 and count != "-":
+            lines[number] = int(count.rstrip("*")) if count[0].isdigit() else 0
     return counts
+
+
+def counts_of_build(command: list[str], build: Path) -> dict[str, dict[int, int]]:
+    """A header counts once, whoever includes it. By the notes, not the data: a file that never ran has notes only."""
+
+    def ask(notes: Path) -> dict[str, dict[int, int]]:
+        run = subprocess.run([*command, "-t", str(notes)], check=True, capture_output=True, text=True)
+        return counts_of(run.stdout)
+
+    total: dict[str, dict[int, int]] = {}
+    with ThreadPoolExecutor() as pool:
+        for counts in pool.map(ask, sorted(build.rglob("*.gcno"))):
+            for name, lines in counts.items():
+                if name.startswith("csrc/") and Path(name).is_file():
+                    add(total.setdefault(name, {}), lines)
+    return total
+
+
+def add(total: dict[int, int], lines: dict[int, int]) -> None:
+    for number, count in lines.items():
+        total[number] = total.get(number, 0) + count
+
+
+def counts_of_builds(builds: list[str]) -> dict[str, dict[int, int]]:
+    total: dict[str, dict[int, int]] = {}
+    for build in builds:
+        *command, folder = build.split()
+        for name, lines in counts_of_build(command, Path(folder)).items():
+            known = total.setdefault(name, dict.fromkeys(lines, 0))
+            add(known, {number: count for number, count in lines.items() if number in known})
+    return total
 
 
 def ranges(lines: list[int]) -> str:
@@ -36,19 +76,25 @@ def ranges(lines: list[int]) -> str:
 
 
 def main() -> int:
-    counts = line_counts(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description="line coverage of csrc/")
+    parser.add_argument("builds", nargs="+")
+    parser.add_argument("--below", type=float, help="only files with a smaller share")
+    asked = parser.parse_args()
+    counts = counts_of_builds(asked.builds)
     if not counts:
-        print("coverage: gcov knows nothing of csrc/ here")
+        print("coverage: nothing is known of csrc/ here")
         return 1
-    total = ran = 0
+    total = ran = below = 0
     for name, lines in sorted(counts.items()):
-        missed = sorted(n for n, count in lines.items() if count == 0)
+        missed = sorted(number for number, count in lines.items() if count == 0)
         total += len(lines)
         ran += len(lines) - len(missed)
         share = 100 * (len(lines) - len(missed)) / len(lines)
-        print(f"{share:6.1f} %  {name:<34} {ranges(missed)}".rstrip())
+        if asked.below is None or share < asked.below:
+            below += 1
+            print(f"{share:6.1f} %  {name:<34} {ranges(missed)}".rstrip())
     print(f"{100 * ran / total:6.1f} %  all ({ran} of {total} lines)")
-    return 0
+    return 1 if asked.below is not None and below > 0 else 0
 
 
 if __name__ == "__main__":

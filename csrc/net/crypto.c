@@ -1,4 +1,4 @@
-#include "net/crypto_internal.h"
+#include "net/crypto_library.h"
 
 #include "core/cpu.h"
 #include "core/lock.h"

@@ -1,6 +1,6 @@
 /* OpenSSL's libcrypto, 1.1.1 or 3, by its EVP interface. A failure leaves a record in the thread's queue of errors, which others who use
  * the library would take for theirs: it is cleared. */
-#include "net/crypto_internal.h"
+#include "net/crypto_library.h"
 
 #include <limits.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* libsodium. It has AES-GCM only on processors with instructions for it. */
-#include "net/crypto_internal.h"
+#include "net/crypto_library.h"
 
 #include "core/mem.h"
 

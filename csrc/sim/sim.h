@@ -72,6 +72,7 @@ typedef enum sim_fault_kind {
     SIM_POWER_OFF, /* its host vanishes, with all processes, and without a word to others */
     SIM_CLOCK,     /* the calendar of its host jumps by `duration_ns`, which may be negative */
     SIM_DELAY,     /* what its host sends takes `duration_ns` longer from here on */
+    SIM_FLIP,      /* a bit of what it sends over TCP next is another one */
     SIM_FAULT_KINDS,
 } sim_fault_kind;
 

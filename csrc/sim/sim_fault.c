@@ -4,8 +4,8 @@
 const char *
 sim_fault_name(sim_fault_kind kind)
 {
-    static const char *const names[] = {"kill", "stop",     "slow",      "no-memory", "no-fds",
-                                        "cut",  "half-cut", "power-off", "clock",     "delay"};
+    static const char *const names[] = {"kill",     "stop",      "slow",  "no-memory", "no-fds", "cut",
+                                        "half-cut", "power-off", "clock", "delay",     "flip"};
     return (unsigned)kind < SIM_FAULT_KINDS ? names[kind] : "?";
 }
 
@@ -91,6 +91,7 @@ end_fault(void *subject, int64_t word)
     case SIM_POWER_OFF:
     case SIM_CLOCK:
     case SIM_DELAY:
+    case SIM_FLIP:
     case SIM_FAULT_KINDS:
         break;
     }
@@ -166,6 +167,9 @@ sim_fault_run(int number)
         for (int to = 0; to < world.options.nhosts; to++) {
             world.paths[process->host][to].latency_ns += fault->duration_ns;
         }
+        break;
+    case SIM_FLIP:
+        process->is_to_flip = true;
         break;
     case SIM_FAULT_KINDS:
         break;

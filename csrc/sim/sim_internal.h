@@ -115,7 +115,8 @@ struct sim_process {
     int64_t ncalls;
     int64_t next_fault_ncalls; /* the fewest calls after which a fault is due */
     int64_t nallocations_to_fail;
-    int slowness; /* 1: none */
+    bool is_to_flip; /* a bit of the next bytes that it sends over TCP */
+    int slowness;    /* 1: none */
     sim_leftovers leftovers;
 };
 

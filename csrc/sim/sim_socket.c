@@ -609,6 +609,10 @@ queue_piece(sim_socket *from, sim_file *to, const struct msghdr *message, size_t
     *piece = (sim_piece){.nbytes = nbytes, .pid = sim_self()->pid};
     piece->arrives_ns = arrival(from, to->socket, nbytes);
     gather(piece->bytes, nbytes, message);
+    if (sim_self()->is_to_flip && from->type == SOCK_STREAM && !is_unix(from) && nbytes > 0) {
+        sim_self()->is_to_flip = false;
+        piece->bytes[sim_below(nbytes)] ^= (uint8_t)(1U << sim_below(8));
+    }
     if (passed != NULL) {
         piece->passed = sim_file_acquire(passed);
         passed->nfds++;

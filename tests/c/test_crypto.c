@@ -1,6 +1,6 @@
 /* Both libraries of ciphers do the same, and what one has sealed the other opens. */
 #include "check.h"
-#include "net/crypto_internal.h"
+#include "net/crypto_library.h"
 
 #include <string.h>
 

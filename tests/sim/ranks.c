@@ -106,7 +106,7 @@ open_server(const scenario *which, dd_tcp_server **server, dd_error *err)
         .port = PORT,
         .listen_fd = -1,
         .secret = secret_of(which),
-        .is_encryption_off = true, /* by a library that is not simulated */
+        .is_encryption_off = which->is_encryption_off,
         .limits = DD_TCP_LIMITS_DEFAULT,
         .handshake_timeout_ns = 10 * DD_NS_PER_S,
     };
@@ -135,7 +135,7 @@ open_store(rank_self *self)
         .timeout_ns = which->timeout_ns,
         .world_size = -1,
         .secret = secret_of(which),
-        .is_encryption_off = true, /* by a library that is not simulated */
+        .is_encryption_off = which->is_encryption_off,
         .server = self->server,
     };
     return end_call(self, call, dd_tcp_store_open(&self->store, &options, &wait, &call->error));
@@ -153,7 +153,7 @@ open_engine(rank_self *self)
         .ring_nbytes = (size_t)1 << 16,
         .congestion = "",
         .secret = secret_of(which),
-        .is_encryption_off = true, /* by a library that is not simulated */
+        .is_encryption_off = which->is_encryption_off,
         .timeout_ns = 10 * DD_NS_PER_S,
         .waiting = which->waiting,
     };

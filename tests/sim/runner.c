@@ -1,6 +1,7 @@
 #include "runner.h"
 
 #include "core/clock.h"
+#include "net/crypto.h"
 #include "ranks.h"
 
 #include <stdio.h>
@@ -24,6 +25,7 @@ run_here(const run_spec *spec, bool is_told, run_result *result)
     scenario_apply(&which, &spec->edit);
     which.world.is_traced = spec->is_traced;
     sim_begin(&which.world);
+    (void)!dd_crypto_load(NULL); /* once a program, and no part of any seed */
     ranks_spawn(&which);
     for (int i = 0; i < which.nfaults; i++) {
         sim_plan_fault(&which.faults[i]);

@@ -58,6 +58,7 @@ make_world(scenario *made, dice *numbers)
     made->has_file_store = roll(numbers, 5) == 0;
     made->has_agent = roll(numbers, 2) == 0 && !made->has_file_store;
     made->has_secret = roll(numbers, 4) == 0;
+    made->is_encryption_off = roll(numbers, 4) == 0;
     made->is_shm_disabled = roll(numbers, 6) == 0;
     made->nlanes = roll(numbers, 6) == 0 ? 2 : 1;
     made->waiting = roll(numbers, 8) == 0 ? DD_SPIN_SLEEP : DD_SPIN_ADAPTIVE;
@@ -109,7 +110,8 @@ roll_fault(const scenario *made, dice *numbers, unsigned kinds)
             break;
         }
     }
-    if ((kinds >> fault.kind & 1) == 0) {
+    bool is_sealed = made->has_secret && !made->is_encryption_off;
+    if ((kinds >> fault.kind & 1) == 0 || (fault.kind == SIM_FLIP && !is_sealed)) {
         return (sim_fault){.process = -1};
     }
     fault.after_ncalls = roll_scale(numbers, 1, 3000);
@@ -134,6 +136,7 @@ roll_fault(const scenario *made, dice *numbers, unsigned kinds)
     case SIM_NO_MEMORY:
     case SIM_NO_FDS:
     case SIM_POWER_OFF:
+    case SIM_FLIP:
     case SIM_FAULT_KINDS:
         break;
     }
@@ -202,9 +205,11 @@ scenario_print(const scenario *which)
            which->has_file_store ? "a file"
            : which->has_agent    ? "an agent"
                                  : "rank 0",
-           which->has_secret ? "; a secret" : "", which->is_shm_disabled ? "; no shared memory" : "",
-           which->exits_at_once ? "; exits at once" : "", which->nlanes, which->world.ncpus,
-           which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
+           !which->has_secret         ? ""
+           : which->is_encryption_off ? "; a secret"
+                                      : "; encrypted",
+           which->is_shm_disabled ? "; no shared memory" : "", which->exits_at_once ? "; exits at once" : "",
+           which->nlanes, which->world.ncpus, which->waiting == DD_SPIN_SLEEP ? "asleep" : "adaptively",
            (long long)(which->timeout_ns / DD_NS_PER_S));
     printf("a call costs %d ns, a change every %d, latency %lld ns, backlog %d, interrupts every %d\n",
            which->world.call_cost_ns, which->world.switch_every, (long long)which->world.latency_ns,

@@ -44,6 +44,7 @@ typedef struct scenario {
     bool has_file_store; /* on a disk that all share; else there is a server */
     bool has_agent;      /* the store's server is in a process of its own, on host 0; else it is rank 0's */
     bool has_secret;
+    bool is_encryption_off;
     bool is_shm_disabled;
     int nlanes;
     dd_spin_policy waiting;

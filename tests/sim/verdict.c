@@ -19,10 +19,11 @@ typedef struct facts {
     char *text;
     bool is_broken;
     bool is_strict;
-    bool is_short;           /* a rank was short of memory or descriptors */
-    bool is_faultless;       /* nothing has happened to anybody, but for what the last step has them do */
-    bool has_only_kills;     /* nothing else has happened to anybody */
-    bool is_server_hurt;     /* something has happened to the store's server, or it is gone */
+    bool is_short;       /* a rank was short of memory or descriptors */
+    bool is_changed;     /* what has come is not what was sent, perhaps in the clear part of a hand-shake */
+    bool is_faultless;   /* nothing has happened to anybody, but for what the last step has them do */
+    bool has_only_kills; /* nothing else has happened to anybody */
+    bool is_server_hurt; /* something has happened to the store's server, or it is gone */
     bool is_hurt[RANKS_MAX]; /* one of the faults concerned that rank: whom it blames may be who gave it up */
     const scenario_step *end;   /* a last step of failure; NULL: none */
     bool is_touched[RANKS_MAX]; /* something has happened to that rank, or it has left, or aborted */
@@ -79,6 +80,7 @@ note_fault(facts *all, int number)
     }
     all->is_faultless = false;
     all->is_short = all->is_short || fault->kind == SIM_NO_MEMORY || fault->kind == SIM_NO_FDS;
+    all->is_changed = all->is_changed || fault->kind == SIM_FLIP;
     all->has_only_kills = all->has_only_kills && fault->kind == SIM_KILL;
     int server = all->which->has_agent ? all->which->nranks : 0;
     bool is_of_server =
@@ -226,7 +228,7 @@ check_call(facts *all, int rank, const rank_call *call)
     if (all->is_faultless && is_before_end) {
         find(all, "rank %d: %s failed although nothing has happened: %s", rank, call->name, error->message);
     }
-    if (error->code == DD_INTERNAL || error->code == DD_PROTOCOL ||
+    if (error->code == DD_INTERNAL || (error->code == DD_PROTOCOL && !all->is_changed) ||
         (error->code == DD_MISMATCH && (all->end == NULL || all->end->kind != STEP_MISMATCH))) {
         find(all, "rank %d: %s: %s: %s", rank, call->name, dd_status_name(error->code), error->message);
     }

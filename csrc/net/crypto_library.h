@@ -1,6 +1,6 @@
 /* What each library has to do for crypto.h. */
-#ifndef DD_NET_CRYPTO_INTERNAL_H
-#define DD_NET_CRYPTO_INTERNAL_H
+#ifndef DD_NET_CRYPTO_LIBRARY_H
+#define DD_NET_CRYPTO_LIBRARY_H
 
 #include "core/dylib.h"
 #include "net/crypto.h"
