@@ -81,7 +81,10 @@ const char *sim_fault_name(sim_fault_kind kind);
 typedef struct sim_fault {
     sim_fault_kind kind;
     int process;
-    int64_t after_ncalls; /* of the system by that process; 0: at after_ns instead */
+    /* When: after so many calls of the system by that process, or after so many by which others may hear of it (what it sends, and
+     * writes to a file), or at that time. One of them is not 0. */
+    int64_t after_ncalls;
+    int64_t after_ntold;
     int64_t after_ns;
     int64_t duration_ns;
     int64_t amount;

@@ -22,7 +22,7 @@ look_for_next_fault(sim_process *process)
     process->next_fault_ncalls = INT64_MAX;
     for (int i = 0; i < world.nfaults; i++) {
         const sim_fault *fault = &world.faults[i];
-        if (fault->process == process->number && fault->after_ncalls > 0 && world.happened_ns[i] < 0 &&
+        if (fault->process == process->number && fault->after_ns == 0 && world.happened_ns[i] < 0 &&
             fault->after_ncalls < process->next_fault_ncalls) {
             process->next_fault_ncalls = fault->after_ncalls;
         }
@@ -35,7 +35,7 @@ sim_plan_fault(const sim_fault *fault)
     int number = world.nfaults++;
     world.faults[number] = *fault;
     world.happened_ns[number] = -1;
-    if (fault->after_ncalls > 0) {
+    if (fault->after_ns == 0) {
         look_for_next_fault(&world.processes[fault->process]);
     } else {
         sim_plan(fault->after_ns, run_planned, NULL, number);
@@ -51,8 +51,8 @@ sim_check_faults(sim_process *process)
     }
     for (int i = 0; i < world.nfaults; i++) {
         const sim_fault *fault = &world.faults[i];
-        if (fault->process == process->number && fault->after_ncalls > 0 &&
-            fault->after_ncalls <= process->ncalls && world.happened_ns[i] < 0) {
+        if (fault->process == process->number && fault->after_ns == 0 && world.happened_ns[i] < 0 &&
+            fault->after_ncalls <= process->ncalls && fault->after_ntold <= process->ntold) {
             world.due_fault = i;
             sim_yield();
             return;

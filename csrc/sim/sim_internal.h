@@ -112,8 +112,8 @@ struct sim_process {
     sim_mapping *mappings;
     size_t nmappings, mappings_capacity;
     bool is_fenced;
-    int64_t ncalls;
-    int64_t next_fault_ncalls; /* the fewest calls after which a fault is due */
+    int64_t ncalls, ntold;     /* as of sim_fault */
+    int64_t next_fault_ncalls; /* no fault is due before so many calls */
     int64_t nallocations_to_fail;
     bool is_to_flip; /* a bit of the next bytes that it sends over TCP */
     int slowness;    /* 1: none */

@@ -55,7 +55,7 @@ make_world(scenario *made, dice *numbers)
         .backlog_max = roll(numbers, 4) == 0 ? 1 : 4096,
         .interrupts_every = roll(numbers, 3) == 0 ? 20 : 0,
     };
-    made->has_file_store = roll(numbers, 5) == 0;
+    made->has_file_store = roll(numbers, 4) == 0;
     made->has_agent = roll(numbers, 2) == 0 && !made->has_file_store;
     made->has_secret = roll(numbers, 4) == 0;
     made->is_encryption_off = roll(numbers, 4) == 0;
@@ -114,7 +114,9 @@ roll_fault(const scenario *made, dice *numbers, unsigned kinds)
     if ((kinds >> fault.kind & 1) == 0 || (fault.kind == SIM_FLIP && !is_sealed)) {
         return (sim_fault){.process = -1};
     }
-    fault.after_ncalls = roll_scale(numbers, 1, 3000);
+    bool is_told = roll(numbers, 2) == 0;
+    fault.after_ncalls = is_told ? 0 : roll_scale(numbers, 1, 3000);
+    fault.after_ntold = is_told ? roll_scale(numbers, 1, 200) : 0;
     fault.duration_ns = roll_scale(numbers, DD_NS_PER_MS, 20 * DD_NS_PER_S);
     fault.amount = (int64_t)roll(numbers, 4) + 1;
     switch (fault.kind) {
@@ -222,8 +224,10 @@ scenario_print(const scenario *which)
     }
     for (int i = 0; i < which->nfaults; i++) {
         const sim_fault *fault = &which->faults[i];
-        printf("  fault %d: %s of process %d after %lld calls, for %.3f s, %lld\n", i,
-               sim_fault_name(fault->kind), fault->process, (long long)fault->after_ncalls,
-               (double)fault->duration_ns / 1e9, (long long)fault->amount);
+        printf("  fault %d: %s of process %d after %lld calls%s, for %.3f s, %lld\n", i,
+               sim_fault_name(fault->kind), fault->process,
+               (long long)(fault->after_ncalls + fault->after_ntold),
+               fault->after_ntold > 0 ? " that tell others something" : "", (double)fault->duration_ns / 1e9,
+               (long long)fault->amount);
     }
 }

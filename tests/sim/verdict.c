@@ -20,7 +20,7 @@ typedef struct facts {
     bool is_broken;
     bool is_strict;
     bool is_short;       /* a rank was short of memory or descriptors */
-    bool is_changed;     /* what has come is not what was sent, perhaps in the clear part of a hand-shake */
+    bool is_changed;     /* what has come is not what was sent; whose fault that is, neither end can know */
     bool is_faultless;   /* nothing has happened to anybody, but for what the last step has them do */
     bool has_only_kills; /* nothing else has happened to anybody */
     bool is_server_hurt; /* something has happened to the store's server, or it is gone */
@@ -235,7 +235,7 @@ check_call(facts *all, int rank, const rank_call *call)
     int culprit = call->culprit;
     bool is_blaming = error->code == DD_PEER_LOST || error->code == DD_ABORTED;
     bool is_untouched = culprit >= 0 && culprit < all->which->nranks && !all->is_touched[culprit];
-    if (is_blaming && is_untouched && !all->is_server_hurt && !all->is_hurt[rank] &&
+    if (is_blaming && is_untouched && !all->is_server_hurt && !all->is_hurt[rank] && !all->is_changed &&
         (all->is_strict || (!all->is_short && !had_failed_before(culprit, call->ended_ns)))) {
         find(all, "rank %d: %s blames rank %d, to whom nothing has happened: %s", rank, call->name, culprit,
              error->message);
