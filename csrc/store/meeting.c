@@ -256,7 +256,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
     dd_status status = DD_OK;
     bool is_late = false;
     bool has_ended = false;
-    while (status == DD_OK && !has_ended) {
+    for (int nlooks = 0; status == DD_OK && !has_ended; nlooks++) {
         dd_wait slice = dd_wait_at_most(call->place.wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
         status = dd_store_get(call->place.store, meeting_key(&call->place, "end"), said, &slice, err);
@@ -268,7 +268,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
             interval_ns *= 2; /* so short a question is too short for this store */
         }
         is_late = false;
-        status = meeting_end_for_the_last(call, said, &has_ended, err);
+        status = meeting_end_for_the_last(call, nlooks, said, &has_ended, err);
         if (status == DD_OK && !has_ended) {
             status = meeting_look_after(call, &watch, err);
         }

@@ -91,8 +91,8 @@ dd_status meeting_look_for(const meeting_call *call, dd_bytes published, bool *w
                            dd_error *err) DD_MUST_CHECK;
 
 /* ---- meeting_join.c, for those who wait. The last rank ends a meeting; on a store that is no server of ours it may die before it has.
- * If all have come, this rank does it, and *said is the end; else *has_ended is false. */
-dd_status meeting_end_for_the_last(const meeting_call *call, dd_blob *said, bool *has_ended,
+ * If all have come, this rank does it, and *said is the end; else *has_ended is false. `nlooks`: how often it has looked before. */
+dd_status meeting_end_for_the_last(const meeting_call *call, int nlooks, dd_blob *said, bool *has_ended,
                                    dd_error *err) DD_MUST_CHECK;
 
 /* ---- meeting_share.c */

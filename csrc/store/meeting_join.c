@@ -266,11 +266,12 @@ check_published(const arrival *self, bool *are_all_there, dd_error *err)
     return status;
 }
 
-/* By the count; or but for one, who may have died before it was counted. To find that out takes a request as long as all ranks' keys, and two
- * of them are enough for that. */
+/* By the count; or but for one, who may have died before it was counted. To find that out takes a request as long as all ranks' keys: two
+ * ranks do it at a time, and then the next two, since the first may have died as well. */
 static dd_status
-have_all_come(const arrival *self, bool *is_so, dd_error *err)
+have_all_come(const arrival *self, int nlooks, bool *is_so, dd_error *err)
 {
+    bool is_own_turn = nlooks % ((self->size + 1) / 2) == self->rank / 2;
     char text[24] = "";
     dd_blob value = {0};
     bool is_found = false;
@@ -282,12 +283,12 @@ have_all_come(const arrival *self, bool *is_so, dd_error *err)
     dd_blob_fini(&value);
     long long count = strtoll(text, NULL, 10);
     *is_so = status == DD_OK && count >= self->size;
-    return status == DD_OK && count == self->size - 1 && self->rank <= 1 ? check_published(self, is_so, err)
-                                                                         : status;
+    return status == DD_OK && count == self->size - 1 && is_own_turn ? check_published(self, is_so, err)
+                                                                     : status;
 }
 
 dd_status
-meeting_end_for_the_last(const meeting_call *call, dd_blob *said, bool *has_ended, dd_error *err)
+meeting_end_for_the_last(const meeting_call *call, int nlooks, dd_blob *said, bool *has_ended, dd_error *err)
 {
     dd_store_result reply = {0};
     arrival self = {
@@ -298,7 +299,7 @@ meeting_end_for_the_last(const meeting_call *call, dd_blob *said, bool *has_ende
         .reply = &reply,
     };
     bool is_complete = false;
-    dd_status status = have_all_come(&self, &is_complete, err);
+    dd_status status = have_all_come(&self, nlooks, &is_complete, err);
     *has_ended = false;
     if (is_complete) { /* it may have ended meanwhile, and then the cards may be gone */
         status = meeting_try_get(&self.place, meeting_key(&self.place, "end"), &reply.value, has_ended, err);

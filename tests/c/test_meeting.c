@@ -198,11 +198,12 @@ wait_for_count(dd_store *store, const char *count)
     CHECK(is_there);
 }
 
+static const dd_meeting_kind watchful_kind = {
+    .noun = "party", .of_interrupted = "went home", .read_card = read_card, .look_for = look_in_vain};
+
 static void
 check_a_death_at(dd_store_op op)
 {
-    static const dd_meeting_kind watchful_kind = {
-        .noun = "party", .of_interrupted = "went home", .read_card = read_card, .look_for = look_in_vain};
     enum { SIZE = 3 };
     place p = {0};
     guest guests[SIZE];
@@ -240,6 +241,30 @@ TEST(the_last_rank_dies_before_it_has_ended_the_meeting)
 {
     check_a_death_at(DD_STORE_ADD);       /* it has come, and is not counted */
     check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
+}
+
+TEST(two_die_before_the_meeting_has_ended)
+{
+    enum { SIZE = 3 };
+    static const dd_store_op fatal_ops[SIZE] = {DD_STORE_GET /* waits */, DD_STORE_ADD /* is counted */,
+                                                DD_STORE_BARRIER /* never */};
+    place p = {0};
+    guest guests[SIZE];
+    place_open(&p, SIZE);
+    dd_store_ops mortal = p.by_keys;
+    mortal.run = run_until_death;
+    for (int i = 0; i < SIZE; i++) {
+        p.native[i]->ops = &mortal;
+        guest_init(&guests[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
+        guests[i].meeting.kind = &watchful_kind;
+        fatal_op = fatal_ops[i];
+        is_dead = false;
+        run_guest(&guests[i]);
+        CHECK_INT(is_dead, i < 2);
+    }
+    CHECK_OK(guests[2].status);
+    dd_meeting_end_fini(&guests[2].end);
+    place_close(&p, SIZE);
 }
 
 static void
