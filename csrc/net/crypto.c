@@ -2,6 +2,7 @@
 
 #include "core/cpu.h"
 #include "core/lock.h"
+#include "core/log.h"
 #include "core/mem.h"
 #include "net/auth.h"
 
@@ -38,6 +39,8 @@ load_locked(void)
     if (library() == NULL &&
         (crypto_load_openssl(&found, &why) == DD_OK || crypto_load_sodium(&found, &why) == DD_OK)) {
         atomic_store_explicit(&loaded, found, memory_order_release);
+        DD_LOG(DD_LOG_INFO, "connections over TCP are encrypted with %s, by %s",
+               dd_cipher_name(dd_crypto_choose()), dd_crypto_name());
     }
     return library() != NULL;
 }

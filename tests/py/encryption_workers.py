@@ -1,9 +1,11 @@
 """What the ranks of test_encryption.py do; see procs.py."""
 
 import array
+import logging
 import os
 import subprocess
 import sys
+import time
 
 import dldist
 from host_workers import attempt, describe
@@ -52,6 +54,23 @@ def everything_with_secret(channel, rank, size, address):
     given = dldist.TCPStore
     dldist.TCPStore = lambda *args, **options: given(*args, secret="a secret of the store", **options)
     return everything(channel, rank, size, address)
+
+
+def log(channel, rank, size, address):
+    """What is told of the cipher."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("dldist").addHandler(handler)
+    logging.getLogger("dldist").setLevel(logging.INFO)
+    dldist.set_log_level("info")
+    _store, world = open_world(channel, rank, size, address)
+    world.barrier()
+    world.close(timeout=5)
+    deadline = time.monotonic() + 5
+    while not any("encrypted" in message for message in records) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [message for message in records if "encrypted" in message]
 
 
 def meet(channel, rank, size, address):

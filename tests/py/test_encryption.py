@@ -2,6 +2,7 @@
 agree. tests/c has the formats, bit by bit."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -106,6 +107,13 @@ def test_the_secret_of_a_store_is_that_of_its_groups(procs, hosts):
     assert len(seen) > 1_000_000
     assert encryption_workers.MARKER[:20] not in seen
     assert transports == [{"encrypted TCP"}] * 2
+
+
+@needs_hosts
+def test_the_log_has_the_cipher_once(procs, hosts):
+    for told in run_ranks(procs, hosts, "log", [environment()] * 2):
+        assert len(told) == 1
+        assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by (OpenSSL|libsodium) ", told[0]), told
 
 
 @needs_hosts
