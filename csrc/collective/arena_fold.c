@@ -155,13 +155,14 @@ static int
 claim_share(dd_arena *arena, int k, uint64_t chunk)
 {
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
-    uint64_t seen = atomic_load_explicit(claim, memory_order_relaxed);
     uint64_t number = arena->nchunks + chunk + 1;
-    /* What is staged, and that the results may be written, is known by the marks: a claim only excludes. */
+    /* What is staged, and that the results may be written, is known by the marks: a claim only excludes. Acquire, so that no later claim is seen before
+     * this look is done (load buffering, docs/memory-orders.md). */
+    uint64_t seen = atomic_load_explicit(claim, memory_order_acquire);
     while (seen >> ARENA_CLAIM_BITS < number) {
         if (atomic_compare_exchange_weak_explicit(claim, &seen,
                                                   number << ARENA_CLAIM_BITS | (uint64_t)arena->rank,
-                                                  memory_order_relaxed, memory_order_relaxed)) {
+                                                  memory_order_acquire, memory_order_acquire)) {
             return arena->rank;
         }
     }

@@ -50,8 +50,9 @@ wake_sleepers(dd_arena *arena)
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
     for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
-        /* The load of `asleep` came before: awaited is at least as new as the bit. */
-        uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_relaxed);
+        /* The load of `asleep` came before: awaited is at least as new as the bit. Acquire here and in dd_arena_stay_awake, so that no later store is seen
+         * before (load buffering, docs/memory-orders.md). */
+        uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
         bool is_ours =
             k != arena->rank && awaited == (uint32_t)arena->rank &&
             (atomic_fetch_and_explicit(&arena->shared->asleep[k / 64], ~bit_of(k), memory_order_acq_rel) &
@@ -272,6 +273,6 @@ dd_arena_stay_awake(dd_arena *arena)
     if (arena->has_slept) {
         arena->has_slept = false;
         atomic_fetch_and_explicit(&arena->shared->asleep[arena->rank / 64], ~bit_of(arena->rank),
-                                  memory_order_relaxed);
+                                  memory_order_acquire);
     }
 }

@@ -107,12 +107,15 @@ filled_run(shm_ring *ring, bool is_limited, size_t *len)
     return count <= ring->size ? run_at(ring, count, len) : NULL;
 }
 
+/* Looks at what the other side has stored are acquires, also where nothing comes with it: so no later store of ours is seen before the look is
+ * done, and no look returns what the other side has made of that store (load buffering, docs/memory-orders.md). */
+
 /* True once for each time that it was set. */
 static bool
 take_flag(_Atomic uint32_t *flag)
 {
-    return atomic_load_explicit(flag, memory_order_relaxed) != 0 &&
-           atomic_exchange_explicit(flag, 0, memory_order_relaxed) != 0;
+    return atomic_load_explicit(flag, memory_order_acquire) != 0 &&
+           atomic_exchange_explicit(flag, 0, memory_order_acquire) != 0;
 }
 
 static void
@@ -133,7 +136,7 @@ reader_falls_asleep(shm_ring *in)
 {
     atomic_store_explicit(&in->shared->is_asleep, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    in->is_asleep = atomic_load_explicit(&in->shared->written, memory_order_relaxed) == in->position;
+    in->is_asleep = atomic_load_explicit(&in->shared->written, memory_order_acquire) == in->position;
     if (!in->is_asleep) {
         atomic_store_explicit(&in->shared->is_asleep, 0, memory_order_relaxed);
     }
@@ -146,7 +149,7 @@ writer_waits_for_room(shm_ring *out)
 {
     atomic_store_explicit(&out->shared->is_room_wanted, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (out->position - atomic_load_explicit(&out->shared->read, memory_order_relaxed) >= out->size) {
+    if (out->position - atomic_load_explicit(&out->shared->read, memory_order_acquire) >= out->size) {
         return true;
     }
     atomic_store_explicit(&out->shared->is_room_wanted, 0, memory_order_relaxed);

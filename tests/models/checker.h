@@ -24,6 +24,7 @@ typedef struct scenario {
     void (*finish)(void); /* NULL: nothing */
     const uint64_t *
         outcomes; /* litmus tests: all that checker_note may be told, ascending, ended by CHECKER_END; else NULL */
+    bool is_buffered;    /* litmus tests: load buffering is to be found */
     bool needs_no_order; /* all that it needs is order by other means */
     int max_same; /* loops of many looks: so often a thread reads one value of a variable in a row; 0: as often as it likes */
     bool is_large;         /* takes minutes: only when it is named */

@@ -1,4 +1,5 @@
-/* What the files of the checker share. explore.c decides what happens next; memory.c is the model of memory; hooks.c takes the accesses of the
+/* What the files of the checker share. explore.c decides what happens next; memory.c is the model of memory;
+ * buffering.c looks for what that leaves out; hooks.c takes the accesses of the
  * code under check; standins.c has what the code asks of the system; weaken.c is about orders that are weaker than written. */
 #ifndef DD_TESTS_MODELS_CHECKER_INTERNAL_H
 #define DD_TESTS_MODELS_CHECKER_INTERNAL_H
@@ -71,8 +72,9 @@ memory_hash(unsigned live); /* of all that decides what may happen to the thread
 void memory_read_plain(const void *at, size_t nbytes);
 void memory_write_plain(void *at, size_t nbytes); /* before it is written */
 
-uint64_t memory_load(const void *at, int size, memory_order_ order);
-void memory_store(void *at, int size, uint64_t value, memory_order_ order);
+/* `site`: the place in the code; NULL: it is the kernel that does it. */
+uint64_t memory_load(const void *at, int size, memory_order_ order, const void *site);
+void memory_store(void *at, int size, uint64_t value, memory_order_ order, const void *site);
 
 typedef struct memory_rmw {
     void *at;
@@ -82,6 +84,7 @@ typedef struct memory_rmw {
     uint64_t expected;
     memory_order_ order;
     memory_order_ failure_order;
+    const void *site;
     bool is_latest; /* by the kernel: reads the last value, and never an older one */
 } memory_rmw;
 uint64_t memory_change_value(const memory_rmw *rmw);
@@ -99,6 +102,18 @@ void memory_begin_look(void);
 bool memory_has_news(int thread);
 /* Since memory_begin_look the thread has written nothing and seen nothing new. */
 bool memory_was_look_in_vain(void);
+
+/* ---- buffering.c */
+
+void buffering_begin_scenario(void);
+void buffering_begin_run(void);
+/* What the thread does; of variables some accesses of which are in no order. */
+void buffering_note_load(uintptr_t address, const void *site, memory_order_ order);
+void buffering_note_store(uintptr_t address, const void *site, memory_order_ order);
+void buffering_note_fence(memory_order_ order);
+void buffering_forget(void);
+/* When all runs of a scenario are done: how many pairs of a load and a later store could make load buffering. */
+int buffering_count_open(bool is_told);
 
 /* ---- standins.c */
 

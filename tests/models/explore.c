@@ -332,6 +332,7 @@ static run_end
 run_once(void)
 {
     memory_begin_run();
+    buffering_begin_run();
     standins_begin_run();
     memset(fibers, 0, sizeof fibers);
     next_decision = 0;
@@ -366,6 +367,7 @@ explore_scenario(const scenario *which, uint64_t max_runs, bool with_trace, expl
     memset(result, 0, sizeof *result);
     current = which;
     memory_begin_scenario();
+    buffering_begin_scenario();
     standins_begin_scenario();
     if (which->setup != NULL) {
         which->setup();

@@ -125,7 +125,7 @@ static uint64_t
 load(const void *at, int size, int order, const void *site)
 {
     memory_order_ used = weaken_order(site, SITE_LOAD, (memory_order_)order);
-    uint64_t value = memory_load(at, size, used);
+    uint64_t value = memory_load(at, size, used, site);
     if (explore_is_tracing() && checker_self() >= 0) {
         explore_trace("%s: load, %s: %llx", weaken_describe(site), weaken_name(used),
                       (unsigned long long)value);
@@ -137,7 +137,7 @@ static void
 store(void *at, int size, uint64_t value, int order, const void *site)
 {
     memory_order_ used = weaken_order(site, SITE_STORE, (memory_order_)order);
-    memory_store(at, size, value, used);
+    memory_store(at, size, value, used, site);
     if (explore_is_tracing() && checker_self() >= 0) {
         explore_trace("%s: store, %s: %llx", weaken_describe(site), weaken_name(used),
                       (unsigned long long)value);
@@ -149,6 +149,7 @@ change(const memory_rmw *written, const void *site)
 {
     memory_rmw used = *written;
     used.order = weaken_order(site, SITE_RMW, written->order);
+    used.site = site;
     uint64_t before = memory_change_value(&used);
     if (explore_is_tracing() && checker_self() >= 0) {
         uint64_t after = before;

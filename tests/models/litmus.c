@@ -1,7 +1,7 @@
 /* The checker itself: small programs of which it is known what C11 allows, and what not. Each notes what its threads have read, and the
  * outcomes have to be those that are listed, all of them and no others.
  *
- * Where processors and C11 differ, it is as C11 has it, but for load buffering, of which the checker knows nothing. */
+ * Where processors and C11 differ, it is as C11 has it, but for load buffering, which is reported (buffering.c). */
 #include "models/checker.h"
 
 #include <stdatomic.h>
@@ -10,15 +10,15 @@ static _Atomic uint64_t x, y, z;
 static uint64_t plain;
 static uint64_t r[4]; /* what is read: each by one thread */
 
-#define SHAPE_WITH(id, count, note, body, ...)                                                               \
+#define SHAPE_WITH(id, count, note, buffers, body, ...)                                                      \
     static void run_##id(int self)                                                                           \
     {                                                                                                        \
         body                                                                                                 \
     }                                                                                                        \
     static const uint64_t outcomes_of_##id[] = {__VA_ARGS__, CHECKER_END};                                   \
     SCENARIO(litmus_##id, .what = "", .nthreads = count, .setup = clear, .thread = run_##id, .finish = note, \
-             .outcomes = outcomes_of_##id)
-#define SHAPE(id, count, body, ...) SHAPE_WITH(id, count, note_read, body, __VA_ARGS__)
+             .outcomes = outcomes_of_##id, .is_buffered = buffers)
+#define SHAPE(id, count, body, ...) SHAPE_WITH(id, count, note_read, false, body, __VA_ARGS__)
 
 static void
 clear(void)
@@ -188,7 +188,7 @@ SHAPE(
 /* Of two variables, which thread's write stays: that the first one's stays of both takes a store that is done after a later one. */
 #define TWO_PLUS_TWO_W(id, order, between, ...) \
     SHAPE_WITH(                                 \
-        id, 2, note_last,                       \
+        id, 2, note_last, false,                \
         if (self == 0) {                        \
             STORE(x, 1, order);                 \
             between;                            \
@@ -248,17 +248,85 @@ IRIW(iriw_fences, relaxed, relaxed, FENCE(seq_cst), EVERY_IRIW_BUT_ONE)
 WRC(wrc_relaxed, relaxed, relaxed, 0, 10, 100, 110, 1000, 1010, 1100, 1110)
 WRC(wrc_release_acquire, release, acquire, 0, 10, 100, 110, 1000, 1010, 1110)
 
-/* C11 and Arm allow both loads to see the other's store (1100); the checker does not find it. See docs/memory-orders.md. */
+/* ---- load buffering: C11 and Arm allow both loads to see the other's store (1100) unless both sides are in order. The checker does no such run,
+ * and says so. */
+
+#define LB(id, buffers, load0, store0, between0, load1, store1, between1) \
+    SHAPE_WITH(                                                           \
+        id, 2, note_read, buffers,                                        \
+        if (self == 0) {                                                  \
+            r[0] = LOAD(x, load0);                                        \
+            between0;                                                     \
+            STORE(y, 1, store0);                                          \
+        } else {                                                          \
+            r[1] = LOAD(y, load1);                                        \
+            between1;                                                     \
+            STORE(x, 1, store1);                                          \
+        },                                                                \
+        0, 100, 1000)
+
+LB(lb_relaxed, true, relaxed, relaxed, (void)0, relaxed, relaxed, (void)0)
+LB(lb_acquire_of_one, true, acquire, relaxed, (void)0, relaxed, relaxed, (void)0)
+LB(lb_release_of_one, true, relaxed, release, (void)0, relaxed, relaxed, (void)0)
+LB(lb_fence_of_one, true, relaxed, relaxed, FENCE(acquire), relaxed, relaxed, (void)0)
+LB(lb_acquire, false, acquire, relaxed, (void)0, acquire, relaxed, (void)0)
+LB(lb_release, false, relaxed, release, (void)0, relaxed, release, (void)0)
+LB(lb_release_acquire, false, relaxed, release, (void)0, acquire, relaxed, (void)0)
+LB(lb_acquire_fences, false, relaxed, relaxed, FENCE(acquire), relaxed, relaxed, FENCE(acquire))
+LB(lb_release_fence, false, relaxed, relaxed, FENCE(release), relaxed, release, (void)0)
+LB(lb_release_between, true, relaxed, relaxed, STORE(z, 1, release), acquire, relaxed, (void)0)
+LB(lb_acquire_between, true, relaxed, relaxed, (void)LOAD(z, acquire), acquire, relaxed, (void)0)
+/* What was before is forgotten, but not what may come of it. */
+LB(lb_forgets, true, relaxed, relaxed, checker_forget(1), acquire, relaxed, (void)0)
+LB(lb_fence_forgets, false, relaxed, relaxed, FENCE(acquire); checker_forget(1), acquire, relaxed, (void)0)
+LB(lb_forgets_fence, false, relaxed, relaxed, checker_forget(1); FENCE(release), acquire, relaxed, (void)0)
+
+/* The second thread knows of nothing that the first stores. */
 SHAPE(
-    lb, 2,
+    lb_no_way_back, 2,
     if (self == 0) {
         r[0] = LOAD(x, relaxed);
         STORE(y, 1, relaxed);
     } else {
-        r[1] = LOAD(y, relaxed);
         STORE(x, 1, relaxed);
+        r[1] = LOAD(y, relaxed);
     },
-    0, 100, 1000)
+    0, 100, 1000, 1100)
+
+/* A way back through two others, of which one takes part with a read-modify-write. */
+#define LB_OF_THREE(id, buffers, load, store)                             \
+    SHAPE_WITH(                                                           \
+        id, 3, note_read, buffers,                                        \
+        if (self == 0) {                                                  \
+            r[0] = LOAD(x, relaxed);                                      \
+            STORE(y, 1, store);                                           \
+        } else if (self == 1) {                                           \
+            r[1] = LOAD(y, load);                                         \
+            STORE(z, 1, relaxed);                                         \
+        } else {                                                          \
+            r[2] = atomic_exchange_explicit(&z, 2, memory_order_acquire); \
+            STORE(x, 1, relaxed);                                         \
+        },                                                                \
+        0, 10, 100, 110, 1000, 1010, 1100)
+
+LB_OF_THREE(lb_of_three, true, acquire, relaxed)
+LB_OF_THREE(lb_of_three_relaxed_load, true, relaxed, release)
+LB_OF_THREE(lb_of_three_ordered, false, acquire, release)
+
+/* Values that are not atomic go with a release. */
+SHAPE(
+    lb_plain, 2,
+    if (self == 0) {
+        plain = 1;
+        STORE(y, 1, release);
+    } else {
+        r[0] = LOAD(y, acquire);
+        if (r[0] != 0) {
+            r[1] = plain;
+            plain = 2;
+        }
+    },
+    0, 1100)
 
 /* A sequentially consistent store is no fence: what comes after it may be seen before it. */
 SHAPE(

@@ -64,18 +64,30 @@ are_as_expected(const scenario *which)
     return i == noutcomes && which->outcomes[i] == CHECKER_END;
 }
 
+static void
+tell_of_buffering(const scenario *which)
+{
+    (void)buffering_count_open(true);
+    if (which->is_buffered) {
+        printf("  load buffering is not found\n");
+    }
+}
+
 static bool
 run(const scenario *which, bool is_tracing)
 {
     explore_result result;
     noutcomes = 0;
     explore_scenario(which, MAX_RUNS, is_tracing, &result);
-    bool is_right = result.end == EXPLORE_PASSED && are_as_expected(which);
+    bool is_passed = result.end == EXPLORE_PASSED && are_as_expected(which);
+    bool is_right = is_passed && (buffering_count_open(false) > 0) == which->is_buffered;
     printf("%-30s %d threads %9llu states %9llu runs %7.2f s  %s\n", which->name, which->nthreads,
            (unsigned long long)result.nstates, (unsigned long long)result.nruns, result.seconds,
            is_right ? which->what : "FAILED");
     if (result.end != EXPLORE_PASSED) {
         printf("  %s\n", result.end == EXPLORE_CUT ? "does not end" : result.failure);
+    } else if (is_passed && !is_right) {
+        tell_of_buffering(which);
     } else if (!is_right) {
         printf("  outcomes:");
         for (int i = 0; i < noutcomes; i++) {

@@ -381,8 +381,25 @@ first_readable(int number, memory_order_ order)
     return first;
 }
 
+/* For load buffering, in which variables do not take part whose accesses are all ordered. */
+static void
+note_load(const location *which, memory_order_ order, const void *site)
+{
+    if (which->known->is_contended) {
+        buffering_note_load(which->address, site, order);
+    }
+}
+
+static void
+note_store(const location *which, memory_order_ order, const void *site)
+{
+    if (which->known->is_contended) {
+        buffering_note_store(which->address, site, order);
+    }
+}
+
 uint64_t
-memory_load(const void *at, int size, memory_order_ order)
+memory_load(const void *at, int size, memory_order_ order, const void *site)
 {
     if (checker_self() < 0) {
         return value_in_memory(at, size);
@@ -395,6 +412,7 @@ memory_load(const void *at, int size, memory_order_ order)
     int first = first_readable(number, order);
     const message *read = which->messages[which->nmessages - 1 - explore_choose(which->nmessages - first)];
     take_message(number, read, order);
+    note_load(which, order, site);
     uint64_t value = value_of(which, read);
     if (do_others_write(which)) {
         explore_note_seen(value);
@@ -446,7 +464,7 @@ publish(message *made, int number, memory_order_ order, const message *read)
 }
 
 void
-memory_store(void *at, int size, uint64_t value, memory_order_ order)
+memory_store(void *at, int size, uint64_t value, memory_order_ order, const void *site)
 {
     if (checker_self() < 0) {
         memcpy(at, &value, (size_t)size);
@@ -458,6 +476,7 @@ memory_store(void *at, int size, uint64_t value, memory_order_ order)
     note_atomic(number, ACCESS_ATOMIC_WRITE);
     message *made = insert(number, choose_place(number, order), value, false);
     publish(made, number, order, NULL);
+    note_store(&memory_locations[number], order, site);
 }
 
 /* One that may be read and, where something is to be written, written behind. */
@@ -490,7 +509,7 @@ memory_change_value(const memory_rmw *rmw)
     if (checker_self() < 0) {
         uint64_t before = value_in_memory(rmw->at, rmw->size);
         if (rmw->change(before, rmw->operand, rmw->expected, &after)) {
-            memory_store(rmw->at, rmw->size, after, ORDER_RELAXED);
+            memory_store(rmw->at, rmw->size, after, ORDER_RELAXED, rmw->site);
         }
         return before;
     }
@@ -508,12 +527,14 @@ memory_change_value(const memory_rmw *rmw)
     }
     note_atomic(number, is_changed ? ACCESS_ATOMIC_WRITE : ACCESS_ATOMIC_READ);
     take_message(number, read, is_changed ? rmw->order : rmw->failure_order);
+    note_load(which, is_changed ? rmw->order : rmw->failure_order, rmw->site);
     if (is_shared) {
         explore_note_seen(before);
     }
     if (is_changed) {
         message *made = insert(number, at, after, true);
         publish(made, number, rmw->order, read);
+        note_store(which, rmw->order, rmw->site);
     }
     return before;
 }

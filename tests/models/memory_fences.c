@@ -57,6 +57,7 @@ memory_fence(memory_order_ order)
     if (checker_self() >= 0 && order != ORDER_NONE) {
         memory_yield_for(order == ORDER_SEQ_CST);
         fence_of(checker_self(), order);
+        buffering_note_fence(order);
     }
 }
 

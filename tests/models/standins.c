@@ -101,6 +101,7 @@ checker_forget(uint64_t where)
         }
     }
     explore_forget_seen(hash);
+    buffering_forget();
 }
 
 void *
@@ -356,7 +357,7 @@ void
 dd_lock_init(dd_lock *lock, dd_lock_kind kind)
 {
     lock->kind = kind;
-    memory_store(word_of(lock), 4, 0, ORDER_RELAXED);
+    memory_store(word_of(lock), 4, 0, ORDER_RELAXED, NULL);
 }
 
 void
@@ -394,7 +395,7 @@ dd_lock_release(dd_lock *lock)
 void
 dd_cond_init(pthread_cond_t *cond)
 {
-    memory_store(cond, 4, 0, ORDER_RELAXED);
+    memory_store(cond, 4, 0, ORDER_RELAXED, NULL);
 }
 
 void
