@@ -97,10 +97,11 @@ void memory_fence_other(int target);
 /* The thread goes on after others may have gone first. */
 void memory_note_turn(void);
 
-/* Polling: forgets what was read; whether that has changed since. */
-void memory_begin_look(void);
+/* Polling: a look has found nothing; whether something that it has read has changed since; the next one begins. */
+void memory_end_look(void);
 bool memory_has_news(int thread);
-/* Since memory_begin_look the thread has written nothing and seen nothing new. */
+void memory_begin_look(void);
+/* In this look, which is not the first, the thread has written nothing and seen nothing new. */
 bool memory_was_look_in_vain(void);
 
 /* ---- buffering.c */

@@ -288,7 +288,7 @@ choose_thread(void)
         checker_running = -1;
         explore_fail("all %d threads that are left wait for each other", nleft);
     }
-    if (next_decision == ndecisions && !is_state_new()) {
+    if (!is_tracing && next_decision == ndecisions && !is_state_new()) {
         leave(RUN_PRUNED);
     }
     return ready[explore_choose(nready)];

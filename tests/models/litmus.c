@@ -4,6 +4,8 @@
  * Where processors and C11 differ, it is as C11 has it, but for load buffering, which is reported (buffering.c). */
 #include "models/checker.h"
 
+#include "core/fence.h"
+
 #include <stdatomic.h>
 
 static _Atomic uint64_t x, y, z;
@@ -26,6 +28,7 @@ clear(void)
     x = y = z = 0;
     plain = 0;
     r[0] = r[1] = r[2] = r[3] = 0;
+    checker_set_fenced(true);
 }
 
 /* As digits: r0 r1 r2 r3. */
@@ -349,3 +352,30 @@ SHAPE(
         r[self] = atomic_fetch_add_explicit(&y, 1, memory_order_relaxed);
     },
     120, 210, 1020, 1200, 2010, 2100)
+
+/* ---- polling: a look is worth while when something is newer than what was read, also if the thread's view has come to be newer without it. */
+
+SHAPE(
+    poll_is_fenced, 2,
+    if (self == 0) {
+        while (LOAD(x, relaxed) == 0) {
+            checker_poll();
+        }
+    } else {
+        STORE(x, 1, relaxed);
+        (void)dd_fence_all();
+    },
+    0)
+
+SHAPE(
+    poll_acquires_late, 2,
+    if (self == 0) {
+        while (LOAD(x, relaxed) == 0) {
+            r[0] = LOAD(y, acquire);
+            checker_poll();
+        }
+    } else {
+        STORE(x, 1, relaxed);
+        STORE(y, 1, release);
+    },
+    0, 1000)

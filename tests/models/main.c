@@ -1,6 +1,6 @@
 /* The checker's program: runs the scenarios that are named (parts of names), or all that take seconds.
  *
- *     --weaken   then makes each order weaker, one at a time, and says which of that no scenario notices
+ *     --weaken   then makes each order weaker, one at a time, and says which scenario notices that
  *     --mistakes fails where a scenario finds none of the orders weakened to nothing
  *     --trace    shows how a failure comes about */
 #include "models/checker_internal.h"
@@ -139,20 +139,26 @@ is_named(const scenario *which, char **names, int nnames)
 static int nweaker;
 static int nnoticed;
 
-/* Of the scenarios that get to the place, whether one fails. */
 static bool
-is_noticed(int site, memory_order_ order, char **names, int nnames)
+fails(const scenario *which)
 {
-    explore_result result = {.end = EXPLORE_PASSED};
+    explore_result result;
+    explore_scenario(which, MAX_RUNS_WEAKER, false, &result);
+    return result.end == EXPLORE_FAILED || (result.end == EXPLORE_PASSED && buffering_count_open(false) > 0);
+}
+
+/* Of the scenarios that get to the place, one that fails; NULL: none does. */
+static const scenario *
+find_failing(int site, memory_order_ order, char **names, int nnames)
+{
+    const scenario *each = all;
     weaken_set(site, order);
-    for (const scenario *each = all; each != NULL && result.end != EXPLORE_FAILED; each = each->next) {
-        if (each->outcomes == NULL && is_named(each, names, nnames) &&
-            weaken_is_reached_by(site, each->number)) {
-            explore_scenario(each, MAX_RUNS_WEAKER, false, &result);
-        }
+    while (each != NULL && !(each->outcomes == NULL && is_named(each, names, nnames) &&
+                             weaken_is_reached_by(site, each->number) && fails(each))) {
+        each = each->next;
     }
     weaken_set(-1, ORDER_NONE);
-    return result.end == EXPLORE_FAILED;
+    return each;
 }
 
 /* From the strongest on: what is weaker than one that is noticed, is noticed, too. */
@@ -161,16 +167,15 @@ weaken_one(int site, char **names, int nnames)
 {
     memory_order_ options[WEAKEN_MAX_OPTIONS];
     int noptions = weaken_options(site, options);
-    bool is_found = false;
-    for (int i = 0; i < noptions && !is_found; i++) {
-        is_found = is_noticed(site, options[i], names, nnames);
+    const scenario *failing = NULL;
+    for (int i = 0; i < noptions && failing == NULL; i++) {
+        failing = find_failing(site, options[i], names, nnames);
         nweaker++;
-        nnoticed += is_found;
-        if (!is_found) {
-            printf("unnoticed: %s %s %s %s\n", weaken_words(site), weaken_kind(site),
-                   weaken_name(weaken_written(site)), weaken_name(options[i]));
-            (void)fflush(stdout);
-        }
+        nnoticed += failing != NULL;
+        printf("%-60s %-6s %-7s %-7s %s\n", weaken_words(site), weaken_kind(site),
+               weaken_name(weaken_written(site)), weaken_name(options[i]),
+               failing != NULL ? failing->name : "is not noticed");
+        (void)fflush(stdout);
     }
 }
 

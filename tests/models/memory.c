@@ -342,13 +342,13 @@ take_message(int number, const message *read, memory_order_ order)
 {
     actor *self = memory_own();
     self->is_read[number] = true;
+    self->has_seen_news = self->has_seen_news ||
+                          (read->where > self->last_read[number] && read->where >> UID_BITS > STAMP_STEP);
     self->nsame[number] = read->where == self->last_read[number] ? self->nsame[number] + 1 : 1;
     self->last_read[number] = read->where;
     if (explore_current()->max_same > 0 && self->nsame[number] > explore_current()->max_same) {
         explore_prune();
     }
-    self->has_seen_news =
-        self->has_seen_news || (read->where > self->now.at[number] && read->where >> UID_BITS > STAMP_STEP);
     memory_raise(&self->now.at[number], read->where);
     join_message(memory_is_acquire(order) ? &self->now : &self->acquired, read);
     if (order == ORDER_SEQ_CST) {
@@ -548,22 +548,35 @@ memory_latest(const void *at, int size)
 /* ---- polling */
 
 void
-memory_begin_look(void)
+memory_end_look(void)
 {
     actor *self = memory_own();
-    memset(self->is_read, 0, (size_t)memory_nlocations * sizeof self->is_read[0]);
     self->has_polled = true;
     self->has_written = self->has_seen_news = false;
 }
 
+void
+memory_begin_look(void)
+{
+    actor *self = memory_own();
+    memset(self->is_read, 0, (size_t)memory_nlocations * sizeof self->is_read[0]);
+}
+
+static bool
+is_by(place where, int thread)
+{
+    return (int)(where >> WRITES_BITS & ((1 << (UID_BITS - WRITES_BITS)) - 1)) == thread + 1;
+}
+
+/* By what it has read: its view may be further, since others make it go through fences. */
 bool
 memory_has_news(int thread)
 {
     const actor *whose = &memory_actors[thread];
     for (int l = 0; l < memory_nlocations; l++) {
         const location *which = &memory_locations[l];
-        if (whose->is_read[l] && which->messages[which->nmessages - 1]->where > whose->now.at[l] &&
-            which->nmessages > 1) {
+        place last = which->messages[which->nmessages - 1]->where;
+        if (whose->is_read[l] && last > whose->last_read[l] && which->nmessages > 1 && !is_by(last, thread)) {
             return true;
         }
     }

@@ -78,6 +78,19 @@ hash_location(int number)
     return hash;
 }
 
+/* What polling depends on. */
+static uint64_t
+hash_look(const actor *of)
+{
+    uint64_t sum = 1 + (uint64_t)of->has_written + 2 * (uint64_t)of->has_seen_news;
+    for (int l = 0; l < memory_nlocations; l++) {
+        int beyond = of->last_read[l] != 0 ? index_of(l, of->last_read[l]) - first_live[l] : 0;
+        sum +=
+            of->is_read[l] ? memory_mix(memory_locations[l].address, (uint64_t)(beyond > 0 ? beyond : 0)) : 0;
+    }
+    return sum;
+}
+
 uint64_t
 memory_hash(unsigned live)
 {
@@ -92,8 +105,7 @@ memory_hash(unsigned live)
         hash = memory_mix(hash, hash_view(&each->now));
         hash = memory_mix(hash, hash_view(&each->acquired));
         hash = memory_mix(hash, hash_view(&each->released));
-        hash = memory_mix(hash, (uint64_t)each->has_polled << 2 | (uint64_t)each->has_written << 1 |
-                                    each->has_seen_news);
+        hash = memory_mix(hash, each->has_polled ? hash_look(each) : 0);
         if (each->pending.is_there) {
             hash = memory_mix(hash, memory_locations[each->pending.location].address);
             hash = memory_mix(hash, (uint64_t)index_of(each->pending.location, each->pending.where));

@@ -144,4 +144,4 @@ check_last(void)
 }
 
 SCENARIO(recorder_fights, .what = "two threads that write to one slot", .nthreads = 2, .setup = open_with_two,
-         .thread = end_and_overwrite, .finish = check_last, .max_same = 3, .is_large = true)
+         .thread = end_and_overwrite, .finish = check_last, .max_same = 3)

@@ -338,6 +338,7 @@ checker_poll(void)
     if (memory_was_look_in_vain()) {
         explore_prune();
     }
+    memory_end_look();
     if (explore_is_tracing()) {
         explore_trace("polls");
     }
