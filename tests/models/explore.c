@@ -40,6 +40,7 @@ static fiber fibers[CHECKER_MAX_THREADS];
 static _Alignas(64) char stacks[CHECKER_MAX_THREADS][STACK_NBYTES];
 int checker_running = -1;
 static bool is_tracing;
+static bool is_in_setup;
 static jmp_buf around;
 static ucontext_t starter;
 
@@ -109,6 +110,10 @@ explore_fail(const char *format, ...)
     int used = checker_running < 0 ? 0 : snprintf(failure, sizeof failure, "thread %d: ", checker_running);
     (void)vsnprintf(failure + used, sizeof failure - (size_t)used, format, args);
     va_end(args);
+    if (is_in_setup) {
+        (void)fprintf(stderr, "%s: setup: %s\n", current->name, failure);
+        abort();
+    }
     leave(RUN_FAILED);
 }
 
@@ -369,9 +374,11 @@ explore_scenario(const scenario *which, uint64_t max_runs, bool with_trace, expl
     memory_begin_scenario();
     buffering_begin_scenario();
     standins_begin_scenario();
+    is_in_setup = true;
     if (which->setup != NULL) {
         which->setup();
     }
+    is_in_setup = false;
     standins_end_setup();
     free(states); /* of the last scenario, which may have had many */
     states = NULL;

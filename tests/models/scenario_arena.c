@@ -1,8 +1,7 @@
 /* csrc/collective/arena_*.c: operations of two and three ranks, which sleep whenever they have to wait. */
 #include "models/checker.h"
 
-#include "collective/arena.h"
-#include "core/cpu.h"
+#include "collective/arena_internal.h"
 
 #include <string.h>
 
@@ -25,7 +24,7 @@ static rank_part *parts[MAX_RANKS];
 static int nranks;
 static size_t max_nbytes; /* of an operation */
 static checker_bell bells[MAX_RANKS];
-static bool is_polling; /* ranks never sleep */
+static unsigned sleepers; /* a bit for each rank; the others poll */
 
 /* ---- what the arena asks of others */
 
@@ -122,17 +121,18 @@ check_output(int rank, uint64_t sequence)
     }
 }
 
+/* What has begun. */
 static void
-run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+finish_op(int rank, uint64_t sequence)
 {
     dd_arena *arena = parts[rank]->arena;
-    begin(rank, coll, nbytes, sequence);
+    bool is_sleeper = (sleepers >> rank & 1) != 0;
     dd_arena_state state = DD_ARENA_MOVED;
     while (state != DD_ARENA_DONE) {
         checker_forget(sequence);
         state = dd_arena_progress(arena);
         REQUIRE(state == DD_ARENA_DONE || state == DD_ARENA_MOVED || state == DD_ARENA_BLOCKED);
-        if (state == DD_ARENA_BLOCKED && is_polling) {
+        if (state == DD_ARENA_BLOCKED && !is_sleeper) {
             checker_poll();
         } else if (state == DD_ARENA_BLOCKED && dd_arena_fall_asleep(arena)) {
             checker_sleep(&bells[rank]);
@@ -140,6 +140,31 @@ run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
         }
     }
     check_output(rank, sequence);
+}
+
+static void
+run_op(int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    begin(rank, coll, nbytes, sequence);
+    finish_op(rank, sequence);
+}
+
+/* Returns whether it has ended. */
+static bool
+go_as_far_as_can_be(int rank)
+{
+    dd_arena_state state = DD_ARENA_MOVED;
+    while (state == DD_ARENA_MOVED) {
+        state = dd_arena_progress(parts[rank]->arena);
+    }
+    return state == DD_ARENA_DONE;
+}
+
+static void
+come_to_barrier(int rank)
+{
+    begin(rank, DD_COLL_BARRIER, 0, 1);
+    (void)go_as_far_as_can_be(rank);
 }
 
 /* ---- setups */
@@ -166,7 +191,7 @@ open_arena(int count, bool is_crowded)
     dd_error err;
     int fd = -1;
     nranks = count;
-    is_polling = false;
+    sleepers = ~0u;
     max_nbytes = is_crowded ? LARGE_NBYTES : SMALL_NBYTES;
     memset(bells, 0, sizeof bells);
     REQUIRE(dd_arena_create(nranks, is_crowded, &fd, &err) == DD_OK);
@@ -197,7 +222,7 @@ static void
 open_pair_polling(void)
 {
     open_pair();
-    is_polling = true;
+    sleepers = 0;
 }
 
 static void
@@ -205,7 +230,7 @@ open_pair_crowded(void)
 {
     checker_set_fenced(true);
     open_arena(2, true);
-    is_polling = true;
+    sleepers = 0;
 }
 
 static void
@@ -216,10 +241,24 @@ open_three(void)
 }
 
 static void
+open_three_of_which_one_sleeps(void)
+{
+    open_three();
+    sleepers = 1;
+}
+
+static void
+open_three_of_which_one_has_come(void)
+{
+    open_arena(3, false);
+    come_to_barrier(0);
+}
+
+static void
 open_three_polling(void)
 {
     open_three();
-    is_polling = true;
+    sleepers = 0;
 }
 
 /* Records are used again from the next operation on. */
@@ -271,8 +310,21 @@ barrier_once(int self)
     run_op(self, DD_COLL_BARRIER, 0, 1);
 }
 
-SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep", .nthreads = 3, .setup = open_three,
-         .thread = barrier_once, .is_large = true)
+static void
+come_after_one(int self)
+{
+    if (self == 0) {
+        finish_op(0, 1);
+    } else {
+        barrier_once(self);
+    }
+}
+
+/* That of three that all come at once, or by the fence, has too many states. */
+SCENARIO(arena_sleeps_three, .what = "a barrier of three that sleep, one of which has come before",
+         .nthreads = 3, .setup = open_three_of_which_one_has_come, .thread = come_after_one)
+SCENARIO(arena_one_of_three_sleeps, .what = "a barrier of three, by the fence", .nthreads = 3,
+         .setup = open_three_of_which_one_sleeps, .thread = barrier_once, .is_large = true)
 SCENARIO(arena_polls_three, .what = "an all_reduce of three that poll", .nthreads = 3,
          .setup = open_three_polling, .thread = reduce_once)
 
@@ -333,3 +385,42 @@ give_up(int self)
 
 SCENARIO(arena_poisoned, .what = "a rank that gives up before another begins", .nthreads = 2,
          .setup = open_pair, .thread = give_up, .needs_no_order = true)
+
+/* Two of three have begun. One of them gives up, and finds that the third has not begun: then the other one does not succeed, though it may find
+ * all headers (dd_arena_find_written relies on it). */
+static bool is_alone;
+static bool has_succeeded;
+
+static void
+open_three_of_which_two_have_begun(void)
+{
+    open_three();
+    come_to_barrier(0);
+    come_to_barrier(2);
+    is_alone = has_succeeded = false;
+}
+
+static void
+give_up_alone(int self)
+{
+    dd_arena *arena = parts[self]->arena;
+    dd_arena_ranks missing;
+    if (self == 0) {
+        dd_arena_poison(arena, DD_ARENA_ENDS_LAST);
+        is_alone = dd_arena_find_missing(arena, &arena->all_ranks, dd_arena_mark_of(arena, 0), &missing);
+    } else if (self == 1) {
+        come_to_barrier(1);
+    } else {
+        has_succeeded = go_as_far_as_can_be(2);
+    }
+}
+
+static void
+check_that_one_was_right(void)
+{
+    REQUIRE(!is_alone || !has_succeeded);
+}
+
+SCENARIO(arena_gives_up, .what = "a rank that gives up while another begins, and a third that looks at both",
+         .nthreads = 3, .setup = open_three_of_which_two_have_begun, .thread = give_up_alone,
+         .finish = check_that_one_was_right)

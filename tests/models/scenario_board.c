@@ -142,3 +142,18 @@ post_both(int self)
 
 SCENARIO(board_news_of_both, .what = "both post and hear", .nthreads = 2, .setup = open_board,
          .thread = post_both)
+
+/* Without a look for news, which would be order enough. */
+static void
+post_and_read(int self)
+{
+    uint8_t cause[DD_ARENA_CAUSE_MAX];
+    if (self == 0) {
+        dd_arena_post_cause(arenas[0], dd_bytes_of(words, sizeof words));
+    } else if (dd_arena_read_cause(arenas[1], 0, cause) != 0) {
+        REQUIRE(memcmp(cause, words, sizeof words) == 0);
+    }
+}
+
+SCENARIO(board_cause, .what = "a cause that is read while it is posted", .nthreads = 2, .setup = open_board,
+         .thread = post_and_read)

@@ -35,6 +35,13 @@ open_recorder(void)
     }
 }
 
+/* The third is a message; the others are collectives. */
+static bool
+is_message(uint64_t i)
+{
+    return i == 3;
+}
+
 /* Everything that is known of it tells which one it is. */
 static uint64_t
 begin(dd_recorder_group *group, uint64_t i)
@@ -42,7 +49,10 @@ begin(dd_recorder_group *group, uint64_t i)
     dd_record_call call = {.name = NAME_OF(i),
                            .created_ns = (int64_t)i * 10,
                            .timeout_ns = (int64_t)i * 100,
-                           .stack = (uint32_t)i};
+                           .stack = (uint32_t)i,
+                           .is_started = true,
+                           .is_p2p = is_message(i),
+                           .peer = (int)i};
     return dd_recorder_begin(group, &call);
 }
 
@@ -53,8 +63,9 @@ check_record(const snapshot_entry *entry)
     REQUIRE(i >= 1 && i <= 3);
     REQUIRE(entry->body.created_ns == (int64_t)i * 10 && entry->body.timeout_ns == (int64_t)i * 100);
     REQUIRE(entry->body.name == NAME_OF(i));
+    REQUIRE(entry->started_ns == (int64_t)i * 10 && entry->peer == (is_message(i) ? (int)i : NO_PEER));
     REQUIRE(entry->ended_ns == 0 || entry->ended_ns == (int64_t)i * 1000);
-    REQUIRE(entry->code == DD_OK && entry->peer == NO_PEER);
+    REQUIRE(entry->code == DD_OK || entry->code == DD_ABORTED);
 }
 
 static void
@@ -103,6 +114,16 @@ open_with_two(void)
     REQUIRE(begin(groups[0], 2) == 2);
 }
 
+/* The first has failed. */
+static void
+open_with_two_and_end(void)
+{
+    dd_error error;
+    open_with_two();
+    (void)dd_error_set(&error, DD_ABORTED, "why");
+    dd_recorder_end(recorder, 1, 1000, &error);
+}
+
 /* The third takes the place of the first. */
 static void
 overwrite_and_read(int self)
@@ -116,12 +137,14 @@ overwrite_and_read(int self)
         if (try_read(&recorder->ring[1 & recorder->mask], record, &entry)) {
             check_record(&entry);
             REQUIRE(entry.body.stack == record);
+            REQUIRE(entry.ended_ns == (record == 1 ? 1000 : 0));
+            REQUIRE(entry.code == (record == 1 ? DD_ABORTED : DD_OK));
         }
     }
 }
 
 SCENARIO(recorder_overwrites, .what = "a record that is read while a newer one takes its place",
-         .nthreads = 2, .setup = open_with_two, .thread = overwrite_and_read)
+         .nthreads = 2, .setup = open_with_two_and_end, .thread = overwrite_and_read)
 
 /* Two threads want the slot: one ends its record, another makes a newer one there. */
 static void
