@@ -288,8 +288,7 @@ reduce_twice(int self)
 
 SCENARIO(arena_sleeps, .what = "an all_reduce of 8 bytes, in a record that is used again", .nthreads = 2,
          .setup = open_pair_used, .thread = reduce_once)
-SCENARIO(arena_sleeps_twice, .what = "two of them", .nthreads = 2, .setup = open_pair, .thread = reduce_twice,
-         .is_large = true)
+SCENARIO(arena_sleeps_twice, .what = "two of them", .nthreads = 2, .setup = open_pair, .thread = reduce_twice)
 SCENARIO(arena_sleeps_unfenced, .what = "two, before processes take part in the fence", .nthreads = 2,
          .setup = open_pair_unfenced, .thread = reduce_twice)
 

@@ -324,7 +324,7 @@ answer_twice(int self)
 SCENARIO(window_answers, .what = "a put and its answer, both sleep", .nthreads = 2, .setup = open_windows,
          .thread = answer_once)
 SCENARIO(window_answers_twice, .what = "two of them, one after the other", .nthreads = 2,
-         .setup = open_windows, .thread = answer_twice, .is_large = true)
+         .setup = open_windows, .thread = answer_twice)
 
 static void
 signal_alone(int self)
