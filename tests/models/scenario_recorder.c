@@ -91,6 +91,26 @@ open_with_one(void)
 SCENARIO(recorder_ends, .what = "a record that is read when its call ends", .nthreads = 2,
          .setup = open_with_one, .thread = end_and_read, .needs_no_order = true)
 
+/* The end is told with what it was. */
+static void
+fail_and_read(int self)
+{
+    snapshot_entry entry;
+    if (self == 0) {
+        dd_error error;
+        (void)dd_error_set(&error, DD_ABORTED, "why");
+        dd_recorder_end(recorder, 1, 1000, &error);
+        return;
+    }
+    if (try_read(&recorder->ring[1 & recorder->mask], 1, &entry)) {
+        check_record(&entry);
+        REQUIRE(entry.ended_ns == 0 || entry.code == DD_ABORTED);
+    }
+}
+
+SCENARIO(recorder_fails, .what = "a record that is read when its call fails", .nthreads = 2,
+         .setup = open_with_one, .thread = fail_and_read)
+
 static void
 begin_and_read(int self)
 {
@@ -168,3 +188,19 @@ check_last(void)
 
 SCENARIO(recorder_fights, .what = "two threads that write to one slot", .nthreads = 2, .setup = open_with_two,
          .thread = end_and_overwrite, .finish = check_last, .max_same = 3)
+
+/* What a group is called, is read without the lock. */
+static void
+rename_and_read(int self)
+{
+    dd_error err;
+    if (self == 0) {
+        dd_recorder_group_info info = {.kind = "first", .name = dd_bytes_of("name", 4)};
+        REQUIRE(dd_recorder_group_rename(groups[0], &info, &err) == DD_OK);
+    } else {
+        REQUIRE(dd_recorder_group_set_kind(groups[0], "second", &err) == DD_OK);
+    }
+}
+
+SCENARIO(recorder_renames, .what = "a group that two threads rename", .nthreads = 2, .setup = open_recorder,
+         .thread = rename_and_read)
