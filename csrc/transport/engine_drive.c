@@ -17,11 +17,6 @@
 #define ROUNDS_PER_CLOCK 16u
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
-/* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
-#define NAP_NS (10 * DD_NS_PER_MS)
-/* While callers come and go: a nap's end may take a core from one of them. */
-#define LONG_NAP_NS (100 * DD_NS_PER_MS)
-#define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
 /* While callers come and go, the background thread only looks around, for so many rounds at most. */
 #define ROUNDS_PER_LOOK 64
 /* Callers who find what they want at one peer go round all of them as often as this. */
@@ -69,26 +64,6 @@ void
 dd_engine_note_call_locked(dd_engine *engine)
 {
     count_up(&engine->ncalls);
-}
-
-/* ---- waking */
-
-/* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
-static void
-cut_nap_short(dd_engine *engine)
-{
-    if (atomic_load(&engine->is_napping_long)) {
-        dd_lock_take(&engine->nap_mu);
-        dd_cond_signal(&engine->nap);
-        dd_lock_release(&engine->nap_mu);
-    }
-}
-
-void
-dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
-{
-    unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
-    atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
 }
 
 void
@@ -274,7 +249,7 @@ leave(dd_engine *engine, dd_waiter *self)
         return;
     }
     engine->driver = NULL;
-    atomic_store(&engine->is_driven, false);
+    engine_note_undriven(engine);
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
         dd_cond_signal(&other->turn);
@@ -282,8 +257,8 @@ leave(dd_engine *engine, dd_waiter *self)
             return;
         }
     }
-    if (!self->is_background && atomic_load_explicit(&engine->nattentive, memory_order_relaxed) > 0) {
-        cut_nap_short(engine);
+    if (!self->is_background) {
+        engine_cut_nap_short(engine);
     }
 }
 
@@ -476,54 +451,6 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
-static void
-nap_once(dd_engine *engine, bool is_long)
-{
-    atomic_store(&engine->is_napping_long, true);
-    bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
-    if (is_short) {
-        atomic_store(&engine->is_napping_long, false);
-    }
-    int64_t until_ns = dd_clock_now_ns() + (is_short ? ATTENTIVE_NAP_NS : is_long ? LONG_NAP_NS : NAP_NS);
-    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
-    dd_cond_wait_until(&engine->nap, &engine->nap_mu, &until);
-}
-
-/* What the background thread has seen of callers. */
-typedef struct callers_seen {
-    uint64_t ndrives, ncalls;
-    bool are_about; /* some have come in the last nap */
-} callers_seen;
-
-static bool
-has_driven(const dd_engine *engine, callers_seen *seen)
-{
-    callers_seen before = *seen;
-    seen->ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
-    seen->ncalls = atomic_load_explicit(&engine->ncalls, memory_order_relaxed);
-    seen->are_about = seen->ndrives != before.ndrives || seen->ncalls != before.ncalls;
-    return seen->ndrives != before.ndrives || atomic_load_explicit(&engine->is_driven, memory_order_relaxed);
-}
-
-/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
-static bool
-nap(dd_engine *engine, callers_seen *seen)
-{
-    bool is_time = false;
-    dd_lock_take(&engine->nap_mu);
-    while (!engine->is_stopping && !is_time) {
-        if (!engine->is_kicked) {
-            nap_once(engine, seen->are_about);
-        }
-        is_time = !has_driven(engine, seen) || engine->is_kicked;
-        engine->is_kicked = false;
-    }
-    bool goes_on = !engine->is_stopping;
-    dd_lock_release(&engine->nap_mu);
-    return goes_on;
-}
-
 /* Takes in what has come, and goes: callers who come and go would otherwise find a driver that sleeps on the links, and wake it. */
 static void
 look_around(dd_engine *engine)
@@ -539,9 +466,9 @@ run_background(void *arg)
 {
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
-    callers_seen seen = {0};
+    engine_callers_seen seen = {0};
     dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
-    while (nap(engine, &seen)) {
+    while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
             look_around(engine);
@@ -560,17 +487,11 @@ void
 engine_drive_init(dd_engine *engine)
 {
     atomic_init(&engine->nlockers, 0);
-    atomic_init(&engine->ndrives, 0);
-    atomic_init(&engine->ncalls, 0);
-    atomic_init(&engine->is_driven, false);
-    atomic_init(&engine->nattentive, 0);
-    atomic_init(&engine->is_napping_long, false);
     atomic_init(&engine->is_stopped, false);
     dd_list_init(&engine->waiters);
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
-    dd_lock_init(&engine->nap_mu, DD_LOCK_ENGINE_NAP);
-    dd_cond_init(&engine->nap);
+    engine_nap_init(engine);
     engine->spin = dd_spin_make(SPIN_NS);
 }
 

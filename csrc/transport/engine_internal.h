@@ -490,6 +490,21 @@ void engine_drain_wake_fd(dd_engine *engine);
 /* Arranges for being woken. False when there is something to do after all. */
 bool engine_fall_asleep(dd_engine *engine);
 
+/* ---- engine_nap.c: the naps of the background thread */
+
+/* What the background thread has seen of callers. */
+typedef struct engine_callers_seen {
+    uint64_t ndrives, ncalls;
+    bool are_about; /* some have come in the last nap */
+} engine_callers_seen;
+
+void engine_nap_init(dd_engine *engine);
+/* With mu: the driver leaves. And then, if it was a caller and nobody drives in its stead: where somebody counts on answers, a long nap ends. */
+void engine_note_undriven(dd_engine *engine);
+void engine_cut_nap_short(dd_engine *engine);
+/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
+bool engine_nap(dd_engine *engine, engine_callers_seen *seen);
+
 /* ---- engine_drive.c: who drives. Above it: engine.c, context.c (opening and closing) */
 
 void engine_drive_init(dd_engine *engine);

@@ -83,4 +83,7 @@ void checker_set_fenced(bool is_fenced);
 /* Whether dd_fence_all is refused. In setup. */
 void checker_refuse_fences(void);
 
+/* Waits for a condition that may last so long, or less, are over at once. In setup; at first none is over by its time. */
+void checker_set_patience(int64_t ns);
+
 #endif

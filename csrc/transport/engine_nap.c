@@ -1,0 +1,94 @@
+/* How long the background thread naps, and who cuts that short. It knows of callers by hints, which it reads without their lock. */
+#include "transport/engine_internal.h"
+
+#include "core/lock.h"
+
+#include <time.h>
+
+/* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
+#define NAP_NS (10 * DD_NS_PER_MS)
+/* While callers come and go: a nap's end may take a core from one of them. */
+#define LONG_NAP_NS (100 * DD_NS_PER_MS)
+#define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
+
+void
+engine_nap_init(dd_engine *engine)
+{
+    atomic_init(&engine->ndrives, 0);
+    atomic_init(&engine->ncalls, 0);
+    atomic_init(&engine->is_driven, false);
+    atomic_init(&engine->nattentive, 0);
+    atomic_init(&engine->is_napping_long, false);
+    dd_lock_init(&engine->nap_mu, DD_LOCK_ENGINE_NAP);
+    dd_cond_init(&engine->nap);
+}
+
+/* ---- callers */
+
+void
+dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
+{
+    unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
+    atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
+}
+
+void
+engine_note_undriven(dd_engine *engine)
+{
+    atomic_store(&engine->is_driven, false);
+}
+
+/* The caller's part of nap_once: its call may have been so long that the thread has settled for a long nap. */
+void
+engine_cut_nap_short(dd_engine *engine)
+{
+    bool is_attentive = atomic_load_explicit(&engine->nattentive, memory_order_relaxed) > 0;
+    if (is_attentive && atomic_load(&engine->is_napping_long)) {
+        dd_lock_take(&engine->nap_mu);
+        dd_cond_signal(&engine->nap);
+        dd_lock_release(&engine->nap_mu);
+    }
+}
+
+/* ---- the thread */
+
+/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
+static void
+nap_once(dd_engine *engine, bool is_long)
+{
+    atomic_store(&engine->is_napping_long, true);
+    bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
+    if (is_short) {
+        atomic_store(&engine->is_napping_long, false);
+    }
+    int64_t until_ns = dd_clock_now_ns() + (is_short ? ATTENTIVE_NAP_NS : is_long ? LONG_NAP_NS : NAP_NS);
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    dd_cond_wait_until(&engine->nap, &engine->nap_mu, &until);
+}
+
+static bool
+has_driven(const dd_engine *engine, engine_callers_seen *seen)
+{
+    engine_callers_seen before = *seen;
+    seen->ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+    seen->ncalls = atomic_load_explicit(&engine->ncalls, memory_order_relaxed);
+    seen->are_about = seen->ndrives != before.ndrives || seen->ncalls != before.ncalls;
+    return seen->ndrives != before.ndrives || atomic_load_explicit(&engine->is_driven, memory_order_relaxed);
+}
+
+bool
+engine_nap(dd_engine *engine, engine_callers_seen *seen)
+{
+    bool is_time = false;
+    dd_lock_take(&engine->nap_mu);
+    while (!engine->is_stopping && !is_time) {
+        if (!engine->is_kicked) {
+            nap_once(engine, seen->are_about);
+        }
+        is_time = !has_driven(engine, seen) || engine->is_kicked;
+        engine->is_kicked = false;
+    }
+    bool goes_on = !engine->is_stopping;
+    dd_lock_release(&engine->nap_mu);
+    return goes_on;
+}

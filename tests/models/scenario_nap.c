@@ -1,0 +1,37 @@
+/* csrc/transport/engine_nap.c: a caller that leaves, and the engine's thread, which naps long while callers drive. */
+#include "models/checker.h"
+
+#include "transport/engine_internal.h"
+
+#include <string.h>
+
+/* A nap of that length is short: it ends by its time. */
+#define SHORT_NAP_NS DD_NS_PER_MS
+
+static dd_engine engine;
+
+static void
+open_driven(void)
+{
+    memset(&engine, 0, sizeof engine);
+    engine_nap_init(&engine);
+    atomic_store(&engine.is_driven, true);
+    checker_set_patience(SHORT_NAP_NS);
+}
+
+/* Somebody begins to count on answers while the caller drives. */
+static void
+leave_or_nap(int self)
+{
+    if (self == 0) {
+        dd_engine_attend_locked(&engine, true);
+        engine_note_undriven(&engine);
+        engine_cut_nap_short(&engine);
+    } else {
+        engine_callers_seen seen = {.are_about = true};
+        REQUIRE(engine_nap(&engine, &seen));
+    }
+}
+
+SCENARIO(engine_naps, .what = "a caller that leaves while the engine's thread begins a long nap",
+         .nthreads = 2, .setup = open_driven, .thread = leave_or_nap, .max_same = 3)
