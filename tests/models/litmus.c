@@ -296,6 +296,34 @@ SHAPE(
     },
     0, 100, 1000, 1100)
 
+/* A thread's own stores are no way back, be it that it goes on from there or that it ends there. */
+SHAPE(
+    lb_begins_with_own, 2,
+    if (self == 0) {
+        r[0] = LOAD(x, relaxed);
+        STORE(y, 1, relaxed);
+        (void)LOAD(y, relaxed);
+        STORE(z, 1, release);
+    } else {
+        r[1] = LOAD(z, acquire);
+        STORE(x, 1, relaxed);
+        (void)LOAD(y, relaxed);
+    },
+    0, 100, 1000)
+SHAPE(
+    lb_ends_with_own, 2,
+    if (self == 0) {
+        r[0] = LOAD(x, relaxed);
+        STORE(y, 1, relaxed);
+        r[1] = LOAD(z, acquire);
+        STORE(x, 1, relaxed);
+    } else {
+        r[3] = LOAD(x, relaxed);
+        r[2] = LOAD(y, acquire);
+        STORE(z, 1, release);
+    },
+    0, 1, 10, 11, 100, 110)
+
 /* A way back through two others, of which one takes part with a read-modify-write. */
 #define LB_OF_THREE(id, buffers, load, store)                             \
     SHAPE_WITH(                                                           \
