@@ -113,7 +113,8 @@ byte_at(size_t position)
 
 typedef struct side {
     dd_link *link;
-    size_t nbytes; /* to send and to receive */
+    size_t nbytes;  /* to send and to receive */
+    size_t refused; /* of the last attempt, which has to come again whole */
     unsigned seed;
     size_t max_part;
     bool sleeps;
@@ -127,7 +128,7 @@ next_random(side *self, size_t below)
     return (size_t)rand_r(&self->seed) % below;
 }
 
-/* Up to three parts of random sizes, some of them empty. */
+/* Up to three parts of random sizes, some of them empty; or again what was refused, as a sealed link has it ready by now. */
 static size_t
 send_some(side *self, size_t sent, uint8_t *scratch)
 {
@@ -136,6 +137,9 @@ send_some(side *self, size_t sent, uint8_t *scratch)
     for (int i = 0; i < 3; i++) {
         size_t len = next_random(self, self->max_part);
         len = len < self->nbytes - sent - at ? len : self->nbytes - sent - at;
+        if (self->refused > 0) {
+            len = i == 0 ? self->refused : 0;
+        }
         for (size_t k = 0; k < len; k++) {
             scratch[at + k] = byte_at(sent + at + k);
         }
@@ -148,6 +152,7 @@ send_some(side *self, size_t sent, uint8_t *scratch)
     }
     dd_io io = self->link->ops->try_send(self->link, parts, 3, &moved);
     self->is_right = self->is_right && CHECK(io == DD_IO_OK || io == DD_IO_AGAIN) && CHECK(moved <= at);
+    self->refused = io == DD_IO_OK ? 0 : at;
     return io == DD_IO_OK ? moved : 0;
 }
 
