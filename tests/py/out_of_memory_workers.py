@@ -182,7 +182,7 @@ def anew(use):
     copies = []
 
     def prepare():
-        copies.append(blank_module())
+        copies[:] = [blank_module()]
         copies[0].__spec__.loader.exec_module(copies[0])
 
     def run():
@@ -203,9 +203,6 @@ def what_is_made_once():
     yield anew(lambda core: core._swap_stream(None))
     x, y = numbers(), numbers()
     yield anew(lambda core: core._copy_tensor(x, y))
-
-
-def monitors():
     _core._monitor_open(*MONITOR)  # that nobody runs
     yield lambda: _core._monitor_report()
     unused = list(range(signal.SIGRTMIN, signal.SIGRTMAX))
@@ -227,7 +224,7 @@ def programs_of_xla():
         plan = group.plan_all_reduce(x)
         yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [])
         yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [plan])
-        yield lambda: _core._ffi_program(1, group, [], [], 0, [(True, memory, 0, 1), (False, memory, 0, 1, 2.0)])
+        yield lambda: _core._ffi_program(1, group, [memory], [], 0, [(True, memory, 0, 1), (False, memory, 0, 1, 2.0)])
         yield refused(TypeError, lambda: _core._ffi_program(1, group, [], [], 0, [(True, 3, 0, 1)]))
 
 
@@ -396,7 +393,7 @@ class Exporter:
 
 
 CASES = (
-    collectives, many_operands, refusals, works, messages, plans, arrays, groups, what_is_made_once, monitors, programs_of_xla, windows,
+    collectives, many_operands, refusals, works, messages, plans, arrays, groups, what_is_made_once, programs_of_xla, windows,
     hash_store, prefix_store, python_store, file_store, tcp_store, tensors, nccl_group,
 )
 

@@ -78,12 +78,6 @@ def test_mistakes_of_calls_with_groups_are_named(group, call, kind, text):
     group.all_reduce(array.array("d", [1]))  # goes on
 
 
-def test_a_closed_group_is_not_watched(group):
-    group.close()
-    with pytest.raises(dldist.DistError, match="closed"):
-        _core._monitor_add_group(group)
-
-
 def run(program):
     """In a process of its own: what it sets cannot be set back."""
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)]
