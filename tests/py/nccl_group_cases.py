@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 import weakref
 
 import dldist
@@ -175,6 +176,9 @@ def test_memory_of_nccl(stubs):
     group.connect()
     a = group.empty((2, 3), "float32")
     assert a.shape == (2, 3) and a.dtype == "float32" and a.nbytes == 24 and a.__dlpack_device__() == (2, 0)
+    assert a.device == 0 and a.ptr % 4 == 0 and repr(a) == "<dldist.NcclArray: (2, 3) of float32 on cuda:0>"
+    other = group.empty(1, device=1)
+    assert other.device == 1 and repr(other) == "<dldist.NcclArray: (1,) of float32 on cuda:1>"
     registration = group.register(a)
     group.deregister(registration)
     group.all_reduce(a)
@@ -405,6 +409,139 @@ def test_methods_of_a_group_but_for_plans_and_monitored_barrier(stubs):
             assert text.startswith(f"{name}(): ") and "NcclGroup" in text, text
 
 
+def refuses(kind, text, call, *args, **kwargs):
+    with pytest.raises(kind, match=text):
+        call(*args, **kwargs)
+
+
+def test_mistakes_in_making_a_group_are_named(stubs):
+    make = _core.NcclGroup
+    refuses(TypeError, r"NcclGroup\(\): argument 'device'", make, None, 0, 1, device="first")
+    refuses((ValueError, dldist.DistError), "99", make, None, 0, 1, device=99)
+    refuses(TypeError, r"NcclGroup\(\): argument 'config' must be a dict, not int", make, None, 0, 1, config=3)
+    refuses(TypeError, r"NcclGroup\(\): argument 'config' must be a dict of str, not int", make, None, 0, 1, config={1: 2})
+    refuses(UnicodeEncodeError, "surrogates", make, None, 0, 1, config={"\ud800": 2})
+    refuses(TypeError, r"NcclGroup\(\): argument 'store'", make, 3, 0, 1)
+    refuses(TypeError, r"NcclGroup\(\) missing required argument 'size'", make, None, 0)
+    refuses(ValueError, "rank 1", make, None, 1, 1)
+    group = make(None, 0, 1, device=0)
+    refuses(RuntimeError, "__init__|already", group.__init__, None, 0, 1)
+    assert group.device == 0
+    group.close()
+    group = make.__new__(make)
+    for call in (
+        group.start_coalescing, group.drop_coalesced, group._host_view, group.grow_id, group.abort, group._wait_for_works,
+        lambda: group.empty(1), lambda: group.set_timing(True), lambda: group.set_nan_check(True), lambda: group.device,
+        lambda: group.add_ephemeral_timeout(1), lambda: group.split([0]), lambda: group.shrink([]),
+    ):  # fmt: skip
+        refuses(RuntimeError, "__init__", call)
+
+
+def test_a_group_that_does_not_know_its_device_says_so(stubs):
+    group = _core.NcclGroup(None, 0, 1)
+    assert group.device is None
+    for call in (group._host_view, group.barrier, group.connect, lambda: group.split([0])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            refuses(UserWarning, "does not know its device, and takes cuda:0", call)
+        assert group.device is None
+    with pytest.warns(UserWarning, match="takes cuda:0"):
+        group.connect()
+    assert group.device == 0
+    group.close()
+
+
+def test_mistakes_in_calls_of_a_group_are_named(stubs):
+    class Doubtful:
+        def __bool__(self):
+            raise ArithmeticError("who knows")
+
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    refuses(TypeError, r"abort\(\) got an unexpected keyword argument 'loudly'", group.abort, loudly=True)
+    refuses(TypeError, r"_wait_for_works\(\): argument 'timeout'", group._wait_for_works, "long")
+    refuses(TypeError, r"add_ephemeral_timeout\(\): argument 'timeout'", group.add_ephemeral_timeout, "long")
+    refuses(ArithmeticError, "who knows", group.set_nan_check, Doubtful())
+    refuses(ArithmeticError, "who knows", group.set_timing, Doubtful())
+    refuses((ValueError, TypeError), r"empty\(\)", group.empty, -1)
+    x, y = array(stubs, [1]), array(stubs, [2])
+    work = group.all_reduce(x, async_op=True)
+    refuses(TypeError, r"wait\(\): argument 'timeout'", work.wait, "long")
+    assert work.wait() is True and work.block_current_stream() is None and work.synchronize() is None
+    group.start_coalescing()
+    refuses(RuntimeError, r"start_coalescing\(\): this thread has already called it", group.start_coalescing)
+    group.all_reduce(x)
+    group.all_reduce(y)
+    assert group.end_coalescing().wait() is True
+    group.start_coalescing()
+    group.all_reduce(y)
+    dropped = weakref.ref(y)
+    del y
+    gc.collect()
+    assert dropped() is not None, "the call is held back"
+    assert group.drop_coalesced() is None
+    gc.collect()
+    assert dropped() is None
+    group.close()
+
+
+def test_a_group_may_end_while_calls_are_put_together(stubs):
+    before = stubs.nccl.live("comm")
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    group.start_coalescing()
+    assert stubs.nccl.live("comm") == before + 1
+    del group
+    gc.collect()
+    assert stubs.nccl.live("comm") == before
+
+
+def test_batches_of_several_threads_end_on_their_own(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    x, y = array(stubs, [1]), array(stubs, [2])
+    begun, go_on, works = threading.Event(), threading.Event(), []
+
+    def other():
+        group.start_coalescing()
+        group.all_reduce(y)
+        begun.set()
+        go_on.wait(LIMIT_S)
+        works.append(group.end_coalescing())
+
+    group.start_coalescing()
+    group.all_reduce(x)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(LIMIT_S)
+    assert group.end_coalescing().wait() is True  # it began first
+    go_on.set()
+    thread.join(LIMIT_S)
+    assert works[0].wait() is True
+    group.close()
+
+
+def test_mistakes_in_making_groups_of_a_group_are_named(stubs):
+    mistake = dldist.DistArgumentError
+    group = _core.NcclGroup(dldist.HashStore(), 0, 2, device=0)
+    refuses(mistake, r"split\(\): argument 'ranks': rank 2 is not in 0 to 1", group.split, [0, 2])
+    refuses(mistake, r"split\(\): argument 'ranks': rank -1 is not in 0 to 1", group.split, [-1])
+    refuses(mistake, r"split\(\): argument 'ranks': this rank, 0, is not among them: it must call skip_split", group.split, [1])
+    refuses(TypeError, r"split\(\): argument 'config' must be a dict, not int", group.split, [0], config=3)
+    refuses(TypeError, r"split\(\): argument 'color'", group.split, [0], color="red")
+    refuses(TypeError, r"shrink\(\) missing required argument 'excluded'", group.shrink)
+    refuses(mistake, r"shrink\(\): argument 'excluded': rank 2 is not in 0 to 1", group.shrink, [2])
+    refuses(mistake, r"shrink\(\): this rank, 0, is excluded: it must not call it", group.shrink, [0])
+    refuses(_core.DistBackendError, r"shrink\(\): there is no communicator on cuda:0 to shrink", group.shrink, [1])
+    refuses(TypeError, r"grow\(\): argument 'id' must be the bytes of grow_id\(\), not bytes", group.grow, None, 3, b"x")
+    refuses(mistake, r"grow\(\): a rank that joins needs the 'id'", group.grow, None, 3, None, 2)
+    refuses(mistake, r"grow\(\): rank 0 of 2 cannot become rank 0 of 2", group.grow, None, 2)
+    stubs.nccl.fail("ncclCommInitRankConfig", result=2, text="no room")
+    alone = _core.NcclGroup(None, 0, 1, device=0)
+    for call in (lambda: alone.split([0]), alone.grow_id, lambda: alone.grow(None, 2)):
+        refuses((_core.DistBackendError, NotImplementedError), "no room|needs NCCL", call)
+    alone.abort()
+    group.abort()
+
+
 # ---- faults
 
 
@@ -550,6 +687,13 @@ def test_ranks_that_find_each_other_by_an_id(stubs):
             x = array(stubs, [rank + 1.0], rank)
             comm.all_reduce([x])
             results[rank] = x.numpy()[0]
+            y, both = array(stubs, [rank + 1.0], rank), array(stubs, [0, 0], rank)
+            comm.broadcast([y], 1)
+            comm.all_gather([both], [y])
+            assert both.numpy().tolist() == [2, 2]
+            comm.reduce_scatter([y], [both])
+            comm.reduce([y], 0)
+            assert rank == 1 or y.numpy().tolist() == [8]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -559,3 +703,10 @@ def test_ranks_that_find_each_other_by_an_id(stubs):
     assert results == [3, 3]
     with pytest.raises(ValueError, match="rank 2 is not in 0 to 1"):
         nccl.NcclRankComm.init_rank(2, 2, uid)
+    with pytest.raises(TypeError, match=r"init_rank\(\): argument 'uid' must be an NcclUniqueId, not bytes"):
+        nccl.NcclRankComm.init_rank(0, 1, bytes(uid))
+    with nccl.NcclRankComm.init_rank(0, 1, nccl.NcclUniqueId()) as comm:
+        device = comm.device  # the current one, or one by the rank
+        comm.all_reduce([array(stubs, [1.0], device)])
+    with pytest.raises(_core.DistBackendError, match="closed"):
+        comm.abort_handle()

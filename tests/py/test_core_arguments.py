@@ -78,6 +78,12 @@ def test_mistakes_of_calls_with_groups_are_named(group, call, kind, text):
     group.all_reduce(array.array("d", [1]))  # goes on
 
 
+def test_a_group_that_is_not_made_is_refused():
+    for call in (lambda group: group._carry(3), _core._monitor_add_group, lambda group: _core._ffi_set_group(3, group)):
+        with pytest.raises(RuntimeError, match=r"Group.__init__\(\) has not been called"):
+            call(dldist.Group.__new__(dldist.Group))
+
+
 def run(program):
     """In a process of its own: what it sets cannot be set back."""
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)]
