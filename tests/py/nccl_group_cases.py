@@ -3,6 +3,7 @@
 test_nccl_case_files.py runs this file with pytest, in processes that know where the doubles are.
 """
 
+import ctypes
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ import warnings
 import weakref
 
 import dldist
+import dlpack_producer
 import nccl_stubs
 import numpy
 import pytest
@@ -130,6 +132,100 @@ def test_the_exchange_api_says_the_stream(stubs):
     assert work.wait() is True and asked == [0, 0]
     assert work.wait(LIMIT_S) is True and x.numpy().tolist() == [1]
     group.close()
+
+
+def test_a_library_that_does_not_know_its_stream_is_told_of(stubs):
+    is_known = True
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+    def stream_of(_device_type, _device, out):
+        out[0] = nccl_stubs.LEGACY_STREAM
+        return 0 if is_known else -1
+
+    kind, table = dlpack_producer.exchange_type(nccl_stubs.CudaArray)
+    table.stream = ctypes.cast(stream_of, ctypes.c_void_p)
+    kind._keep_type.append(stream_of)
+    x = kind(stubs, numpy.asarray([1.0], "float32"))
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    works = [group.all_reduce(x, async_op=True) for _ in range(2)]
+    is_known = False
+    for call in (lambda: group.all_reduce(x), works[0].wait, works[1].synchronize):
+        with pytest.raises(RuntimeError, match="the library of a tensor does not know its current stream on cuda:0"):
+            call()
+    is_known = True
+    assert works[0].wait() is True and works[1].synchronize() is None
+    group.close()
+
+
+def test_a_call_takes_tensors_of_so_many_libraries(stubs):
+    streams = [stubs.cuda.make_stream(0) for _ in range(7)]
+    tensors = []
+    for stream in streams:
+        kind = nccl_stubs.exchange_type(lambda device, stream=stream: stream)
+        tensors.append(kind(stubs, numpy.asarray([1.0], "float32"), stream=stream))
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.all_reduce_coalesced(tensors[:6])
+    with pytest.raises(ValueError, match="is on a stream of its own, and so are 6 others: pass tensors of fewer libraries"):
+        group.all_reduce_coalesced(tensors)
+    group.close()
+
+
+class Number:
+    """Like an enum of Python that is no int."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __int__(self):
+        return self.value
+
+
+def of_device(answer):
+    """A class whose instances say that as their device, or raise it."""
+
+    class Array(nccl_stubs.CudaArray):
+        def __dlpack_device__(self):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    return Array
+
+
+def test_devices_are_said_in_several_ways(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=1)
+    for answer in ((2, 1), (Number(2), Number(1)), [2, 1]):
+        group.all_reduce(of_device(answer)(stubs, numpy.asarray([1.0], "float32"), device=1))
+    for answer in (ArithmeticError("who knows"), (None, 1), (2, "one")):
+        with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' .*does not say its device"):
+            group.all_reduce(of_device(answer)(stubs, numpy.asarray([1.0], "float32"), device=1))
+    group.close()
+
+
+def test_tensors_on_other_devices_are_refused(stubs):
+    class Other(nccl_stubs.CudaArray):
+        def __dlpack_device__(self):
+            return (dlpack_producer.ROCM, 0)
+
+    x = Other(stubs, numpy.asarray([1.0], "float32"))
+    x._tensor["device_type"] = dlpack_producer.ROCM
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    with pytest.raises(ValueError, match="is on rocm:0, and the group has no backend for that device"):
+        group.all_reduce(x)
+    group.close()
+
+
+def test_a_stream_that_cannot_be_asked_passes_on_why(stubs):
+    class Broken:
+        def __cuda_stream__(self):
+            raise ArithmeticError("no stream today")
+
+        @property
+        def cuda_stream(self):
+            raise AssertionError("not asked")
+
+    with pytest.raises(ArithmeticError, match="no stream today"), nccl.stream(Broken()):
+        pass
 
 
 # ---- works and memory

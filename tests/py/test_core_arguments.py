@@ -156,3 +156,89 @@ def test_a_communicator_of_xla_that_cannot_be_made_says_why():
         "3 4 True KeyError: 'no such devices'",
         "3 4 True an exception without a text",
     ]
+
+
+def test_subinterpreters_are_refused():
+    """Their threads could not be entered by those of the core."""
+    for text in run(
+        """
+        try:
+            import _interpreters as interpreters  # since 3.13
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        number = interpreters.create()
+        try:
+            result = interpreters.run_string(number, "import dldist._core")
+        except Exception as error:
+            result = error
+        print(getattr(result, "formatted", result))
+        """
+    ):
+        assert "ImportError" in text and "not support" in text and "subinterpreters" in text
+
+
+@pytest.mark.skipif(not hasattr(_core, "_fail_system_call"), reason="the extension is built without DLDIST_FAULTS=1")
+def test_a_test_build_makes_calls_of_the_system_fail(tmp_path):
+    path = str(tmp_path / "store")
+    assert run(
+        f"""
+        import errno, dldist
+        from dldist import _core
+
+        def attempt():
+            try:
+                dldist.FileStore({path!r}, 1).set("k", "v")
+                print("well")
+            except dldist.DistError as error:
+                print("Permission denied" in str(error))
+
+        _core._fail_system_call("open", 0, errno.EACCES, False)
+        attempt()
+        attempt()
+        _core._fail_system_call("open", 0, errno.EACCES, True)
+        attempt()
+        attempt()
+        _core._fail_system_call("open", -1, 0, False)
+        attempt()
+        for arguments in (("sing", 0, 1, False), ("open",)):
+            try:
+                _core._fail_system_call(*arguments)
+            except (ValueError, TypeError) as error:
+                print(error)
+        before = _core._count_system_calls()
+        attempt()
+        after = _core._count_system_calls()
+        print(after["open"] > before["open"], after["epoll_wait"] - before["epoll_wait"])
+        """
+    ) == [
+        *("True", "well", "True", "True", "well"),
+        '_fail_system_call(): no call "sing"',
+        "_fail_system_call() takes exactly 4 arguments (1 given)",
+        *("well", "True 0"),
+    ]
+
+
+def test_an_import_may_come_back_to_what_wants_it():
+    """As another thread may, which is there first then."""
+    assert run(
+        """
+        import sys
+        import dldist
+        from dldist import _core
+
+        class Finder:
+            wants = {"datetime": lambda: store.timeout, "dldist.base.settings": _core._recorder_capacity}
+
+            def find_spec(self, name, path=None, target=None):
+                if name in self.wants:
+                    told.append((name, str(self.wants.pop(name)())))
+
+        told, store = [], dldist.HashStore()
+        sys.modules.pop("dldist.base.settings", None)
+        sys.modules.pop("datetime", None)
+        sys.meta_path.insert(0, Finder())
+        told += [("timeout", str(store.timeout)), ("capacity", str(_core._recorder_capacity()))]
+        print(*(" ".join(each) for each in told), sep="\\n")
+        print(type(store.timeout) is sys.modules["datetime"].timedelta)
+        """
+    ) == ["datetime 0:05:00", "dldist.base.settings 2000", "timeout 0:05:00", "capacity 2000", "True"]
