@@ -739,6 +739,7 @@ def let_go_by_threads_of_others(channel):
     counts.append(sys.getrefcount(x))
     join(start(libc, capsules[0]))
     counts.append(sys.getrefcount(x))
+    sys.setswitchinterval(100)
     held = ctypes.PyDLL(None)  # its calls keep the GIL, for which that thread waits
     held.pthread_create.argtypes = libc.pthread_create.argtypes
     late = start(held, capsules[1])
