@@ -120,11 +120,11 @@ static int
 core_exec(PyObject *module)
 {
     py_state *state = PyModule_GetState(module);
-    if (refuse_subinterpreter() < 0 || py_gate_init(module) < 0) {
-        return -1;
-    }
     dd_error err;
     dd_list_init(&state->groups);
+    if (refuse_subinterpreter() < 0) {
+        return -1;
+    }
     state->tensor_types = py_tensor_types_create();
     if (state->tensor_types == NULL || make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
         return -1;
@@ -134,10 +134,11 @@ core_exec(PyObject *module)
         py_error_raise(state, status, &err);
         return -1;
     }
-    if (add_types(module, state) < 0) {
+    if (add_types(module, state) < 0 ||
+        PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0) {
         return -1;
     }
-    return PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN);
+    return py_gate_init(module); /* last, because it keeps the module */
 }
 
 static int

@@ -272,6 +272,8 @@ def test_what_is_wrong_is_said(stubs):
         nccl.coll_config(launch_completion_event="now")
     with pytest.raises(ValueError, match="when it is first recorded"):
         nccl.coll_config(launch_completion_event=types.SimpleNamespace(cuda_event=0))
+    with pytest.raises(TypeError, match=r"_swap_coll_config\(\): argument 'config' must be what _nccl_coll_config\(\) returns, or None, not int"):
+        _core._swap_coll_config(3)
     group = _core.NcclGroup(None, 0, 1, device=0)
     with nccl.coll_config(min_ctas=5, max_ctas=4), pytest.raises(dldist.DistBackendError, match="min/max channels"):
         group.all_reduce(array(stubs, [1]))

@@ -175,6 +175,9 @@ def test_memory_of_nccl(stubs):
     group.connect()
     a = group.empty((2, 3), "float32")
     assert a.shape == (2, 3) and a.dtype == "float32" and a.nbytes == 24 and a.__dlpack_device__() == (2, 0)
+    assert a.device == 0 and a.ptr % 4 == 0 and repr(a) == "<dldist.NcclArray: (2, 3) of float32 on cuda:0>"
+    other = group.empty(1, device=1)
+    assert other.device == 1 and repr(other) == "<dldist.NcclArray: (1,) of float32 on cuda:1>"
     registration = group.register(a)
     group.deregister(registration)
     group.all_reduce(a)
@@ -550,6 +553,13 @@ def test_ranks_that_find_each_other_by_an_id(stubs):
             x = array(stubs, [rank + 1.0], rank)
             comm.all_reduce([x])
             results[rank] = x.numpy()[0]
+            y, both = array(stubs, [rank + 1.0], rank), array(stubs, [0, 0], rank)
+            comm.broadcast([y], 1)
+            comm.all_gather([both], [y])
+            assert both.numpy().tolist() == [2, 2]
+            comm.reduce_scatter([y], [both])
+            comm.reduce([y], 0)
+            assert rank == 1 or y.numpy().tolist() == [8]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -559,3 +569,10 @@ def test_ranks_that_find_each_other_by_an_id(stubs):
     assert results == [3, 3]
     with pytest.raises(ValueError, match="rank 2 is not in 0 to 1"):
         nccl.NcclRankComm.init_rank(2, 2, uid)
+    with pytest.raises(TypeError, match=r"init_rank\(\): argument 'uid' must be an NcclUniqueId, not bytes"):
+        nccl.NcclRankComm.init_rank(0, 1, bytes(uid))
+    with nccl.NcclRankComm.init_rank(0, 1, nccl.NcclUniqueId()) as comm:
+        device = comm.device  # the current one, or one by the rank
+        comm.all_reduce([array(stubs, [1.0], device)])
+    with pytest.raises(_core.DistBackendError, match="closed"):
+        comm.abort_handle()

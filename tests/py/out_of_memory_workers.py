@@ -6,12 +6,17 @@ through without meeting that one. What a call returns is dropped.
 
 import array
 import contextlib
+import functools
 import gc
+import importlib.machinery
+import importlib.util
 import os
+import signal
 import sys
 import tempfile
 import threading
 import traceback
+import weakref
 
 import dldist
 from dldist import _core
@@ -167,6 +172,63 @@ def groups():
         yield lambda: group.revoke("enough")
 
 
+def blank_module():
+    """A copy of the extension, not filled yet."""
+    loader = importlib.machinery.ExtensionFileLoader("dldist._core", _core.__file__)
+    return importlib.util.module_from_spec(importlib.util.spec_from_loader("dldist._core", loader))
+
+
+def anew(use):
+    """What is made once in a process, made again: each time in another copy of the extension."""
+    copies = []
+
+    def prepare():
+        copies[:] = [blank_module()]
+        copies[0].__spec__.loader.exec_module(copies[0])
+
+    def run():
+        use(copies.pop())
+
+    run.prepare = prepare
+    return run
+
+
+MONITOR = (1000, 1000, 600, 0, True, False, False, False, True, False, "/nowhere/dump_", "", False, False)
+
+
+def what_is_made_once():
+    yield anew(lambda core: core._recorder_capacity())
+    yield anew(lambda core: core._reset_recorder())
+    yield anew(lambda core: core._dump_recorder(False, True, True, False))
+    yield anew(lambda core: core._monitor_open(*MONITOR))
+    yield anew(lambda core: core._swap_stream(None))
+    x, y = numbers(), numbers()
+    yield anew(lambda core: core._copy_tensor(x, y))
+    _core._monitor_open(*MONITOR)  # that nobody runs
+    yield lambda: _core._monitor_report()
+    unused = list(range(signal.SIGRTMIN, signal.SIGRTMAX))
+
+    def hear():
+        _core._monitor_on_signal(unused[-1], False)
+        if len(unused) > 1:
+            unused.pop()
+
+    yield hear
+    _core._monitor_stop(0)
+
+
+def programs_of_xla():
+    with group_of_one() as group:
+        x = numbers()
+        address, length = x.buffer_info()
+        memory = (address, length * x.itemsize)
+        plan = group.plan_all_reduce(x)
+        yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [])
+        yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [plan])
+        yield lambda: _core._ffi_program(1, group, [memory], [], 0, [(True, memory, 0, 1), (False, memory, 0, 1, 2.0)])
+        yield refused(TypeError, lambda: _core._ffi_program(1, group, [], [], 0, [(True, 3, 0, 1)]))
+
+
 def windows():
     def make():  # what fails in the middle of it ends the group
         with group_of_one() as group:
@@ -231,6 +293,7 @@ class Dictionary(dldist.Store):
 
 
 def python_store():
+    yield lambda: dldist.PrefixStore("p", Dictionary())
     store = dldist.PrefixStore("p", Dictionary())
     yield lambda: store.set("k", "v")
     store.set("k", "v")
@@ -284,6 +347,35 @@ def nccl_group():
             group._drop_time_estimate()
 
     yield estimated
+
+    def together():
+        group.start_coalescing()
+        try:
+            group.all_reduce(x)
+            group.all_reduce(y)
+            group.end_coalescing().wait()
+        finally:
+            group.drop_coalesced()
+
+    yield together
+    yield lambda: group.split([0]).close()
+    yield lambda: _core.NcclGroup(None, 0, 1, device=0, config={"min_ctas": 1}).close()
+    yield lambda: group._host_view()
+    yield lambda: _core._nccl_coll_config({"max_ctas": 4})
+    yield lambda: (_core._nccl_config_fields(), _core._nccl_info())
+
+    def on_all_devices():
+        with _core.NcclComms([0]) as comms:
+            comms.all_reduce([x])
+            repr(comms)
+
+    def by_an_id():
+        with _core.NcclRankComm.init_rank(0, 1, _core.NcclUniqueId(), device=0) as comm:
+            comm.all_reduce([x])
+            comm.abort_handle()
+
+    yield on_all_devices
+    yield by_an_id
     group.close()
 
 
@@ -302,8 +394,8 @@ class Exporter:
 
 
 CASES = (
-    collectives, many_operands, refusals, works, messages, plans, arrays, groups, windows, hash_store, prefix_store, python_store,
-    file_store, tcp_store, tensors, nccl_group,
+    collectives, many_operands, refusals, works, messages, plans, arrays, groups, what_is_made_once, programs_of_xla, windows,
+    hash_store, prefix_store, python_store, file_store, tcp_store, tensors, nccl_group,
 )
 
 
@@ -349,9 +441,14 @@ def disarm_python():
 DOORS = {"core": (of_the_core, disarm_core), "python": (of_python, disarm_python), "burst": (from_then_on, disarm_python)}
 
 
+def prepare(call):
+    getattr(call, "prepare", lambda: None)()
+
+
 def attempt(call, number, arm, disarm):
     """How it ended, and how many allocations there were, where that is known."""
     error = None
+    prepare(call)
     arm(number)
     try:
         call()
@@ -376,6 +473,7 @@ def is_fair(call, error):
 
 def sweep(call, arm, disarm):
     """How often memory ran out."""
+    prepare(call)
     call()  # what is made once is there
     nfailed = nclean = 0
     for number in range(MOST):
@@ -392,6 +490,7 @@ def sweep(call, arm, disarm):
             break
     else:
         raise AssertionError(f"more than {MOST} allocations in one call")
+    prepare(call)
     call()  # and all is well again
     return nfailed
 
@@ -404,6 +503,39 @@ def run_case(channel, name, door):
     counts = [sweep(call, arm, disarm) for call in case()]
     gc.collect()
     return counts
+
+
+STRIDES = {"core": 1, "python": 3, "burst": 11}  # Python makes more than a thousand allocations for it
+
+
+def fill(module):
+    module.__spec__.loader.exec_module(module)
+
+
+def make_modules(channel, door):
+    """How often memory ran out for a copy of the extension. What there was of it is gone then, unless it had all its types already: those
+    of ReduceOp's class that are its attributes keep it."""
+    arm, disarm = DOORS[door]
+    gone, nclean = [], 0
+    for number in range(0, 2 * MOST, STRIDES[door]):
+        module = blank_module()
+        error, count = attempt(functools.partial(fill, module), number, arm, disarm)
+        if error is not None:
+            # Python's own making of types does not always say what it lacked.
+            if not isinstance(error, MemoryError) and "without setting an exception" not in str(error):
+                raise AssertionError(f"allocation {number} failed, and the making of a module ended in {error!r}") from error
+            if not hasattr(module, "NcclAbortHandle"):
+                gone.append(weakref.ref(module))
+        nclean = nclean + 1 if error is None else 0
+        del error
+        if nclean > 20 or (count is not None and count <= number):
+            break
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
+    store = module.HashStore()
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    return len(gone)
 
 
 # ---- two ranks, which tell each other

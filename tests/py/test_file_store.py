@@ -282,3 +282,12 @@ def test_two_stores_of_one_process(path):
 def test_file_is_private_to_the_user(path):
     open_store(path).set("a", "1")
     assert os.stat(path).st_mode & 0o022 == 0
+
+
+def test_repr_says_where_it_is(tmp_path):
+    path = tmp_path / "st'öre"
+    store = dldist.FileStore(str(path), 1)
+    assert store.path == str(path)
+    assert repr(store) == f"FileStore(path={str(path)!r})"
+    with pytest.raises(RuntimeError, match="__init__"):
+        repr(dldist.FileStore.__new__(dldist.FileStore))

@@ -14,6 +14,7 @@ LIMIT_S = 100
 VERSIONS = {
     "nccl_comms_cases.py": ("2.32.3",),
     "nccl_group_cases.py": ("2.18.1", "2.27.3", "2.32.3"),
+    "nccl_mistakes_cases.py": ("2.18.1", "2.27.3", "2.32.3"),
     "nccl_stream_cases.py": ("2.19.3", "2.32.3"),
     "nccl_estimate_cases.py": ("2.19.3", "2.22.3", "2.32.3"),  # estimates come with 2.22
     "nccl_native_cases.py": ("2.27.3", "2.28.3", "2.32.3"),  # calls for gather, scatter and all-to-all with 2.28

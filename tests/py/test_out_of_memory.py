@@ -32,6 +32,15 @@ def test_each_allocation_once(procs, name, door):
     assert counts and (door != "python" or sum(counts) > 0), counts
 
 
+DOORS = [pytest.param(door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=NEEDS[door][1])) for door in cases.DOORS]
+
+
+@pytest.mark.deadline(150)
+@pytest.mark.parametrize("door", DOORS)
+def test_each_allocation_of_the_module_itself(procs, door):
+    assert procs.start(cases.make_modules, door).result(140) > 0
+
+
 @pytest.mark.deadline(150)
 @pytest.mark.skipif(not NEEDS["core"][0], reason=NEEDS["core"][1])
 @pytest.mark.parametrize("name", cases.PAIRED)

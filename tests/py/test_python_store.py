@@ -360,3 +360,83 @@ def test_wrapper_around_a_native_store():
     assert prefix.get("k") == b"v"
     assert inner.get("p/k") == b"v"
     assert store.count == 1
+
+
+class WholeStore(DictStore):
+    """With what only a wrapper asks for."""
+
+    limit = timedelta(seconds=30)
+    is_extended = True
+
+    def clone(self):
+        other = type(self)()
+        other.data = self.data
+        return other
+
+    def list_keys(self):
+        return list(self.data)
+
+    def multi_get(self, keys):
+        return [self.data[key] for key in keys]
+
+    def has_extended_api(self):
+        return self.is_extended
+
+    def set_timeout(self, timeout):
+        self.limit = timeout
+
+    @property
+    def timeout(self):
+        return self.limit
+
+
+def test_all_overrides_are_reached_through_a_prefix():
+    base = WholeStore()
+    prefix = dldist.PrefixStore("p", base)
+    prefix.multi_set(["a", "b"], ["1", "2"])
+    base.set("elsewhere", "3")
+    assert prefix.list_keys() == ["a", "b"]
+    assert prefix.clone().get("a") == b"1"
+    for whose in (dldist.PrefixStore, dldist.Store):  # a class derived from PrefixStore may call either
+        assert whose.has_extended_api(prefix) is True
+        whose.set_timeout(prefix, timedelta(seconds=7))
+        assert base.limit == timedelta(seconds=7) and whose.timeout.__get__(prefix) == timedelta(seconds=7)
+        base.limit = timedelta(seconds=30)
+    base.is_extended = False
+    assert dldist.Store.has_extended_api(prefix) is False
+    other = dldist.Store.clone(prefix)
+    assert other.get("b") == b"2"
+    other.set("c", "3")
+    assert base.data["p/c"] == b"3"
+
+
+WRONG_RESULTS = {
+    "add": (lambda s: s.add("k", 1), "many", r"add\(\) of a store must return an int, not str"),
+    "num_keys": (lambda s: s.num_keys(), 1.5, r"num_keys\(\) of a store must return an int, not float"),
+    "queue_len": (lambda s: s.queue_len("k"), None, r"queue_len\(\) of a store must return an int, not NoneType"),
+    "list_keys": (lambda s: s.list_keys(), 3, "not iterable"),
+    "list_keys of numbers": (lambda s: s.list_keys(), [3], r"list_keys\(\) of a store must return bytes, not int"),
+    "multi_get": (lambda s: s.multi_get(["a", "b"]), [b"1"], r"multi_get\(\) of a store returned 1 values for 2 keys"),
+    "clone": (lambda s: dldist.Store.clone(s), 3, r"clone\(\): argument 'return' must be a Store, not int"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RESULTS)
+def test_wrong_results_are_named(case):
+    call, result, text = WRONG_RESULTS[case]
+    store = type("Wrong", (WholeStore,), {case.split()[0]: lambda *_: result})()
+    with pytest.raises((TypeError, ValueError), match=text):
+        call(dldist.PrefixStore("p", store))
+
+
+def test_what_cannot_fail_tells_the_unraisable_hook(monkeypatch):
+    def fail(*_):
+        raise Custom("not now")
+
+    told = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.append((type(unraisable.exc_value), unraisable.object)))
+    store = type("Failing", (WholeStore,), {"has_extended_api": fail, "set_timeout": fail})()
+    prefix = dldist.PrefixStore("p", store)
+    assert dldist.Store.has_extended_api(prefix) is False
+    dldist.Store.set_timeout(prefix, 3)
+    assert told == [(Custom, store)] * 2

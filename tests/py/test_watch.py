@@ -219,3 +219,9 @@ def test_the_end_of_a_process_is_not_held_up(children):
         rank.send("go")
     begun = [rank.result() for rank in ranks]
     assert time.monotonic() - min(begun) < procs.under_load(1.5)
+
+
+def test_the_log_says_why_a_store_written_in_python_is_asked_no_more(children):
+    child = children.start(workers.has_a_store_that_fails, env={"DLDIST_LOG": "debug", "DLDIST_COORD_CHECK_MS": "20"})
+    for text in child.result():
+        assert text.endswith("of a store written in Python raised KeyError('out of order \\udc80')"), text

@@ -250,3 +250,65 @@ def signal_after_the_end(channel):
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR2)
     return before, heard
+
+
+class Fragile(dldist.Store):
+    """A store written in Python that can begin to fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = dldist.HashStore()
+        self.error = None
+
+
+def _hand_on(name):
+    def method(self, *args):
+        if self.error is not None:
+            raise self.error
+        return getattr(self.inner, name)(*args)
+
+    return method
+
+
+for _name in "set get add compare_set wait check delete_key num_keys".split():
+    setattr(Fragile, _name, _hand_on(_name))
+
+
+def has_a_store_that_fails(channel):
+    """What the log says of a store written in Python that fails when the monitor asks it."""
+    import logging
+    import threading
+
+    told, has_been_told = [], threading.Event()
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            told.append(record.getMessage())
+            if "asks a store no more" in told[-1]:
+                has_been_told.set()
+
+    logging.getLogger("dldist").addHandler(Collect())
+    logging.getLogger("dldist").setLevel(logging.DEBUG)
+    store = Fragile()
+    worlds = [None, None]
+
+    def join(rank):
+        worlds[rank] = dldist.World(store, rank, 2, timeout=LIMIT_S)
+        worlds[rank].barrier()
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    store.error = KeyError("out of order \udc80")
+    assert has_been_told.wait(LIMIT_S), told
+    threads = [threading.Thread(target=world.barrier) for world in worlds]  # they go on without it
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    store.error = None
+    for world in worlds:
+        world.abort()
+    return [text for text in told if "asks a store no more" in text]

@@ -719,23 +719,34 @@ def let_go_by_threads_of_others(channel):
     rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
     used = ctypes.create_string_buffer(b"used_dltensor")
 
-    def let_go(capsule):
+    def start(library, capsule):
+        """A thread that lets go of it."""
         pointer = of_capsule(capsule, b"dltensor")
         rename(capsule, used)
         thread = ctypes.c_ulong()
         deleter = ctypes.cast(pointer, ctypes.POINTER(Managed)).contents.deleter
-        assert libc.pthread_create(ctypes.byref(thread), None, deleter, pointer) == 0
+        assert library.pthread_create(ctypes.byref(thread), None, deleter, pointer) == 0
+        return thread
+
+    def join(thread):
         assert libc.pthread_join(thread, None) == 0
 
     group = dldist.Group(None, 0, 1)
     x = group.empty(4, "int32")
     window = dldist._core.Window(group, x)
     counts = [sys.getrefcount(x)]
-    capsules = [window.get_buffer(0, [4], "int32").__dlpack__() for _ in range(2)]
+    capsules = [window.get_buffer(0, [4], "int32").__dlpack__() for _ in range(3)]
     counts.append(sys.getrefcount(x))
-    let_go(capsules[0])
+    join(start(libc, capsules[0]))
     counts.append(sys.getrefcount(x))
-    dldist._core._close_gate()
-    let_go(capsules[1])  # keeps what is Python's
+    sys.setswitchinterval(100)
+    held = ctypes.PyDLL(None)  # its calls keep the GIL, for which that thread waits
+    held.pthread_create.argtypes = libc.pthread_create.argtypes
+    late = start(held, capsules[1])
+    held.usleep(100_000)
+    dldist._core._close_gate()  # waits for who is inside
+    counts.append(sys.getrefcount(x))
+    join(late)
+    join(start(libc, capsules[2]))  # keeps what is Python's
     counts.append(sys.getrefcount(x))
     return [count - counts[0] for count in counts]

@@ -75,7 +75,8 @@ read_options(py_group *self, offspring *child, const said *what)
         child->options.name = what->name;
         return true;
     }
-    child->name = py_group_name_part(self, child->ranks, child->nranks, INT_MAX, &child->options.name);
+    int nnamed = child->ranks != NULL ? child->nranks : 0; /* a group that grows keeps its name */
+    child->name = py_group_name_part(self, child->ranks, nnamed, INT_MAX, &child->options.name);
     return child->name != NULL;
 }
 

@@ -236,24 +236,6 @@ group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return py_group_abort(self, reason, timeout_ns) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Fails the group as the watchdog does, for an error that another rank has reported. Does not wait. */
-static PyObject *
-group_fail(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    py_group *self = (py_group *)object;
-    const char *text;
-    const py_params params = PY_PARAMS("_fail", 1, 1, {"text", PY_TEXT, &text});
-    if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
-        return NULL;
-    }
-    dd_error cause;
-    dd_error_set(&cause, DD_BACKEND, "%s", text);
-    Py_BEGIN_ALLOW_THREADS
-    dd_nccl_group_fail(self->nccl->group, &cause);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 /* ---- at the end of the process */
 
 /* Removes the groups that are closed, or belong to the parent of this forked child. -1 with an exception. */
@@ -452,8 +434,6 @@ static PyMethodDef group_methods[] = {
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations of this rank at once with DistAbortedError, and waits 10 s for the communicators to end, unless a\n"
      "timeout is given. May be called from any thread."},
-    {"_fail", PY_FAST_METHOD(group_fail),
-     "_fail($self, text)\n--\n\nFails the group with DistBackendError, without waiting."},
     {"close", PY_FAST_METHOD(py_group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for unfinished operations and ends the communicators. May be called from any thread.\n\n"

@@ -133,17 +133,6 @@ work_get_future_result(PyObject *object, PyObject *Py_UNUSED(unused))
                : NULL;
 }
 
-static PyObject *
-work_is_started(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    const py_work *self = (py_work *)object;
-    if (!py_work_require_flight(self, "this Work has no operation behind it")) {
-        return NULL;
-    }
-    bool is_started = PY_WITHOUT_GIL(dd_nccl_work_is_started(py_flight_nccl_work(self->flight)));
-    return PyBool_FromLong(is_started);
-}
-
 static PyMethodDef work_methods[] = {
     {"wait", PY_FAST_METHOD(work_wait),
      "wait($self, timeout=None)\n--\n\n"
@@ -157,8 +146,6 @@ static PyMethodDef work_methods[] = {
      "result($self, /)\n--\n\nThe tensors that it fills, as the caller gave them. Read them after wait()."},
     {"get_future_result", work_get_future_result, METH_NOARGS,
      "get_future_result($self, /)\n--\n\nA dldist.Future of the WorkResult: how it ended."},
-    {"_is_started", work_is_started, METH_NOARGS,
-     "_is_started($self, /)\n--\n\nWhether the device has begun, if the group measures times; otherwise whether it has ended."},
     {NULL, NULL, 0, NULL},
 };
 

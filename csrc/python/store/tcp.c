@@ -235,38 +235,6 @@ tcp_store_get_libuv(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-tcp_store_get_extended(PyObject *object, void *Py_UNUSED(closure))
-{
-    dd_store *store = py_store_opened((py_store *)object);
-    return store != NULL ? PyBool_FromLong(dd_tcp_store_is_extended(store)) : NULL;
-}
-
-static PyObject *
-tcp_store_server_stats(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    dd_store *store = py_store_opened((py_store *)object);
-    if (store == NULL) {
-        return NULL;
-    }
-    dd_error err;
-    dd_status status = dd_store_check_fork(store, &err);
-    if (status != DD_OK) {
-        py_error_raise(((py_store *)object)->state, status, &err);
-        return NULL;
-    }
-    dd_tcp_server *server = dd_tcp_store_server(store);
-    if (server == NULL) {
-        Py_RETURN_NONE;
-    }
-    dd_tcp_server_stats stats;
-    Py_BEGIN_ALLOW_THREADS
-    dd_tcp_server_get_stats(server, &stats);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("{sKsKsK}", "connections", (unsigned long long)stats.connections, "parked",
-                         (unsigned long long)stats.parked, "entries", (unsigned long long)stats.entries);
-}
-
-static PyObject *
 tcp_store_repr(PyObject *object)
 {
     PyObject *host = tcp_store_get_host(object, NULL);
@@ -283,8 +251,6 @@ tcp_store_repr(PyObject *object)
 
 static PyMethodDef tcp_store_methods[] = {
     {"clone", tcp_store_clone, METH_NOARGS, "clone($self)\n--\n\nAnother connection to the same server."},
-    {"_server_stats", tcp_store_server_stats, METH_NOARGS,
-     "_server_stats($self)\n--\n\nCounts of the server in this process, None when it is elsewhere."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -292,7 +258,6 @@ static PyGetSetDef tcp_store_getset[] = {
     {"host", tcp_store_get_host, NULL, "The host the server is on, as it was given.", NULL},
     {"port", tcp_store_get_port, NULL, "The port of the server.", NULL},
     {"libuvBackend", tcp_store_get_libuv, NULL, "What use_libuv was; there is one server only.", NULL},
-    {"_is_extended", tcp_store_get_extended, NULL, "Whether the server is dldist's own.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
