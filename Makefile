@@ -82,7 +82,7 @@ LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
-LINK_coverage := -Wl,--wrap=_exit # tools/coverage_exit.c
+LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
 # Of all C tests: what is sent goes through tests/c/wire_mischief.c.
 LINK_TESTS := -Wl,--wrap=dd_sys_send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
