@@ -40,7 +40,7 @@ FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
 ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
-# The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
+# The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions, and libcarriers.so.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
 STUB_SHARED := tests/stubs/stub_faults.c tests/stubs/stub_handles.c
 STUB_CUDA := $(wildcard tests/stubs/cuda_stub*.c) $(STUB_SHARED)
@@ -82,7 +82,7 @@ LIBS := -pthread -lm
 # Of the C tests that count: copies go through tests/c/copy_counter.c.
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
-LINK_coverage := -Wl,--wrap=_exit # tools/coverage_exit.c
+LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
 # Of all C tests: what is sent goes through tests/c/wire_mischief.c.
 LINK_TESTS := -Wl,--wrap=dd_sys_send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
@@ -141,7 +141,10 @@ $(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2: $(BUILD)/$(1)/stubs/obj/nccl-%.o $$(STU
 	@mkdir -p $$(@D)
 	@$$(CC_$(1)) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_LD),-soname,libnccl.so.2,-rpath,'$$$$ORIGIN/..' $$^ $$(LIBS) -o $$@
 
-STUBS_$(1) := $(BUILD)/$(1)/stubs/libcuda.so.1 $(STUB_VERSIONS:%=$(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2)
+$(BUILD)/$(1)/stubs/libcarriers.so: $(BUILD)/$(1)/stubs/obj/tests/stubs/carrier_stub.o
+	@$$(CC_$(1)) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_LD),-soname,libcarriers.so $$^ -o $$@
+
+STUBS_$(1) := $(BUILD)/$(1)/stubs/libcuda.so.1 $(BUILD)/$(1)/stubs/libcarriers.so $(STUB_VERSIONS:%=$(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2)
 
 LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)

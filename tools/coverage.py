@@ -19,7 +19,8 @@ LINE = re.compile(r" *([^:]+): *(\d+):(.*)")
 
 
 def counts_of(text: str) -> dict[str, dict[int, int]]:
-    """File -> line -> how often it ran, of what gcov -t prints for one object."""
+    """File -> line -> how often it ran, of what gcov -t prints for one object: first for the line, and, where a macro has made several
+    functions in it, then for each of them."""
     counts: dict[str, dict[int, int]] = {}
     lines: dict[int, int] = {}
     for match in map(LINE.match, text.splitlines()):
@@ -29,7 +30,8 @@ def counts_of(text: str) -> dict[str, dict[int, int]]:
         if number == 0 and rest.startswith("Source:"):
             lines = counts.setdefault(rest.removeprefix("Source:"), {})
         elif number > 0 and count != "-":
-            lines[number] = int(count.rstrip("*")) if count[0].isdigit() else 0
+            ran = int(count.rstrip("*")) if count[0].isdigit() else 0
+            lines[number] = max(ran, lines.get(number, 0))
     return counts
 
 

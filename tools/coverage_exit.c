@@ -1,6 +1,7 @@
-/* Linked into C tests that count which lines run (`make coverage`), where _exit goes through here: it would leave the counts of a child
- * unwritten. */
+/* Linked into C tests that count which lines run (`make coverage`), where _exit and abort go through here: they would leave the counts of a
+ * child unwritten. */
 #include <gcov.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 _Noreturn void __real__exit(int status);
@@ -11,4 +12,14 @@ __wrap__exit(int status)
 {
     __gcov_dump();
     __real__exit(status);
+}
+
+_Noreturn void __real_abort(void);
+_Noreturn void __wrap_abort(void);
+
+void
+__wrap_abort(void)
+{
+    __gcov_dump();
+    __real_abort();
 }

@@ -305,9 +305,9 @@ await_making(comm_errand *making, mpi_word *comm, const dd_wait *wait, dd_error 
         *comm = making->comm;
         status = making->status == DD_OK ? DD_OK : dd_error_copy(err, &making->error);
     } else if (status == DD_TIMED_OUT) {
-        status =
-            dd_error_set(err, status, "MPI_Comm_create_group of %d ranks has not come back within %.3g s",
-                         making->nranks, dd_wait_elapsed_s(wait));
+        status = dd_error_set(err, DD_OP_TIMED_OUT,
+                              "MPI_Comm_create_group of %d ranks has not come back within %.3g s",
+                              making->nranks, dd_wait_elapsed_s(wait));
     }
     dd_errand_leave(&making->errand);
     return status;

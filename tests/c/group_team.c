@@ -56,7 +56,7 @@ run_member(void *arg)
 {
     team_thread *member = arg;
     team_rank *self = &member->self;
-    bool is_lonely = (self->options->lonely_ranks >> self->rank & 1) != 0;
+    bool is_lonely = self->rank < 64 && (self->options->lonely_ranks >> self->rank & 1) != 0;
     dd_connect_options connect = team_connect_options(self->options->is_shm_disabled || is_lonely);
     connect.nlanes = self->options->nlanes > 0 ? self->options->nlanes : 1;
     connect.waiting = self->options->waiting;

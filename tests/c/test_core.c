@@ -9,6 +9,7 @@
 #include "core/mem.h"
 #include "core/spin.h"
 #include "core/status.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "core/wait.h"
 
@@ -490,23 +491,16 @@ TEST(log_reader_waits)
 
 /* --- lock ---------------------------------------------------------------------------------------------------- */
 
-/* What a child that takes both says before it ends; "" where it may. */
+/* What a child that does this says before it ends; "" where it may. */
 static void
-take_both(dd_lock_kind first, dd_lock_kind second, char text[256])
+do_aside(void (*body)(const dd_lock_kind *kinds), const dd_lock_kind *kinds, char text[256])
 {
     int ends[2];
     REQUIRE(pipe(ends) == 0);
     pid_t child = fork();
     if (child == 0) {
-        dd_lock one;
-        dd_lock other;
         dup2(ends[1], STDERR_FILENO);
-        dd_lock_init(&one, first);
-        dd_lock_init(&other, second);
-        dd_lock_take(&one);
-        dd_lock_take(&other);
-        dd_lock_release(&one);
-        dd_lock_release(&other);
+        body(kinds);
         _exit(0);
     }
     close(ends[1]);
@@ -518,15 +512,56 @@ take_both(dd_lock_kind first, dd_lock_kind second, char text[256])
     CHECK_INT(WIFSIGNALED(status) ? WTERMSIG(status) : 0, nbytes > 0 ? SIGABRT : 0);
 }
 
+static void
+take_both(const dd_lock_kind *kinds)
+{
+    dd_lock locks[2];
+    for (int i = 0; i < 2; i++) {
+        dd_lock_init(&locks[i], kinds[i]);
+        dd_lock_take(&locks[i]);
+    }
+    dd_lock_release(&locks[0]);
+    dd_lock_release(&locks[1]);
+}
+
 TEST(locks_are_taken_in_order)
 {
     char text[256];
-    take_both(DD_LOCK_ENGINE, DD_LOCK_CONNECTOR, text);
+    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
     CHECK(text[0] == '\0');
-    take_both(DD_LOCK_CONNECTOR, DD_LOCK_ENGINE, text);
-    CHECK(strstr(text, "that of an engine") != NULL);
-    take_both(DD_LOCK_ENGINE, DD_LOCK_ENGINE, text);
-    CHECK(strstr(text, "order of locks") != NULL);
+    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
+    CHECK_CONTAINS(text, "holds the lock of dials that have not begun, and ports takes that of an engine");
+    do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_ENGINE}, text);
+    CHECK_CONTAINS(text, "order of locks");
+}
+
+static void
+release_another(const dd_lock_kind *kinds)
+{
+    dd_lock locks[2];
+    dd_lock_init(&locks[0], kinds[0]);
+    dd_lock_init(&locks[1], kinds[1]);
+    dd_lock_take(&locks[0]);
+    dd_lock_release(&locks[1]);
+}
+
+static void
+take_all(const dd_lock_kind *kinds)
+{
+    static dd_lock locks[DD_LOCK_COUNT];
+    for (int kind = kinds[0]; kind < DD_LOCK_COUNT; kind++) {
+        dd_lock_init(&locks[kind], (dd_lock_kind)kind);
+        dd_lock_take(&locks[kind]);
+    }
+}
+
+TEST(what_no_thread_does_with_locks)
+{
+    char text[256];
+    do_aside(release_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_LOG}, text);
+    CHECK_CONTAINS(text, "a thread releases the lock of records for the log, which it does not hold");
+    do_aside(take_all, (dd_lock_kind[]){(dd_lock_kind)0}, text);
+    CHECK_CONTAINS(text, "a thread holds more than 8");
 }
 
 TEST(locks_that_are_only_tried_have_no_order)
@@ -605,4 +640,45 @@ TEST(spin_of_nothing_is_none)
     dd_spin_note_wait(&spin, 1);
     CHECK_INT(spin.budget_ns, 0);
     CHECK(dd_spin_make(DD_NS_PER_MS).budget_ns == (sysconf(_SC_NPROCESSORS_ONLN) > 1 ? DD_NS_PER_MS : 0));
+}
+
+/* ---- calls of the system that fail when a test says so */
+
+static int nfailures;
+
+static void
+count_failure(void)
+{
+    nfailures++;
+}
+
+TEST(the_nth_call_of_a_kind_fails)
+{
+    dd_sys_fault fault = {
+        .call = DD_SYS_gethostname, .number = 1, .error_number = EIO, .on_failure = count_failure};
+    char name[256];
+    struct stat info;
+    for (int i = 0; i < 2; i++) {
+        fault.is_lasting = i == 1;
+        dd_sys_fail_call(&fault);
+        CHECK_INT(dd_sys_count_calls(DD_SYS_gethostname), 0);
+        CHECK_INT(dd_sys_gethostname(name, sizeof name), 0);
+        CHECK_INT(dd_sys_stat("/", &info), 0); /* of another kind */
+        errno = 0;
+        CHECK_INT(dd_sys_gethostname(name, sizeof name), -1);
+        CHECK_INT(errno, EIO);
+        CHECK_INT(dd_sys_gethostname(name, sizeof name), i == 1 ? -1 : 0);
+        CHECK_INT(dd_sys_count_calls(DD_SYS_gethostname), 3);
+    }
+    CHECK_INT(nfailures, 3);
+    dd_sys_fail_call(NULL);
+    CHECK_INT(dd_sys_gethostname(name, sizeof name), 0);
+}
+
+TEST(calls_know_their_names)
+{
+    CHECK(strcmp(dd_sys_call_name(DD_SYS_open), "open") == 0);
+    CHECK(strcmp(dd_sys_call_name(DD_SYS_getrandom), "getrandom") == 0);
+    CHECK(strcmp(dd_sys_call_name(DD_SYS_getaddrinfo), "getaddrinfo") == 0);
+    CHECK(strcmp(dd_sys_call_name((dd_sys_call)(DD_SYS_CALL_COUNT - 1)), "get_file_limit") == 0);
 }

@@ -1,9 +1,15 @@
 /* Which dial makes a link, and what is left when one comes to nothing. */
 #include "check.h"
+#include "core/fork.h"
+#include "core/mem.h"
+#include "core/system.h"
 #include "hand_shake.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"
+#include "transport/connect_internal.h"
+#include "transport/engine_internal.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -183,4 +189,148 @@ TEST(who_waits_for_a_dial_that_breaks_off_hears_of_it)
     victim self;
     die(&self, true);
     die(&self, false);
+}
+
+/* ---- who dials is needed here, where nobody can get in */
+
+TEST(who_dials_one_that_is_deaf_hears_of_it)
+{
+    victim self;
+    int listener = -1;
+    REQUIRE(open_victim(&self));
+    dd_addr addr = dd_card_unix_addr(&self.card); /* where nobody answers */
+    REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
+    CHECK(!engine_wants_dial(self.engine, &self.card.uid));
+    dd_engine_lock(self.engine);
+    dd_peer_connect_locked(self.peer);
+    dd_engine_unlock(self.engine);
+    CHECK(engine_wants_dial(self.engine, &self.card.uid));
+    dd_connector *connector = self.engine->connector;
+    atomic_store(&connector->failing_since_ns, 1);
+    atomic_store(&connector->accept_errno, EMFILE);
+    CHECK(!engine_wants_dial(self.engine, &self.card.uid));
+    CHECK(is_lost_soon(&self));
+    dd_engine_lock(self.engine);
+    CHECK_CONTAINS(dd_peer_error_locked(self.peer)->message, "cannot accept the connections of other ranks");
+    dd_engine_unlock(self.engine);
+    dd_sock_close(listener);
+    dd_peer_release(self.peer);
+    dd_engine_release(self.engine);
+}
+
+/* ---- links that the test brings */
+
+static dd_link *
+make_link(int *other_end)
+{
+    int fds[2];
+    dd_link *link = NULL;
+    if (CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0)) {
+        (void)dd_fork_own(fds[0]);
+        *other_end = fds[1];
+        CHECK_OK(dd_link_open_tcp(fds[0], NULL, &link, check_err()));
+    }
+    return link;
+}
+
+static bool
+is_closed(int fd)
+{
+    uint8_t byte;
+    return recv(fd, &byte, 1, 0) == 0;
+}
+
+static int
+count_lanes(const victim *self)
+{
+    dd_engine_lock(self->engine);
+    int nlanes = self->peer->nlanes;
+    dd_engine_unlock(self->engine);
+    return nlanes;
+}
+
+/* Of a peer that is linked: a second lane that cannot be watched, or remembered, does no harm. Of one that is not, it is the end. */
+static void
+bring_link_in_need(bool is_linked, bool is_memory)
+{
+    victim self;
+    int ends[2] = {-1, -1};
+    const dd_sys_fault fault = {.call = DD_SYS_epoll_ctl, .error_number = ENOSPC};
+    REQUIRE(open_victim(&self));
+    if (is_linked) {
+        engine_on_link(self.engine, &self.card.uid, 0, make_link(&ends[0]));
+        CHECK_INT(count_lanes(&self), 1);
+    }
+    dd_link *link = make_link(&ends[1]);
+    if (is_memory) {
+        dd_mem_fail_after(0);
+    } else {
+        dd_sys_fail_call(&fault);
+    }
+    engine_on_link(self.engine, &self.card.uid, is_linked ? 1 : 0, link);
+    dd_mem_fail_after(-1);
+    dd_sys_fail_call(NULL);
+    CHECK(is_closed(ends[1]));
+    CHECK_INT(count_lanes(&self), is_linked);
+    if (is_linked) {
+        dd_engine_lock(self.engine);
+        CHECK(dd_peer_is_connected_locked(self.peer));
+        dd_engine_unlock(self.engine);
+    } else {
+        CHECK(is_lost_soon(&self));
+        dd_engine_lock(self.engine);
+        CHECK_CONTAINS(dd_peer_error_locked(self.peer)->message,
+                       is_memory ? "out of memory" : "cannot watch the connection to ");
+        dd_engine_unlock(self.engine);
+    }
+    dd_peer_release(self.peer);
+    dd_engine_release(self.engine);
+    for (int i = 0; i < 2; i++) {
+        if (ends[i] >= 0) {
+            close(ends[i]);
+        }
+    }
+}
+
+TEST(links_that_cannot_be_taken)
+{
+    for (int i = 0; i < 4; i++) {
+        bring_link_in_need(i % 2 == 1, i / 2 == 1);
+    }
+}
+
+TEST(links_of_those_whose_cards_are_unknown)
+{
+    victim self;
+    int ends[2] = {-1, -1};
+    dd_card stranger;
+    REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&stranger, check_err())));
+    engine_on_link(self.engine, &stranger.uid, 1,
+                   make_link(&ends[0])); /* a second one, and there is no first */
+    CHECK(is_closed(ends[0]));
+    engine_on_link(self.engine, &stranger.uid, 0, make_link(&ends[1]));
+    CHECK(!is_closed(ends[1]));
+    dd_engine_lock(self.engine);
+    dd_peer *peer = engine_find_peer(self.engine, &stranger.uid);
+    CHECK(peer != NULL && !peer->is_card_known && dd_peer_is_connected_locked(peer));
+    dd_engine_unlock(self.engine);
+    dd_peer_release(self.peer);
+    dd_engine_release(self.engine);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
+{
+    victim self;
+    dd_error error;
+    dd_error_set(&error, DD_NETWORK, "no way");
+    REQUIRE(open_victim(&self));
+    self.peer->ndialling = 1;
+    engine_on_dial_failed(self.engine, &self.card.uid, 1, &error);
+    engine_on_dial_failed(self.engine, &self.card.uid, 1, &error);
+    CHECK_INT(self.peer->ndialling, 0);
+    CHECK(dd_peer_error_locked(self.peer) == NULL);
+    dd_peer_release(self.peer);
+    dd_engine_release(self.engine);
 }

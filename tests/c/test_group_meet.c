@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static dd_status
@@ -234,6 +235,24 @@ TEST(several_ranks_with_one_engine)
     for (int i = 0; i < 2; i++) {
         options.is_shm_disabled = i == 1;
         team_run_apart(&options, crowd, NULL);
+    }
+}
+
+static void
+meet_many(team_rank *self)
+{
+    CHECK(team_check_sum(self->group));
+}
+
+/* Their cards are too many for what the store tells everybody: one of the host takes them from there, and gives them to the others. */
+TEST(many_ranks_of_a_host_take_cards_from_each_other)
+{
+    team_options options = {.size = 150};
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = limit.rlim_max < 4096 ? limit.rlim_max : 4096;
+    if (limit.rlim_cur == 4096 && CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0)) {
+        team_run(&options, meet_many, NULL);
     }
 }
 

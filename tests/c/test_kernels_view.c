@@ -1,5 +1,6 @@
 /* Packing and unpacking against a walk over every index, and copies. */
 #include "check.h"
+#include "core/cpu.h"
 #include "kernels/copy.h"
 #include "kernels/view.h"
 
@@ -176,7 +177,8 @@ TEST(finish_refuses_what_cannot_be)
     CHECK(!dd_view_finish(&view));
 }
 
-TEST(copies_every_length)
+static void
+copy_every_length(void)
 {
     static uint8_t src[10000], dst[10000];
     fill(src, sizeof src);
@@ -193,4 +195,16 @@ TEST(copies_every_length)
     }
     dd_copy(NULL, NULL, 0);
     dd_copy_streaming(NULL, NULL, 0);
+}
+
+/* By each of the ways that processors have. */
+TEST(copies_every_length)
+{
+    static const unsigned hidden[] = {0, DD_CPU_STRING_COPY, DD_CPU_AVX2, DD_CPU_AVX2 | DD_CPU_STRING_COPY};
+    for (size_t i = 0; i < sizeof hidden / sizeof hidden[0]; i++) {
+        dd_cpu_hide_features(hidden[i]);
+        CHECK_INT(dd_cpu_features() & hidden[i], 0);
+        copy_every_length();
+    }
+    dd_cpu_hide_features(0);
 }

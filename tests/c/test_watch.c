@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "watch/monitor.h"
 
@@ -443,6 +444,66 @@ TEST(a_file_in_the_place_of_the_pipe_is_left_alone)
     CHECK_CONTAINS(check_message(), path);
     CHECK(unlink(path) == 0);
     dd_recorder_destroy(r.options.recorder);
+    close_rig(&r);
+}
+
+TEST(a_pipe_that_cannot_be_made)
+{
+    static const dd_sys_call calls[] = {DD_SYS_mkfifo, DD_SYS_open};
+    rig r;
+    char path[128];
+    init_rig(&r, 1);
+    snprintf(path, sizeof path, "%s/0.pipe", r.folder);
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die};
+    r.options.pipe_path = path;
+    r.options.dump_path = "unused";
+    r.options.host = &host;
+    REQUIRE_OK(dd_recorder_create(10, &r.options.recorder, check_err()));
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        dd_sys_fault fault = {.call = calls[i], .error_number = EACCES};
+        dd_monitor *monitor;
+        CHECK(mkfifo(path, 0600) == 0); /* one of a process before goes in any case */
+        dd_sys_fail_call(&fault);
+        CHECK_STATUS(dd_monitor_create(&r.options, &monitor, check_err()), DD_SYSTEM);
+        dd_sys_fail_call(NULL);
+        CHECK_CONTAINS(check_message(), path);
+        CHECK_CONTAINS(check_message(), calls[i] == DD_SYS_open ? "cannot open" : "cannot make");
+        CHECK(access(path, F_OK) != 0);
+    }
+    dd_recorder_destroy(r.options.recorder);
+    close_rig(&r);
+}
+
+static atomic_bool has_woken;
+
+static void
+take_a_while(void)
+{
+    usleep(100000);
+    atomic_store(&has_woken, true);
+}
+
+/* A file system that hangs, and in the end fails. */
+TEST(a_dump_that_takes_too_long)
+{
+    rig r;
+    static const dd_sys_fault fault = {
+        .call = DD_SYS_mkostemp, .error_number = EIO, .on_failure = take_a_while};
+    init_rig(&r, 1);
+    r.options.dump_timeout_ns = 20 * DD_NS_PER_MS;
+    open_rank(&r, 0);
+    join_rank(&r, 0);
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_sys_fail_call(&fault);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_CONTAINS(report_of(&r, 0), "no dump could be written: writing ");
+    CHECK_CONTAINS(report_of(&r, 0), "takes longer than 0.0 s");
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    while (!atomic_load(&has_woken) && !dd_wait_is_over(&wait)) {
+        CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+    }
+    CHECK(atomic_load(&has_woken));
     close_rig(&r);
 }
 

@@ -1,0 +1,279 @@
+/* What fails around the operations of a group of NCCL's: its opening, its memory, its turn, and the driver. */
+#include "check.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "nccl/nccl_internal.h"
+#include "nccl_rig.h"
+
+#include <semaphore.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- opening */
+
+static dd_status
+open_group(const dd_nccl_base *base, dd_store *store, int rank, int size, dd_nccl_group **group)
+{
+    dd_nccl_group_options options = {.name = BYTES("another"), .timeout_ns = DD_NS_PER_S};
+    dd_nccl_config_init(&options.config);
+    return dd_nccl_group_open(base, store, rank, size, &options, NULL, group, check_err());
+}
+
+static void
+open_without_memory(const dd_nccl_base *base)
+{
+    dd_nccl_group *group = NULL;
+    long before = dd_mem_count_blocks();
+    for (long count = 0; count < 2; count++) {
+        dd_mem_fail_after(count);
+        CHECK_STATUS(open_group(base, NULL, 0, 1, &group), DD_OUT_OF_MEMORY);
+        dd_mem_fail_after(-1);
+        CHECK_INT(dd_mem_count_blocks(), before);
+    }
+    dd_mem_fail_after(0);
+    dd_nccl_watchdog_options options = {0};
+    dd_nccl_watchdog *watchdog = NULL;
+    CHECK_STATUS(dd_nccl_watchdog_create(base->cuda, &options, &watchdog, check_err()), DD_OUT_OF_MEMORY);
+    dd_mem_fail_after(-1);
+    CHECK(watchdog == NULL);
+}
+
+static void
+open_in_child(const dd_nccl_base *base)
+{
+    dd_nccl_group *group = NULL;
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        CHECK_STATUS(open_group(base, NULL, 0, 1, &group), DD_FORKED);
+        CHECK_CONTAINS(check_message(),
+                       "the watchdog of NCCL's groups stayed in the process before the fork");
+        _exit(check_failures() > 0);
+    }
+    int how = -1;
+    CHECK(waitpid(child, &how, 0) == child);
+    CHECK_INT(how, 0);
+}
+
+static void
+open_body(nccl_rig_rank *self)
+{
+    nccl_rig *rig = self->rig;
+    dd_nccl_base base = {rig->lib, rig->cuda, rig->watchdog};
+    dd_nccl_base no_device = {rig->lib, NULL, rig->watchdog};
+    dd_nccl_group *group = NULL;
+    CHECK_STATUS(open_group(&no_device, NULL, 0, 1, &group), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "needs a CUDA device, and there is none");
+    CHECK_STATUS(open_group(&base, rig->store, 2, 2, &group), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "rank 2 of 2 is impossible");
+    CHECK_STATUS(open_group(&base, NULL, 0, 2, &group), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "a group of 2 ranks needs a store to meet in");
+    open_without_memory(&base);
+    open_in_child(&base);
+    CHECK(group == NULL);
+}
+
+TEST(groups_that_cannot_be)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, open_body, NULL);
+}
+
+/* ---- one call at a time */
+
+/* Another thread that is in a call. */
+typedef struct other_caller {
+    dd_nccl_group *group;
+    pthread_t thread;
+    sem_t is_in;
+    sem_t is_over;
+} other_caller;
+
+static void *
+stay_in_a_call(void *arg)
+{
+    other_caller *self = arg;
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(nccl_group_enter_launch(self->group, &wait, check_err()));
+    sem_post(&self->is_in);
+    sem_wait(&self->is_over);
+    nccl_group_leave_launch(self->group);
+    return NULL;
+}
+
+static bool
+wants_out(void *ctx)
+{
+    (void)ctx;
+    return true;
+}
+
+static void
+turn_body(nccl_rig_rank *self)
+{
+    other_caller other = {.group = self->group};
+    sem_init(&other.is_in, 0, 0);
+    sem_init(&other.is_over, 0, 0);
+    nccl_rig_check_sum(self);
+    REQUIRE_OK(dd_thread_start(&other.thread, "other", stay_in_a_call, &other, check_err()));
+    sem_wait(&other.is_in);
+    dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
+    CHECK_STATUS(nccl_group_enter_launch(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "another call of group \"rig\" has not been enqueued within 0.0");
+    wait = nccl_rig_patience();
+    wait.is_interrupted = wants_out;
+    CHECK_STATUS(nccl_group_enter_launch(self->group, &wait, check_err()), DD_INTERRUPTED);
+    /* A call that waits for its turn hears that the group has ended. */
+    dd_wait patience = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &patience, check_err()));
+    CHECK_STATUS(nccl_group_enter_launch(self->group, &patience, check_err()), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "enough");
+    sem_post(&other.is_over);
+    pthread_join(other.thread, NULL);
+    sem_destroy(&other.is_in);
+    sem_destroy(&other.is_over);
+    CHECK_OK(dd_nccl_group_close(self->group, &patience, check_err()));
+}
+
+TEST(a_call_that_does_not_get_its_turn)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
+}
+
+static void
+closed_body(nccl_rig_rank *self)
+{
+    dd_cuda_stream stream;
+    void *scratch = NULL;
+    void *kept = NULL;
+    dd_wait wait = nccl_rig_patience();
+    nccl_rig_check_sum(self);
+    REQUIRE_OK(dd_nccl_group_alloc_scratch(self->group, self->rank, 8, &kept, check_err()));
+    dd_nccl_group_free_scratch(self->group, self->rank, kept);
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    CHECK_STATUS(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_nccl_group_order(self->group, self->rank, &self->stream, 1, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 8, &scratch, check_err()), DD_CLOSED);
+    CHECK(scratch == NULL);
+    dd_nccl_group_free_scratch(self->group, self->rank,
+                               kept); /* the driver has it no more: nothing is done */
+}
+
+TEST(a_closed_group_has_no_stream)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, closed_body, NULL);
+}
+
+/* ---- memory of the device, where there are no pools */
+
+static void *
+alloc_scratch(nccl_rig_rank *self)
+{
+    void *data = NULL;
+    CHECK_OK(dd_nccl_group_alloc_scratch(self->group, self->rank, 64, &data, check_err()));
+    return data;
+}
+
+static void
+scratch_body(nccl_rig_rank *self)
+{
+    nccl_rig *rig = self->rig;
+    rig->cuda_stub.fail("cuMemPoolCreate", 0, DD_CUDA_ERROR_NOT_SUPPORTED, NULL);
+    nccl_rig_check_sum(self);
+    long before = rig->cuda_stub.live("memory");
+    void *first = alloc_scratch(self);
+    int gate = nccl_rig_new_gate();
+    CHECK_INT(rig->gate(self->stream, gate), 0);
+    CHECK_OK(dd_nccl_group_order(self->group, self->rank, &self->stream, 1, check_err()));
+    dd_nccl_group_free_scratch(self->group, self->rank, first);
+    void *second = alloc_scratch(self);
+    CHECK_INT(rig->cuda_stub.live("memory"), before + 2); /* the device may use the first one yet */
+    rig->open_gate(gate);
+    dd_cuda_stream stream;
+    REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
+    CHECK_INT(rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
+    void *third = alloc_scratch(self);
+    CHECK_INT(rig->cuda_stub.live("memory"), before + 2);
+    rig->cuda_stub.fail("cuEventRecord", 0, DD_CUDA_ERROR_OUT_OF_MEMORY, NULL);
+    dd_nccl_group_free_scratch(self->group, self->rank,
+                               second); /* nobody knows when it is free: at the end */
+    dd_nccl_group_free_scratch(self->group, self->rank, third);
+    CHECK_INT(rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
+    void *data = NULL;
+    rig->cuda_stub.fail("cuMemAlloc", 0, DD_CUDA_ERROR_OUT_OF_MEMORY, NULL);
+    CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 64, &data, check_err()),
+                 DD_OUT_OF_MEMORY);
+    CHECK_CONTAINS(check_message(), "has no 64 bytes for staging");
+    rig->cuda_stub.fail("cuMemAlloc", 0, 700, NULL);
+    CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 64, &data, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "allocating 64 bytes on device 0");
+    CHECK(data == NULL);
+    CHECK_INT(rig->cuda_stub.live("memory"), before + 1);
+}
+
+TEST(memory_is_free_when_the_device_is_through_with_it)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, scratch_body, NULL);
+}
+
+static void
+keep_body(nccl_rig_rank *self)
+{
+    self->rig->cuda_stub.fail("cuMemPoolCreate", 0, DD_CUDA_ERROR_NOT_SUPPORTED, NULL);
+    nccl_rig_check_sum(self);
+    void *data = alloc_scratch(self);
+    long before = self->rig->cuda_stub.live("memory");
+    dd_mem_fail_after(0);
+    dd_nccl_group_free_scratch(self->group, self->rank, data);
+    dd_mem_fail_after(-1);
+    dd_cuda_stream stream;
+    REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
+    CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
+    CHECK_INT(self->rig->cuda_stub.live("memory"), before);
+    nccl_rig_free(self, data);
+}
+
+TEST(memory_that_nobody_can_remember_stays)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, keep_body, NULL);
+}
+
+/* ---- the driver's end */
+
+static void
+shut_down_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    float *data = nccl_rig_alloc(self, sizeof *data);
+    dd_block block = {data, sizeof *data};
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
+    int gate = nccl_rig_new_gate();
+    dd_cuda_stream stream;
+    REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
+    CHECK_INT(self->rig->gate(self->stream, gate), 0);
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
+    self->rig->shut_down(1);
+    dd_wait wait = nccl_rig_patience();
+    while (!dd_work_is_done(&work->base) && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_CLOSED);
+    CHECK_CONTAINS(check_message(), "the CUDA driver is shutting down");
+    CHECK_STATUS(dd_nccl_group_check(self->group, check_err()), DD_CLOSED);
+    dd_work_release(&work->base);
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    dd_alarm alarm;
+    CHECK(!dd_recorder_take_alarm(self->rig->recorder, &alarm)); /* it is no failure */
+    self->rig->shut_down(0);
+    self->rig->open_gate(gate);
+    CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
+    nccl_rig_free(self, data);
+}
+
+/* Nobody waits for the work. */
+TEST(the_watchdog_hears_that_the_driver_shuts_down)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
+                 NULL);
+}
