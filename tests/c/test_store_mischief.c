@@ -353,6 +353,41 @@ TEST(nothing_is_done_to_it)
     CHECK(mischief_run_unharmed(run_store) > 4 * VALUE_MAX);
 }
 
+/* A request, and its answer, in a record each. */
+#define RECORD_NBYTES ((size_t)84)
+
+static void
+check_words(size_t after)
+{
+    size_t nbytes = 0;
+    user self;
+    dd_tcp_server_options options = raw_options();
+    options.secret = SECRET;
+    dd_tcp_server *server = raw_server(&options);
+    plain_proxy *proxy = plain_proxy_start(dd_tcp_server_port(server), PROXY_FAITHFUL);
+    REQUIRE(open_user(&self, 1, plain_proxy_port(proxy)));
+    mischief_arm(MISCHIEF_FLIP, after, 0);
+    CHECK_STATUS(dd_store_set(self.store, BYTES("key"), BYTES("value"), patience(&self), check_err()),
+                 DD_NETWORK);
+    CHECK(mischief_disarm(&nbytes));
+    CHECK_CONTAINS(check_message(), "set on TCPStore at 127.0.0.1:");
+    CHECK_CONTAINS(check_message(), "what came over the encrypted connection from 127.0.0.1:");
+    CHECK_CONTAINS(check_message(), " to 127.0.0.1:");
+    dd_store_release(self.store);
+    plain_proxy_stop(proxy);
+    dd_tcp_server_release(server);
+}
+
+TEST(errors_name_both_ends_where_the_server_has_noticed)
+{
+    check_words(RECORD_NBYTES / 2);
+}
+
+TEST(errors_name_both_ends_where_the_client_has_noticed)
+{
+    check_words(RECORD_NBYTES + RECORD_NBYTES / 2);
+}
+
 #define USUAL_COUNT 4
 
 TEST(a_bit_is_flipped)

@@ -25,9 +25,8 @@ static struct {
     size_t nsent;
 } plan = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
-/* After `after` more bytes over TCP; once. `bit` says which, and what is inserted. */
-static void
-arm(mischief_kind kind, size_t after, unsigned bit)
+void
+mischief_arm(mischief_kind kind, size_t after, unsigned bit)
 {
     pthread_mutex_lock(&plan.mu);
     plan.is_armed = true;
@@ -39,9 +38,8 @@ arm(mischief_kind kind, size_t after, unsigned bit)
     pthread_mutex_unlock(&plan.mu);
 }
 
-/* Whether it has been done; *nbytes: how many bytes have been sent since. */
-static bool
-disarm(size_t *nbytes)
+bool
+mischief_disarm(size_t *nbytes)
 {
     pthread_mutex_lock(&plan.mu);
     bool is_done = plan.is_done;
@@ -136,9 +134,9 @@ mischief_run_unharmed(mischief_program *run)
 {
     mischief_outcome out = {0};
     size_t nbytes = 0;
-    arm(MISCHIEF_FLIP, NOWHERE, 0);
+    mischief_arm(MISCHIEF_FLIP, NOWHERE, 0);
     run(&out);
-    CHECK(!disarm(&nbytes));
+    CHECK(!mischief_disarm(&nbytes));
     CHECK_INT(out.nfailed + out.nwrong + out.nlate, 0);
     return nbytes;
 }
@@ -170,9 +168,9 @@ mischief_check(mischief_program *run, mischief_kind kind, unsigned usual_count)
         size_t place = pick_place(&seed, nbytes);
         unsigned bit = (unsigned)rand_r(&seed);
         int nbefore = check_failures();
-        arm(kind, place, bit);
+        mischief_arm(kind, place, bit);
         run(&out);
-        if (!disarm(&ignored)) {
+        if (!mischief_disarm(&ignored)) {
             continue; /* fewer bytes were sent than the last time */
         }
         ndone++;

@@ -17,6 +17,11 @@ typedef enum mischief_kind {
     MISCHIEF_COUNT,
 } mischief_kind;
 
+/* From now on; once, at the byte `after` so many that are sent over TCP. `bit` says which, and what is inserted. */
+void mischief_arm(mischief_kind kind, size_t after, unsigned bit);
+/* Turns it off. Whether it has been done; *nbytes: how many bytes have been sent meanwhile. */
+bool mischief_disarm(size_t *nbytes);
+
 /* What has come of one run of a program, which may have threads. */
 typedef struct mischief_outcome {
     atomic_int nfailed;  /* calls that have failed */
