@@ -329,6 +329,7 @@ change_link(dd_bytes *input)
     memory_link *link = link_of(how >> 3);
     if (how % 8 < 5) {
         link->room = rooms[how % 8];
+        link->nrefusable = 8; /* a call that ends a group waits for what it has to say to be gone */
     } else if (how == 5) {
         link->is_ended = true;
     } else if (how == 6) {

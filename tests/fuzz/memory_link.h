@@ -7,6 +7,7 @@
 #include "transport/engine_internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/eventfd.h>
 
@@ -20,7 +21,8 @@ typedef struct memory_link {
     bool is_failed;
     dd_blob in; /* what the peer has sent */
     size_t in_at;
-    size_t room; /* for output */
+    size_t room;         /* for output */
+    unsigned nrefusable; /* so often, while there is no room, the peer takes nothing, and then all */
     /* of the output: the frame under way */
     uint8_t header[DD_FRAME_NBYTES];
     size_t header_len;
@@ -69,6 +71,9 @@ memory_link_try_send(dd_link *link, const struct iovec *parts, int nparts, size_
         return memory_link_end(self);
     }
     size_t total = 0;
+    if (self->room == 0 && self->nrefusable-- == 0) {
+        self->room = MEMORY_LINK_ROOM_MAX;
+    }
     for (int i = 0; i < nparts && self->room > 0; i++) {
         size_t step = parts[i].iov_len < self->room ? parts[i].iov_len : self->room;
         memory_link_check_output(self, parts[i].iov_base, step);
@@ -177,6 +182,7 @@ memory_link_attach(memory_link *links, dd_peer *peer, int lane, bool is_shm)
                      .is_shared_memory = is_shm},
             .is_open = true,
             .room = MEMORY_LINK_ROOM_MAX,
+            .nrefusable = UINT_MAX,
         };
         dd_uid uid = peer->card.uid;
         engine_on_link(peer->engine, &uid, lane, &self->base);
