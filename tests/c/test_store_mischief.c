@@ -247,7 +247,9 @@ wait_in_vain(user *self)
     self->wait = dd_wait_after(3 * DD_NS_PER_MS);
     dd_status status = dd_store_wait(self->store, &key, 1, &self->wait, &self->err);
     check_right(self, status != DD_OK);
-    if (status != DD_TIMED_OUT) {
+    if (status == DD_TIMED_OUT) {
+        check_soon(self);
+    } else {
         (void)has_done(self, status);
     }
 }

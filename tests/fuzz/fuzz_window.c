@@ -73,6 +73,24 @@ take_size(dd_bytes *input)
     return choice < 8 ? sizes[choice] : choice < 0xf0 ? choice * 5 : (size_t)take_number(input, 3);
 }
 
+/* Where so many bytes begin in a window: at its start, so that they end with it, one byte later, or anywhere. */
+static size_t
+take_offset(dd_bytes *input, unsigned window, size_t nbytes)
+{
+    unsigned choice = take_byte(input);
+    size_t room = window_nbytes[window % NWINDOWS];
+    switch (choice % 4) {
+    case 0:
+        return 0;
+    case 1:
+        return room - nbytes;
+    case 2:
+        return room - nbytes + 1;
+    default:
+        return take_size(input);
+    }
+}
+
 static uint64_t
 take_window_id(unsigned choice)
 {
@@ -99,7 +117,7 @@ put_frame(memory_link *link, const dd_frame *frame)
 {
     uint8_t header[DD_FRAME_NBYTES];
     memory_link_put(link, header, dd_frame_encode(frame, header));
-    memory_link_put(link, pattern, frame->payload < sizeof pattern ? frame->payload : 0);
+    memory_link_put(link, pattern, frame->payload <= sizeof pattern ? frame->payload : 0);
 }
 
 /* A message, at once or by a request. */
@@ -128,16 +146,18 @@ put_message(unsigned who, unsigned how, const dd_request *head)
 static void
 put_note(dd_bytes *input)
 {
+    static const uint32_t channels[] = {
+        0, 1, 0, 1, NCHANNELS, DD_WINDOW_NO_CHANNEL, DD_WINDOW_NO_CHANNEL, DD_WINDOW_ANSWERS};
     unsigned who = take_byte(input);
     unsigned what = take_byte(input);
     unsigned where = take_byte(input);
     dd_window_note note = {.type = (dd_window_note_type)(1 + what % 5), .window = take_window_id(where)};
     if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_GET) {
-        note.offset = take_size(input);
         note.nbytes = take_size(input);
+        note.offset = take_offset(input, (unsigned)note.window - 1, note.nbytes);
     }
     if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_ALONE) {
-        note.channel = (where >> 5) % 4 < NCHANNELS ? (where >> 5) % 4 : DD_WINDOW_NO_CHANNEL - (where >> 7);
+        note.channel = channels[where >> 5];
     }
     if (note.type == DD_WINDOW_GET || note.type == DD_WINDOW_ALONE || note.type == DD_WINDOW_DROP) {
         note.id = 1 + (what >> 5);
@@ -178,9 +198,13 @@ put_other_frame(dd_bytes *input)
         .id = id,
     };
     if (frame.type == DD_FRAME_DATA) {
-        frame.offset = take_size(input);
         frame.nbytes = take_size(input);
-        frame.payload = (uint32_t)(frame.nbytes < sizeof pattern ? frame.nbytes : sizeof pattern - 1);
+        frame.offset = (what & 0x80) != 0 ? take_size(input) : 0;
+        size_t left = frame.offset < frame.nbytes ? frame.nbytes - frame.offset : 0;
+        left = (what & 0x40) != 0 ? left / 2 : left;
+        frame.payload = (uint32_t)(left < sizeof pattern ? left : sizeof pattern);
+    } else if (frame.type == DD_FRAME_REFUSE) {
+        frame.reason = (uint8_t)(1 + (what >> 6));
     } else if (frame.type == DD_FRAME_CREDIT) {
         frame.credit = id * 400;
     }
@@ -215,9 +239,9 @@ write_shared(dd_bytes *input)
 /* ---- what this side does */
 
 static dd_window_place
-take_place(dd_bytes *input, unsigned choice)
+take_place(dd_bytes *input, unsigned window, unsigned choice, size_t nbytes)
 {
-    return (dd_window_place){.rank = (int)(choice % NRANKS), .offset = take_size(input)};
+    return (dd_window_place){.rank = (int)(choice % NRANKS), .offset = take_offset(input, window, nbytes)};
 }
 
 static void
@@ -232,8 +256,8 @@ run_call(dd_bytes *input)
     unsigned what = take_byte(input);
     unsigned where = take_byte(input);
     dd_window *window = world.windows[what >> 7].window;
-    dd_window_place place = take_place(input, where);
     dd_block block = {.nbytes = take_size(input)};
+    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
     int channel = (int)(where >> 2 & 3) - 1;
     dd_wait wait = at_once();
     dd_error error = {.code = DD_OK};
@@ -273,8 +297,8 @@ post_call(dd_bytes *input)
     unsigned what = take_byte(input);
     unsigned where = take_byte(input);
     dd_window *window = world.windows[what >> 7].window;
-    dd_window_place place = take_place(input, where);
     dd_block block = {.nbytes = take_size(input)};
+    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
     posted_call *call = &world.calls[(what >> 2) % NCALLS];
     /* Some are over when the time passes next. */
     dd_call_options options = {.timeout_ns = (what & 2) != 0 ? 0 : -1};
