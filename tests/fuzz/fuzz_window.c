@@ -195,7 +195,7 @@ put_other_frame(dd_bytes *input)
         .context = world.group->id,
         .source = (uint16_t)(1 + who % 2),
         .target = OWN,
-        .id = id,
+        .id = id < 0x80 ? 1 + id % 8 : id, /* as requests have them, of either side */
     };
     if (frame.type == DD_FRAME_DATA) {
         frame.nbytes = take_size(input);
