@@ -494,7 +494,7 @@ open_group(void)
     world.group = group;
 }
 
-/* As if its opening were through: window_open.c has a fuzzer in the collectives that it consists of. */
+/* As if its opening were through. */
 static void
 open_one(size_t index)
 {
