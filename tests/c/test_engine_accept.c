@@ -1,9 +1,9 @@
 /* Which dial makes a link, and what is left when one comes to nothing. */
 #include "check.h"
-#include "core/system.h"
 #include "hand_shake.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"
+#include "transport/engine_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -212,7 +212,6 @@ has_link(dd_engine *engine)
 /* The other side gives up then, and is dialled in vain: the group has to be told what was behind that. */
 TEST(a_link_of_a_stranger_that_is_lost_by_our_own_fault_is_remembered)
 {
-    static const dd_sys_fault fault = {.call = DD_SYS_recv, .error_number = ENOMEM, .is_lasting = true};
     dd_engine *engines[2];
     dd_peer *peer = NULL;
     dd_blob cards[2] = {{0}};
@@ -225,9 +224,9 @@ TEST(a_link_of_a_stranger_that_is_lost_by_our_own_fault_is_remembered)
     REQUIRE(has_link(engines[0]));
     dd_engine_lock(engines[0]);
     CHECK_OK(dd_engine_check_links_locked(engines[0], check_err()));
-    dd_sys_fail_call(&fault);
-    dd_engine_hear_locked(engines[0]);
-    dd_sys_fail_call(NULL);
+    errno = ENOMEM;
+    lane_break_for_io(DD_CONTAINER_OF(engines[0]->tcp_lanes.next, dd_lane, link), DD_IO_FAILED,
+                      "cannot receive");
     CHECK_STATUS(dd_engine_check_links_locked(engines[0], check_err()), DD_SYSTEM);
     CHECK_CONTAINS(check_message(), "Cannot allocate memory");
     dd_engine_unlock(engines[0]);
