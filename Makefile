@@ -329,13 +329,14 @@ check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, wher
 check-nan: ## csrc/nccl/nan_ptx.c against nan_kernel.cu, and against NVIDIA's compilers where there are any
 	@$(PYTHON) tools/make_nan_ptx.py --check
 
+TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard csrc/sim/*.c)
 # What tidy_model.h says is what status.c defines, so that one file goes without.
 tidy: ## clang-tidy over csrc/
 	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
-	@printf '%s\n' $(filter-out csrc/core/status.c,$(LIB_SRC) $(BINDING_SRC)) | xargs -P "$$(nproc)" -n 1 \
+	@printf '%s\n' $(filter-out csrc/core/status.c,$(TIDY_SRC)) | xargs -P "$$(nproc)" -n 1 \
 	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) $(PYTHON_HEADERS) -include tools/tidy_model.h 2>/dev/null'
 	@$(CLANG_TIDY) --quiet csrc/core/status.c -- $(BASE) 2>/dev/null
-	@echo "tidy: $(words $(LIB_SRC) $(BINDING_SRC)) files"
+	@echo "tidy: $(words $(TIDY_SRC)) files"
 
 format: ## rewrite all C files with clang-format
 	$(CLANG_FORMAT) -i $(ALL_C)

@@ -408,11 +408,27 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     dd_error told;
     dd_error first;
     group_explain_cause(group, cause, &told);
+    if (cause->kind == DD_CAUSE_LOST) { /* it may be well, and reads this */
+        char who[128];
+        char finder[160];
+        snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
+        group_append(&told, finder);
+    }
     dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
                     &first);
     if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
         *error = first;
     }
+}
+
+/* As a fact where it is one: each says of a rank that is lost what that is to it. */
+static dd_cause
+cause_of_giving_up(const dd_group *group, const dd_error *error)
+{
+    const dd_cause *failure = &group->failure;
+    bool is_failure = failure->kind == DD_CAUSE_LOST && error->code == DD_PEER_LOST &&
+                      error->culprit.rank == failure->culprit.rank;
+    return is_failure ? *failure : group_cause_of_error(group, error);
 }
 
 /* The others are waiting, or will be. */
@@ -422,7 +438,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
     if (group->context == NULL) {
         return;
     }
-    dd_cause cause = group_cause_of_error(group, error);
+    dd_cause cause = cause_of_giving_up(group, error);
     if (error->code == DD_INTERRUPTED) {
         cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
@@ -430,7 +446,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
     bool may_be_consequence = error->code == DD_PEER_LOST && setup->bulletin != NULL;
     if (may_be_consequence) {
         post_reason(group, setup, &cause, error);
-        cause = group_cause_of_error(group, error);
+        cause = cause_of_giving_up(group, error);
     }
     dd_engine_lock(group->engine);
     group_tell_abort_locked(group, DD_ANY_RANK, &cause);

@@ -376,6 +376,19 @@ dd_seal_try_recv(dd_seal *self, int fd, void *data, size_t nbytes, size_t *moved
     return io;
 }
 
+dd_status
+dd_seal_error_forged(int fd, dd_status code, dd_error *err)
+{
+    char here[DD_ADDR_TEXT_MAX];
+    char there[DD_ADDR_TEXT_MAX];
+    dd_addr own = dd_sock_local_addr(fd);
+    dd_addr other = dd_sock_peer_addr(fd);
+    return dd_error_set(err, code,
+                        "what came over the encrypted connection from %s to %s is not what was sent: it was "
+                        "changed, repeated or cut on the way",
+                        dd_addr_print(&other, there), dd_addr_print(&own, here));
+}
+
 bool
 dd_seal_has_input(const dd_seal *self)
 {

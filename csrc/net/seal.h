@@ -61,6 +61,8 @@ dd_status dd_seal_finish(dd_noise *noise, dd_bytes secret, dd_seal_use use, dd_b
 dd_io dd_seal_try_send(dd_seal *seal, int fd, const struct iovec *parts, int nparts, size_t *moved);
 /* Moves what there is, up to nbytes >= 1; nothing is left for dd_seal_has_input if nbytes is at least four full records. DD_IO_FORGED: what has come is not what the peer has sealed. */
 dd_io dd_seal_try_recv(dd_seal *seal, int fd, void *data, size_t nbytes, size_t *moved);
+/* The error of that: it names both ends of the way, as neither process needs to be the culprit. */
+dd_status dd_seal_error_forged(int fd, dd_status code, dd_error *err);
 /* Whether try_recv has something, whatever the socket says. */
 bool dd_seal_has_input(const dd_seal *seal);
 

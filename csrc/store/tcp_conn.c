@@ -260,14 +260,6 @@ serve_kept(tcp_conn *conn)
     return done > 0;
 }
 
-static const char *
-why_not_read(dd_io io)
-{
-    return io == DD_IO_CLOSED   ? "closed by the client"
-           : io == DD_IO_FORGED ? "what came is not what the client has sealed"
-                                : "reading failed";
-}
-
 /* There is room for all that a seal holds: no event would come for the rest. */
 _Static_assert(TCP_RECV_BYTES >= 4 * DD_SEAL_SPARSE_RECORD, "");
 
@@ -290,10 +282,12 @@ read_and_serve(tcp_conn *conn)
     size_t moved = 0;
     dd_io io = dd_sealed_try_recv(conn->seal, conn->handler.fd, is_rest ? conn->in.data + conn->in.len : room,
                                   sizeof room, &moved);
+    if (io == DD_IO_FORGED) {
+        tcp_serve_forged(conn);
+    } else if (io != DD_IO_OK && io != DD_IO_AGAIN) {
+        tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
+    }
     if (io != DD_IO_OK) {
-        if (io != DD_IO_AGAIN) {
-            tcp_conn_doom(conn, why_not_read(io));
-        }
         return;
     }
     conn->is_reply_clear = false;

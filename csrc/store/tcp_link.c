@@ -57,12 +57,10 @@ tcp_link_destroy(tcp_link *link, bool is_forked)
 /* ---- bytes */
 
 static dd_status
-lost(dd_error *err, dd_io io)
+lost(const tcp_link *link, dd_io io, dd_error *err)
 {
     if (io == DD_IO_FORGED) {
-        return dd_error_set(err, DD_NETWORK,
-                            "what came over the encrypted connection is not what the server has sent: it was "
-                            "changed, repeated or cut on the way");
+        return dd_seal_error_forged(link->fd, DD_NETWORK, err);
     }
     return io == DD_IO_CLOSED
                ? dd_error_set(err, DD_NETWORK, "the server closed the connection (did it stop or crash?)")
@@ -79,7 +77,7 @@ tcp_link_try_send(tcp_link *link, dd_bytes bytes, size_t *nsent, dd_error *err)
             return DD_OK;
         }
         if (io != DD_IO_OK) {
-            return lost(err, io);
+            return lost(link, io, err);
         }
         *nsent += moved;
     }
@@ -104,7 +102,7 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
         return DD_OK;
     }
     if (io != DD_IO_OK) {
-        return lost(err, io);
+        return lost(link, io, err);
     }
     link->in.len += moved;
     dd_spin_end_wait(&link->spin);

@@ -85,6 +85,8 @@ typedef enum dd_tcp_op {
 #define DD_TCP_OFFER_BYTES (1 + DD_NOISE_FIRST_BYTES)
 #define DD_TCP_REPLY_CLEAR_BYTES ((size_t)44)
 #define DD_TCP_TAG_BYTES ((size_t)4)
+#define DD_TCP_NO_TAG \
+    0u /* of no request: an answer with it says why the server is about to close the connection */
 #define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
 #define DD_TCP_READY 0                 /* CHECK: all keys are there */
 #define DD_TCP_NOT_READY 1

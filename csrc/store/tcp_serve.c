@@ -135,6 +135,19 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
            why);
 }
 
+void
+tcp_serve_forged(tcp_conn *conn)
+{
+    dd_error error;
+    (void)dd_seal_error_forged(conn->handler.fd, DD_NETWORK, &error);
+    if (conn->is_tagged) {
+        conn->tag = DD_TCP_NO_TAG;
+        refuse(conn, error.code, error.message);
+    } else {
+        tcp_conn_doom(conn, error.message);
+    }
+}
+
 /* Fills the nonces and answers the client's challenge; empty bytes where the store has no secret. */
 static dd_status
 answer_challenge(tcp_conn *conn, dd_bytes client_nonce, uint8_t proof[DD_SHA256_BYTES], dd_error *err)

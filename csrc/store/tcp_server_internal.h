@@ -193,5 +193,7 @@ void tcp_parked_end(tcp_parked *parked);
 /* Whether the connection's state allows the operation; it is then served with its fields. */
 bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);
 void tcp_serve(tcp_conn *conn, uint8_t op, dd_bytes fields);
+/* What has come is not what the client has sealed: says so, where it listens, and ends the connection. */
+void tcp_serve_forged(tcp_conn *conn);
 
 #endif

@@ -51,13 +51,20 @@ send_locked(tcp_store *store, dd_blob *request, dd_error *err)
     return status == DD_OK ? flush_locked(store, err) : status;
 }
 
+static uint32_t
+next_tag(tcp_store *store)
+{
+    store->last_tag = store->last_tag + 1 != DD_TCP_NO_TAG ? store->last_tag + 1 : DD_TCP_NO_TAG + 1;
+    return store->last_tag;
+}
+
 static dd_status
 send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
 {
     dd_lock_take(&store->mu);
     dd_status status = tcp_store_check_dead_locked(store, err);
     if (status == DD_OK) {
-        exchange->tag = ++store->last_tag;
+        exchange->tag = next_tag(store);
         memcpy(exchange->request.data, &exchange->tag, sizeof exchange->tag);
         dd_list_push_back(&store->unanswered, &exchange->unanswered);
         status = send_locked(store, &exchange->request, err);
@@ -133,7 +140,7 @@ give_back_locked(tcp_store *store, tcp_exchange *pop)
         dd_blob message = {0};
         dd_tcp_writer writer;
         dd_tcp_writer_init(&writer, &message, &error);
-        dd_tcp_write(&writer, 'u', ++store->last_tag);
+        dd_tcp_write(&writer, 'u', next_tag(store));
         dd_tcp_write_request(&writer, DD_TCP_QUEUE_PUSH, &push, true, NULL);
         if (writer.status != DD_OK || send_locked(store, &message, &error) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
@@ -142,6 +149,17 @@ give_back_locked(tcp_store *store, tcp_exchange *pop)
     }
     dd_store_result_fini(&result);
     tcp_tagged_free(pop);
+}
+
+/* Why the server closes the connection. DD_OK: it has not said so, but something that is not known here. */
+static dd_status
+read_last_words(dd_bytes answer, dd_error *err)
+{
+    dd_error said;
+    bool is_whole = false;
+    tcp_reply reply = {.op = DD_TCP_PING, .head = DD_TCP_HEAD_BYTES};
+    dd_status status = tcp_reply_read(&reply, answer, &is_whole, &said);
+    return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", said.message) : DD_OK;
 }
 
 /* Hands on the whole answers that have come. Most are all there is, and go without a copy; without memory for the copy
@@ -165,7 +183,14 @@ deliver_locked(tcp_store *store, dd_error *err)
             break;
         }
         tcp_exchange *exchange = find_locked(store, tag);
+        dd_bytes answer = dd_bytes_of(in->data + at, whole);
         at += whole;
+        if (tag == DD_TCP_NO_TAG) {
+            dd_status status = read_last_words(answer, err);
+            if (status != DD_OK) {
+                return status;
+            }
+        }
         if (exchange == NULL) {
             continue;
         }
@@ -175,7 +200,7 @@ deliver_locked(tcp_store *store, dd_error *err)
         if (is_all) {
             swap(&exchange->answer, in);
         } else {
-            (void)!dd_blob_assign(&exchange->answer, dd_bytes_of(in->data + at - whole, whole), NULL);
+            (void)!dd_blob_assign(&exchange->answer, answer, NULL);
         }
         if (exchange->is_given_up) {
             give_back_locked(store, exchange);

@@ -250,7 +250,7 @@ struct dd_engine {
     int bell_fd;            /* -1: none; const after the first card */
     unsigned nnotes_failed; /* one after the other, by this process's own fault */
     int notes_errno;        /* of the last */
-    int link_errno;         /* of the last link that could not be taken from the connector; 0: none */
+    int link_errno; /* of the last link that was lost by this process's own fault before a group knew of it; 0: none */
     int64_t link_failed_ns;
     dd_spin spin;
     dd_waiter *driver; /* NULL: nobody */
@@ -358,6 +358,8 @@ void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3)
 void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
 /* "cannot send", or what else has failed; or the other side has closed the connection. */
 void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
+/* For dd_engine_check_links_locked. */
+void engine_note_link_failure(dd_engine *engine, int sys_errno);
 void lane_end_input(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);

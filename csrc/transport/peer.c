@@ -270,6 +270,13 @@ dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err)
     return engine->connector != NULL ? dd_connector_check(engine->connector, err) : DD_OK;
 }
 
+void
+engine_note_link_failure(dd_engine *engine, int sys_errno)
+{
+    engine->link_errno = sys_errno;
+    engine->link_failed_ns = dd_clock_now_ns();
+}
+
 /* ---- breaking */
 
 void
@@ -363,29 +370,18 @@ peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
     peer_break(peer, &error);
 }
 
-/* Both ends of the way on which it happened: neither process needs to be the culprit. */
-static void
-describe_forgery(const dd_lane *lane, dd_error *error)
-{
-    char here[DD_ADDR_TEXT_MAX];
-    char there[DD_ADDR_TEXT_MAX];
-    dd_addr own = dd_sock_local_addr(lane->stream->fd);
-    dd_addr other = dd_sock_peer_addr(lane->stream->fd);
-    (void)dd_error_set(
-        error, DD_PEER_LOST,
-        "what came over the encrypted connection from %s to %s is not what was sent: it was changed, "
-        "repeated or cut on the way",
-        dd_addr_print(&other, there), dd_addr_print(&own, here));
-}
-
 void
 lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
 {
     dd_error error;
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
+        if (!lane->peer->is_card_known && dd_error_is_own(&error)) {
+            /* The group that the other side has meant it for, and is about to give up, will be dialling in vain. */
+            engine_note_link_failure(lane->peer->engine, error.sys_errno);
+        }
     } else if (io == DD_IO_FORGED) {
-        describe_forgery(lane, &error);
+        (void)dd_seal_error_forged(lane->stream->fd, DD_PEER_LOST, &error);
     } else {
         (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
     }

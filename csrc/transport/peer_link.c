@@ -104,8 +104,7 @@ attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
     if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
         int sys_errno = errno;
-        engine->link_errno = sys_errno;
-        engine->link_failed_ns = dd_clock_now_ns();
+        engine_note_link_failure(engine, sys_errno);
         dd_mem_free(self);
         return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot watch the connection to %s, pid %lld",
                                   peer->card.host, peer->card.pid);

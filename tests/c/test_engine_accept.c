@@ -334,3 +334,54 @@ TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
     dd_peer_release(self.peer);
     dd_engine_release(self.engine);
 }
+
+/* ---- a link that is lost before a group here knows whose it is */
+
+static bool
+open_engine(dd_engine **engine, dd_blob *card)
+{
+    dd_connect_options options = rig_options(false, 1);
+    return CHECK_OK(dd_engine_open(&options, engine, check_err())) &&
+           CHECK_OK(dd_engine_card(*engine, NULL, card, check_err()));
+}
+
+static bool
+has_link(dd_engine *engine)
+{
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_engine_stats stats = {.nconnections = 0};
+    while (stats.nconnections == 0 && !dd_wait_is_over(&wait)) {
+        CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+        dd_engine_get_stats(engine, &stats);
+    }
+    return CHECK_INT(stats.nconnections, 1);
+}
+
+/* The other side gives up then, and is dialled in vain: the group has to be told what was behind that. */
+TEST(a_link_of_a_stranger_that_is_lost_by_our_own_fault_is_remembered)
+{
+    dd_engine *engines[2];
+    dd_peer *peer = NULL;
+    dd_blob cards[2] = {{0}};
+    REQUIRE(open_engine(&engines[0], &cards[0]) && open_engine(&engines[1], &cards[1]));
+    dd_engine_begin_meeting(engines[0]);
+    REQUIRE_OK(dd_engine_peer(engines[1], dd_blob_view(&cards[0]), &peer, check_err()));
+    dd_engine_lock(engines[1]);
+    dd_peer_connect_locked(peer);
+    dd_engine_unlock(engines[1]);
+    REQUIRE(has_link(engines[0]));
+    dd_engine_lock(engines[0]);
+    CHECK_OK(dd_engine_check_links_locked(engines[0], check_err()));
+    errno = ENOMEM;
+    lane_break_for_io(DD_CONTAINER_OF(engines[0]->tcp_lanes.next, dd_lane, link), DD_IO_FAILED,
+                      "cannot receive");
+    CHECK_STATUS(dd_engine_check_links_locked(engines[0], check_err()), DD_SYSTEM);
+    CHECK_CONTAINS(check_message(), "Cannot allocate memory");
+    dd_engine_unlock(engines[0]);
+    dd_engine_end_meeting(engines[0]);
+    dd_peer_release(peer);
+    for (int i = 0; i < 2; i++) {
+        dd_engine_release(engines[i]);
+        dd_blob_fini(&cards[i]);
+    }
+}

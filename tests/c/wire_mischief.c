@@ -1,8 +1,12 @@
 #include "wire_mischief.h"
 
+#include "check.h"
+
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -22,7 +26,7 @@ static struct {
 } plan = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 void
-wire_mischief_arm(mischief_kind kind, size_t after, unsigned bit)
+mischief_arm(mischief_kind kind, size_t after, unsigned bit)
 {
     pthread_mutex_lock(&plan.mu);
     plan.is_armed = true;
@@ -35,7 +39,7 @@ wire_mischief_arm(mischief_kind kind, size_t after, unsigned bit)
 }
 
 bool
-wire_mischief_disarm(size_t *nbytes)
+mischief_disarm(size_t *nbytes)
 {
     pthread_mutex_lock(&plan.mu);
     bool is_done = plan.is_done;
@@ -98,4 +102,84 @@ __wrap_dd_sys_send(int fd, const void *data, size_t nbytes, int flags)
     }
     pthread_mutex_unlock(&plan.mu);
     return rc;
+}
+
+/* ---- programs */
+
+#define NOWHERE ((size_t)1 << 40)
+
+void
+mischief_note_error(mischief_outcome *out, const dd_error *err, bool is_named)
+{
+    atomic_fetch_add(&out->nfailed, 1);
+    if (!is_named && atomic_fetch_add(&out->nunnamed, 1) == 0) {
+        (void)snprintf(out->unnamed, sizeof out->unnamed, "%.250s", err->message);
+    }
+}
+
+void
+mischief_add_outcome(mischief_outcome *sum, const mischief_outcome *part)
+{
+    sum->nfailed += part->nfailed;
+    sum->nunnamed += part->nunnamed;
+    sum->nwrong += part->nwrong;
+    sum->nlate += part->nlate;
+    if (sum->unnamed[0] == '\0') {
+        memcpy(sum->unnamed, part->unnamed, sizeof sum->unnamed);
+    }
+}
+
+size_t
+mischief_run_unharmed(mischief_program *run)
+{
+    mischief_outcome out = {0};
+    size_t nbytes = 0;
+    mischief_arm(MISCHIEF_FLIP, NOWHERE, 0);
+    run(&out);
+    CHECK(!mischief_disarm(&nbytes));
+    CHECK_INT(out.nfailed + out.nwrong + out.nlate, 0);
+    return nbytes;
+}
+
+static unsigned
+number_from(const char *variable, unsigned usual)
+{
+    const char *text = getenv(variable);
+    return text != NULL ? (unsigned)strtoul(text, NULL, 10) : usual;
+}
+
+static size_t
+pick_place(unsigned *seed, size_t nbytes)
+{
+    return (size_t)rand_r(seed) % (rand_r(seed) % 2 == 0 ? (size_t)2000 : nbytes);
+}
+
+void
+mischief_check(mischief_program *run, mischief_kind kind, unsigned usual_count)
+{
+    unsigned seed = 1000u * (unsigned)kind + number_from("DLDIST_TEST_SEED", 1);
+    unsigned count = number_from("DLDIST_TEST_MISCHIEFS", usual_count);
+    size_t nbytes = mischief_run_unharmed(run);
+    int ndone = 0;
+    int nnoticed = 0;
+    for (unsigned i = 0; i < count && nbytes > 0; i++) {
+        mischief_outcome out = {0};
+        size_t ignored = 0;
+        size_t place = pick_place(&seed, nbytes);
+        unsigned bit = (unsigned)rand_r(&seed);
+        int nbefore = check_failures();
+        mischief_arm(kind, place, bit);
+        run(&out);
+        if (!mischief_disarm(&ignored)) {
+            continue; /* fewer bytes were sent than the last time */
+        }
+        ndone++;
+        nnoticed += out.nfailed > 0;
+        (void)(CHECK_INT(out.nwrong, 0) && CHECK_INT(out.nlate, 0) && CHECK_INT(out.nunnamed, 0));
+        if (check_failures() > nbefore) {
+            printf("    kind %d, byte %zu, bit %u: %s\n", (int)kind, place, bit, out.unnamed);
+        }
+    }
+    printf("    %d of %d were noticed\n", nnoticed, ndone);
+    CHECK(ndone > 0 && nnoticed > 0);
 }

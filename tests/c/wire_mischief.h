@@ -2,6 +2,9 @@
 #ifndef DD_TESTS_WIRE_MISCHIEF_H
 #define DD_TESTS_WIRE_MISCHIEF_H
 
+#include "core/status.h"
+
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -14,9 +17,30 @@ typedef enum mischief_kind {
     MISCHIEF_COUNT,
 } mischief_kind;
 
-/* After `after` more bytes over TCP; once. `bit` says which, and what is inserted. */
-void wire_mischief_arm(mischief_kind kind, size_t after, unsigned bit);
-/* Turns it off. Whether it has been done; *nbytes: how many bytes have been sent since it was armed. */
-bool wire_mischief_disarm(size_t *nbytes);
+/* From now on; once, at the byte `after` so many that are sent over TCP. `bit` says which, and what is inserted. */
+void mischief_arm(mischief_kind kind, size_t after, unsigned bit);
+/* Turns it off. Whether it has been done; *nbytes: how many bytes have been sent meanwhile. */
+bool mischief_disarm(size_t *nbytes);
+
+/* What has come of one run of a program, which may have threads. */
+typedef struct mischief_outcome {
+    atomic_int nfailed;  /* calls that have failed */
+    atomic_int nunnamed; /* whose errors do not say between whom it was */
+    atomic_int nwrong;   /* values that are wrong, without an error */
+    atomic_int nlate;    /* programs that took much longer than they may */
+    char unnamed[256];   /* one of these errors */
+} mischief_outcome;
+
+typedef void mischief_program(mischief_outcome *out);
+
+void mischief_note_error(mischief_outcome *out, const dd_error *err, bool is_named);
+void mischief_add_outcome(mischief_outcome *sum, const mischief_outcome *part);
+
+/* Nothing may fail then. How many bytes it sends over TCP. */
+size_t mischief_run_unharmed(mischief_program *run);
+
+/* Runs it `usual_count` times, each with a mischief of this kind at another random place of all that it sends, half of them early, where
+ * hand-shakes are, and checks what comes of it. DLDIST_TEST_MISCHIEFS says how often instead, DLDIST_TEST_SEED where. */
+void mischief_check(mischief_program *run, mischief_kind kind, unsigned usual_count);
 
 #endif

@@ -329,6 +329,8 @@ def main():
     args = parser.parse_args()
     global LIMIT_S, GRACE_S
     LIMIT_S, GRACE_S = LIMIT_S * args.slow, GRACE_S * args.slow
+    # Ranks are ended by it, also where a shell has started all this in the background, and so without it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     outcomes = run_all(plan(args))
     print_summary(outcomes, time.monotonic() - began)

@@ -134,7 +134,11 @@ static bool
 blames_who_has_failed(verdict *v, const trial *what, int rank, const dd_error *error)
 {
     int lost = find_lost_rank(error);
-    bool is_plausible = is_error_of_peer(what->fault.error_number) && lost != rank;
+    char finder[32];
+    snprintf(finder, sizeof finder, "found by rank %d", what->victim);
+    /* Who is taken for lost itself has to hear by whom. */
+    bool is_plausible =
+        is_error_of_peer(what->fault.error_number) && (lost != rank || contains(error, finder));
     if (lost >= 0 && lost != what->victim && !is_plausible) {
         return object(v, "rank %d takes rank %d for lost: %s", rank, lost, error->message);
     }

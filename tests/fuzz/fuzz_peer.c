@@ -5,19 +5,16 @@
  * then on, the handler hears nothing that cannot be, and what the engine writes makes sense. */
 #include "core/mem.h"
 #include "fuzz.h"
+#include "memory_link.h"
 #include "transport/engine_internal.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/eventfd.h>
 
 #define MAX_INPUT_BYTES 2048u
 #define NPEERS 2
-#define NLINKS 6
 #define NSLOTS 6
 #define NCONTEXTS 2
 #define NRANKS 3
-#define ROOM_MAX (SIZE_MAX / 2)
 
 /* The low bits of a step's first byte; what follows is in the functions. */
 enum step {
@@ -32,23 +29,6 @@ enum step {
     STEP_COUNT,
     WITHOUT_ROUND = 0x80, /* the engine does not look before the next step */
 };
-
-/* ---- links */
-
-typedef struct memory_link {
-    dd_link base;
-    int peer;
-    bool is_open;
-    bool is_ended; /* after what is in `in` */
-    bool is_failed;
-    dd_blob in; /* what the peer has sent */
-    size_t in_at;
-    size_t room; /* for output */
-    /* of the output: the frame under way */
-    uint8_t header[DD_FRAME_NBYTES];
-    size_t header_len;
-    size_t payload_left;
-} memory_link;
 
 typedef struct slot {
     dd_message message;
@@ -68,7 +48,7 @@ static struct {
     dd_engine *engine;
     dd_peer *own;
     dd_peer *peers[NPEERS];
-    memory_link links[NLINKS];
+    memory_link links[MEMORY_LINKS_MAX];
     group groups[NCONTEXTS];
     slot slots[NSLOTS];
     bool has_requests; /* there is a receive for every note of a window */
@@ -76,167 +56,6 @@ static struct {
 } world;
 
 static uint8_t trash[DD_FRAME_FRAGMENT_MAX];
-
-static void
-check_output(memory_link *self, const uint8_t *data, size_t nbytes)
-{
-    while (nbytes > 0) {
-        size_t step = 1;
-        if (self->payload_left > 0) {
-            step = self->payload_left < nbytes ? self->payload_left : nbytes;
-            memcpy(trash, data, step);
-            self->payload_left -= step;
-        } else {
-            self->header[self->header_len++] = *data;
-            if (self->header_len == dd_frame_header_nbytes(self->header[0])) {
-                dd_frame frame;
-                require(dd_frame_decode(self->header, &frame, NULL) == DD_OK);
-                self->payload_left = frame.payload;
-                self->header_len = 0;
-            }
-        }
-        data += step;
-        nbytes -= step;
-    }
-}
-
-static dd_io
-link_end(const memory_link *self)
-{
-    errno = EPIPE;
-    return self->is_failed ? DD_IO_FAILED : DD_IO_CLOSED;
-}
-
-static dd_io
-link_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved)
-{
-    memory_link *self = (memory_link *)link;
-    require(self->is_open && nparts >= 1 && nparts <= 2);
-    if (self->is_failed || self->is_ended) {
-        return link_end(self);
-    }
-    size_t total = 0;
-    for (int i = 0; i < nparts && self->room > 0; i++) {
-        size_t step = parts[i].iov_len < self->room ? parts[i].iov_len : self->room;
-        check_output(self, parts[i].iov_base, step);
-        self->room -= step;
-        total += step;
-    }
-    *moved = total;
-    return total > 0 ? DD_IO_OK : DD_IO_AGAIN;
-}
-
-static dd_io
-link_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
-{
-    memory_link *self = (memory_link *)link;
-    require(self->is_open && nbytes > 0);
-    size_t there = self->in.len - self->in_at;
-    size_t step = there < nbytes ? there : nbytes;
-    if (self->is_failed || (step == 0 && self->is_ended)) {
-        return link_end(self);
-    }
-    if (step == 0) {
-        return DD_IO_AGAIN;
-    }
-    memcpy(data, self->in.data + self->in_at, step);
-    self->in_at += step;
-    *moved = step;
-    return DD_IO_OK;
-}
-
-static bool
-link_has_left(dd_link *link, bool is_sure)
-{
-    (void)link;
-    (void)is_sure;
-    return true;
-}
-
-static size_t
-link_count_lost(dd_link *link, unsigned *nresends)
-{
-    *nresends = 0;
-    return ((memory_link *)link)->room == 0 ? 7 : 0;
-}
-
-static dd_io
-link_on_event(dd_link *link)
-{
-    memory_link *self = (memory_link *)link;
-    return self->is_failed ? link_end(self) : DD_IO_OK;
-}
-
-static bool
-link_fall_asleep(dd_link *link, bool wants_room)
-{
-    (void)link;
-    (void)wants_room;
-    return true;
-}
-
-static void
-link_destroy(dd_link *link)
-{
-    memory_link *self = (memory_link *)link;
-    require(self->is_open);
-    self->is_open = false;
-    dd_blob_fini(&self->in);
-}
-
-static const dd_link_ops link_ops = {
-    .name = "memory",
-    .try_send = link_try_send,
-    .has_left = link_has_left,
-    .count_lost = link_count_lost,
-    .try_recv = link_try_recv,
-    .on_event = link_on_event,
-    .fall_asleep = link_fall_asleep,
-    .destroy = link_destroy,
-};
-
-/* What epoll has to say of the sockets of TCP: there may always be something. That of shared memory says nothing. */
-static int
-descriptor_of(size_t link, bool is_shm)
-{
-    static int fds[NLINKS][2];
-    int *fd = &fds[link][is_shm];
-    if (*fd == 0) {
-        *fd = eventfd(is_shm ? 0 : 1, EFD_CLOEXEC | EFD_NONBLOCK);
-        require(*fd > 0);
-    }
-    return *fd;
-}
-
-static void
-attach_link(int peer, int lane)
-{
-    for (size_t i = 0; i < NLINKS; i++) {
-        memory_link *self = &world.links[i];
-        if (self->is_open) {
-            continue;
-        }
-        *self = (memory_link){
-            .base = {.ops = &link_ops,
-                     .fd = descriptor_of(i, world.is_shm),
-                     .is_shared_memory = world.is_shm},
-            .peer = peer,
-            .is_open = true,
-            .room = ROOM_MAX,
-        };
-        dd_uid uid = world.peers[peer]->card.uid;
-        engine_on_link(world.engine, &uid, lane, &self->base);
-        return;
-    }
-}
-
-static void
-put_in(memory_link *link, const void *data, size_t nbytes)
-{
-    if (link->is_open && !link->is_ended) {
-        require(dd_blob_append(&link->in, data, nbytes, NULL) == DD_OK);
-    }
-}
 
 /* ---- what the groups hear */
 
@@ -458,7 +277,7 @@ close_group(size_t index)
 static memory_link *
 take_link(dd_bytes *input)
 {
-    return &world.links[take_byte(input) % NLINKS];
+    return &world.links[take_byte(input) % MEMORY_LINKS_MAX];
 }
 
 static size_t
@@ -511,18 +330,18 @@ put_frame(dd_bytes *input)
         frame.nbytes = take_size(input);
     }
     uint8_t header[DD_FRAME_NBYTES];
-    put_in(link, header, dd_frame_encode(&frame, header));
+    memory_link_put(link, header, dd_frame_encode(&frame, header));
     if (frame.type == DD_FRAME_ABORT) {
-        put_in(link, cause, frame.payload);
+        memory_link_put(link, cause, frame.payload);
     } else if (frame.payload <= sizeof trash) {
-        put_in(link, trash, frame.payload);
+        memory_link_put(link, trash, frame.payload);
     }
 }
 
 static void
 change_link(dd_bytes *input)
 {
-    static const size_t rooms[] = {0, 1, DD_FRAME_SHORT_NBYTES, 1000, ROOM_MAX};
+    static const size_t rooms[] = {0, 1, DD_FRAME_SHORT_NBYTES, 1000, MEMORY_LINK_ROOM_MAX};
     memory_link *link = take_link(input);
     unsigned how = take_byte(input);
     if (how % 8 < 5) {
@@ -532,8 +351,8 @@ change_link(dd_bytes *input)
     } else if (how % 8 == 6) {
         link->is_failed = true;
     } else {
-        dd_engine_unlock(world.engine); /* the connector's thread does not have it */
-        attach_link((int)(how / 8 % NPEERS), (int)(how / 16 % 4));
+        dd_engine_unlock(world.engine);
+        memory_link_attach(world.links, world.peers[how / 8 % NPEERS], (int)(how / 16 % 4), world.is_shm);
         dd_engine_lock(world.engine);
     }
 }
@@ -581,7 +400,7 @@ take_step(unsigned step, dd_bytes *input)
     case STEP_BYTES:
         link = take_link(input);
         bytes = take_bytes(input, take_byte(input));
-        put_in(link, bytes.data, bytes.len);
+        memory_link_put(link, bytes.data, bytes.len);
         break;
     case STEP_SEND:
     case STEP_RECV:
@@ -685,14 +504,8 @@ open_world(unsigned first)
     require(dd_engine_open(&options, &world.engine, NULL) == DD_OK);
     require(dd_engine_self(world.engine, &world.own, NULL) == DD_OK);
     for (int i = 0; i < NPEERS; i++) {
-        const dd_addr_list nowhere = {.count = 0};
-        dd_card card = world.engine->card;
-        dd_blob bytes = {0};
-        card.uid = (dd_uid){.bytes = {(uint8_t)(i + 1)}};
-        require(dd_card_encode(&card, &nowhere, &bytes, NULL) == DD_OK);
-        require(dd_engine_peer(world.engine, dd_blob_view(&bytes), &world.peers[i], NULL) == DD_OK);
-        dd_blob_fini(&bytes);
-        attach_link(i, 0);
+        world.peers[i] = memory_peer_make(world.engine, (uint8_t)(i + 1));
+        memory_link_attach(world.links, world.peers[i], 0, world.is_shm);
     }
     for (size_t i = 0; i < NCONTEXTS; i++) {
         if (first & 4u << i) {
@@ -704,8 +517,8 @@ open_world(unsigned first)
 static void
 close_world(void)
 {
-    for (size_t i = 0; i < NLINKS; i++) {
-        world.links[i].room = ROOM_MAX;
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
+        world.links[i].room = MEMORY_LINK_ROOM_MAX;
     }
     for (size_t i = 0; i < NCONTEXTS; i++) {
         if (world.groups[i].context != NULL) {
@@ -717,7 +530,7 @@ close_world(void)
     }
     dd_peer_release(world.own);
     dd_engine_release(world.engine);
-    for (size_t i = 0; i < NLINKS; i++) {
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
         require(!world.links[i].is_open);
     }
 }

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import dldist
 import pytest
-from dldist.objects import codec
+from dldist.objects import codec, frames
 from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing
 from dldist.objects.safe import MAX_DEPTH
 
@@ -433,13 +433,39 @@ def test_flipped_prefixes_end_in_an_error():
                 flipped[place] ^= 1 << bit
                 try:
                     incoming = Incoming(memoryview(flipped), 3, "call")
-                    if incoming.rounds.stop > 100 or incoming._head_bytes + incoming._buffer_bytes > 1 << 24:
+                    if incoming._head_bytes + incoming._buffer_bytes > 1 << 24:
                         continue  # as much as a rank may announce
                     incoming = receive(flipped, pieces)
                     if incoming.failure() is None and incoming.mismatch(SAFE) is None:
                         incoming.read(SAFE)
                 except dldist.DistError as error:
                     assert error.rank in (3, None)
+
+
+@pytest.mark.parametrize("has_company", [False, True])
+def test_rounds_that_nobody_needs_are_not_gone_through(has_company):
+    for obj in ("x", "x" * 500, [bytes(LARGE)] * 3):
+        outgoing = Outgoing(obj, SAFE)
+        more = range(0, frames.ROUNDS_MAX + 1)
+        if has_company:
+            assert Incoming(memoryview(outgoing.prefix(more)), 3, "call", True).rounds == more
+        for rounds in (range(0, frames.ROUNDS_MAX + 2), range(0, (1 << 32) - 1), *([] if has_company else [more])):
+            with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
+                Incoming(memoryview(outgoing.prefix(rounds)), 3, "call", has_company)
+
+
+def test_buffers_are_not_smaller_than_they_can_be():
+    prefix = bytearray(frame_of([bytes(LARGE)] * 3)[0])
+    prefix[24:32] = struct.pack("<Q", 3 * codec.IN_BAND_BYTES - 1)
+    with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
+        Incoming(memoryview(prefix), 3, "call")
+
+
+def test_too_many_arrays_are_not_sent(monkeypatch):
+    monkeypatch.setattr(frames, "ROUNDS_MAX", 2)
+    outgoing = Outgoing([bytes(LARGE)] * 3, SAFE)
+    assert isinstance(outgoing.error, ValueError) and not outgoing.rounds
+    assert "3 arrays of 65536 bytes or more in an object: at most 2 can be sent" in str(receive(outgoing.prefix(outgoing.rounds)).failure())
 
 
 def test_a_failure_travels_in_the_prefix():

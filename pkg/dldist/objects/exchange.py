@@ -45,7 +45,7 @@ class Exchange:
         outgoing = Outgoing(obj, self._serializer)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
-        incoming = self._incoming(prefixes, [outgoing])
+        incoming = self._incoming(prefixes, [outgoing], has_company=False)
         is_for_us = root is None or root == self.rank
         for index in cover(incoming):
             places = [each.place(index) for each in incoming] if is_for_us else None
@@ -75,7 +75,7 @@ class Exchange:
         prefix = bytearray(PREFIX_BYTES)
         prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
         self._group.scatter(prefix, prefixes, root, **self._left())
-        incoming = Incoming(memoryview(prefix), root, self._name)
+        incoming = Incoming(memoryview(prefix), root, self._name, has_company=True)
         for index in incoming.rounds:
             pieces = [each.piece(index) for each in outgoing] or None
             self._group.scatter(incoming.place(index), pieces, root, **self._left())
@@ -87,7 +87,7 @@ class Exchange:
         rounds = cover(outgoing)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
         self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._left())
-        incoming = self._incoming(prefixes, outgoing)
+        incoming = self._incoming(prefixes, outgoing, has_company=True)
         for index in cover(incoming):
             places = [each.place(index) for each in incoming]
             self._group.all_to_all(places, [each.piece(index) for each in outgoing], **self._left())
@@ -123,11 +123,11 @@ class Exchange:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing
 
-    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing]) -> list[Incoming]:
+    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_company: bool) -> list[Incoming]:
         """What all ranks send. If anything is wrong with one of them, the call ends here, on all ranks."""
         view = memoryview(prefixes)
         starts = range(0, len(view), PREFIX_BYTES)
-        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name) for rank, start in enumerate(starts)]
+        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_company) for rank, start in enumerate(starts)]
         _raise_first(each.error for each in outgoing)
         self._check(incoming)
         return incoming

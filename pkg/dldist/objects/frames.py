@@ -30,6 +30,8 @@ _MAGIC = b"dlob"
 _VERSION = 1
 _FAILED = 0  # instead of a serializer's number: there is no object, and the head is the reason
 _ROOM = PREFIX_BYTES - _PREFIX.size
+ROUNDS_MAX = 1 << 20
+"""An object has no more buffers: 64 GiB of the smallest ones. What a rank announces is waited for, until the call's time is over."""
 
 
 class Refusal:
@@ -53,7 +55,10 @@ class Outgoing:
         try:
             if type(obj) is Refusal:
                 raise obj.error
-            self._buffers = serializer.write(obj, head)
+            buffers = serializer.write(obj, head)
+            if len(buffers) > ROUNDS_MAX:
+                raise ValueError(f"{len(buffers)} arrays of {codec.IN_BAND_BYTES} bytes or more in an object: at most {ROUNDS_MAX} can be sent")
+            self._buffers = buffers
         except Exception as error:
             self.error = error
             self._number = _FAILED
@@ -98,11 +103,13 @@ def _describe(error: Exception) -> bytes:
 
 
 class Incoming:
-    """An object on its way in, from `rank`. Nothing in its prefix is trusted before it has been checked."""
+    """An object on its way in, from `rank`. Nothing in its prefix is trusted before it has been checked.
+
+    `has_company`: its sender sends objects to others in the same rounds, and they may need more of them."""
 
     __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
 
-    def __init__(self, prefix: memoryview, rank: int, call: str) -> None:
+    def __init__(self, prefix: memoryview, rank: int, call: str, has_company: bool = False) -> None:
         self.rank = rank
         self._call = call
         fields = _PREFIX.unpack_from(prefix)
@@ -114,10 +121,17 @@ class Incoming:
             raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
         self.rounds = range(first, stop)
         self._own = _rounds_of(self._head_bytes, self._count)
-        if first > self._own.start or stop < self._own.stop or 8 * self._count > self._head_bytes:
+        is_large_enough = 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
+        if not is_large_enough or not self._is_right(has_company):
             raise self._error("sent a malformed object: its sizes contradict each other")
         self._buffers: list[memoryview] = []
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
+
+    def _is_right(self, has_company: bool) -> bool:
+        """Whether the rounds are those that the sizes want, and not many more that all would go through with nothing in them."""
+        if not has_company:
+            return self.rounds == self._own
+        return self.rounds.start <= self._own.start and self._own.stop <= self.rounds.stop <= ROUNDS_MAX + 1
 
     def failure(self) -> DistError | None:
         """An error with the other rank's reason for not sending its object, or None if it sent one."""

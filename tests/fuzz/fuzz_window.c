@@ -1,0 +1,600 @@
+/* What two ranks do to the windows of a third: one whose memory is mapped here, and which can write to all that it has of ours at any time, and
+ * one of another host. Both send notes and answers as they like, while this side puts, gets, signals, waits with deadlines that are over,
+ * lets calls go on, and closes. The input is a sequence of steps (enum step). Links are memory, and nothing waits.
+ *
+ * Whatever comes, memory is left alone that is not of the window, and that of the window from when it is closed; so are the sources and
+ * targets of calls that have ended: each is a block of its own, which is freed then. Counters agree with what they count. */
+#include "core/mem.h"
+#include "fuzz.h"
+#include "group/group_internal.h"
+#include "memory_link.h"
+#include "window/window_internal.h"
+
+#include <string.h>
+
+#define MAX_INPUT_BYTES 2048u
+#define NRANKS 3
+#define OWN 0
+#define NEAR 1
+#define FAR 2
+#define NWINDOWS 2
+#define NCALLS 6
+#define NCHANNELS 2
+/* The second is copied in pieces when it is wanted back. */
+static const size_t window_nbytes[NWINDOWS] = {1000, 2 * WINDOW_PIECE_NBYTES + 5};
+
+enum step {
+    STEP_NOTE,   /* a rank sends a note with fields of the input, most of which make sense, */
+    STEP_ANSWER, /* or answers a question, */
+    STEP_FRAME,  /* or sends the rest of what it has begun, takes something, refuses, or leaves */
+    STEP_SHARED, /* the near rank writes to what it shares with us */
+    STEP_RUN,    /* this side calls something whose time is over before it begins, */
+    STEP_POST,   /* begins something and goes on, */
+    STEP_CLOSE,  /* closes a window, */
+    STEP_LINK,   /* finds a link full, empty or broken, or time passes */
+    STEP_COUNT,
+    WITHOUT_ROUND = 0x80, /* the engine does not look before the next step */
+};
+
+/* A put or a get under way. */
+typedef struct posted_call {
+    dd_work *work; /* NULL: none */
+    void *memory;
+} posted_call;
+
+/* A window, and what it stands on. */
+typedef struct fuzzed_window {
+    dd_window *window;
+    uint8_t *data[NRANKS]; /* of those that are mapped here */
+    _Atomic uint32_t *words[NRANKS];
+    window_control *controls[NRANKS];
+    bool is_closed;
+} fuzzed_window;
+
+static struct {
+    dd_engine *engine;
+    dd_group *group;
+    window_hub *hub;
+    memory_link links[MEMORY_LINKS_MAX];
+    fuzzed_window windows[NWINDOWS];
+    posted_call calls[NCALLS];
+} world;
+
+static uint8_t pattern[DD_FRAME_FRAGMENT_MAX];
+
+/* ---- choices */
+
+static size_t
+take_size(dd_bytes *input)
+{
+    static const size_t sizes[] = {
+        0, 1, 8, 1000, WINDOW_SMALL_NBYTES, WINDOW_SMALL_NBYTES + 1, 70000, 2 * WINDOW_PIECE_NBYTES + 5};
+    unsigned choice = take_byte(input);
+    return choice < 8 ? sizes[choice] : choice < 0xf0 ? choice * 5 : (size_t)take_number(input, 3);
+}
+
+/* Where so many bytes begin in a window: at its start, so that they end with it, one byte later, or anywhere. */
+static size_t
+take_offset(dd_bytes *input, unsigned window, size_t nbytes)
+{
+    unsigned choice = take_byte(input);
+    size_t room = window_nbytes[window % NWINDOWS];
+    switch (choice % 4) {
+    case 0:
+        return 0;
+    case 1:
+        return room - nbytes;
+    case 2:
+        return room - nbytes + 1;
+    default:
+        return take_size(input);
+    }
+}
+
+static uint64_t
+take_window_id(unsigned choice)
+{
+    return choice % 8 < 7 ? 1 + choice % NWINDOWS : choice >> 3 & 3;
+}
+
+static dd_wait
+at_once(void)
+{
+    world.engine->telling_until_ns = world.engine->telling_until_ns != 0 ? 1 : 0; /* nobody reads */
+    return dd_wait_after(0);
+}
+
+/* ---- what the others say */
+
+static memory_link *
+link_of(unsigned choice)
+{
+    return &world.links[choice % 2];
+}
+
+static void
+put_frame(memory_link *link, const dd_frame *frame)
+{
+    uint8_t header[DD_FRAME_NBYTES];
+    memory_link_put(link, header, dd_frame_encode(frame, header));
+    memory_link_put(link, pattern, frame->payload <= sizeof pattern ? frame->payload : 0);
+}
+
+/* A message, at once or by a request. */
+static void
+put_message(unsigned who, unsigned how, const dd_request *head)
+{
+    dd_frame frame = {
+        .type = (how & 1) == 0 && head->nbytes <= SHM_EAGER_MAX ? DD_FRAME_EAGER : DD_FRAME_RTS,
+        .kind = DD_MESSAGE_WINDOW,
+        .channel = head->channel,
+        .context = world.group->id,
+        .source = (uint16_t)(1 + who % 2),
+        .target = OWN,
+        .tag = head->tag,
+        .nbytes = head->nbytes,
+        .signature = head->signature,
+    };
+    if (frame.type == DD_FRAME_EAGER) {
+        frame.payload = (uint32_t)head->nbytes;
+    } else {
+        frame.id = 1 + (how >> 1 & 7);
+    }
+    put_frame(link_of(who), &frame);
+}
+
+static void
+put_note(dd_bytes *input)
+{
+    static const uint32_t channels[] = {
+        0, 1, 0, 1, NCHANNELS, DD_WINDOW_NO_CHANNEL, DD_WINDOW_NO_CHANNEL, DD_WINDOW_ANSWERS};
+    unsigned who = take_byte(input);
+    unsigned what = take_byte(input);
+    unsigned where = take_byte(input);
+    dd_window_note note = {.type = (dd_window_note_type)(1 + what % 5), .window = take_window_id(where)};
+    if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_GET) {
+        note.nbytes = take_size(input);
+        note.offset = take_offset(input, (unsigned)note.window - 1, note.nbytes);
+    }
+    if (note.type == DD_WINDOW_PUT || note.type == DD_WINDOW_ALONE) {
+        note.channel = channels[where >> 5];
+    }
+    if (note.type == DD_WINDOW_GET || note.type == DD_WINDOW_ALONE || note.type == DD_WINDOW_DROP) {
+        note.id = 1 + (what >> 5);
+    }
+    dd_request head = dd_window_note_encode(&note);
+    if (what == 0xff) { /* by itself it makes no sense */
+        head.signature.coll = (uint8_t)where;
+    }
+    put_message(who, who >> 1, &head);
+}
+
+static void
+put_answer(dd_bytes *input)
+{
+    unsigned who = take_byte(input);
+    unsigned id = take_byte(input);
+    bool is_last = id % 2 == 0;
+    dd_request head = {.tag = is_last ? world.hub->last_id : id / 2,
+                       .channel = DD_WINDOW_ANSWERS,
+                       .nbytes = take_size(input)};
+    put_message(who, who >> 1, &head);
+}
+
+static void
+put_other_frame(dd_bytes *input)
+{
+    static const uint8_t types[] = {DD_FRAME_DATA,   DD_FRAME_CTS,     DD_FRAME_REFUSE, DD_FRAME_CANCEL,
+                                    DD_FRAME_CREDIT, DD_FRAME_GOODBYE, DD_FRAME_BYE};
+    unsigned who = take_byte(input);
+    unsigned what = take_byte(input);
+    unsigned id = take_byte(input);
+    dd_frame frame = {
+        .type = types[what % sizeof types],
+        .kind = DD_MESSAGE_WINDOW,
+        .context = world.group->id,
+        .source = (uint16_t)(1 + who % 2),
+        .target = OWN,
+        .id = id < 0x80 ? 1 + id % 8 : id, /* as requests have them, of either side */
+    };
+    if (frame.type == DD_FRAME_DATA) {
+        frame.nbytes = take_size(input);
+        frame.offset = (what & 0x80) != 0 ? take_size(input) : 0;
+        size_t left = frame.offset < frame.nbytes ? frame.nbytes - frame.offset : 0;
+        left = (what & 0x40) != 0 ? left / 2 : left;
+        frame.payload = (uint32_t)(left < sizeof pattern ? left : sizeof pattern);
+    } else if (frame.type == DD_FRAME_REFUSE) {
+        frame.reason = (uint8_t)(1 + (what >> 6));
+    } else if (frame.type == DD_FRAME_CREDIT) {
+        frame.credit = id * 400;
+    }
+    put_frame(link_of(who), &frame);
+}
+
+/* ---- what the near rank writes: words of its pad, of ours, and of what lies behind them */
+
+static void
+write_shared(dd_bytes *input)
+{
+    unsigned where = take_byte(input);
+    uint32_t value = take_byte(input);
+    const fuzzed_window *self = &world.windows[where % NWINDOWS];
+    int rank = where >> 1 & 1;
+    if (self->window == NULL) {
+        return;
+    }
+    value = value < 0xf0 ? value % 3 : UINT32_MAX - (value & 15);
+    switch (where >> 2 & 3) {
+    case 0:
+        atomic_store(&self->controls[rank]->is_asleep, value);
+        break;
+    case 1:
+        atomic_store(&self->controls[rank]->is_closed, value);
+        break;
+    default:
+        atomic_store(&self->words[rank][(where >> 3) % (NCHANNELS * NRANKS)], value);
+    }
+}
+
+/* ---- what this side does */
+
+static dd_window_place
+take_place(dd_bytes *input, unsigned window, unsigned choice, size_t nbytes)
+{
+    return (dd_window_place){.rank = (int)(choice % NRANKS), .offset = take_offset(input, window, nbytes)};
+}
+
+static void
+check_result(dd_status status, const dd_error *error)
+{
+    require(status == DD_OK || (error->code == status && error->message[0] != '\0'));
+}
+
+static void
+run_call(dd_bytes *input)
+{
+    unsigned what = take_byte(input);
+    unsigned where = take_byte(input);
+    dd_window *window = world.windows[what >> 7].window;
+    dd_block block = {.nbytes = take_size(input)};
+    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
+    int channel = (int)(where >> 2 & 3) - 1;
+    dd_wait wait = at_once();
+    dd_error error = {.code = DD_OK};
+    dd_status status;
+    block.data = malloc(block.nbytes);
+    require(block.data != NULL);
+    memset(block.data, 1, block.nbytes);
+    switch (what % 8) {
+    case 0:
+        status = dd_window_put(window, block, place, channel, &wait, &error);
+        break;
+    case 1:
+        status = dd_window_get(window, block, place, &wait, &error);
+        break;
+    case 2:
+        status = dd_window_flush(window, &wait, &error);
+        break;
+    case 3:
+        status = dd_window_signal(window, place.rank, channel, &wait, &error);
+        break;
+    case 4:
+        status = dd_window_signal_alone(window, place.rank, channel, &wait, &error);
+        break;
+    case 5:
+        status = dd_window_barrier(window, channel, &wait, &error);
+        break;
+    default:
+        status = dd_window_wait_signal(window, place.rank, channel, &wait, &error);
+    }
+    check_result(status, &error);
+    free(block.data);
+}
+
+static void
+post_call(dd_bytes *input)
+{
+    unsigned what = take_byte(input);
+    unsigned where = take_byte(input);
+    dd_window *window = world.windows[what >> 7].window;
+    dd_block block = {.nbytes = take_size(input)};
+    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
+    posted_call *call = &world.calls[(what >> 2) % NCALLS];
+    /* Some are over when the time passes next. */
+    dd_call_options options = {.timeout_ns = (what & 2) != 0 ? 0 : -1};
+    dd_error error = {.code = DD_OK};
+    if (call->work != NULL) {
+        return;
+    }
+    block.data = call->memory = malloc(block.nbytes);
+    require(call->memory != NULL);
+    memset(call->memory, 2, block.nbytes);
+    dd_status status = (what & 1) != 0
+                           ? dd_window_post_put(window, block, place, (int)(where >> 2 & 3) - 1, &options,
+                                                &call->work, &error)
+                           : dd_window_post_get(window, block, place, &options, &call->work, &error);
+    check_result(status, &error);
+    if (status != DD_OK) {
+        free(call->memory);
+        call->work = NULL;
+    }
+}
+
+/* Its memory may be somebody else's as soon as it has ended. */
+static void
+end_calls(void)
+{
+    for (size_t i = 0; i < NCALLS; i++) {
+        posted_call *call = &world.calls[i];
+        if (call->work != NULL && dd_work_is_done(call->work)) {
+            dd_error error = {.code = DD_OK};
+            check_result(dd_work_result(call->work, &error), &error);
+            dd_work_release(call->work);
+            free(call->memory);
+            call->work = NULL;
+        }
+    }
+}
+
+static void
+close_one(fuzzed_window *self)
+{
+    dd_window_close(self->window);
+    self->is_closed = true;
+    free(self->data[OWN]);
+    self->data[OWN] = NULL;
+}
+
+static void
+change_link(dd_bytes *input)
+{
+    static const size_t rooms[] = {0, 1, 100, MEMORY_LINK_ROOM_MAX, MEMORY_LINK_ROOM_MAX};
+    unsigned how = take_byte(input);
+    memory_link *link = link_of(how >> 3);
+    if (how % 8 < 5) {
+        link->room = rooms[how % 8];
+        link->nrefusable = 8; /* a call that ends a group waits for what it has to say to be gone */
+    } else if (how == 5) {
+        link->is_ended = true;
+    } else if (how == 6) {
+        link->is_failed = true;
+    } else {
+        dd_engine_lock(world.engine);
+        (void)engine_run_deadlines(world.engine, DD_NEVER_NS - 1);
+        dd_engine_unlock(world.engine);
+    }
+}
+
+static void
+take_step(unsigned step, dd_bytes *input)
+{
+    unsigned which;
+    switch ((enum step)step) {
+    case STEP_NOTE:
+        put_note(input);
+        break;
+    case STEP_ANSWER:
+        put_answer(input);
+        break;
+    case STEP_FRAME:
+        put_other_frame(input);
+        break;
+    case STEP_SHARED:
+        write_shared(input);
+        break;
+    case STEP_RUN:
+        run_call(input);
+        break;
+    case STEP_POST:
+        post_call(input);
+        break;
+    case STEP_CLOSE:
+        which = take_byte(input);
+        if (which % 16 < NWINDOWS && !world.windows[which % 16].is_closed) {
+            close_one(&world.windows[which % 16]);
+        }
+        break;
+    case STEP_LINK:
+    case STEP_COUNT:
+    case WITHOUT_ROUND:
+        change_link(input);
+    }
+}
+
+/* ---- what has to hold between steps */
+
+typedef struct sums {
+    size_t ncalls;
+    size_t nletters;
+    size_t kept_nbytes;
+    unsigned nwanted;
+    int ngrants;
+    unsigned nanswers[NRANKS];
+} sums;
+
+static void
+add_call(sums *all, const window_call *call)
+{
+    int rank = call->args.place.rank;
+    bool is_letter = dd_work_is_done(&call->work);
+    require(rank >= 0 && rank < NRANKS);
+    if (call->is_moving) {
+        all->ncalls += !is_letter;
+        all->nletters += is_letter;
+        all->kept_nbytes += sizeof *call + call->kept_nbytes;
+        all->nwanted += call->is_wanted;
+        all->nanswers[rank] += call->args.op == NULL && call->message.channel == DD_WINDOW_ANSWERS;
+        require(call->message.is_posted && call->ncopied <= call->message.nbytes);
+    } else {
+        bool is_grant = call->args.op->word == WINDOW_WORD_OWN_ROOM;
+        require(!is_letter && call->window != NULL);
+        all->ngrants += is_grant;
+        all->nanswers[rank] += is_grant;
+    }
+}
+
+static void
+check_counters(void)
+{
+    const window_hub *hub = world.hub;
+    sums all = {.ncalls = 0};
+    for (const dd_list *node = hub->moving.next; node != &hub->moving; node = node->next) {
+        add_call(&all, DD_CONTAINER_OF(node, window_call, link));
+    }
+    for (const dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
+        add_call(&all, DD_CONTAINER_OF(node, window_call, link));
+    }
+    require(hub->guest.ncalls == all.ncalls && hub->guest.nletters == all.nletters);
+    require(hub->kept_nbytes == all.kept_nbytes && hub->nwanted == all.nwanted);
+    require(atomic_load(&hub->ngrants) == all.ngrants);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        const window_source *source = &hub->sources[rank];
+        require(source->nanswers == all.nanswers[rank] && source->nanswers <= WINDOW_ANSWERS_MAX);
+        require(!source->is_full || source->is_busy);
+        require(!source->message.is_posted || source->is_busy || hub->is_over);
+    }
+}
+
+static void
+check_windows(void)
+{
+    bool has_failed = world.group->cause.code != DD_OK;
+    require(world.hub->is_over == has_failed);
+    for (size_t i = 0; i < NWINDOWS; i++) {
+        const dd_window *window = world.windows[i].window;
+        int expected = world.windows[i].is_closed ? WINDOW_CLOSED : has_failed ? WINDOW_OVER : WINDOW_OPEN;
+        require(atomic_load(&window->state) == expected || atomic_load(&window->state) == WINDOW_OVER);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            require((int32_t)(window->members[rank].nputs - window->members[rank].ninplace) >= 0);
+        }
+    }
+}
+
+/* ---- one run */
+
+static void
+open_group(void)
+{
+    const dd_group_options options = {.name = dd_bytes_of("fuzz", 4), .timeout_ns = 3600 * DD_NS_PER_S};
+    const group_place place = {.rank = OWN, .size = NRANKS, .options = &options};
+    static const int hosts[NRANKS] = {0, 0, 1};
+    dd_context_handler handler = group_context_handler;
+    dd_group *group = NULL;
+    require(group_create(world.engine, 1, &place, &group, NULL) == DD_OK);
+    require(dd_engine_self(world.engine, &group->peers[OWN], NULL) == DD_OK);
+    for (int rank = 1; rank < NRANKS; rank++) {
+        group->peers[rank] = memory_peer_make(world.engine, (uint8_t)rank);
+        memory_link_attach(world.links, group->peers[rank], 0, rank == NEAR);
+    }
+    handler.ctx = group;
+    require(dd_topology_init(&group->topology, OWN, NRANKS, hosts, NULL) == DD_OK);
+    require(dd_context_open(world.engine, group->id, OWN, NRANKS, group->peers, &handler, &group->context,
+                            NULL) == DD_OK);
+    group->is_made = true;
+    world.group = group;
+}
+
+/* As if its opening were through. */
+static void
+open_one(size_t index)
+{
+    fuzzed_window *self = &world.windows[index];
+    dd_window *window = dd_mem_zalloc(sizeof *window + NRANKS * sizeof window->members[0]);
+    uint64_t id = 0;
+    require(window != NULL && window_find_hub(world.group, &world.hub, &id, NULL) == DD_OK);
+    atomic_init(&window->refs, 1);
+    atomic_init(&window->state, WINDOW_OPEN);
+    window->group = dd_group_acquire(world.group);
+    window->hub = world.hub;
+    window->id = id;
+    window->nchannels = NCHANNELS;
+    window->has_far_members = true;
+    for (int rank = 0; rank < NRANKS; rank++) {
+        window_member *member = &window->members[rank];
+        member->nbytes = window_nbytes[index];
+        member->is_direct = rank != FAR;
+        if (member->is_direct) {
+            self->data[rank] = member->data = malloc(member->nbytes);
+            self->words[rank] = member->words = calloc(NCHANNELS * NRANKS, sizeof *member->words);
+            self->controls[rank] = member->control =
+                aligned_alloc(_Alignof(window_control), sizeof *member->control);
+            require(member->data != NULL && member->words != NULL && member->control != NULL);
+            memset(member->data, 3, member->nbytes);
+            memset(member->control, 0, sizeof *member->control);
+        }
+    }
+    dd_engine_lock(world.engine);
+    dd_list_init(&window->link);
+    dd_list_push_back(&world.hub->windows, &window->link);
+    dd_engine_attend_locked(world.engine, true);
+    dd_engine_unlock(world.engine);
+    self->window = window;
+}
+
+static void
+open_world(void)
+{
+    static const dd_connect_options options = {.nlanes = 1, .is_shm_disabled = true, .ring_nbytes = 4096};
+    memset(&world, 0, sizeof world);
+    require(dd_engine_open(&options, &world.engine, NULL) == DD_OK);
+    open_group();
+    for (size_t i = 0; i < NWINDOWS; i++) {
+        open_one(i);
+    }
+}
+
+static void
+close_world(void)
+{
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
+        world.links[i].room = MEMORY_LINK_ROOM_MAX;
+    }
+    for (size_t i = 0; i < NWINDOWS; i++) {
+        fuzzed_window *self = &world.windows[i];
+        dd_window_release(self->window);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            free(self->data[rank]);
+            free(self->words[rank]);
+            free(self->controls[rank]);
+        }
+    }
+    const dd_wait wait = at_once();
+    (void)!dd_group_close(world.group, &wait, NULL);
+    end_calls();
+    for (size_t i = 0; i < NCALLS; i++) {
+        require(world.calls[i].work == NULL);
+    }
+    dd_group_release(world.group);
+    dd_engine_release(world.engine);
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
+        require(!world.links[i].is_open);
+    }
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size > MAX_INPUT_BYTES) {
+        return -1;
+    }
+    static bool is_warm;
+    dd_bytes input = dd_bytes_of(data, size);
+    int fd = next_descriptor();
+    open_world();
+    while (input.len > 0) {
+        unsigned step = take_byte(&input);
+        take_step(step % STEP_COUNT, &input);
+        dd_engine_lock(world.engine);
+        if ((step & WITHOUT_ROUND) == 0) {
+            (void)engine_run_round(world.engine);
+        }
+        check_counters();
+        check_windows();
+        dd_engine_unlock(world.engine);
+        end_calls();
+    }
+    close_world();
+    require(next_descriptor() == fd || !is_warm); /* those of links stay */
+    is_warm = true;
+    return 0;
+}
