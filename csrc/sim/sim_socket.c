@@ -118,10 +118,15 @@ sim_is_cut(int from, int to)
     return world.is_off[from] || world.is_off[to] || (from != to && world.paths[from][to].is_cut);
 }
 
+/* A packet is at most that late: as when it was lost once, and sent again. */
+#define LATE_NS (200 * DD_NS_PER_MS)
+
 static int64_t
 latency(int from, int to)
 {
-    return sim_around(world.paths[from][to].latency_ns);
+    int64_t usual_ns = world.paths[from][to].latency_ns;
+    int64_t taken_ns = sim_around(usual_ns);
+    return taken_ns < usual_ns + LATE_NS ? taken_ns : usual_ns + LATE_NS;
 }
 
 static void
