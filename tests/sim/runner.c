@@ -8,13 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define LIMIT_NS (400 * DD_NS_PER_S)
 #define LIMIT_STEPS INT64_C(400000000)
-#define LIMIT_REAL_S 120
+#define LIMIT_CPU_S 60 /* of the processor: the machine may have no time for us */
 #define SEEDS_PER_CHILD 500
 
 void
@@ -57,6 +58,13 @@ typedef struct child_board {
     run_summary summary;
 } child_board;
 
+static void
+limit_seconds(void)
+{
+    struct itimerval limit = {.it_value.tv_sec = LIMIT_CPU_S};
+    (void)setitimer(ITIMER_PROF, &limit, NULL);
+}
+
 static child_board *
 map_board(void)
 {
@@ -96,7 +104,7 @@ await_child(pid_t pid, char text[VERDICT_MAX])
     text[0] = '\0';
     if (waitpid(pid, &status, 0) == pid && WIFSIGNALED(status)) {
         (void)snprintf(text, VERDICT_MAX, "%s",
-                       WTERMSIG(status) == SIGALRM ? "it goes on and on without any of what is simulated"
+                       WTERMSIG(status) == SIGPROF ? "it goes on and on without any of what is simulated"
                                                    : strsignal(WTERMSIG(status)));
     } else if (WEXITSTATUS(status) != 0) {
         (void)snprintf(text, VERDICT_MAX, "exit status %d", WEXITSTATUS(status));
@@ -109,7 +117,7 @@ run_apart(const run_spec *spec, run_result *result)
     child_board *board = map_board();
     pid_t pid = begin_child();
     if (pid == 0) {
-        (void)alarm(LIMIT_REAL_S);
+        limit_seconds();
         run_here(spec, false, &board->result);
         end_child();
     }
@@ -162,7 +170,7 @@ run_some(const run_batch *batch, child_board *board, uint64_t first, uint64_t en
         run_spec spec = {.seed = seed, .fault_kinds = batch->fault_kinds, .is_strict = batch->is_strict};
         run_result result;
         board->seed = seed;
-        (void)alarm(LIMIT_REAL_S);
+        limit_seconds();
         run_here(&spec, true, &result);
         if (batch->is_replayed) {
             check_replay(&spec, &result);
