@@ -224,7 +224,7 @@ team_wait(dd_group *group, dd_work *work)
 }
 
 bool
-team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
+team_mortal_meet(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
 {
     dd_connect_options connect = team_connect_options(is_shm_disabled);
     dd_group_options options = team_group_options("mortals");
@@ -235,8 +235,13 @@ team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, tea
     return CHECK_OK(dd_file_store_open(&self->store, &file, &wait, check_err())) &&
            CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
            CHECK_OK(dd_group_open(self->engine, self->store, rank, size, &options, &self->group, &wait,
-                                  check_err())) &&
-           CHECK(team_check_sum(self->group));
+                                  check_err()));
+}
+
+bool
+team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self)
+{
+    return team_mortal_meet(path, rank, size, is_shm_disabled, self) && CHECK(team_check_sum(self->group));
 }
 
 void

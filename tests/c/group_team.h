@@ -68,7 +68,9 @@ typedef struct team_mortal {
     dd_store *store;
     dd_group *group;
 } team_mortal;
-/* True: the group stands, and has been used. What there is of it is closed either way. */
+/* True: the group stands. What there is of it is closed either way. */
+bool team_mortal_meet(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self);
+/* And has been used: all have links to all. */
 bool team_mortal_open(const char *path, int rank, int size, bool is_shm_disabled, team_mortal *self);
 void team_mortal_close(team_mortal *self);
 /* Waits long enough for a work, releases it. */

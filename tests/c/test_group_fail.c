@@ -690,27 +690,38 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
 
 /* ---- a rank that has ended in good order */
 
-/* Rank 0 is through and gone. Rank 2 has had a link to it, and rank 3 none. Both ask everybody when they have waited in vain for rank 1. */
+typedef struct early_end {
+    char path[64];
+    int root;         /* it never calls */
+    unsigned lonely;  /* bits: without shared memory, like a host of its own */
+    unsigned callers; /* bits */
+    const char *late;
+} early_end;
+
+/* Rank 0 is through and gone when others ask everybody, having waited in vain for the root. */
 static void
 end_before_others_ask(team_rank *self)
 {
-    const mortal *shared = self->arg;
+    const early_end *shared = self->arg;
     team_mortal own;
     float value = 0;
     dd_block block = {.data = &value, .nbytes = sizeof value};
-    dd_coll_args broadcast = {
-        .coll = DD_COLL_BROADCAST, .root = 1, .reduction = {.dtype = DD_DTYPE_FLOAT32}, .outputs = &block};
+    dd_coll_args broadcast = {.coll = DD_COLL_BROADCAST,
+                              .root = shared->root,
+                              .reduction = {.dtype = DD_DTYPE_FLOAT32},
+                              .outputs = &block};
     dd_call_options options = {.timeout_ns = 100 * DD_NS_PER_MS};
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    REQUIRE(team_mortal_open(shared->path, self->rank, self->size, true, &own));
+    bool is_lonely = (shared->lonely >> self->rank & 1) != 0;
+    REQUIRE(team_mortal_meet(shared->path, self->rank, self->size, is_lonely, &own));
     if (self->rank == 0) {
         team_mortal_close(&own);
     }
     team_rendezvous(self, "first has ended");
-    if (self->rank >= 2) {
+    if ((shared->callers >> self->rank & 1) != 0) {
         CHECK_STATUS(dd_group_collective_and_wait(own.group, &broadcast, &options, &wait, check_err()),
                      DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+        CHECK_CONTAINS(check_message(), shared->late);
     }
     team_rendezvous(self, "others have failed");
     if (self->rank != 0) {
@@ -718,13 +729,22 @@ end_before_others_ask(team_rank *self)
     }
 }
 
-TEST(who_has_ended_in_good_order_is_not_lost)
+static void
+check_early_end(unsigned lonely, int root, unsigned callers, const char *late)
 {
-    mortal shared;
+    early_end shared = {.lonely = lonely, .root = root, .callers = callers, .late = late};
     make_meeting_file(shared.path);
     team_options options = {.size = 4};
     team_run_apart(&options, end_before_others_ask, &shared);
     unlink(shared.path);
+}
+
+TEST(who_has_ended_in_good_order_is_not_lost)
+{
+    check_early_end(0xf, 1, 1U << 2 | 1U << 3,
+                    "rank 1 has not arrived"); /* they hear the goodbye of rank 0 */
+    check_early_end(0x5, 2, 1U << 1 | 1U << 3,
+                    "rank 2 has not arrived"); /* rank 3 has no link to rank 0, and dials in vain */
 }
 
 /* ---- a process that dies when it is through */
