@@ -11,7 +11,7 @@
 
 static dd_fault_count calls = DD_FAULT_COUNT_INITIALIZER;
 static atomic_int error_of_failure;
-static const dd_sys_fault *fault_of_kind;
+static _Atomic(const dd_sys_fault *) fault_of_kind;
 static atomic_long counts_of_kinds[DD_SYS_CALL_COUNT];
 
 long
@@ -42,7 +42,7 @@ dd_sys_fail_call(const dd_sys_fault *fault)
     for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
         atomic_store(&counts_of_kinds[call], 0);
     }
-    fault_of_kind = fault;
+    atomic_store(&fault_of_kind, fault);
 }
 
 long
@@ -62,11 +62,12 @@ static bool
 is_this_one_to_fail(dd_sys_call call)
 {
     long number = atomic_fetch_add_explicit(&counts_of_kinds[call], 1, memory_order_relaxed);
-    if (is_fault(fault_of_kind, call, number)) {
-        if (fault_of_kind->on_failure != NULL) {
-            fault_of_kind->on_failure();
+    const dd_sys_fault *fault = atomic_load(&fault_of_kind);
+    if (is_fault(fault, call, number)) {
+        if (fault->on_failure != NULL) {
+            fault->on_failure();
         }
-        errno = fault_of_kind->error_number;
+        errno = fault->error_number;
         return true;
     }
     bool does_fail = dd_fault_count_is_due(&calls);

@@ -139,7 +139,7 @@ typedef struct dd_sys_fault {
     bool is_lasting;
     void (*on_failure)(void); /* in the call that fails; NULL is fine */
 } dd_sys_fault;
-/* Counts all kinds from 0 again. `fault` stays valid until the next call; NULL: none fails. While no other thread makes calls. */
+/* Counts all kinds from 0 again. `fault` stays valid, also after the next call of this, while other threads make calls; NULL: none fails. */
 void dd_sys_fail_call(const dd_sys_fault *fault);
 /* How many of a kind were made since. */
 long dd_sys_count_calls(dd_sys_call call);

@@ -255,7 +255,7 @@ bring_link_in_need(bool is_linked, bool is_memory)
 {
     victim self;
     int ends[2] = {-1, -1};
-    const dd_sys_fault fault = {.call = DD_SYS_epoll_ctl, .error_number = ENOSPC};
+    static const dd_sys_fault fault = {.call = DD_SYS_epoll_ctl, .error_number = ENOSPC};
     REQUIRE(open_victim(&self));
     if (is_linked) {
         engine_on_link(self.engine, &self.card.uid, 0, make_link(&ends[0]));
