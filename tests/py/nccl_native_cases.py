@@ -176,7 +176,7 @@ def test_in_a_coalescing_block(stubs):
 
 
 def test_in_a_graph(stubs, framework):
-    everybody = threading.Barrier(2)  # ranks are threads here, and what one allocates would spoil the capture of the other
+    everybody = threading.Barrier(2)
 
     def run(group, rank):
         group.connect()
@@ -185,7 +185,8 @@ def test_in_a_graph(stubs, framework):
         x, y = framework.exchange(given), framework.exchange(taken)
         everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current():
-            with Graph(stubs.cuda, side.handle) as graph:
+            # Ranks are threads here: what one of them, or what collects its garbage, does meanwhile must not spoil the capture of the other.
+            with Graph(stubs.cuda, side.handle, mode=1) as graph:
                 group.all_to_all_single(y, x)
             everybody.wait(LIMIT_S)
             results = []
