@@ -5,7 +5,7 @@
 
 #include <time.h>
 
-/* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
+/* When no caller has driven for that long, the background thread takes over. It waits less while another host counts on answers. */
 #define NAP_NS (10 * DD_NS_PER_MS)
 /* While callers come and go: a nap's end may take a core from one of them. */
 #define LONG_NAP_NS (100 * DD_NS_PER_MS)

@@ -202,6 +202,14 @@ static const dd_meeting_kind watchful_kind = {
     .noun = "party", .of_interrupted = "went home", .read_card = read_card, .look_for = look_in_vain};
 
 static void
+init_watchful(guest *self, place *p, int rank, int size, const dd_store_ops *ops)
+{
+    p->native[rank]->ops = ops;
+    guest_init(self, p->native[rank], rank, size, 20 * DD_NS_PER_S * check_slow());
+    self->meeting.kind = &watchful_kind;
+}
+
+static void
 check_a_death_at(dd_store_op op)
 {
     enum { SIZE = 3 };
@@ -211,9 +219,7 @@ check_a_death_at(dd_store_op op)
     dd_store_ops mortal = p.by_keys;
     mortal.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        p.native[i]->ops = i == SIZE - 1 ? &mortal : &p.by_keys;
-        guest_init(&guests[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
-        guests[i].meeting.kind = &watchful_kind;
+        init_watchful(&guests[i], &p, i, SIZE, i == SIZE - 1 ? &mortal : &p.by_keys);
     }
     fatal_op = op;
     is_dead = false;
@@ -254,9 +260,7 @@ TEST(two_die_before_the_meeting_has_ended)
     dd_store_ops mortal = p.by_keys;
     mortal.run = run_until_death;
     for (int i = 0; i < SIZE; i++) {
-        p.native[i]->ops = &mortal;
-        guest_init(&guests[i], p.native[i], i, SIZE, 20 * DD_NS_PER_S * check_slow());
-        guests[i].meeting.kind = &watchful_kind;
+        init_watchful(&guests[i], &p, i, SIZE, &mortal);
         fatal_op = fatal_ops[i];
         is_dead = false;
         run_guest(&guests[i]);

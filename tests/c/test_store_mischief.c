@@ -397,29 +397,4 @@ TEST(errors_name_both_ends_where_the_client_has_noticed)
     check_words(RECORD_NBYTES + RECORD_NBYTES / 2);
 }
 
-#define USUAL_COUNT 4
-
-TEST(a_bit_is_flipped)
-{
-    mischief_check(run_store, MISCHIEF_FLIP, USUAL_COUNT);
-}
-
-TEST(bytes_are_dropped)
-{
-    mischief_check(run_store, MISCHIEF_DROP, USUAL_COUNT);
-}
-
-TEST(bytes_are_repeated)
-{
-    mischief_check(run_store, MISCHIEF_REPEAT, USUAL_COUNT);
-}
-
-TEST(bytes_are_inserted)
-{
-    mischief_check(run_store, MISCHIEF_INSERT, USUAL_COUNT);
-}
-
-TEST(the_stream_is_cut)
-{
-    mischief_check(run_store, MISCHIEF_CUT, USUAL_COUNT);
-}
+MISCHIEF_TESTS(run_store, 4)

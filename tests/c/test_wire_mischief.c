@@ -95,29 +95,4 @@ TEST(nothing_is_done_to_it)
     CHECK(mischief_run_unharmed(run_group) > 2 * ELEMENTS * sizeof(double));
 }
 
-#define USUAL_COUNT 9
-
-TEST(a_bit_is_flipped)
-{
-    mischief_check(run_group, MISCHIEF_FLIP, USUAL_COUNT);
-}
-
-TEST(bytes_are_dropped)
-{
-    mischief_check(run_group, MISCHIEF_DROP, USUAL_COUNT);
-}
-
-TEST(bytes_are_repeated)
-{
-    mischief_check(run_group, MISCHIEF_REPEAT, USUAL_COUNT);
-}
-
-TEST(bytes_are_inserted)
-{
-    mischief_check(run_group, MISCHIEF_INSERT, USUAL_COUNT);
-}
-
-TEST(the_stream_is_cut)
-{
-    mischief_check(run_group, MISCHIEF_CUT, USUAL_COUNT);
-}
+MISCHIEF_TESTS(run_group, 9)

@@ -43,4 +43,27 @@ size_t mischief_run_unharmed(mischief_program *run);
  * hand-shakes are, and checks what comes of it. DLDIST_TEST_MISCHIEFS says how often instead, DLDIST_TEST_SEED where. */
 void mischief_check(mischief_program *run, mischief_kind kind, unsigned usual_count);
 
+/* A test for each kind. */
+#define MISCHIEF_TESTS(run, usual_count)                   \
+    TEST(a_bit_is_flipped)                                 \
+    {                                                      \
+        mischief_check(run, MISCHIEF_FLIP, usual_count);   \
+    }                                                      \
+    TEST(bytes_are_dropped)                                \
+    {                                                      \
+        mischief_check(run, MISCHIEF_DROP, usual_count);   \
+    }                                                      \
+    TEST(bytes_are_repeated)                               \
+    {                                                      \
+        mischief_check(run, MISCHIEF_REPEAT, usual_count); \
+    }                                                      \
+    TEST(bytes_are_inserted)                               \
+    {                                                      \
+        mischief_check(run, MISCHIEF_INSERT, usual_count); \
+    }                                                      \
+    TEST(the_stream_is_cut)                                \
+    {                                                      \
+        mischief_check(run, MISCHIEF_CUT, usual_count);    \
+    }
+
 #endif

@@ -517,9 +517,7 @@ open_world(unsigned first)
 static void
 close_world(void)
 {
-    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
-        world.links[i].room = MEMORY_LINK_ROOM_MAX;
-    }
+    memory_links_make_room(world.links);
     for (size_t i = 0; i < NCONTEXTS; i++) {
         if (world.groups[i].context != NULL) {
             close_group(i);
@@ -530,9 +528,7 @@ close_world(void)
     }
     dd_peer_release(world.own);
     dd_engine_release(world.engine);
-    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
-        require(!world.links[i].is_open);
-    }
+    memory_links_check_closed(world.links);
 }
 
 int

@@ -250,42 +250,62 @@ check_result(dd_status status, const dd_error *error)
     require(status == DD_OK || (error->code == status && error->message[0] != '\0'));
 }
 
-static void
-run_call(dd_bytes *input)
+/* What both kinds of calls are made of. */
+typedef struct call_choice {
+    unsigned what; /* which call, in its lower bits */
+    dd_window *window;
+    size_t nbytes;
+    dd_window_place place;
+    int channel; /* -1: none */
+} call_choice;
+
+static call_choice
+take_call(dd_bytes *input)
 {
     unsigned what = take_byte(input);
     unsigned where = take_byte(input);
-    dd_window *window = world.windows[what >> 7].window;
-    dd_block block = {.nbytes = take_size(input)};
-    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
-    int channel = (int)(where >> 2 & 3) - 1;
+    size_t nbytes = take_size(input);
+    return (call_choice){
+        .what = what,
+        .window = world.windows[what >> 7].window,
+        .nbytes = nbytes,
+        .place = take_place(input, what >> 7, where, nbytes),
+        .channel = (int)(where >> 2 & 3) - 1,
+    };
+}
+
+static void
+run_call(dd_bytes *input)
+{
+    const call_choice chosen = take_call(input);
+    dd_block block = {.nbytes = chosen.nbytes};
     dd_wait wait = at_once();
     dd_error error = {.code = DD_OK};
     dd_status status;
     block.data = malloc(block.nbytes);
     require(block.data != NULL);
     memset(block.data, 1, block.nbytes);
-    switch (what % 8) {
+    switch (chosen.what % 8) {
     case 0:
-        status = dd_window_put(window, block, place, channel, &wait, &error);
+        status = dd_window_put(chosen.window, block, chosen.place, chosen.channel, &wait, &error);
         break;
     case 1:
-        status = dd_window_get(window, block, place, &wait, &error);
+        status = dd_window_get(chosen.window, block, chosen.place, &wait, &error);
         break;
     case 2:
-        status = dd_window_flush(window, &wait, &error);
+        status = dd_window_flush(chosen.window, &wait, &error);
         break;
     case 3:
-        status = dd_window_signal(window, place.rank, channel, &wait, &error);
+        status = dd_window_signal(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
         break;
     case 4:
-        status = dd_window_signal_alone(window, place.rank, channel, &wait, &error);
+        status = dd_window_signal_alone(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
         break;
     case 5:
-        status = dd_window_barrier(window, channel, &wait, &error);
+        status = dd_window_barrier(chosen.window, chosen.channel, &wait, &error);
         break;
     default:
-        status = dd_window_wait_signal(window, place.rank, channel, &wait, &error);
+        status = dd_window_wait_signal(chosen.window, chosen.place.rank, chosen.channel, &wait, &error);
     }
     check_result(status, &error);
     free(block.data);
@@ -294,14 +314,11 @@ run_call(dd_bytes *input)
 static void
 post_call(dd_bytes *input)
 {
-    unsigned what = take_byte(input);
-    unsigned where = take_byte(input);
-    dd_window *window = world.windows[what >> 7].window;
-    dd_block block = {.nbytes = take_size(input)};
-    dd_window_place place = take_place(input, what >> 7, where, block.nbytes);
-    posted_call *call = &world.calls[(what >> 2) % NCALLS];
+    const call_choice chosen = take_call(input);
+    dd_block block = {.nbytes = chosen.nbytes};
+    posted_call *call = &world.calls[(chosen.what >> 2) % NCALLS];
     /* Some are over when the time passes next. */
-    dd_call_options options = {.timeout_ns = (what & 2) != 0 ? 0 : -1};
+    dd_call_options options = {.timeout_ns = (chosen.what & 2) != 0 ? 0 : -1};
     dd_error error = {.code = DD_OK};
     if (call->work != NULL) {
         return;
@@ -309,10 +326,11 @@ post_call(dd_bytes *input)
     block.data = call->memory = malloc(block.nbytes);
     require(call->memory != NULL);
     memset(call->memory, 2, block.nbytes);
-    dd_status status = (what & 1) != 0
-                           ? dd_window_post_put(window, block, place, (int)(where >> 2 & 3) - 1, &options,
-                                                &call->work, &error)
-                           : dd_window_post_get(window, block, place, &options, &call->work, &error);
+    dd_status status =
+        (chosen.what & 1) != 0
+            ? dd_window_post_put(chosen.window, block, chosen.place, chosen.channel, &options, &call->work,
+                                 &error)
+            : dd_window_post_get(chosen.window, block, chosen.place, &options, &call->work, &error);
     check_result(status, &error);
     if (status != DD_OK) {
         free(call->memory);
@@ -546,9 +564,7 @@ open_world(void)
 static void
 close_world(void)
 {
-    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
-        world.links[i].room = MEMORY_LINK_ROOM_MAX;
-    }
+    memory_links_make_room(world.links);
     for (size_t i = 0; i < NWINDOWS; i++) {
         fuzzed_window *self = &world.windows[i];
         dd_window_release(self->window);
@@ -566,9 +582,7 @@ close_world(void)
     }
     dd_group_release(world.group);
     dd_engine_release(world.engine);
-    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
-        require(!world.links[i].is_open);
-    }
+    memory_links_check_closed(world.links);
 }
 
 int

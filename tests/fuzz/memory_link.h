@@ -166,6 +166,23 @@ memory_link_descriptor(size_t index, bool is_shm)
     return *fd;
 }
 
+/* Of all the MEMORY_LINKS_MAX at `links`: from now on the peers take what is sent. */
+static inline void
+memory_links_make_room(memory_link *links)
+{
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
+        links[i].room = MEMORY_LINK_ROOM_MAX;
+    }
+}
+
+static inline void
+memory_links_check_closed(const memory_link *links)
+{
+    for (size_t i = 0; i < MEMORY_LINKS_MAX; i++) {
+        require(!links[i].is_open);
+    }
+}
+
 /* The first that is free of the MEMORY_LINKS_MAX at `links`, if one is. Without the engine's lock, which the connector's thread does not
  * have. */
 static inline void

@@ -198,7 +198,8 @@ static int64_t
 all_came_ns(const facts *all, const rank_call *call)
 {
     int64_t last_ns = call->began_ns;
-    for (int rank = 0; strcmp(call->name, "making the group") == 0 && rank < all->which->nranks; rank++) {
+    bool is_meeting = strcmp(call->name, "making the group") == 0;
+    for (int rank = 0; is_meeting && rank < all->which->nranks; rank++) {
         const rank_record *record = ranks_record(rank);
         for (int i = 0; i < record->ncalls; i++) {
             const rank_call *other = &record->calls[i];
