@@ -87,6 +87,24 @@ dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wai
 /* ---- use */
 
 dd_status
+dd_nccl_comm_await_turn_locked(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                               dd_error *err)
+{
+    dd_status status = DD_OK;
+    while (status == DD_OK && comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
+        if (!comm->is_inside) {
+            break;
+        }
+        dd_lock_release(&comm->mu);
+        status =
+            dd_nccl_check_wait("waiting for another thread's call on the NCCL communicator", stop, wait, err);
+        dd_lock_take(&comm->mu);
+    }
+    return status;
+}
+
+dd_status
 dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                    dd_nccl_comm_handle *handle, dd_error *err)
 {
@@ -95,13 +113,7 @@ dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *w
         return status;
     }
     dd_lock_take(&comm->mu);
-    while (status == DD_OK && comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
-        dd_lock_release(&comm->mu);
-        status =
-            dd_nccl_check_wait("waiting for another thread's call on the NCCL communicator", stop, wait, err);
-        dd_lock_take(&comm->mu);
-    }
+    status = dd_nccl_comm_await_turn_locked(comm, stop, wait, err);
     if (status == DD_OK) {
         status = check_state_locked(comm, err);
     }

@@ -103,9 +103,12 @@ dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *e
 /* In good order: everything enqueued is carried out first. finalize, then destroy. `stop` as with the makers. */
 dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
+/* Waits, without a limit, until no thread is inside, and for NCCL. */
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
-/* The same, and NCCL, which frees memory and so waits for all that the device has to do, others' work too, is waited for no longer than `wait`:
- * it goes on on a thread of its own. If there is no memory or no thread for that, the caller waits. */
+/* The same within `wait`. While a thread is inside, DD_OP_TIMED_OUT or DD_INTERRUPTED leave the
+ * communicator as it is. Once NCCL has begun, DD_INTERRUPTED and the deadline, which is DD_OK then,
+ * leave the rest to a background thread: NCCL frees memory, and so waits for all work on the device.
+ * If there is no memory or no thread for that, the caller waits for NCCL. */
 dd_status dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */

@@ -132,18 +132,19 @@ run_late_end(void *arg)
     return NULL;
 }
 
-/* False: it goes on by itself. */
-static bool
-await_late(late_end *late, const dd_wait *wait)
+/* DD_OK once the thread is done; else DD_TIMED_OUT or DD_INTERRUPTED, and the thread carries on. */
+static dd_status
+await_late(late_end *late, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_comm *comm = late->comm;
+    dd_status status = DD_OK;
     dd_lock_take(&comm->mu);
-    while (!late->is_done && !dd_wait_is_over(wait)) {
-        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
+    while (!late->is_done && status == DD_OK) {
+        status = dd_cond_wait_checked(&comm->changed, &comm->mu, wait, err);
     }
-    bool is_done = late->is_done;
+    status = late->is_done ? DD_OK : status;
     dd_lock_release(&comm->mu);
-    return is_done;
+    return status;
 }
 
 /* NULL: there is no memory, or no thread. */
@@ -192,18 +193,18 @@ end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error
     return end_handle(comm, handle, kind != END_DESTROY, err);
 }
 
-/* *is_done: within the time; else nothing is known of how it ends. */
+/* DD_TIMED_OUT, without a message, and DD_INTERRUPTED: the outcome is unknown, and a thread carries on. */
 static dd_status
-end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, bool *is_done,
-         dd_error *err)
+end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
 {
-    *is_done = true;
     late_end *late = start_late(comm, handle, kind);
     if (late == NULL) {
         return end_here(comm, handle, kind, err);
     }
-    *is_done = await_late(late, wait);
-    dd_status status = *is_done && late->status != DD_OK ? dd_error_copy(err, &late->error) : DD_OK;
+    dd_status status = await_late(late, wait, err);
+    if (status == DD_OK && late->status != DD_OK) {
+        status = dd_error_copy(err, &late->error);
+    }
     release_late(late);
     return status;
 }
@@ -219,17 +220,15 @@ can_be_told(const dd_nccl_comm *comm)
 static dd_status
 abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
-    bool is_done;
     char who[64];
     dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
-    dd_status status =
-        end_late(comm, handle, can_be_told(comm) ? END_ABORT_TOLD : END_ABORT, &patience, &is_done, err);
-    return is_done ? status
-                   : dd_error_set(
-                         err, DD_OP_TIMED_OUT,
-                         "the NCCL communicator of %s was told to abort %.0f s ago, and a thread is still in "
-                         "a call on it; it ends when that thread comes back",
-                         dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
+    dd_status status = end_late(comm, handle, can_be_told(comm) ? END_ABORT_TOLD : END_ABORT, &patience, err);
+    return status != DD_TIMED_OUT
+               ? status
+               : dd_error_set(err, DD_OP_TIMED_OUT,
+                              "aborting the NCCL communicator of %s has not ended after %.0f s: a thread is "
+                              "still in a call on it; it ends when that thread returns",
+                              dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
 }
 
 dd_status
@@ -257,33 +256,39 @@ dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
 
 /* ---- destroying */
 
-/* NULL: it has ended. Destroying one that has failed would wait for ranks that may be gone. */
-static dd_nccl_comm_handle
-take_to_destroy(dd_nccl_comm *comm, bool *must_abort)
+/* Take the handle out of the communicator once no thread is inside; *handle is NULL if the
+ * communicator has ended. One that has failed must be aborted: destroying it would wait for ranks that
+ * may be lost. */
+static dd_status
+take_to_destroy(dd_nccl_comm *comm, const dd_wait *wait, dd_nccl_comm_handle *handle, bool *must_abort,
+                dd_error *err)
 {
-    dd_nccl_comm_handle handle = NULL;
-    dd_lock_take(&comm->mu);
-    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        dd_cond_wait(&comm->changed, &comm->mu);
+    *handle = NULL;
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
     }
-    if (comm->state == DD_NCCL_COMM_READY) {
+    dd_lock_take(&comm->mu);
+    status = dd_nccl_comm_await_turn_locked(comm, NULL, wait, err);
+    if (status == DD_OK && comm->state == DD_NCCL_COMM_READY) {
         dd_nccl_result health = DD_NCCL_SUCCESS;
         dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, &health);
         bool is_well =
             asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
         *must_abort = comm->must_abort || !is_well;
-        handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
+        *handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
     }
     dd_lock_release(&comm->mu);
-    return handle;
+    return status;
 }
 
 dd_status
 dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
 {
     bool must_abort = false;
-    dd_status status = dd_nccl_comm_check_fork(comm, err);
-    dd_nccl_comm_handle handle = status == DD_OK ? take_to_destroy(comm, &must_abort) : NULL;
+    dd_nccl_comm_handle handle;
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
+    dd_status status = take_to_destroy(comm, &wait, &handle, &must_abort, err);
     return handle != NULL ? end_handle(comm, handle, must_abort, err) : status;
 }
 
@@ -291,11 +296,11 @@ dd_status
 dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
 {
     bool must_abort = false;
-    bool is_done;
-    dd_status status = dd_nccl_comm_check_fork(comm, err);
-    dd_nccl_comm_handle handle = status == DD_OK ? take_to_destroy(comm, &must_abort) : NULL;
+    dd_nccl_comm_handle handle;
+    dd_status status = take_to_destroy(comm, wait, &handle, &must_abort, err);
     if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
         return status;
     }
-    return end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, &is_done, err);
+    status = end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, err);
+    return status == DD_TIMED_OUT ? DD_OK : status;
 }

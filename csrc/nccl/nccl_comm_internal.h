@@ -45,6 +45,11 @@ dd_nccl_comm *dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cud
 void dd_nccl_comm_free_record(dd_nccl_comm *comm);
 
 dd_status dd_nccl_comm_check_fork(const dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
+/* Wait until no thread is inside, or the communicator has ended. The caller must hold comm->mu, which
+ * is released during the wait. DD_ABORTED if `stop` (may be NULL) becomes true, DD_OP_TIMED_OUT,
+ * DD_INTERRUPTED. */
+dd_status dd_nccl_comm_await_turn_locked(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                                         dd_error *err) DD_MUST_CHECK;
 /* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED): success, in progress, or DD_BACKEND of `what`. For the thread that is
  * inside; one that does not block may be asked by no other. */
 dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,

@@ -456,3 +456,54 @@ TEST(an_abort_that_cannot_be_told)
     comm_rig_release(&rank, 1);
     comm_rig_close(&rig);
 }
+
+static bool
+is_interrupted_soon(void *ctx)
+{
+    return ++*(int *)ctx >= 3;
+}
+
+/* A thread inside, which may be in a call of NCCL that hangs, limits neither the deadline nor an interrupt. */
+TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    dd_nccl_comm_handle handle;
+    REQUIRE_OK(comm_rig_enter(rank.comm, &handle));
+    dd_wait brief = dd_wait_after(30 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_nccl_comm_destroy_within(rank.comm, &brief, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "waiting for another thread's call on the NCCL communicator timed out");
+    int nasked = 0;
+    dd_wait interrupted = dd_wait_after(DD_NEVER_NS);
+    interrupted.is_interrupted = is_interrupted_soon;
+    interrupted.ctx = &nasked;
+    CHECK_STATUS(dd_nccl_comm_destroy_within(rank.comm, &interrupted, check_err()), DD_INTERRUPTED);
+    CHECK(!dd_nccl_comm_is_over(rank.comm));
+    dd_nccl_comm_leave(rank.comm);
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+    CHECK_OK(dd_nccl_comm_destroy_within(rank.comm, &wait, check_err()));
+    CHECK_INT(rig.on_nccl.calls("ncclCommDestroy"), 1);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+/* The call of NCCL carries on in the background. */
+TEST(a_destroy_in_nccl_can_be_interrupted)
+{
+    static comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    rig.on_nccl.hang("ncclCommDestroy", 0, -1);
+    int nasked = 0;
+    dd_wait interrupted = dd_wait_after(DD_NEVER_NS);
+    interrupted.is_interrupted = is_interrupted_soon;
+    interrupted.ctx = &nasked;
+    CHECK_STATUS(dd_nccl_comm_destroy_within(rank.comm, &interrupted, check_err()), DD_INTERRUPTED);
+    CHECK(dd_nccl_comm_is_over(rank.comm));
+    rig.on_nccl.release();
+    comm_rig_release(&rank, 1);
+    comm_rig_leave_open(&rig);
+}
