@@ -502,7 +502,9 @@ engine_start_background(dd_engine *engine, dd_error *err)
         return DD_OK;
     }
     dd_status status = dd_thread_start(&engine->thread, "dldist-engine", run_background, engine, err);
+    dd_engine_lock(engine);
     engine->has_thread = status == DD_OK;
+    dd_engine_unlock(engine);
     return status;
 }
 
@@ -521,7 +523,7 @@ engine_stop_background(dd_engine *engine)
     engine_rouse_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
-    engine->has_thread = false;
+    engine->has_thread = false; /* no other thread uses the engine */
 }
 
 /* ---- looking for the end of one message */

@@ -263,9 +263,9 @@ struct dd_engine {
     unsigned nsleeping;
     unsigned nrounds;
 
-    bool has_thread;
+    bool has_thread; /* written with opening_mu and mu, read with either: `thread` must be joined */
     bool is_closing;
-    pthread_t thread;
+    pthread_t thread; /* guarded by opening_mu */
     dd_lock nap_mu;
     pthread_cond_t nap;
     bool is_kicked;         /* guarded by nap_mu */

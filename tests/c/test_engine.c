@@ -1084,3 +1084,59 @@ TEST(interrupting_callers_may_wait)
     rig_cancel(&rig, 0, &recv);
     rig_close(&rig);
 }
+
+/* ---- the first card */
+
+typedef struct kicker {
+    dd_engine *engine;
+    dd_task task;
+    bool has_progressed;
+    atomic_int nkicks;
+    atomic_bool is_over;
+} kicker;
+
+static bool
+progress_every_other_time(dd_task *task)
+{
+    kicker *self = DD_CONTAINER_OF(task, kicker, task);
+    self->has_progressed = !self->has_progressed;
+    return self->has_progressed;
+}
+
+static void *
+kick(void *arg)
+{
+    kicker *self = arg;
+    while (!atomic_load(&self->is_over)) {
+        dd_engine_kick(self->engine);
+        atomic_fetch_add_explicit(&self->nkicks, 1, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+/* For ThreadSanitizer: a process that has sent only to itself gets its background thread. */
+TEST(the_first_card_is_made_while_another_thread_kicks)
+{
+    dd_connect_options options = rig_options(true, 1);
+    kicker self = {
+        .task = {.progress = progress_every_other_time, .fall_asleep = may_sleep, .deadline_ns = DD_NEVER_NS},
+    };
+    REQUIRE_OK(dd_engine_open(&options, &self.engine, check_err()));
+    dd_engine_lock(self.engine);
+    dd_engine_add_task_locked(self.engine, &self.task);
+    dd_engine_unlock(self.engine);
+    pthread_t thread;
+    REQUIRE_OK(dd_thread_start(&thread, "kicker", kick, &self, check_err()));
+    while (atomic_load_explicit(&self.nkicks, memory_order_relaxed) < 10) {
+        usleep(100);
+    }
+    dd_blob card = {0};
+    CHECK_OK(dd_engine_card(self.engine, NULL, &card, check_err()));
+    atomic_store(&self.is_over, true);
+    dd_thread_join(thread);
+    dd_engine_lock(self.engine);
+    dd_engine_remove_task_locked(self.engine, &self.task);
+    dd_engine_unlock(self.engine);
+    dd_blob_fini(&card);
+    dd_engine_release(self.engine);
+}
