@@ -2,6 +2,7 @@
 
 DLDIST_GPU_REHEARSAL=1 runs it over the doubles of tests/stubs: the same lines, without a GPU."""
 
+import gc
 import os
 import sys
 
@@ -13,6 +14,8 @@ sys.path[:0] = [HERE, TESTS]
 
 # Processes of tests find their workers.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
+# Exceptions that Python ignores, as in __del__, fail the test: here by pytest's filter, in child processes by procs.py.
+os.environ["DLDIST_TEST_UNRAISABLE"] = "fail"
 # Two ranks on one GPU; read by NCCL when it is loaded.
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -31,6 +34,15 @@ if IS_REHEARSAL:
 
 def pytest_configure(config):
     deadlines.begin(config)
+    config.addinivalue_line("filterwarnings", "error::pytest.PytestUnraisableExceptionWarning")
+    config.addinivalue_line("filterwarnings", "error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage():
+    """Run the __del__ of all garbage within the test that left it."""
+    yield
+    gc.collect()
 
 
 def pytest_unconfigure():

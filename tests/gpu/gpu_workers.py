@@ -4,6 +4,7 @@ No pytest here: the children start sooner."""
 
 import datetime
 import functools
+import gc
 import signal
 import time
 
@@ -257,6 +258,24 @@ def default_group(ctx):
     assert part._get_backend("cuda").options.split_from is not None
     dldist.barrier()
     dldist.destroy_process_group()
+
+
+@case
+def arrays_end_while_a_kernel_waits(ctx):
+    """Freeing memory waits for no kernel: here for one that waits for a rank which waits for this one. The next array gets the memory."""
+    with ctx.open_connected() as group:
+        if ctx.is_culprit:
+            ctx.meet()
+            group.all_reduce(ctx.array(1))
+            return
+        work = group.all_reduce(ctx.array(1), async_op=True)
+        ends = ctx.array(*range(1001))
+        address = ends.address
+        del ends
+        gc.collect()
+        assert ctx.array(*range(1001)).address == address
+        ctx.meet()
+        work.wait(LIMIT_S)
 
 
 # ---- graphs

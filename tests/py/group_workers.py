@@ -57,6 +57,7 @@ def serve(channel, group, cases):
         name, args = command
         try:
             reply = ("value", cases[name](group, *args))
+            procs.check_unraisable()
         except AssertionError:
             raise
         except BaseException as error:

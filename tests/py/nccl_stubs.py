@@ -221,10 +221,7 @@ class CudaArray(dlpack_producer.Producer):
         self.strides = _contiguous(self.shape) if strides is None else tuple(strides)
         self._first, self._nbytes = _layout(self.shape, self.strides, self.held_as.itemsize)
         self._exported = []
-        pointer = ctypes.c_uint64()
-        with self.cuda.on_device(device):
-            self.cuda.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(self._nbytes))
-        self._base = pointer.value
+        self._base = self._allocate()
         self.address = self._base + self._first * self.held_as.itemsize
         super().__init__(
             None,
@@ -295,6 +292,12 @@ class CudaArray(dlpack_producer.Producer):
             made = dlpack_producer.capsule(self._make(dlpack_producer.Managed), "dltensor", self._keep)
         self.capsules.append(made)
         return made
+
+    def _allocate(self):
+        pointer = ctypes.c_uint64()
+        with self.cuda.on_device(self.device):
+            self.cuda.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(self._nbytes))
+        return pointer.value
 
     def _give_back(self):
         """In the order of the framework's stream, as its cache does it: nothing waits, since any thread may come by here, collecting

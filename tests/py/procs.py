@@ -11,6 +11,7 @@ What goes wrong in a child (traceback, exit by signal, silence) is raised in the
 
 import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import signal
@@ -242,7 +243,26 @@ def thread_count(pid="self"):
 
 def child_main(fd):
     sys.path.insert(0, HERE)
+    if os.environ.get("DLDIST_TEST_UNRAISABLE") == "fail":
+        sys.unraisablehook = _note_unraisable
     serve(Connection(fd))
+
+
+_unraisable = []
+
+
+def _note_unraisable(raised):
+    trace = traceback.format_exception(raised.exc_type, raised.exc_value, raised.exc_traceback)
+    _unraisable.append(f"{raised.err_msg or 'Exception ignored in'}: {raised.object!r}\n{''.join(trace)}")
+
+
+def check_unraisable():
+    """Fail if Python has ignored an exception since the last call, as it does in __del__. Needs DLDIST_TEST_UNRAISABLE=fail in the
+    environment of the child."""
+    if sys.unraisablehook is _note_unraisable:
+        gc.collect()
+        ignored, _unraisable[:] = "\n".join(_unraisable), []
+        assert not ignored, ignored
 
 
 def serve(connection):
@@ -251,6 +271,7 @@ def serve(connection):
     try:
         worker = getattr(importlib.import_module(module), function)
         reply = ("result", worker(Channel(connection), *args))
+        check_unraisable()
     except SystemExit:  # a forked child of the worker on its way out
         raise
     except BaseException:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 
+import procs as procs_module
 import pytest
+import workers
 
 ROOT = pathlib.Path(__file__).parents[2]
 GPU = ROOT / "tests" / "gpu"
@@ -78,6 +80,13 @@ def test_all_well(tree):
     done = run(tree, "--steps", "one_rank,bench", OUT=str(tree / "out"))
     assert done.returncode == 0, done.stdout
     assert {result for result, _ in summary(tree / "out").values()} == {"passed"}
+
+
+def test_a_step_whose_log_has_an_ignored_exception_fails(tree):
+    done = run(tree, "--steps", "bench,declarations", ON_BENCH="echo Exception ignored in: f >&2; echo 5 us", OUT=str(tree / "out"))
+    assert done.returncode == 1
+    found = summary(tree / "out")
+    assert found["bench"] == ("failed (Python ignored an exception)", "5 us") and found["declarations"][0] == "passed"
 
 
 def test_a_step_that_takes_too_long_is_ended_with_its_children(tree):
@@ -165,3 +174,10 @@ def test_every_call_of_the_plan_fits_into_its_time(tree):
         taken = sum(min(limits[name], int(most or CALL_LIMIT_S)) for name in {*names.split(","), "nccl"})
         assert taken < CALL_LIMIT_S, (names, taken)
     assert {name for _, names in calls for name in names.split(",")} == set(limits)
+
+
+def test_a_worker_fails_with_what_python_ignores(procs):
+    """As the GPU tests start theirs."""
+    assert procs.start(workers.raise_in_del).result() == "done"
+    with pytest.raises(procs_module.ChildFailed, match="LookupError: in __del__"):
+        procs.start(workers.raise_in_del, env={"DLDIST_TEST_UNRAISABLE": "fail"}).result()

@@ -274,3 +274,14 @@ def file_storm(channel, path):
     while True:
         for letter in "abcdefgh":
             store.set("storm", letter * 700)
+
+
+def raise_in_del(channel):
+    """Python ignores what __del__ raises."""
+    class Ends:
+        def __del__(self):
+            raise LookupError("in __del__")
+
+    cycle = [Ends()]
+    cycle.append(cycle)
+    return "done"
