@@ -112,6 +112,9 @@ class CudaControl(Control, cuda_driver.Driver):
 
 
 class NcclControl(Control):
+    def warn(self, text):
+        self.library.dd_stub_warn(text.encode())
+
     def async_error(self, rank, result, *, after=0, text=""):
         self.library.dd_stub_async_error(rank, result, after, text.encode())
 

@@ -40,11 +40,10 @@ typedef struct nccl_comm {
 
     /* Under nccl_lock. */
     dd_nccl_result state; /* what ncclCommGetAsyncError says */
-    char error[NCCL_TEXT_MAX];
-    int njobs;   /* threads of groups under way */
-    int nopen;   /* calls on it in groups that threads have not ended yet */
-    int ninside; /* calls that wait for other ranks just now, on threads of their callers */
-    int ngraphs; /* kernels in graphs that are alive, or in captures */
+    int njobs;            /* threads of groups under way */
+    int nopen;            /* calls on it in groups that threads have not ended yet */
+    int ninside;          /* calls that wait for other ranks just now, on threads of their callers */
+    int ngraphs;          /* kernels in graphs that are alive, or in captures */
     int nrunning;
     uint64_t turn; /* the ticket of the kernel that may run */
     bool is_finalized;
@@ -69,7 +68,7 @@ extern stub_count nccl_window_count;
 
 /* With the state IN_PROGRESS; a reference, for the table or to be released. */
 nccl_comm *nccl_comm_make(int nranks, int rank, int device, const dd_nccl_abi_config *config);
-/* Acquired; NULL, with *result and the text of the error set, when it is none. */
+/* Acquired. NULL, with *result and a warning, if the handle is none. */
 nccl_comm *nccl_comm_find(dd_nccl_comm_handle handle, dd_nccl_result *result);
 /* The same for calls that need it ready: not busy; and not failed, finalized or suspended; and not revoked. */
 typedef enum nccl_need {
@@ -79,7 +78,7 @@ typedef enum nccl_need {
 } nccl_need;
 nccl_comm *nccl_comm_find_ready(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_result *result);
 void nccl_comm_release(nccl_comm *comm);
-void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state, const char *text);
+void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state);
 /* Ends its kernels, those that have begun soon after. */
 void nccl_comm_stop(nccl_comm *comm);
 /* The same, and waits for those that have begun. */
@@ -107,10 +106,13 @@ dd_nccl_result nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *stat
 dd_nccl_result nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value);
 enum { NCCL_INFO_COUNT, NCCL_INFO_DEVICE, NCCL_INFO_RANK };
 
-/* Gives result and remembers the text for ncclGetLastError. */
+/* Make this the last warning of the process, which ncclGetLastError returns whatever call it belongs to. */
+void nccl_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Warn and return result. An error that has no text in the real library returns its result without this. */
 dd_nccl_result nccl_fail(dd_nccl_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-const char *nccl_last_error(dd_nccl_comm_handle handle);
+/* The calling thread's copy of the last warning, until its next call. */
+const char *nccl_last_error(void);
 
 /* ---- encryption (nccl_stub_encryption.c) */
 
@@ -212,7 +214,6 @@ struct nccl_job {
     size_t nbytes;
     dd_nccl_window *window;
     dd_nccl_result result;
-    char text[NCCL_TEXT_MAX];
     nccl_job *next;
 };
 

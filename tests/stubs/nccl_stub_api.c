@@ -58,7 +58,8 @@ ncclGetErrorString(dd_nccl_result result)
 const char *
 ncclGetLastError(dd_nccl_comm_handle comm)
 {
-    return nccl_last_error(comm);
+    (void)comm; /* as in NCCL */
+    return nccl_last_error();
 }
 
 /* ---- communicators */

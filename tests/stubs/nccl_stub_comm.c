@@ -12,60 +12,57 @@ pthread_cond_t nccl_changed;
 stub_count nccl_comm_count = {.kind = "comm"};
 stub_table nccl_comms = STUB_TABLE(&nccl_comm_count, 8);
 
-/* What a thread has been told. Not thread-local: of that there is little for libraries that are loaded late. */
-typedef struct thread_texts {
-    char error[NCCL_TEXT_MAX];
-    char told[NCCL_TEXT_MAX];
-} thread_texts;
-
-static pthread_key_t texts_key;
-static char last_error[NCCL_TEXT_MAX]; /* of any thread; under nccl_lock */
+/* The last warning of the process. Under nccl_lock. */
+static char last_warning[NCCL_TEXT_MAX];
+/* Each thread's copy of it. Not thread-local: libraries that are loaded late get little of that memory. */
+static pthread_key_t copy_key;
 
 __attribute__((constructor)) static void
 start(void)
 {
     stub_cond_init(&nccl_changed);
-    pthread_key_create(&texts_key, free);
+    pthread_key_create(&copy_key, free);
 }
 
-static thread_texts *
-own_texts(void)
+static void
+set_warning(const char *format, va_list args)
 {
-    thread_texts *own = pthread_getspecific(texts_key);
-    if (own == NULL) {
-        own = stub_zalloc(sizeof *own);
-        pthread_setspecific(texts_key, own);
-    }
-    return own;
+    pthread_mutex_lock(&nccl_lock);
+    (void)vsnprintf(last_warning, sizeof last_warning, format, args);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_warn(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    set_warning(format, args);
+    va_end(args);
 }
 
 dd_nccl_result
 nccl_fail(dd_nccl_result result, const char *format, ...)
 {
-    char *thread_error = own_texts()->error;
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(thread_error, NCCL_TEXT_MAX, format, args);
+    set_warning(format, args);
     va_end(args);
-    pthread_mutex_lock(&nccl_lock);
-    memcpy(last_error, thread_error, sizeof last_error);
-    pthread_mutex_unlock(&nccl_lock);
     return result;
 }
 
 const char *
-nccl_last_error(dd_nccl_comm_handle handle)
+nccl_last_error(void)
 {
-    thread_texts *own = own_texts();
-    nccl_comm *comm = handle != NULL ? stub_table_find(&nccl_comms, handle) : NULL;
-    pthread_mutex_lock(&nccl_lock);
-    bool has_own = comm != NULL && comm->error[0] != '\0';
-    memcpy(own->told, has_own ? comm->error : own->error[0] != '\0' ? own->error : last_error, NCCL_TEXT_MAX);
-    pthread_mutex_unlock(&nccl_lock);
-    if (comm != NULL) {
-        nccl_comm_release(comm);
+    char *copy = pthread_getspecific(copy_key);
+    if (copy == NULL) {
+        copy = stub_zalloc(NCCL_TEXT_MAX);
+        pthread_setspecific(copy_key, copy);
     }
-    return own->told;
+    pthread_mutex_lock(&nccl_lock);
+    memcpy(copy, last_warning, NCCL_TEXT_MAX);
+    pthread_mutex_unlock(&nccl_lock);
+    return copy;
 }
 
 /* ---- lives */
@@ -110,33 +107,40 @@ nccl_comm_find(dd_nccl_comm_handle handle, dd_nccl_result *result)
 {
     nccl_comm *comm = stub_table_find(&nccl_comms, handle);
     *result = comm != NULL ? DD_NCCL_SUCCESS
-                           : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s communicator",
-                                       handle == NULL ? "NULL" : "corrupted");
+                           : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s",
+                                       handle == NULL ? "comm argument is NULL"
+                                                      : "Error: corrupted comm object detected");
     return comm;
 }
 
+/* The result of the call, and the text of its warning: NULL if there is none. A failed communicator gives none. */
 static const char *
 trouble_locked(const nccl_comm *comm, nccl_need need, dd_nccl_result *result)
 {
+    *result = DD_NCCL_SUCCESS;
     if (comm->state == DD_NCCL_IN_PROGRESS) {
         *result = DD_NCCL_INVALID_ARGUMENT;
-        return "the communicator is used before the call before has returned ncclSuccess";
+        return "Attempt to use communicator before the previous operation returned ncclSuccess";
     }
     if (need == NCCL_NEED_NOT_BUSY) {
         return NULL;
     }
     if (comm->state != DD_NCCL_SUCCESS) {
         *result = comm->state;
-        return comm->error[0] != '\0' ? comm->error : "the communicator has failed";
+        return NULL;
     }
     *result = DD_NCCL_INVALID_USAGE;
-    if (comm->is_finalized) {
+    if (comm->is_finalized && comm->nranks > 1) {
         return "the communicator has been finalized";
     }
     if (comm->is_suspended) {
         return "the communicator is suspended";
     }
-    return comm->is_revoked && need == NCCL_NEED_UNREVOKED ? "the communicator has been revoked" : NULL;
+    if (comm->is_revoked && need == NCCL_NEED_UNREVOKED) {
+        return "the communicator has been revoked";
+    }
+    *result = DD_NCCL_SUCCESS;
+    return NULL;
 }
 
 nccl_comm *
@@ -146,28 +150,24 @@ nccl_comm_find_ready(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_result 
     if (comm == NULL) {
         return NULL;
     }
-    char text[NCCL_TEXT_MAX];
     pthread_mutex_lock(&nccl_lock);
     const char *trouble = trouble_locked(comm, need, result);
-    snprintf(text, sizeof text, "%s", trouble != NULL ? trouble : "");
     pthread_mutex_unlock(&nccl_lock);
-    if (trouble == NULL) {
-        *result = DD_NCCL_SUCCESS;
+    if (*result == DD_NCCL_SUCCESS) {
         return comm;
     }
     nccl_comm_release(comm);
-    *result = nccl_fail(*result, "%s", text);
+    if (trouble != NULL) {
+        nccl_warn("%s", trouble);
+    }
     return NULL;
 }
 
 void
-nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state, const char *text)
+nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state)
 {
     pthread_mutex_lock(&nccl_lock);
     comm->state = state;
-    if (text != NULL) {
-        snprintf(comm->error, sizeof comm->error, "%s", text);
-    }
     pthread_cond_broadcast(&nccl_changed);
     pthread_mutex_unlock(&nccl_lock);
 }
@@ -369,8 +369,13 @@ nccl_finalize(dd_nccl_comm_handle handle)
     }
     (void)nccl_check_unsafe("ncclCommFinalize");
     pthread_mutex_lock(&nccl_lock);
+    bool is_again = comm->is_finalized;
     comm->is_finalized = true;
     pthread_mutex_unlock(&nccl_lock);
+    if (is_again) {
+        nccl_comm_release(comm);
+        return DD_NCCL_INVALID_ARGUMENT; /* without a warning */
+    }
     nccl_job *job = stub_zalloc(sizeof *job);
     job->run = run_finalize;
     job->comm = comm;

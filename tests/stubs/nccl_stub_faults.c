@@ -26,6 +26,14 @@ is_meant(int wanted, int rank)
     return wanted < 0 || wanted == rank;
 }
 
+void
+dd_stub_warn(const char *text)
+{
+    if (text != NULL && text[0] != '\0') {
+        nccl_warn("%s", text);
+    }
+}
+
 dd_nccl_result
 nccl_enter(stub_site *site)
 {
@@ -33,8 +41,8 @@ nccl_enter(stub_site *site)
     if (!stub_enter(site, &fault)) {
         return DD_NCCL_SUCCESS;
     }
-    return nccl_fail((dd_nccl_result)fault.result, "%s",
-                     fault.text[0] != '\0' ? fault.text : "a fault of the stub");
+    dd_stub_warn(fault.text);
+    return (dd_nccl_result)fault.result;
 }
 
 /* ---- asynchronous errors */
@@ -60,14 +68,15 @@ nccl_fault_on_launch(nccl_comm *comm)
 {
     async_fault due;
     if (take_due(comm->rank, true, &due)) {
-        nccl_comm_set_state(comm, due.result, due.text);
+        dd_stub_warn(due.text);
+        nccl_comm_set_state(comm, due.result);
     }
 }
 
 typedef struct async_visit {
     int rank;
     dd_nccl_result result;
-    const char *text;
+    const char *text; /* may be NULL */
     bool is_found[WIRE_MAX_RANKS];
 } async_visit;
 
@@ -77,7 +86,8 @@ set_async(stub_object *object, void *ctx)
     nccl_comm *comm = (nccl_comm *)object;
     async_visit *visit = ctx;
     if (is_meant(visit->rank, comm->rank)) {
-        nccl_comm_set_state(comm, visit->result, visit->text);
+        dd_stub_warn(visit->text);
+        nccl_comm_set_state(comm, visit->result);
         visit->is_found[comm->rank] = true;
     }
 }
@@ -85,7 +95,7 @@ set_async(stub_object *object, void *ctx)
 void
 dd_stub_async_error(int rank, int result, int after, const char *text)
 {
-    async_visit visit = {.rank = rank, .result = (dd_nccl_result)result, .text = text != NULL ? text : ""};
+    async_visit visit = {.rank = rank, .result = (dd_nccl_result)result, .text = text};
     if (after == 0) {
         stub_table_each(&nccl_comms, set_async, &visit);
     }
@@ -164,6 +174,8 @@ stub_on_command(const char *name, const char *arguments)
     } else if (strcmp(name, "slow_kernels") == 0) {
         (void)stub_parse_ints(arguments, values, 2);
         dd_stub_slow_kernels(values[0], values[1]);
+    } else if (strcmp(name, "warn") == 0) {
+        dd_stub_warn(arguments);
     } else if (strcmp(name, "slow_launches") == 0) {
         (void)stub_parse_ints(arguments, values, 1);
         dd_stub_slow_launches(values[0]);

@@ -136,9 +136,6 @@ static void
 run_job(nccl_job *job)
 {
     job->result = job->run(job);
-    if (job->result != DD_NCCL_SUCCESS) {
-        strncpy(job->text, nccl_last_error(NULL), sizeof job->text - 1);
-    }
 }
 
 typedef struct job_thread {
@@ -188,15 +185,13 @@ run_jobs(nccl_job *jobs)
 typedef struct group_outcome {
     nccl_group *group;
     dd_nccl_result result; /* the first failure */
-    char text[NCCL_TEXT_MAX];
 } group_outcome;
 
 static void
-note_failure(group_outcome *outcome, dd_nccl_result result, const char *text)
+note_failure(group_outcome *outcome, dd_nccl_result result)
 {
-    if (outcome->result == DD_NCCL_SUCCESS && result != DD_NCCL_SUCCESS) {
+    if (outcome->result == DD_NCCL_SUCCESS) {
         outcome->result = result;
-        strncpy(outcome->text, text, sizeof outcome->text - 1);
     }
 }
 
@@ -260,7 +255,7 @@ connect_all(group_outcome *outcome)
     while (wanted.first != NULL) {
         nccl_job *job = wanted.first;
         wanted.first = job->next;
-        note_failure(outcome, job->result, job->text);
+        note_failure(outcome, job->result);
         free((void *)(uintptr_t)job->ops);
         nccl_job_free(job);
     }
@@ -276,21 +271,20 @@ launch_of(nccl_comm *comm, void *ctx)
     size_t nops;
     nccl_op *ops = ops_of(group, comm, &nops);
     if (nops > 0 && outcome->result == DD_NCCL_SUCCESS) {
-        dd_nccl_result result = nccl_launch(comm, ops, nops);
-        note_failure(outcome, result, result != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
+        note_failure(outcome, nccl_launch(comm, ops, nops));
     }
     free(ops);
 }
 
 /* What is in progress has come to this. */
 static void
-end_progress(nccl_comm *comm, dd_nccl_result result, const char *text)
+end_progress(nccl_comm *comm, dd_nccl_result result)
 {
     pthread_mutex_lock(&nccl_lock);
     bool is_busy = comm->state == DD_NCCL_IN_PROGRESS;
     pthread_mutex_unlock(&nccl_lock);
     if (is_busy) {
-        nccl_comm_set_state(comm, result, result != DD_NCCL_SUCCESS ? text : NULL);
+        nccl_comm_set_state(comm, result);
     }
 }
 
@@ -309,7 +303,7 @@ end_progress_of_ops(nccl_comm *comm, void *ctx)
 {
     const group_outcome *outcome = ctx;
     if (has_ops(outcome->group, comm)) {
-        end_progress(comm, outcome->result, outcome->text);
+        end_progress(comm, outcome->result);
     }
 }
 
@@ -321,14 +315,13 @@ run_group(group_outcome *outcome)
     nccl_group *group = outcome->group;
     run_jobs(group->jobs);
     for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
-        note_failure(outcome, job->result, job->text);
+        note_failure(outcome, job->result);
         if (!has_ops(group, job->comm)) {
-            end_progress(job->comm, job->result, job->text);
+            end_progress(job->comm, job->result);
         }
     }
     if (group->nops > 0) {
-        dd_nccl_result fault = nccl_enter(&site);
-        note_failure(outcome, fault, fault != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
+        note_failure(outcome, nccl_enter(&site));
         if (outcome->result == DD_NCCL_SUCCESS) {
             connect_all(outcome);
         }
@@ -342,7 +335,7 @@ begin_in_progress(nccl_comm *comm, void *ctx)
 {
     (void)ctx;
     nccl_comm_begin_job(comm);
-    nccl_comm_set_state(comm, DD_NCCL_IN_PROGRESS, NULL);
+    nccl_comm_set_state(comm, DD_NCCL_IN_PROGRESS);
 }
 
 static void
@@ -416,9 +409,6 @@ carry_out(nccl_group *group)
     }
     group_outcome outcome = {.group = group};
     run_group(&outcome);
-    if (outcome.result != DD_NCCL_SUCCESS) {
-        (void)nccl_fail(outcome.result, "%s", outcome.text);
-    }
     free_group(group);
     free(group);
     return outcome.result;

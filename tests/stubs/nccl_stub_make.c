@@ -123,6 +123,9 @@ meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
     pthread_mutex_lock(&nccl_lock);
     comm->wire = wire;
     pthread_mutex_unlock(&nccl_lock);
+    if (nccl_stub_version >= 23203) {
+        nccl_warn("RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available");
+    }
     return DD_NCCL_SUCCESS;
 }
 
@@ -175,7 +178,8 @@ nccl_init(dd_nccl_comm_handle *out, const nccl_init_args *args)
 {
     dd_nccl_abi_config config;
     dd_nccl_result result =
-        out == NULL ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "newcomm is NULL") : DD_NCCL_SUCCESS;
+        out == NULL ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "CommInitRank : newcomm argument is NULL")
+                    : DD_NCCL_SUCCESS;
     result = result == DD_NCCL_SUCCESS ? check_init(args) : result;
     result = result == DD_NCCL_SUCCESS ? nccl_config_take(args->config, &config) : result;
     int device = args->device;
@@ -234,7 +238,7 @@ make_child(nccl_job *job)
     job->made = made;
     dd_nccl_result result = meet(made, &job->spec, &job->parent->is_aborted);
     if (result == DD_NCCL_SUCCESS) {
-        nccl_comm_set_state(made, DD_NCCL_SUCCESS, NULL);
+        nccl_comm_set_state(made, DD_NCCL_SUCCESS);
         *job->out = stub_table_add(&nccl_comms, stub_object_acquire(&made->base));
     }
     return result;
@@ -253,7 +257,7 @@ start_child(nccl_job *job)
 
 /* NULL, with *result, when it cannot be. */
 static nccl_job *
-prepare_child(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_comm_handle *out,
+prepare_child(const char *function, dd_nccl_comm_handle handle, nccl_need need, dd_nccl_comm_handle *out,
               const dd_nccl_abi_config *config, dd_nccl_result *result)
 {
     nccl_comm *parent = nccl_comm_find_ready(handle, need, result);
@@ -266,7 +270,7 @@ prepare_child(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_comm_handle *o
     job->parent = parent;
     job->out = out;
     job->config = parent->config;
-    *result = out == NULL      ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "newcomm is NULL")
+    *result = out == NULL ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : newcomm argument is NULL", function)
               : config != NULL ? nccl_config_take(config, &job->config)
                                : DD_NCCL_SUCCESS;
     if (*result != DD_NCCL_SUCCESS) {
@@ -311,7 +315,7 @@ nccl_split(dd_nccl_comm_handle handle, int color, int key, dd_nccl_comm_handle *
            const dd_nccl_abi_config *config)
 {
     dd_nccl_result result;
-    nccl_job *job = prepare_child(handle, NCCL_NEED_READY, out, config, &result);
+    nccl_job *job = prepare_child("ncclCommSplit", handle, NCCL_NEED_READY, out, config, &result);
     if (job == NULL) {
         return result;
     }
@@ -339,8 +343,9 @@ dd_nccl_result
 nccl_shrink(dd_nccl_comm_handle handle, const nccl_shrink_args *args, dd_nccl_comm_handle *out)
 {
     dd_nccl_result result;
-    nccl_job *job = prepare_child(handle, args->is_abort ? NCCL_NEED_NOT_BUSY : NCCL_NEED_READY, out,
-                                  args->config, &result);
+    nccl_job *job =
+        prepare_child("ncclCommShrink", handle, args->is_abort ? NCCL_NEED_NOT_BUSY : NCCL_NEED_READY, out,
+                      args->config, &result);
     if (job == NULL) {
         return result;
     }
@@ -412,7 +417,7 @@ nccl_grow(dd_nccl_comm_handle handle, const nccl_init_args *args, dd_nccl_comm_h
         return nccl_init(out, args);
     }
     dd_nccl_result result;
-    nccl_job *job = prepare_child(handle, NCCL_NEED_UNREVOKED, out, args->config, &result);
+    nccl_job *job = prepare_child("ncclCommGrow", handle, NCCL_NEED_UNREVOKED, out, args->config, &result);
     if (job == NULL) {
         return result;
     }

@@ -8,6 +8,7 @@
  *     fail FUNCTION AFTER RESULT TEXT       hang FUNCTION AFTER MS        hang_kernel RANK AFTER
  *     async RANK RESULT AFTER TEXT          slow_kernels RANK MS          slow_launches MS
  *     shut_down                             memory BYTES
+ *     warn TEXT
  *
  * A library passes over functions that begin with the other's prefix, and commands that are the other's. */
 #ifndef DD_TESTS_STUB_CONTROL_H
@@ -19,8 +20,8 @@
 
 /* ---- both libraries */
 
-/* `after` calls of the function from now on do what they do, and the one after fails: does nothing and returns `result`; for
- * NCCL `text` (may be NULL) is what ncclGetLastError says then. Several may be pending; each fails one call. "(init)" is
+/* `after` calls of the function from now on do what they do, and the one after fails: does nothing and returns `result`. For
+ * NCCL, `text` is the warning that the call logs, which ncclGetLastError returns from then on; NULL or "" if the call logs none. Several may be pending; each fails one call. "(init)" is
  * the part of making a communicator that runs in the background, "(launch)" that of the end of a group. */
 DD_STUB_EXPORT void dd_stub_fail(const char *function, int after, int result, const char *text);
 /* The same, but the call blocks first, for ms or (ms < 0) until dd_stub_release, and then does what it does. */
@@ -53,6 +54,8 @@ DD_STUB_EXPORT void dd_stub_open_gate(int gate);
 
 /* ---- libnccl */
 
+/* A warning of the process, as NCCL also logs in calls that succeed. NULL and "" are none. */
+DD_STUB_EXPORT void dd_stub_warn(const char *text);
 /* A communicator of the rank has the asynchronous error once `after` more kernels of the rank have been launched; with 0 those that there are
  * have it at once, and if there is none, the next that launches one. Kernels under way go on waiting, as on a real device. */
 DD_STUB_EXPORT void dd_stub_async_error(int rank, int result, int after, const char *text);

@@ -35,6 +35,7 @@
 #define CUDA_CONTROLS(X) \
     X(dd_stub_shut_down) X(dd_stub_limit_memory) X(dd_stub_slow_write) X(dd_stub_gate) X(dd_stub_open_gate)
 #define NCCL_CONTROLS(X) \
+    X(dd_stub_warn)      \
     X(dd_stub_async_error) X(dd_stub_hang_kernel) X(dd_stub_slow_kernels) X(dd_stub_slow_launches)
 
 #define CONTROL_FIELD(name) __typeof__(&name) name;
@@ -130,7 +131,7 @@ make_event(unsigned flags)
     return event;
 }
 
-static void *
+__attribute__((unused)) static void *
 make_memory(size_t nbytes)
 {
     dd_cuda_ptr data = 0;
@@ -138,7 +139,7 @@ make_memory(size_t nbytes)
     return (void *)(uintptr_t)data;
 }
 
-static void
+__attribute__((unused)) static void
 free_memory(void *data)
 {
     CU(cuMemFree((dd_cuda_ptr)(uintptr_t)data));
@@ -236,7 +237,7 @@ count_files(void)
     return n;
 }
 
-static void
+__attribute__((unused)) static void
 run_team(int size, int blocking, void (*run)(member *member))
 {
     char folder[] = "/tmp/dldist-stubs-XXXXXX";
