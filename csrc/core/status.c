@@ -137,16 +137,28 @@ dd_error_no_memory(dd_error *err, unsigned long long nbytes)
     return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
 }
 
+/* Only errnos that neither the other end of a connection nor the network can cause. EADDRNOTAVAIL is not among them: a peer may
+ * publish an address that cannot be reached from here. */
 bool
 dd_error_is_own(const dd_error *err)
 {
     switch (err->sys_errno) {
-    case EMFILE:
+    case EMFILE: /* used up here */
     case ENFILE:
     case ENOMEM:
     case ENOBUFS:
-    case EACCES:
+    case ENOSPC:
+    case EACCES: /* forbidden, or unknown to the kernel: the answers of sandboxes */
     case EPERM:
+    case ENOSYS:
+    case EOPNOTSUPP:
+    case EAFNOSUPPORT:
+    case EPROTONOSUPPORT:
+    case EIO:
+    case EINVAL: /* a wrong call; or the descriptor was closed by another part of the program */
+    case EBADF:
+    case ENOTSOCK:
+    case EFAULT:
         return true;
     default:
         return err->code == DD_OUT_OF_MEMORY || err->code == DD_SYSTEM;

@@ -95,8 +95,8 @@ void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 /* Copies `from` into err (NULL is fine) and returns its code. */
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
-/* Whether this process itself cannot go on, whatever it was dealing with: no memory, no descriptors, no
- * permission, DD_SYSTEM. */
+/* True if the fault is this process's own, whatever it was dealing with: no memory, no descriptors, no permission, a call
+ * that the kernel or a sandbox refuses, DD_SYSTEM. */
 bool dd_error_is_own(const dd_error *err);
 
 /* DD_OUT_OF_MEMORY, naming the bytes asked for. */

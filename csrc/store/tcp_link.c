@@ -469,19 +469,22 @@ is_worth_retrying(dd_status status)
     return status == DD_NETWORK || status == DD_NETWORK_TIMED_OUT;
 }
 
-/* One round over all addresses. */
+/* One round over all addresses. *is_own: every address fails by this process's own fault. */
 static dd_status
-try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
+try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_own, dd_error *err)
 {
     dd_status status = target->is_known ? DD_OK : resolve_target(target, wait, err);
     if (status != DD_OK) {
+        *is_own = dd_error_is_own(err);
         return status;
     }
     link->is_turned_away = false;
     status = dd_error_set(err, DD_NETWORK, "the host has no address");
+    *is_own = target->addrs.count > 0;
     for (size_t i = 0; i < target->addrs.count && is_worth_retrying(status); i++) {
         dd_wait one_try = dd_wait_at_most(wait, CONNECT_TRY_NS);
         status = open_at(link, target, &target->addrs.items[i], &one_try, err);
+        *is_own = *is_own && dd_error_is_own(err);
     }
     return status;
 }
@@ -491,11 +494,11 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
 {
     dd_error reason = {0};
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
-        dd_status status = try_addresses(link, target, wait, &reason);
+        bool is_own = false;
+        dd_status status = try_addresses(link, target, wait, &is_own, &reason);
         /* A server that was there and is gone will not come back with our data. A server that is full is
          * still there. What this process lacks has nothing to do with any server. */
-        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) ||
-            dd_error_is_own(&reason)) {
+        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
         status = dd_wait_sleep(wait, pause_ns < LAST_RETRY_NS ? pause_ns : LAST_RETRY_NS, err);

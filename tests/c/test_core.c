@@ -59,6 +59,27 @@ TEST(error_messages)
     CHECK_CONTAINS(err.message, "123 bytes");
 }
 
+TEST(errors_of_this_process_are_told_from_those_of_the_other_side)
+{
+    static const int own[] = {EMFILE,     ENFILE,       ENOMEM,          ENOBUFS, ENOSPC, EACCES,
+                              EPERM,      ENOSYS,       EINVAL,          EIO,     EBADF,  ENOTSOCK,
+                              EOPNOTSUPP, EAFNOSUPPORT, EPROTONOSUPPORT, EFAULT};
+    static const int others[] = {ECONNRESET,  EPIPE,        ETIMEDOUT, ECONNREFUSED,  EHOSTUNREACH,
+                                 ENETUNREACH, ECONNABORTED, ENOTCONN,  EADDRNOTAVAIL, EHOSTDOWN,
+                                 EPROTO,      ENETDOWN,     ENONET,    EAGAIN,        0};
+    dd_error err;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        (void)dd_error_set_errno(&err, DD_NETWORK, own[i], "cannot send");
+        CHECK(dd_error_is_own(&err));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        (void)dd_error_set_errno(&err, DD_NETWORK, others[i], "cannot send");
+        CHECK(!dd_error_is_own(&err));
+    }
+    (void)dd_error_set(&err, DD_SYSTEM, "no thread");
+    CHECK(dd_error_is_own(&err));
+}
+
 static bool
 ends_in_dots(const dd_error *err)
 {

@@ -2,14 +2,17 @@
 
 #include <errno.h>
 
-/* Pages of sections 2, 3 and 7 (tcp, ip, unix). EPERM and ENOSYS, where the page lacks them, are what sandboxes say. */
+/* Pages of sections 2, 3 and 7 (tcp, ip, unix). EPERM and SANDBOX_ERRORS, where the page lacks them, are the answers of
+ * sandboxes. */
 #define PATH_ERRORS EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOMEM, ENOTDIR
 #define NO_DESCRIPTORS EMFILE, ENFILE, ENOMEM
 #define SPACE_ERRORS EDQUOT, ENOSPC, EROFS
+#define SANDBOX_ERRORS ENOSYS, EINVAL, EOPNOTSUPP, EIO
 #define SEND_ERRORS                                                                                     \
     EACCES, EAGAIN, ECONNREFUSED, ECONNRESET, EHOSTUNREACH, EINTR, ENETUNREACH, ENOBUFS, ENOMEM, EPERM, \
-        EPIPE, ETIMEDOUT
-#define RECEIVE_ERRORS EAGAIN, ECONNREFUSED, ECONNRESET, EHOSTUNREACH, EINTR, ENOMEM, ETIMEDOUT
+        EPIPE, ETIMEDOUT, SANDBOX_ERRORS
+#define RECEIVE_ERRORS \
+    EAGAIN, ECONNREFUSED, ECONNRESET, EHOSTUNREACH, EINTR, ENOMEM, EPERM, ETIMEDOUT, SANDBOX_ERRORS
 #define READ_ERRORS EAGAIN, ECONNRESET, EINTR, EIO, EISDIR
 #define WRITE_ERRORS EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EPIPE
 

@@ -1,7 +1,12 @@
 """What is said where a sandbox forbids a system call."""
 
+import errno
+import os
+
+import dldist
 import pytest
 import sandbox_workers
+from procs import under_load
 
 
 def test_shared_arrays_without_memfd(procs):
@@ -10,3 +15,25 @@ def test_shared_arrays_without_memfd(procs):
         pytest.skip(outcome)
     assert "cannot make a shared array of 4096 bytes: memfd_create failed; a sandbox may forbid it" in outcome["text"]
     assert "use ordinary memory: Operation not permitted" in outcome["text"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("error", ["ENOSYS", "EINVAL"])
+def test_rank_that_may_not_send_is_named_by_all(procs, transport, error, size):
+    server = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    number = getattr(errno, error)
+    children = [
+        procs.start(sandbox_workers.all_reduce_without_sendmsg, server.port, rank, size, number,
+                    env={"DLDIST_SHM": "1" if transport == "shm" else "0"})
+        for rank in range(size)
+    ]  # fmt: skip
+    outcomes = [child.result() for child in children]
+    if any(isinstance(outcome, str) for outcome in outcomes):
+        pytest.skip(str(outcomes))
+    last = size - 1
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.get("rank") == last, (rank, outcome)
+        assert f"lost rank {rank} " not in outcome["text"], outcome
+        assert outcome["seconds"] < under_load(4), outcome
+    assert os.strerror(number) in outcomes[last]["text"], outcomes
