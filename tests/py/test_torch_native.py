@@ -55,6 +55,44 @@ def test_it_is_in_use(library):
     assert stat.S_IMODE(library.parent.stat().st_mode) & 0o022 == 0
 
 
+FIRST_GROUP = """
+import json, sys
+import torch.distributed as dist
+import _dldist_torch
+
+_dldist_torch.autoload()
+store, rank, name = dist.FileStore(sys.argv[1], 2), int(sys.argv[2]), sys.argv[3]
+before = set(sys.modules)
+dist.init_process_group(name, store=store, rank=rank, world_size=2)
+print(json.dumps(sorted(set(sys.modules) - before)))
+dist.barrier()
+dist.destroy_process_group()
+"""
+FIRST_GROUP_MODULES = 50
+NOT_FOR_FIRST_GROUP = {"c10d.nccl", "nccl", *(f"torch._{name}" for name in "cuda dispatcher plain profile work".split())}
+
+
+@pytest.mark.parametrize("name", ["dldist", "gloo"])
+def test_first_group_imports_few_modules(library, name, tmp_path):
+    """The CPU time of a process's first group is mostly imports. Counted, not timed: lower the limit if you can."""
+    environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_AS_GLOO="1" if name == "gloo" else "0")
+    command = [sys.executable, "-c", FIRST_GROUP, str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), name], env=environment, stdout=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for output in outputs:
+        imported = json.loads(output)
+        assert [module for module in imported if module.partition(".")[0] != "dldist"] == []
+        assert not {f"dldist.{module}" for module in NOT_FOR_FIRST_GROUP}.intersection(imported)
+        assert len(imported) <= FIRST_GROUP_MODULES, imported
+
+
 def test_without_a_compiler(environment):
     done = run(environment, CXX="/nonexistent/c++")
     assert done.returncode == 0 and "are made in Python: there is no C++ compiler" in done.stdout

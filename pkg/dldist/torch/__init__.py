@@ -13,14 +13,28 @@ import torch.distributed as dist
 from _dldist_torch import register, set_as_gloo
 
 from dldist.torch._hook import Shared, averaged_in_shared_memory
-from dldist.torch._plain import ProcessGroup
 from dldist.torch._runner import runner_of
-from dldist.torch._work import Work
 from dldist.world import World
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._work import Work
 
 __all__ = ["ProcessGroup", "Work", "empty", "install", "share_buckets", "world_of"]
 
 register()
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes of groups in Python on first use: the backend in C++ does not need them."""
+    if name not in ("ProcessGroup", "Work"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._work import Work
+
+    globals().update(ProcessGroup=ProcessGroup, Work=Work)
+    return globals()[name]
 
 
 def install(as_gloo: bool = False) -> None:

@@ -19,12 +19,9 @@ import importlib.util
 import logging
 import os
 import pathlib
-import secrets
-import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -102,7 +99,7 @@ def build() -> pathlib.Path:
 def _folder() -> pathlib.Path:
     """The folder of what is compiled from this source for this PyTorch and this Python."""
     base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
-    versions = f"{torch.__version__}-{torch.version.git_version}-{sysconfig.get_config_var('SOABI')}-{' '.join(_FLAGS)}"
+    versions = f"{torch.__version__}-{torch.version.git_version}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
     mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
     return base / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{mark}"
 
@@ -179,7 +176,7 @@ def _compile(library: pathlib.Path) -> None:
         'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
         torch.__version__,
     )
-    made = library.with_suffix(f".{secrets.token_hex(8)}.so")  # hosts with one home may have the same process ids
+    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # hosts with one home may have the same process ids
     try:
         done = subprocess.run(
             [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],
@@ -199,6 +196,8 @@ def _compile(library: pathlib.Path) -> None:
 
 
 def _compiler() -> list[str]:
+    import shlex
+
     given = shlex.split(os.environ.get("CXX", ""))
     for command in [given] if given else [[name] for name in _COMPILERS]:
         if shutil.which(command[0]) is not None:
@@ -208,6 +207,8 @@ def _compiler() -> list[str]:
 
 def _places() -> list[str]:
     """Where headers and libraries are, and which of the two standard libraries' ABIs PyTorch was built for."""
+    import sysconfig
+
     home = pathlib.Path(torch.__file__).parent
     headers = sysconfig.get_path("include")
     if not os.path.exists(os.path.join(headers, "Python.h")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,6 @@ import torch.distributed as dist
 import dldist
 from dldist import _core
 from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
-from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.c10d.operations import flat
 from dldist.c10d.work import FollowedWork
 from dldist.torch._buckets import Buckets
@@ -22,13 +21,12 @@ from dldist.torch._store import TorchStore
 from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
 from dldist.world import call_all
 
+if TYPE_CHECKING:
+    from dldist.torch._cuda import CudaBackend
+
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
     """The backend for tensors in CPU memory. `group` is the World behind it."""
-
-
-class CudaBackend(FromTorch, ProcessGroupNCCL):
-    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
 
 
 @not_compiled
@@ -101,6 +99,8 @@ class Runner:
         if kind != "cuda":
             raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
         if self._cuda is None:
+            from dldist.torch._cuda import CudaBackend, NCCLOptions
+
             options = NCCLOptions()._for(self.cpu.options._timeout, self.ranks, self.name)
             place = TorchStore(dist.PrefixStore(f"{kind}/", self.store))
             self._cuda = CudaBackend(place, self.group.rank, self.group.size, options)

@@ -1,0 +1,12 @@
+"""The backend for tensors on CUDA devices. Imported on a group's first call with such a tensor."""
+
+from __future__ import annotations
+
+from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist.torch._options import FromTorch
+
+__all__ = ["CudaBackend", "NCCLOptions"]
+
+
+class CudaBackend(FromTorch, ProcessGroupNCCL):
+    """The backend for tensors on CUDA devices, if the group's configuration says "cuda:dldist". `group` is the NcclGroup behind it."""
