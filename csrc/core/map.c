@@ -152,14 +152,29 @@ dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err)
     return DD_OK;
 }
 
-void
-dd_map_remove(dd_map *map, dd_map_node *node)
+/* The pointer to a node that is in the map. */
+static dd_map_node **
+link_to(const dd_map *map, const dd_map_node *node)
 {
     dd_map_node **link = bucket_of(map, node->hash);
     while (*link != node) {
         link = &(*link)->next;
     }
-    *link = node->next;
+    return link;
+}
+
+void
+dd_map_replace(dd_map *map, dd_map_node *node, dd_map_node *by)
+{
+    by->hash = node->hash;
+    by->next = node->next;
+    *link_to(map, node) = by;
+}
+
+void
+dd_map_remove(dd_map *map, dd_map_node *node)
+{
+    *link_to(map, node) = node->next;
     map->count--;
 }
 

@@ -34,6 +34,9 @@ dd_map_node *dd_map_find(const dd_map *map, dd_bytes key);
 /* Adds a node whose key is set and not in the map yet. On failure (DD_OUT_OF_MEMORY) nothing has changed. */
 dd_status dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err) DD_MUST_CHECK;
 
+/* Put a node with the same key in the map instead of one that is in it. */
+void dd_map_replace(dd_map *map, dd_map_node *node, dd_map_node *by);
+
 /* Takes a node that is in the map out of it. */
 void dd_map_remove(dd_map *map, dd_map_node *node);
 

@@ -1,6 +1,8 @@
 /* What ranks tell each other beside messages: that one has given up or left, how far one is; and that one is lost. */
 #include "transport/engine_internal.h"
 
+#include <string.h>
+
 /* A caller that hears of a failure is kept so long, until the other ranks can hear of it, too. */
 #define TELLING_NS (200 * DD_NS_PER_MS)
 
@@ -75,6 +77,16 @@ dd_context_is_connected_locked(const dd_context *context, int rank)
 }
 
 /* ---- hearing */
+
+bool
+context_knows_predecessor(const dd_context *context, const dd_frame *frame, const dd_peer *peer)
+{
+    if (frame->source >= (uint32_t)context->nranks) {
+        return false;
+    }
+    const dd_peer *member = context->ranks[frame->source].peer;
+    return member != peer && memcmp(&member->card.uid, &peer->card.uid, sizeof peer->card.uid) == 0;
+}
 
 bool
 context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer)

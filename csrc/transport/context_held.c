@@ -174,14 +174,15 @@ note_given_up(dd_peer *peer, held *abort)
     }
 }
 
-/* Keeps a frame until its context is opened. */
+/* Keep a frame until its context is opened; drop it if the context has been closed, or is open and knows only the
+ * predecessor of this peer (is_of_before). */
 static void
-keep_early(held *entry)
+keep_early(held *entry, bool is_of_before)
 {
     dd_peer *peer = entry->peer;
     const dd_frame *frame = &entry->frame;
     context_key key = {.id = frame->context, .rank = frame->target};
-    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
+    bool has_closed = is_of_before || engine_has_closed(peer->engine, frame->context, frame->target);
     if (frame->type == DD_FRAME_QUESTION && has_closed) {
         dd_frame goodbye = reply_frame(frame, DD_FRAME_GOODBYE);
         peer_post_reply(peer, &goodbye);
@@ -204,8 +205,9 @@ engine_deliver(held *entry)
     const dd_frame *frame = &entry->frame;
     dd_engine *engine = entry->peer->engine;
     dd_context *context = engine_find_context(engine, frame->context, frame->target);
-    if (context == NULL) {
-        keep_early(entry);
+    bool is_of_before = context != NULL && context_knows_predecessor(context, frame, entry->peer);
+    if (context == NULL || is_of_before) {
+        keep_early(entry, is_of_before);
     } else if (!context_check_source(context, frame, entry->peer)) {
         drop_held(entry);
     } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {

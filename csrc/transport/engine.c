@@ -316,7 +316,10 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_bytes publ
             return status;
         }
     }
-    dd_status status = peer_note_card(found, card, published, err);
+    dd_status status = peer_succeed(&found, err);
+    if (status == DD_OK) {
+        status = peer_note_card(found, card, published, err);
+    }
     if (status != DD_OK) {
         peer_reap(found);
         return status;

@@ -57,8 +57,9 @@ dd_status dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err) DD_
  * leave. With the lock held. */
 dd_status dd_engine_check_links_locked(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 
-/* The peer whose card this is; counted, the same object for the same uid. As long as it is held, so is the
- * engine. No connection is made. Our own card gives the peer that is this process: messages to it are
+/* Find or create the peer whose card this is; counted. Calls with the same card return the same object, unless the
+ * peer was lost in between and its process may be well: then a new object, without a link and without an error.
+ * A held peer keeps the engine open. No connection is made. Our own card gives the peer that is this process: messages to it are
  * copied. */
 dd_status dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* The peer that is this process, without a card: opens nothing. Counted. */

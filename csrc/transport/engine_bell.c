@@ -43,6 +43,7 @@ dd_peer_look_for_locked(dd_peer *peer)
     dd_error error;
     if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE && dd_doorbell_is_gone(&peer->card.uid)) {
         (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
+        peer->is_over = true;
         peer_break(peer, &error);
         engine_wake(peer->engine);
     }

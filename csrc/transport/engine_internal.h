@@ -102,7 +102,12 @@ struct dd_lane {
  *     CONNECTED                   BUSY                   is closed
  *     LOST                        BUSY                   is closed
  *
- * Whatever breaks a peer (peer_break) makes it LOST, for good. */
+ * Whatever breaks a peer (peer_break) makes it LOST, for good: its groups never use it again. The process itself
+ * may be well, since a cut network also breaks links. If a later meeting brings its card again, a new dd_peer of
+ * the same uid replaces it in engine->peers, IDLE (peer_succeed); only older groups still refer to the lost one.
+ * The two share no link, message or error. A frame that arrives over the new link for a group that knows the lost
+ * dd_peer is dropped, as for a closed group. No dd_peer succeeds a process that has ended or has broken the
+ * protocol (is_over). */
 typedef enum peer_state {
     PEER_IDLE,
     PEER_ACCEPTING, /* the connector has been told that its dial is welcome */
@@ -127,8 +132,10 @@ struct dd_peer {
     bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
-    bool is_dialled;    /* the connector is at it, even if its dial is welcome meanwhile, or has been */
+    bool is_dialled;    /* a dial to it goes on, perhaps beside a dial of its own that has been accepted */
     bool is_said_lost;  /* somebody has given up a group because of it */
+    bool is_over;       /* its process has ended, or has broken the protocol: no dd_peer succeeds this one */
+    bool is_succeeded;  /* engine->peers has another dd_peer of this uid */
     bool is_being_told; /* of a failure; as of engine_is_telling */
     /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
      * said to contexts that are not open. Else never. */
@@ -344,6 +351,9 @@ void peer_destroy_lanes(dd_peer *peer);
 void peer_drop_output(dd_peer *peer);
 /* Frees it if nobody wants it any more. */
 void peer_reap(dd_peer *peer);
+/* Replace a peer that is lost, or is breaking, by a new one for the same process. *peer stays the same if it is
+ * neither, or if its process has ended or has broken the protocol. On failure nothing has changed. */
+dd_status peer_succeed(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* The card of a peer that may have been unknown until now. */
 dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
 /* As dd_connector_dial, where there is a connector. */
@@ -421,6 +431,8 @@ void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes pay
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* A peer is there that may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);
+/* True if the context knows the sender of the frame by an earlier dd_peer of the same process. */
+bool context_knows_predecessor(const dd_context *context, const dd_frame *frame, const dd_peer *peer);
 /* Whether the frame's ranks are those of the peer; breaks the link if not. */
 bool context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer);
 

@@ -3,6 +3,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
+#include "transport/doorbell.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -19,8 +20,9 @@ static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
                                    .culprit = {.rank = -1},
                                    .message = "the connection broke, and there is no memory to tell why"};
 
-dd_status
-peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
+/* Allocate a peer that is not in engine->peers. */
+static dd_status
+make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
 {
     dd_peer *self = dd_mem_zalloc(sizeof *self);
     if (self == NULL) {
@@ -38,13 +40,24 @@ peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
         dd_list_init(lists[i]);
     }
     self->node.key = dd_bytes_of(&self->card.uid, sizeof self->card.uid);
-    dd_status status = dd_map_insert(&engine->peers, &self->node, err);
-    if (status != DD_OK) {
-        dd_mem_free(self);
-        return status;
-    }
     *peer = self;
     return DD_OK;
+}
+
+dd_status
+peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
+{
+    dd_peer *self = NULL;
+    dd_status status = make_peer(engine, uid, &self, err);
+    if (status == DD_OK) {
+        status = dd_map_insert(&engine->peers, &self->node, err);
+    }
+    if (status == DD_OK) {
+        *peer = self;
+    } else {
+        dd_mem_free(self);
+    }
+    return status;
 }
 
 static void
@@ -91,7 +104,9 @@ void
 peer_destroy(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    dd_map_remove(&engine->peers, &peer->node);
+    if (!peer->is_succeeded) {
+        dd_map_remove(&engine->peers, &peer->node);
+    }
     peer_destroy_lanes(peer);
     peer_drop_output(peer);
     dd_list *lists[] = {&peer->early, &peer->given_up};
@@ -124,7 +139,8 @@ peer_reap(dd_peer *peer)
     if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
         return;
     }
-    if (!dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up)) {
+    bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up);
+    if (has_early && !peer->is_succeeded) {
         /* It came, spoke and went before we had opened the context that it spoke to. */
         if (peer->timer_ns == DD_NEVER_NS) {
             peer_set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
@@ -133,6 +149,37 @@ peer_reap(dd_peer *peer)
     }
     peer_set_timer(peer, DD_NEVER_NS);
     peer_destroy(peer);
+}
+
+/* True if the process is known to have ended, which shows without a dial on this host only. */
+static bool
+has_ended(const dd_peer *peer)
+{
+    bool is_here = peer->card.has_unix && dd_card_is_same_host(&peer->card, &peer->engine->card);
+    return is_here && dd_doorbell_is_gone(&peer->card.uid);
+}
+
+dd_status
+peer_succeed(dd_peer **peer, dd_error *err)
+{
+    dd_peer *lost = *peer;
+    dd_engine *engine = lost->engine;
+    bool is_lost = lost->state == PEER_LOST || lost->is_breaking;
+    if (!is_lost || lost->is_over || has_ended(lost)) {
+        return DD_OK;
+    }
+    dd_peer *next = NULL;
+    dd_status status = make_peer(engine, &lost->card.uid, &next, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_map_replace(&engine->peers, &lost->node, &next->node);
+    next->is_dialled = lost->is_dialled; /* the connector reports the end of that dial by the uid */
+    lost->is_succeeded = true;
+    peer_set_timer(lost, DD_NEVER_NS);
+    peer_reap(lost);
+    *peer = next;
+    return DD_OK;
 }
 
 dd_status
@@ -355,6 +402,7 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     va_end(args);
     dd_error error;
     (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", what);
+    peer->is_over = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
         peer->lanes[i]->is_output_dead = true;

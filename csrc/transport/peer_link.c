@@ -143,6 +143,9 @@ accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *st
     }
     bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
     if (is_wanted && number == 0 && peer->state < PEER_CONNECTED) {
+        if (peer->state == PEER_DIALLING) {
+            peer->is_dialled = false; /* that dial has made the link; while ACCEPTING, it may still go on */
+        }
         accept_first_lane(peer, stream);
         return;
     }

@@ -36,7 +36,8 @@ find_context(dd_lane *lane, const dd_frame *frame)
         cached = engine_find_context(lane->peer->engine, frame->context, frame->target);
         lane->cached = cached;
     }
-    return cached;
+    bool is_of_before = cached != NULL && context_knows_predecessor(cached, frame, lane->peer);
+    return is_of_before ? NULL : cached;
 }
 
 static bool
@@ -150,6 +151,7 @@ on_bye(dd_lane *lane)
     dd_peer *peer = lane->peer;
     dd_error error;
     (void)dd_error_set(&error, DD_PEER_LOST, "it has closed its groups");
+    peer->is_over = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
     }

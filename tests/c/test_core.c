@@ -273,6 +273,11 @@ TEST(map_grows_and_shrinks)
         count++;
     }
     CHECK_INT(count, NNUMBERS);
+    number other = {.in_map.key = numbers[1].in_map.key};
+    dd_map_replace(&map, &numbers[1].in_map, &other.in_map);
+    CHECK(dd_map_find(&map, numbers[1].in_map.key) == &other.in_map);
+    CHECK_INT(map.count, NNUMBERS);
+    dd_map_replace(&map, &other.in_map, &numbers[1].in_map);
     for (int i = 0; i < NNUMBERS; i += 3) {
         dd_map_remove(&map, &numbers[i].in_map);
     }
