@@ -99,6 +99,7 @@ dd_lock_take(dd_lock *lock)
 bool
 dd_lock_try(dd_lock *lock)
 {
+    check_order(lock);
     bool is_taken = pthread_mutex_trylock(&lock->mutex) == 0;
     if (is_taken) {
         note_taken(lock);
@@ -117,6 +118,16 @@ dd_lock_take_within(dd_lock *lock, int64_t timeout_ns)
         note_taken(lock);
     }
     return is_taken;
+}
+
+bool
+dd_lock_was_free_at_fork(dd_lock *lock)
+{
+    bool is_free = pthread_mutex_trylock(&lock->mutex) == 0;
+    if (is_free) {
+        pthread_mutex_unlock(&lock->mutex);
+    }
+    return is_free;
 }
 
 void

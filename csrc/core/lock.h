@@ -64,11 +64,15 @@ void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
 void dd_lock_fini(dd_lock *lock);
 
 void dd_lock_take(dd_lock *lock);
-/* False: another thread has it. It never waits, so any order is fine. */
+/* False if another thread has it: it never waits. The order holds all the same, because callers may wait
+ * for the lock when this fails. */
 bool dd_lock_try(dd_lock *lock);
 /* False: others have held it for timeout_ns. */
 bool dd_lock_take_within(dd_lock *lock, int64_t timeout_ns);
 void dd_lock_release(dd_lock *lock);
+/* For a forked child, in which no other thread runs. False if a thread of the parent held the lock at the
+ * fork: what the lock guards may be half changed. The lock is not taken, so there is no order to keep. */
+bool dd_lock_was_free_at_fork(dd_lock *lock);
 
 #ifdef DD_FAULTS
 /* How many locks this thread has taken so far. Exists in test builds only. */

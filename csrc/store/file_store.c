@@ -225,11 +225,10 @@ file_destroy(dd_store *store)
         dd_file_member_leave(&self->member, !self->is_cut_short);
         dd_cond_fini(&self->changed);
         dd_lock_fini(&self->mu);
-    } else if (dd_lock_try(&self->mu)) {
+    } else if (dd_lock_was_free_at_fork(&self->mu)) {
         dd_mem_free(self->member.path);
     } else {
-        /* A thread that is not in this child held it, in the middle of a change: the data can only be left. */
-        return;
+        return; /* half changed data can only be left */
     }
     dd_file_log_fini(&self->log);
     dd_blob_fini(&self->write_buf);

@@ -99,12 +99,9 @@ static void
 hash_destroy(dd_store *store)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
-    /* Nobody uses the store any more, so the mutex is free. In a forked child it may be held by a thread that is not
-     * there, in the middle of a change: what is half changed cannot be freed, only left. */
-    if (!dd_lock_try(&self->mu)) {
-        return;
+    if (dd_store_is_forked(store) && !dd_lock_was_free_at_fork(&self->mu)) {
+        return; /* half changed keys can only be left */
     }
-    dd_lock_release(&self->mu);
     dd_keyspace_fini(&self->ks);
     dd_lock_fini(&self->mu);
     dd_mem_free(self);

@@ -36,15 +36,7 @@ dd_engine_check_fork(const dd_engine *engine, dd_error *err)
 bool
 dd_engine_is_torn(dd_engine *engine)
 {
-    if (!engine_is_forked(engine)) {
-        return false;
-    }
-    /* A lock is what it was at the fork. */
-    if (!dd_lock_try(&engine->mu)) {
-        return true;
-    }
-    dd_lock_release(&engine->mu);
-    return false;
+    return engine_is_forked(engine) && !dd_lock_was_free_at_fork(&engine->mu);
 }
 
 void

@@ -590,18 +590,27 @@ TEST(what_no_thread_does_with_locks)
     CHECK_CONTAINS(text, "a thread holds more than 8");
 }
 
-TEST(locks_that_are_only_tried_have_no_order)
+static void
+take_one_and_try_another(const dd_lock_kind *kinds)
 {
-    dd_lock inner;
-    dd_lock outer;
-    dd_lock_init(&inner, DD_LOCK_LOG);
-    dd_lock_init(&outer, DD_LOCK_ENGINE);
-    dd_lock_take(&inner);
-    CHECK(dd_lock_try(&outer));
-    dd_lock_release(&inner);
-    dd_lock_release(&outer);
-    dd_lock_fini(&inner);
-    dd_lock_fini(&outer);
+    dd_lock locks[2];
+    dd_lock_init(&locks[0], kinds[0]);
+    dd_lock_init(&locks[1], kinds[1]);
+    dd_lock_take(&locks[0]);
+    CHECK(dd_lock_try(&locks[1]));
+    dd_lock_release(&locks[1]);
+    dd_lock_release(&locks[0]);
+}
+
+/* A caller that tries a lock first and then waits for it must not do so in another order than one that
+ * waits for it at once. */
+TEST(locks_that_are_tried_are_taken_in_order)
+{
+    char text[256];
+    do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
+    CHECK(text[0] == '\0');
+    do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
+    CHECK_CONTAINS(text, "holds the lock of dials that have not begun, and ports takes that of an engine");
 }
 
 /* --- spin ---------------------------------------------------------------------------------------------------- */
