@@ -229,9 +229,9 @@ SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fe
                 csrc/net/crypto_sodium.c
 SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
 SIM_SRC := $(wildcard csrc/sim/*.c tests/sim/*.c)
-SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock timedlock unlock) \
+SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock unlock) \
                $(addprefix pthread_cond_,init destroy signal broadcast wait timedwait) \
-               $(addprefix pthread_,create join timedjoin_np detach self getname_np sigmask) \
+               $(addprefix pthread_,create join detach self getname_np sigmask) \
                prctl clock_gettime sysconf sched_getaffinity sched_setaffinity
 SEEDS ?= 1000
 # More arguments: SIM='--first 5000 --seconds 60'.

@@ -1,11 +1,34 @@
 #!/usr/bin/env python3
-"""Every mutex is a dd_lock, and docs/locks.md lists the kinds of csrc/core/lock.h in the same order."""
+"""Every mutex is a dd_lock, docs/locks.md lists the kinds of csrc/core/lock.h in the same order, and no
+wait depends on the calendar."""
 
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Calls that wait until a time of the calendar, and the files that may use what can be made to.
+CALENDAR_WAITS = re.compile(
+    r"\b(pthread_(mutex|rwlock)_timed\w*lock|pthread_timedjoin_np|sem_timedwait|mq_timed\w+|aio_suspend"
+    r"|FUTEX_CLOCK_REALTIME|TIMER_ABSTIME)\b"
+)
+CALENDAR = {
+    r"\bpthread_cond_(timedwait|init)\b|\bPTHREAD_COND_INITIALIZER\b": {"core/lock.c", "sim/sim_thread.c"},
+    r"\bCLOCK_REALTIME\b": {"core/clock.c", "sim/sim_thread.c"},
+    r"\bdd_clock_calendar_ns\b": {"core/clock.c", "core/clock.h", "core/log.c", "observe/dump.c"},
+}
+
+
+def calendar_faults(path):
+    """Yield the uses of the calendar in a file that may make it wait for the wrong time."""
+    name = path.relative_to(ROOT / "csrc").as_posix()
+    text = path.read_text()
+    for call in CALENDAR_WAITS.finditer(text):
+        yield f"csrc/{name}: {call[0]} waits on the calendar"
+    for pattern, files in CALENDAR.items():
+        if re.search(pattern, text) and name not in files:
+            yield f"csrc/{name} uses {pattern}, which only {', '.join(sorted(files))} may"
 
 
 def main():
@@ -23,6 +46,7 @@ def main():
     for source in sorted((ROOT / "csrc").rglob("*.[ch]")):
         if "pthread_mutex" in source.read_text() and source.name not in ("lock.c", "lock.h", "sim_thread.c"):
             faults.append(f"{source.relative_to(ROOT)} uses a mutex that is no dd_lock")
+        faults += calendar_faults(source)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

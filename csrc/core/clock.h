@@ -11,7 +11,7 @@
 
 int64_t dd_clock_now_ns(void);
 
-/* Calendar time, since 1970: for what people read, and for system calls that know no other clock. */
+/* Calendar time, since 1970: only for people to read. It jumps when it is set. */
 int64_t dd_clock_calendar_ns(void);
 
 /* Now plus timeout_ns; past the end of time it is DD_NEVER_NS. A negative time-out counts as 0. */

@@ -1,5 +1,7 @@
 #include "core/lock.h"
 
+#include <errno.h>
+
 #ifdef DD_FAULTS
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,19 +110,6 @@ dd_lock_try(dd_lock *lock)
 }
 
 bool
-dd_lock_take_within(dd_lock *lock, int64_t timeout_ns)
-{
-    check_order(lock);
-    int64_t until_ns = dd_clock_calendar_ns() + timeout_ns; /* this call knows no other clock */
-    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
-    bool is_taken = pthread_mutex_timedlock(&lock->mutex, &until) == 0;
-    if (is_taken) {
-        note_taken(lock);
-    }
-    return is_taken;
-}
-
-bool
 dd_lock_was_free_at_fork(dd_lock *lock)
 {
     bool is_free = pthread_mutex_trylock(&lock->mutex) == 0;
@@ -136,6 +125,56 @@ dd_lock_release(dd_lock *lock)
     note_released(lock);
     pthread_mutex_unlock(&lock->mutex);
 }
+
+/* ---- locks with a deadline */
+
+void
+dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind)
+{
+    dd_lock_init(&self->look, kind);
+    dd_cond_init(&self->freed);
+    self->is_taken = false;
+}
+
+void
+dd_timed_lock_fini(dd_timed_lock *self)
+{
+    dd_cond_fini(&self->freed);
+    dd_lock_fini(&self->look);
+}
+
+bool
+dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns)
+{
+    check_order(&self->look);
+    pthread_mutex_lock(&self->look.mutex);
+    if (self->is_taken && timeout_ns > 0) {
+        int64_t until_ns = dd_deadline_after(timeout_ns);
+        struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+        while (self->is_taken &&
+               pthread_cond_timedwait(&self->freed, &self->look.mutex, &until) != ETIMEDOUT) {
+        }
+    }
+    bool is_ours = !self->is_taken;
+    self->is_taken = true;
+    pthread_mutex_unlock(&self->look.mutex);
+    if (is_ours) {
+        note_taken(&self->look);
+    }
+    return is_ours;
+}
+
+void
+dd_timed_lock_release(dd_timed_lock *self)
+{
+    note_released(&self->look);
+    pthread_mutex_lock(&self->look.mutex);
+    self->is_taken = false;
+    (void)pthread_cond_signal(&self->freed);
+    pthread_mutex_unlock(&self->look.mutex);
+}
+
+/* ---- conditions */
 
 void
 dd_cond_init(pthread_cond_t *cond)

@@ -67,8 +67,6 @@ void dd_lock_take(dd_lock *lock);
 /* False if another thread has it: it never waits. The order holds all the same, because callers may wait
  * for the lock when this fails. */
 bool dd_lock_try(dd_lock *lock);
-/* False: others have held it for timeout_ns. */
-bool dd_lock_take_within(dd_lock *lock, int64_t timeout_ns);
 void dd_lock_release(dd_lock *lock);
 /* For a forked child, in which no other thread runs. False if a thread of the parent held the lock at the
  * fork: what the lock guards may be half changed. The lock is not taken, so there is no order to keep. */
@@ -78,6 +76,24 @@ bool dd_lock_was_free_at_fork(dd_lock *lock);
 /* How many locks this thread has taken so far. Exists in test builds only. */
 unsigned long dd_lock_ntaken(void);
 #endif
+
+/* ---- a lock with a deadline
+ *
+ * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait; the call
+ * with another clock needs glibc 2.30, and musl has none. So this is a flag that a condition waits for,
+ * and the mutex is held for a look at it. The order of locks holds for it as for a dd_lock. */
+
+typedef struct dd_timed_lock {
+    dd_lock look; /* guards is_taken; has the kind */
+    pthread_cond_t freed;
+    bool is_taken; /* guarded by look */
+} dd_timed_lock;
+
+void dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind);
+void dd_timed_lock_fini(dd_timed_lock *self);
+/* False if other threads hold it for timeout_ns, which may be 0. */
+bool dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns);
+void dd_timed_lock_release(dd_timed_lock *self);
 
 /* ---- conditions, on the monotonic clock */
 

@@ -54,14 +54,6 @@ dd_thread_detach(pthread_t thread)
     (void)pthread_detach(thread);
 }
 
-bool
-dd_thread_try_join(pthread_t thread, int64_t timeout_ns)
-{
-    int64_t until_ns = dd_clock_calendar_ns() + timeout_ns;
-    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
-    return pthread_timedjoin_np(thread, NULL, &until) == 0;
-}
-
 pthread_t
 dd_thread_self(void)
 {

@@ -56,7 +56,7 @@ free_group(dd_nccl_group *group)
     dd_mem_free(group->nan_captures.items);
     dd_cond_fini(&group->ended);
     dd_lock_fini(&group->lock);
-    dd_lock_fini(&group->launch);
+    dd_timed_lock_fini(&group->launch);
     dd_mem_free(group);
 }
 
@@ -82,7 +82,7 @@ new_group(const dd_nccl_base *base, int rank, int size)
     dd_list_init(&group->link);
     dd_list_init(&group->pool);
     dd_list_init(&group->windows);
-    dd_lock_init(&group->launch, DD_LOCK_NCCL_LAUNCH);
+    dd_timed_lock_init(&group->launch, DD_LOCK_NCCL_LAUNCH);
     dd_lock_init(&group->lock, DD_LOCK_NCCL_GROUP);
     dd_cond_init(&group->ended);
     return group;
@@ -338,10 +338,10 @@ dd_nccl_group_check(dd_nccl_group *group, dd_error *err)
 dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
-    if (dd_lock_try(&group->launch)) {
-        return DD_OK;
+    if (dd_timed_lock_take_within(&group->launch, 0)) {
+        return DD_OK; /* without a look at the clock */
     }
-    while (!dd_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
+    while (!dd_timed_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
         dd_status status = DD_OK;
         if (atomic_load(&group->stop)) {
             status = dd_nccl_group_check(group, err);
@@ -365,7 +365,7 @@ nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err
 void
 nccl_group_leave_launch(dd_nccl_group *group)
 {
-    dd_lock_release(&group->launch);
+    dd_timed_lock_release(&group->launch);
 }
 
 /* ---- streams and scratch */

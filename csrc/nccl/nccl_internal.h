@@ -116,7 +116,7 @@ struct dd_nccl_group {
 
     dd_list link; /* the watchdog's lock; in no list when it is not watched */
 
-    dd_lock launch;
+    dd_timed_lock launch;
 
     dd_lock lock;
     pthread_cond_t ended; /* something has ended: a work, a connection, an abort */

@@ -30,6 +30,7 @@ struct dd_nccl_watchdog {
     size_t ngroups;   /* lock */
     size_t naborts;   /* lock; threads that abort, and use the driver until they end */
     bool is_started;  /* lock; there is a thread, to be joined */
+    bool has_ended;   /* lock; the thread is done: joining it does not wait */
     bool is_stopping; /* lock */
     bool is_over;     /* lock; the driver is gone: the thread has ended */
     pthread_t thread; /* lock */
@@ -210,6 +211,10 @@ run_watchdog(void *arg)
         }
     }
     note(watchdog, "");
+    dd_lock_take(&watchdog->lock);
+    watchdog->has_ended = true;
+    dd_cond_broadcast(&watchdog->wake);
+    dd_lock_release(&watchdog->lock);
     return NULL;
 }
 
@@ -243,29 +248,23 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     return DD_OK;
 }
 
-/* False: some are stuck in NCCL, and stay behind. */
+/* Wait until the watchdog's thread and those that abort have ended; false if some are stuck in NCCL or in
+ * the driver. */
 static bool
-await_aborts(dd_nccl_watchdog *watchdog)
+await_threads(dd_nccl_watchdog *watchdog)
 {
     dd_wait wait = dd_wait_after(JOIN_NS);
+    bool is_done = false;
     dd_lock_take(&watchdog->lock);
-    while (watchdog->naborts > 0 && !dd_wait_is_over(&wait)) {
+    for (;;) {
+        is_done = watchdog->naborts == 0 && watchdog->has_ended == watchdog->is_started;
+        if (is_done || dd_wait_is_over(&wait)) {
+            break;
+        }
         dd_cond_wait_slice(&watchdog->wake, &watchdog->lock, &wait);
     }
-    bool is_done = watchdog->naborts == 0;
     dd_lock_release(&watchdog->lock);
     return is_done;
-}
-
-/* False: it is stuck in the driver, and stays behind. */
-static bool
-join(dd_nccl_watchdog *watchdog)
-{
-    if (dd_thread_try_join(watchdog->thread, JOIN_NS)) {
-        return true;
-    }
-    dd_thread_detach(watchdog->thread);
-    return false;
 }
 
 void
@@ -279,9 +278,14 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
     bool is_started = watchdog->is_started;
     dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
-    bool is_alone = await_aborts(watchdog);
-    if ((is_started && !join(watchdog)) || !is_alone) {
-        return;
+    if (!await_threads(watchdog)) {
+        if (is_started) {
+            dd_thread_detach(watchdog->thread);
+        }
+        return; /* the threads that are left use it */
+    }
+    if (is_started) {
+        dd_thread_join(watchdog->thread);
     }
     dd_cond_fini(&watchdog->wake);
     dd_lock_fini(&watchdog->lock);

@@ -49,7 +49,6 @@ int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t 
 int __wrap_pthread_mutex_destroy(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_trylock(pthread_mutex_t *mutex);
-int __wrap_pthread_mutex_timedlock(pthread_mutex_t *mutex, const struct timespec *until);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
 
 int
@@ -66,23 +65,15 @@ __wrap_pthread_mutex_destroy(pthread_mutex_t *mutex)
     return mutex_of(mutex)->owner != NULL ? EBUSY : 0;
 }
 
-static int
-lock_until(pthread_mutex_t *mutex, int64_t until_ns)
-{
-    sim_step(world.options.call_cost_ns / 16 + 1);
-    while (mutex_of(mutex)->owner != NULL) {
-        if (!sim_block(mutex, until_ns, "a lock")) {
-            return ETIMEDOUT;
-        }
-    }
-    mutex_of(mutex)->owner = world.running;
-    return 0;
-}
-
 int
 __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
 {
-    return lock_until(mutex, DD_NEVER_NS);
+    sim_step(world.options.call_cost_ns / 16 + 1);
+    while (mutex_of(mutex)->owner != NULL) {
+        (void)sim_block(mutex, DD_NEVER_NS, "a lock");
+    }
+    mutex_of(mutex)->owner = world.running;
+    return 0;
 }
 
 int
@@ -97,12 +88,6 @@ __wrap_pthread_mutex_trylock(pthread_mutex_t *mutex)
 }
 
 int
-__wrap_pthread_mutex_timedlock(pthread_mutex_t *mutex, const struct timespec *until)
-{
-    return lock_until(mutex, from_calendar(until));
-}
-
-int
 __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
 {
     mutex_of(mutex)->owner = NULL;
@@ -111,7 +96,20 @@ __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
     return 0;
 }
 
-/* ---- conditions. All there is of one is its address */
+/* ---- conditions. Zeroed waits on the calendar, as PTHREAD_COND_INITIALIZER does */
+
+typedef struct sim_cond {
+    clockid_t clock;
+} sim_cond;
+
+_Static_assert(sizeof(sim_cond) <= sizeof(pthread_cond_t), "a condition fits into the C library's");
+_Static_assert(CLOCK_REALTIME == 0, "a zeroed condition waits on the calendar");
+
+static sim_cond *
+cond_of(pthread_cond_t *cond)
+{
+    return (sim_cond *)(void *)cond;
+}
 
 int __wrap_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attr);
 int __wrap_pthread_cond_destroy(pthread_cond_t *cond);
@@ -123,9 +121,8 @@ int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, 
 int
 __wrap_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attr)
 {
-    (void)cond;
-    (void)attr;
-    return 0;
+    cond_of(cond)->clock = CLOCK_REALTIME;
+    return attr != NULL ? pthread_condattr_getclock(attr, &cond_of(cond)->clock) : 0;
 }
 
 int
@@ -160,7 +157,7 @@ wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t until_ns)
     /* One that is woken for nothing is allowed. */
     bool is_spurious = sim_one_in(world.options.interrupts_every);
     bool was_woken = is_spurious || sim_block(cond, until_ns, "a condition");
-    (void)lock_until(mutex, DD_NEVER_NS);
+    (void)__wrap_pthread_mutex_lock(mutex);
     return was_woken ? 0 : ETIMEDOUT;
 }
 
@@ -173,14 +170,14 @@ __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 int
 __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until)
 {
-    return wait_until(cond, mutex, from_monotonic(until));
+    return wait_until(cond, mutex,
+                      cond_of(cond)->clock == CLOCK_REALTIME ? from_calendar(until) : from_monotonic(until));
 }
 
 /* ---- threads. One's name in the C library's terms is its number, and one */
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg);
 int __wrap_pthread_join(pthread_t thread, void **result);
-int __wrap_pthread_timedjoin_np(pthread_t thread, void **result, const struct timespec *until);
 int __wrap_pthread_detach(pthread_t thread);
 pthread_t __wrap_pthread_self(void);
 int __wrap_pthread_getname_np(pthread_t thread, char *name, size_t nbytes);
@@ -215,35 +212,20 @@ __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run
     return 0;
 }
 
-static int
-join_until(pthread_t thread, int64_t until_ns)
+int
+__wrap_pthread_join(pthread_t thread, void **result)
 {
+    (void)result;
     sim_step(world.options.call_cost_ns);
     sim_fiber *fiber = find_fiber(thread);
     if (fiber == NULL || fiber->is_detached) {
         return EINVAL;
     }
     while (fiber->state != FIBER_ENDED) {
-        if (!sim_block(fiber, until_ns, "a join")) {
-            return ETIMEDOUT;
-        }
+        (void)sim_block(fiber, DD_NEVER_NS, "a join");
     }
     sim_fiber_destroy(fiber);
     return 0;
-}
-
-int
-__wrap_pthread_join(pthread_t thread, void **result)
-{
-    (void)result;
-    return join_until(thread, DD_NEVER_NS);
-}
-
-int
-__wrap_pthread_timedjoin_np(pthread_t thread, void **result, const struct timespec *until)
-{
-    (void)result;
-    return join_until(thread, from_calendar(until));
 }
 
 int

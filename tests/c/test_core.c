@@ -1,4 +1,5 @@
 #include "check.h"
+#include "clock_counter.h"
 #include "core/bytes.h"
 #include "core/clock.h"
 #include "core/fork.h"
@@ -15,6 +16,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -602,8 +604,31 @@ take_one_and_try_another(const dd_lock_kind *kinds)
     dd_lock_release(&locks[0]);
 }
 
-/* A caller that tries a lock first and then waits for it must not do so in another order than one that
- * waits for it at once. */
+static void
+take_one_and_a_timed_one(const dd_lock_kind *kinds)
+{
+    dd_lock lock;
+    dd_timed_lock timed;
+    dd_lock_init(&lock, kinds[0]);
+    dd_timed_lock_init(&timed, kinds[1]);
+    dd_lock_take(&lock);
+    CHECK(dd_timed_lock_take_within(&timed, 0));
+    dd_timed_lock_release(&timed);
+    dd_lock_release(&lock);
+}
+
+static void
+take_a_timed_one_and_another(const dd_lock_kind *kinds)
+{
+    dd_timed_lock timed;
+    dd_lock lock;
+    dd_timed_lock_init(&timed, kinds[0]);
+    dd_lock_init(&lock, kinds[1]);
+    CHECK(dd_timed_lock_take_within(&timed, 0));
+    dd_lock_take(&lock);
+}
+
+/* A caller that tries a lock first and then waits for it must keep the order of one that only waits. */
 TEST(locks_that_are_tried_are_taken_in_order)
 {
     char text[256];
@@ -611,6 +636,77 @@ TEST(locks_that_are_tried_are_taken_in_order)
     CHECK(text[0] == '\0');
     do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text, "holds the lock of dials that have not begun, and ports takes that of an engine");
+}
+
+TEST(locks_with_a_deadline_are_taken_in_order)
+{
+    char text[256];
+    do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_GROUP}, text);
+    CHECK(text[0] == '\0');
+    do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_GROUP, DD_LOCK_NCCL_LAUNCH}, text);
+    CHECK_CONTAINS(text, "holds the lock of an NCCL group takes that of the launches of an NCCL group");
+    do_aside(take_a_timed_one_and_another, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_TEAM}, text);
+    CHECK_CONTAINS(text, "holds the lock of the launches of an NCCL group takes that of a team of devices");
+}
+
+typedef struct timed_holder {
+    dd_timed_lock lock;
+    atomic_int nholders;
+    atomic_int nturns;
+} timed_holder;
+
+static void *
+take_many_times(void *arg)
+{
+    timed_holder *self = arg;
+    for (int i = 0; i < 1000; i++) {
+        while (!dd_timed_lock_take_within(&self->lock, DD_NS_PER_MS)) {
+        }
+        CHECK_INT(atomic_fetch_add(&self->nholders, 1), 0);
+        atomic_fetch_add(&self->nturns, 1);
+        atomic_fetch_sub(&self->nholders, 1);
+        dd_timed_lock_release(&self->lock);
+    }
+    return NULL;
+}
+
+TEST(locks_with_a_deadline_have_one_holder)
+{
+    timed_holder self = {0};
+    pthread_t threads[4];
+    dd_timed_lock_init(&self.lock, DD_LOCK_TEST);
+    for (int i = 0; i < 4; i++) {
+        REQUIRE_OK(dd_thread_start(&threads[i], "taker", take_many_times, &self, check_err()));
+    }
+    for (int i = 0; i < 4; i++) {
+        dd_thread_join(threads[i]);
+    }
+    CHECK_INT(atomic_load(&self.nturns), 4000);
+    dd_timed_lock_fini(&self.lock);
+}
+
+static void *
+wait_for_it(void *arg)
+{
+    dd_timed_lock *lock = arg;
+    int64_t start_ns = dd_clock_now_ns();
+    CHECK(!dd_timed_lock_take_within(lock, 20 * DD_NS_PER_MS));
+    CHECK(dd_clock_now_ns() - start_ns >= 20 * DD_NS_PER_MS);
+    return NULL;
+}
+
+/* Also when the calendar is set back by an hour during the wait. */
+TEST(locks_with_a_deadline_are_waited_for_until_then)
+{
+    dd_timed_lock lock;
+    pthread_t thread;
+    dd_timed_lock_init(&lock, DD_LOCK_TEST);
+    CHECK(dd_timed_lock_take_within(&lock, 0));
+    clock_counter_set_calendar_ahead(3600 * DD_NS_PER_S);
+    REQUIRE_OK(dd_thread_start(&thread, "waiter", wait_for_it, &lock, check_err()));
+    dd_thread_join(thread);
+    dd_timed_lock_release(&lock);
+    dd_timed_lock_fini(&lock);
 }
 
 /* --- spin ---------------------------------------------------------------------------------------------------- */

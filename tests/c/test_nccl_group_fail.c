@@ -1,5 +1,6 @@
 /* What fails around the operations of a group of NCCL's: its opening, its memory, its turn, and the driver. */
 #include "check.h"
+#include "clock_counter.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "nccl/nccl_internal.h"
@@ -136,6 +137,12 @@ turn_body(nccl_rig_rank *self)
 
 TEST(a_call_that_does_not_get_its_turn)
 {
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
+}
+
+TEST(a_call_that_does_not_get_its_turn_while_the_calendar_is_set_back)
+{
+    clock_counter_set_calendar_ahead(3600 * DD_NS_PER_S);
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
 }
 
@@ -276,4 +283,46 @@ TEST(the_watchdog_hears_that_the_driver_shuts_down)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);
+}
+
+/* ---- the watchdog's end */
+
+static dd_nccl_watchdog *left_behind; /* its thread used it to the end: nothing frees it */
+
+static void
+stuck_watchdog_body(nccl_rig_rank *self)
+{
+    nccl_rig *rig = self->rig;
+    float *data = nccl_rig_alloc(self, sizeof *data);
+    dd_block block = {data, sizeof *data};
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
+    int gate = nccl_rig_new_gate();
+    CHECK_INT(rig->gate(self->stream, gate), 0);
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
+    rig->cuda_stub.hang("cuEventQuery", 0, -1);
+    dd_wait wait = nccl_rig_patience();
+    while (rig->cuda_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK_INT(rig->cuda_stub.hanging(), 1);
+    left_behind = rig->watchdog;
+    rig->watchdog = NULL;
+    int64_t start_ns = dd_clock_now_ns();
+    clock_counter_set_calendar_ahead(3600 * DD_NS_PER_S);
+    dd_nccl_watchdog_destroy(left_behind);
+    clock_counter_set_calendar_ahead(0);
+    CHECK(dd_clock_now_ns() - start_ns >= 2 * DD_NS_PER_S);
+    rig->cuda_stub.release();
+    rig->open_gate(gate);
+    CHECK_OK(nccl_rig_wait(work, check_err()));
+    dd_work_release(&work->base);
+    nccl_rig_free(self, data);
+}
+
+/* Its end is limited by the monotonic clock: the calendar may be set back during it. */
+TEST(a_watchdog_that_hangs_in_the_driver_is_left_behind)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, stuck_watchdog_body, NULL);
 }

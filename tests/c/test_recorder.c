@@ -1,6 +1,7 @@
 /* The flight recorder: its ring, its groups, its alarms, its call sites, and dumps as text. tests/py/test_flight_recorder.py reads
  * dumps back. */
 #include "check.h"
+#include "core/clock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "observe/recorder.h"
