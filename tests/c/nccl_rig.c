@@ -71,6 +71,8 @@ load_stubs(nccl_rig *rig)
     TAKE(rig->hang_kernel, nccl, "hang_kernel");
     TAKE(rig->slow_kernels, nccl, "slow_kernels");
     TAKE(rig->slow_launches, nccl, "slow_launches");
+    TAKE(rig->slow_ends, nccl, "slow_ends");
+    TAKE(rig->end_apart, nccl, "end_apart");
     dlclose(cuda);
     dlclose(nccl);
     return true;

@@ -47,6 +47,8 @@ typedef struct nccl_rig {
     __typeof__(dd_stub_hang_kernel) *hang_kernel;
     __typeof__(dd_stub_slow_kernels) *slow_kernels;
     __typeof__(dd_stub_slow_launches) *slow_launches;
+    __typeof__(dd_stub_slow_ends) *slow_ends;
+    __typeof__(dd_stub_end_apart) *end_apart;
     int (*free)(void *data); /* at once, where cuMemFree waits for the device */
     dd_cuda *cuda;
     dd_nccl_lib *lib;

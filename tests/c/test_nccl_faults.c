@@ -375,6 +375,7 @@ static void
 stuck_pair_body(nccl_rig_rank *self)
 {
     const nccl_rig_stub *cuda = &self->rig->cuda_stub;
+    self->rig->end_apart(1); /* the abort of each rank waits for its device */
     int *data = nccl_rig_alloc(self, sizeof *data);
     int gate = nccl_rig_new_gate();
     CHECK_INT(self->rig->gate(self->stream, gate), 0);

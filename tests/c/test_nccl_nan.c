@@ -615,6 +615,7 @@ static void
 one_rank_body(nccl_rig_rank *self)
 {
     broadcast_case of;
+    self->rig->end_apart(1); /* the abort of each rank waits for its graph */
     REQUIRE(broadcast_case_open(&of, self));
     if (self->rank == 1) {
         memset(of.data, 0xff, sizeof *of.data);

@@ -75,3 +75,76 @@ TEST(a_good_init_warns_of_gdrcopy_since_2_32)
     check_last_error(GDRCOPY);
     NC(ncclCommAbort(comm));
 }
+
+/* ---- ends */
+
+static int64_t
+now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static atomic_bool has_first_ended;
+
+/* Rank 1's all_reduce waits for rank 0 on the device, while rank 1 ends; rank 0 calls its own after that. */
+static void
+run_two_ends(member *self)
+{
+    int *data = make_memory(sizeof *data);
+    *data = 1;
+    if (self->rank == 1) {
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+        NC(ncclCommDestroy(self->comm));
+        CHECK_INT(cuda.cuStreamQuery(self->stream), DD_CUDA_NOT_READY);
+        atomic_store(&has_first_ended, true);
+    } else {
+        while (!atomic_load(&has_first_ended)) {
+            sched_yield();
+        }
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+        NC(ncclCommDestroy(self->comm));
+        CHECK_INT(cuda.cuStreamQuery(self->stream), DD_CUDA_SUCCESS);
+    }
+    self->comm = NULL;
+    CU(cuStreamSynchronize(self->stream));
+    CHECK_INT(*data, 2);
+    free_memory(data);
+}
+
+TEST(the_first_rank_of_a_process_ends_without_waiting)
+{
+    load_nccl("2.27.3");
+    setenv("NCCL_RUNTIME_CONNECT", "0", 1); /* else the first call waits on the host */
+    run_team(2, 1, run_two_ends);
+}
+
+TEST(ends_take_half_a_second_on_demand)
+{
+    load_nccl("2.30.7");
+    nccl.dd_stub_slow_ends(450);
+    dd_nccl_comm_handle comms[7];
+    for (int i = 0; i < 7; i++) {
+        comms[i] = make_alone(1);
+    }
+    int64_t began = now_ms();
+    NC(ncclCommDestroy(comms[0]));
+    CHECK(now_ms() - began >= 440);
+    began = now_ms();
+    NC(ncclCommAbort(comms[1]));
+    CHECK(now_ms() - began >= 440);
+    began = now_ms();
+    NC(ncclGroupStart());
+    for (int i = 2; i < 7; i++) {
+        CHECK_INT(i % 2 == 0 ? nccl.ncclCommAbort(comms[i]) : nccl.ncclCommDestroy(comms[i]),
+                  DD_NCCL_SUCCESS);
+    }
+    CHECK(now_ms() - began < 440);
+    NC(ncclGroupEnd());
+    CHECK(now_ms() - began >= 440 && now_ms() - began < 5 * 440); /* side by side */
+    nccl.dd_stub_reset();
+    began = now_ms();
+    NC(ncclCommDestroy(make_alone(1)));
+    CHECK(now_ms() - began < 440);
+}

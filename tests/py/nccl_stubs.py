@@ -127,6 +127,12 @@ class NcclControl(Control):
     def slow_launches(self, ms):
         self.library.dd_stub_slow_launches(ms)
 
+    def slow_ends(self, ms):
+        self.library.dd_stub_slow_ends(ms)
+
+    def end_apart(self, is_apart=True):
+        self.library.dd_stub_end_apart(int(is_apart))
+
     def encryption(self):
         """A number made of the key that NCCL has been given; 0: none."""
         self.library.dd_stub_encryption.restype = ctypes.c_ulonglong

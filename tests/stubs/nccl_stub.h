@@ -56,6 +56,7 @@ typedef struct nccl_comm {
     bool is_connected_to[WIRE_MAX_RANKS]; /* for messages to the rank */
     bool is_connected_from[WIRE_MAX_RANKS];
     struct nccl_window *windows;
+    struct nccl_comm *next_ended;
 
     _Atomic uint64_t ntickets; /* kernels launched */
 } nccl_comm;
@@ -208,6 +209,7 @@ struct nccl_job {
     int color; /* of a split */
     int key;
     bool is_abort;      /* of a shrink */
+    bool is_end;        /* an end of comm, for which the end of a group always waits */
     const nccl_op *ops; /* of a connection; borrowed */
     size_t nops;
     void *data; /* of a window */
@@ -293,6 +295,9 @@ void nccl_fault_on_launch(nccl_comm *comm);
 /* What the kernel that begins does first: -1 hang, else sleep so many ms. */
 int nccl_fault_of_kernel(const nccl_comm *comm);
 int nccl_fault_launch_delay_ms(void);
+/* A communicator is being freed. */
+void nccl_fault_on_end(void);
+bool nccl_fault_ends_apart(void);
 /* Of a function or a part of one, as ENTER: the result of a fault that is due, else SUCCESS. */
 dd_nccl_result nccl_enter(stub_site *site);
 

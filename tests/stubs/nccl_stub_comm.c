@@ -270,9 +270,54 @@ wait_for_graphs(nccl_comm *comm)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* Its memory is freed, which waits for everything on the device. */
+/* Ended communicators that have other ranks in this process, which have not ended. Under nccl_lock. */
+static nccl_comm *first_ended;
+
+static int
+count_ranks_here(const nccl_comm *comm)
+{
+    int n = 0;
+    for (int rank = 0; comm->wire != NULL && !nccl_fault_ends_apart() && rank < comm->nranks; rank++) {
+        n += wire_card_of(comm->wire, rank).pid == wire_card_of(comm->wire, comm->rank).pid;
+    }
+    return n;
+}
+
+/* Add the communicator to those that have ended. If it is the last of its ranks in this process, return the list of all of them;
+ * else NULL. */
+static nccl_comm *
+add_ended(nccl_comm *comm)
+{
+    nccl_comm *all = comm;
+    int n = 1;
+    comm->next_ended = NULL;
+    pthread_mutex_lock(&nccl_lock);
+    for (nccl_comm *at = first_ended; at != NULL; at = at->next_ended) {
+        n += memcmp(at->spec.name, comm->spec.name, sizeof at->spec.name) == 0;
+    }
+    if (n < count_ranks_here(comm)) {
+        comm->next_ended = first_ended;
+        first_ended = comm;
+        all = NULL;
+    }
+    for (nccl_comm **link = &first_ended; all != NULL && *link != NULL;) {
+        nccl_comm *at = *link;
+        if (memcmp(at->spec.name, comm->spec.name, sizeof at->spec.name) == 0) {
+            *link = at->next_ended;
+            at->next_ended = all;
+            all = at;
+        } else {
+            link = &at->next_ended;
+        }
+    }
+    pthread_mutex_unlock(&nccl_lock);
+    return all;
+}
+
+/* End a communicator. The last rank of the process waits for the kernels of all of them, and frees memory, which waits for everything on
+ * its device; the ranks before it return. */
 static void
-reclaim(nccl_comm *comm)
+end_comm(nccl_comm *comm)
 {
     wait_for_jobs(comm); /* of NCCL's own threads */
     pthread_mutex_lock(&nccl_lock);
@@ -281,29 +326,48 @@ reclaim(nccl_comm *comm)
     if (is_used) {
         stub_count_bad_use(); /* a thread is in a call on it, and comes back to memory that is not there */
     }
-    wait_for_graphs(comm);
-    dd_stub_wait_device(comm->device);
-}
-
-/* Takes it out of the table, too, whose reference it lets go. */
-static void
-free_aborted(nccl_comm *comm)
-{
-    reclaim(comm);
     nccl_comm *known = stub_table_remove(&nccl_comms, comm->base.handle);
-    if (known != NULL) {
-        nccl_comm_release(known);
+    nccl_comm *all = known != NULL ? add_ended(known) : NULL;
+    for (nccl_comm *at = all; at != NULL; at = at->next_ended) {
+        wait_for_kernels(at);
+        nccl_comm_halt(at);
+        wait_for_graphs(at);
+    }
+    if (all != NULL) {
+        dd_stub_wait_device(comm->device);
+        nccl_fault_on_end();
+    }
+    while (all != NULL) {
+        nccl_comm *next = all->next_ended;
+        nccl_comm_release(all);
+        all = next;
     }
 }
 
 static dd_nccl_result
-run_abort(nccl_job *job)
+run_end(nccl_job *job)
 {
-    free_aborted(job->comm);
+    end_comm(job->comm);
     return DD_NCCL_SUCCESS;
 }
 
-/* Inside a group, from 2.22.3 on, what it waits for ends at once, and the communicator at the end of the group. */
+/* Take the caller's reference. Inside a group, from 2.22.3 on, the end of the group ends the communicator. */
+static dd_nccl_result
+end_in_group(nccl_comm *comm)
+{
+    if (nccl_group_is_open() && nccl_stub_version >= 22203) {
+        nccl_job *job = stub_zalloc(sizeof *job);
+        job->run = run_end;
+        job->comm = comm;
+        job->is_end = true;
+        return nccl_group_add_job(job);
+    }
+    end_comm(comm);
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
+/* Calls that wait on the communicator return before this one does, also in a group. */
 dd_nccl_result
 nccl_abort(dd_nccl_comm_handle handle)
 {
@@ -315,15 +379,7 @@ nccl_abort(dd_nccl_comm_handle handle)
     (void)nccl_check_unsafe("ncclCommAbort"); /* it goes on, and the capture is spoiled */
     atomic_store(&comm->is_aborted, true);
     nccl_comm_stop(comm);
-    if (nccl_group_is_open() && nccl_stub_version >= 22203 && nccl_comm_is_blocking(comm)) {
-        nccl_job *job = stub_zalloc(sizeof *job);
-        job->run = run_abort;
-        job->comm = comm;
-        return nccl_group_add_job(job);
-    }
-    free_aborted(comm);
-    nccl_comm_release(comm);
-    return DD_NCCL_SUCCESS;
+    return end_in_group(comm);
 }
 
 dd_nccl_result
@@ -338,17 +394,7 @@ nccl_destroy(dd_nccl_comm_handle handle)
         return result;
     }
     (void)nccl_check_unsafe("ncclCommDestroy");
-    wait_for_jobs(comm);
-    wait_for_kernels(comm);
-    nccl_comm *own = stub_table_remove(&nccl_comms, handle);
-    nccl_comm_halt(comm);
-    reclaim(comm);
-    nccl_comm_release(comm);
-    if (own == NULL) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "corrupted communicator");
-    }
-    nccl_comm_release(own);
-    return DD_NCCL_SUCCESS;
+    return end_in_group(comm);
 }
 
 static dd_nccl_result

@@ -19,6 +19,8 @@ static async_fault async_faults[WIRE_MAX_RANKS];
 static int hang_after[WIRE_MAX_RANKS]; /* kernels + 1; 0: none */
 static atomic_int slow_ms[WIRE_MAX_RANKS];
 static atomic_int launch_delay_ms;
+static atomic_int end_delay_ms;
+static atomic_bool does_end_apart;
 
 static bool
 is_meant(int wanted, int rank)
@@ -142,6 +144,33 @@ dd_stub_slow_launches(int ms)
     atomic_store(&launch_delay_ms, ms);
 }
 
+void
+dd_stub_slow_ends(int ms)
+{
+    atomic_store(&end_delay_ms, ms);
+}
+
+void
+dd_stub_end_apart(int is_apart)
+{
+    atomic_store(&does_end_apart, is_apart != 0);
+}
+
+bool
+nccl_fault_ends_apart(void)
+{
+    return atomic_load(&does_end_apart);
+}
+
+void
+nccl_fault_on_end(void)
+{
+    int ms = atomic_load(&end_delay_ms);
+    if (ms > 0) {
+        stub_sleep_ns((int64_t)ms * 1000000);
+    }
+}
+
 int
 nccl_fault_launch_delay_ms(void)
 {
@@ -174,6 +203,9 @@ stub_on_command(const char *name, const char *arguments)
     } else if (strcmp(name, "slow_kernels") == 0) {
         (void)stub_parse_ints(arguments, values, 2);
         dd_stub_slow_kernels(values[0], values[1]);
+    } else if (strcmp(name, "slow_ends") == 0) {
+        (void)stub_parse_ints(arguments, values, 1);
+        dd_stub_slow_ends(values[0]);
     } else if (strcmp(name, "warn") == 0) {
         dd_stub_warn(arguments);
     } else if (strcmp(name, "slow_launches") == 0) {
@@ -191,6 +223,8 @@ stub_on_reset(void)
     pthread_mutex_unlock(&lock);
     dd_stub_slow_kernels(-1, 0);
     dd_stub_slow_launches(0);
+    dd_stub_slow_ends(0);
+    dd_stub_end_apart(0);
     nccl_forget_encryption();
     nccl_forget_coll_config();
 }

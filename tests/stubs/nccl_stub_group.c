@@ -389,6 +389,16 @@ check_messages_to_self(const nccl_group *group)
     return DD_NCCL_SUCCESS;
 }
 
+static bool
+has_end(const nccl_group *group)
+{
+    const nccl_job *job = group->jobs;
+    while (job != NULL && !job->is_end) {
+        job = job->next;
+    }
+    return job != NULL;
+}
+
 /* Takes what is in the group, which is on the heap. */
 static dd_nccl_result
 carry_out(nccl_group *group)
@@ -402,7 +412,7 @@ carry_out(nccl_group *group)
     }
     int n = 0;
     each_comm(group, count_not_blocking, &n);
-    if (n > 0) {
+    if (n > 0 && !has_end(group)) {
         each_comm(group, begin_in_progress, NULL);
         stub_thread_start("nccl-group", serve_group, group);
         return DD_NCCL_IN_PROGRESS;

@@ -8,7 +8,7 @@
  *     fail FUNCTION AFTER RESULT TEXT       hang FUNCTION AFTER MS        hang_kernel RANK AFTER
  *     async RANK RESULT AFTER TEXT          slow_kernels RANK MS          slow_launches MS
  *     shut_down                             memory BYTES
- *     warn TEXT
+ *     slow_ends MS                          warn TEXT
  *
  * A library passes over functions that begin with the other's prefix, and commands that are the other's. */
 #ifndef DD_TESTS_STUB_CONTROL_H
@@ -65,6 +65,11 @@ DD_STUB_EXPORT void dd_stub_hang_kernel(int rank, int after);
 DD_STUB_EXPORT void dd_stub_slow_kernels(int rank, int ms);
 /* Communicators that are not blocking: so long until the end of a group has put anything on a stream. */
 DD_STUB_EXPORT void dd_stub_slow_launches(int ms);
+/* Each ncclCommDestroy and ncclCommAbort that frees takes this much longer: 450 is what the real library takes where ranks are in several
+ * processes. Those of one group take it together. 0, the default: no more. */
+DD_STUB_EXPORT void dd_stub_slow_ends(int ms);
+/* 1: ranks of one process end as if each had a process of its own. 0, the default: only the last of them waits and frees. */
+DD_STUB_EXPORT void dd_stub_end_apart(int is_apart);
 /* A number made of the key that ncclSetEncryption has been given; 0: none has been. */
 DD_STUB_EXPORT unsigned long long dd_stub_encryption(void);
 /* The configuration of the last collective that had one: "maxCTAs=4 algSelection=ring". "": there was none. */

@@ -36,6 +36,8 @@
     X(dd_stub_shut_down) X(dd_stub_limit_memory) X(dd_stub_slow_write) X(dd_stub_gate) X(dd_stub_open_gate)
 #define NCCL_CONTROLS(X) \
     X(dd_stub_warn)      \
+    X(dd_stub_slow_ends) \
+    X(dd_stub_end_apart) \
     X(dd_stub_async_error) X(dd_stub_hang_kernel) X(dd_stub_slow_kernels) X(dd_stub_slow_launches)
 
 #define CONTROL_FIELD(name) __typeof__(&name) name;
