@@ -119,6 +119,7 @@ dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *w
     }
     if (status == DD_OK) {
         comm->is_inside = true;
+        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->at_entry);
         *handle = comm->handle;
     }
     dd_lock_release(&comm->mu);
@@ -130,8 +131,17 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
 {
     dd_lock_take(&comm->mu);
     comm->is_inside = false;
+    if (comm->state == DD_NCCL_COMM_READY) {
+        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->when_well);
+    }
     dd_cond_broadcast(&comm->changed);
     dd_lock_release(&comm->mu);
+}
+
+const dd_nccl_last_error *
+dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
+{
+    return dd_nccl_is_of_the_call(result) ? &comm->at_entry : &comm->when_well;
 }
 
 /* With the lock, so that the handle stays. */
@@ -140,9 +150,9 @@ poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, 
 {
     char who[64];
     dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
-    dd_status status = dd_nccl_check(comm->lib, comm->handle, asked, err, "ncclCommGetAsyncError of %s",
+    dd_status status = dd_nccl_check(comm->lib, &comm->when_well, asked, err, "ncclCommGetAsyncError of %s",
                                      dd_nccl_comm_print(comm, who, sizeof who));
-    return status == DD_OK ? dd_nccl_check(comm->lib, comm->handle, *result, err, "%s", what) : status;
+    return status == DD_OK ? dd_nccl_check(comm->lib, &comm->when_well, *result, err, "%s", what) : status;
 }
 
 dd_status
@@ -180,6 +190,9 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
     bool may_ask = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_ask) {
         status = poll_locked(comm, what, &result, err);
+    }
+    if (may_ask && status == DD_OK && !comm->is_inside) {
+        dd_nccl_note_last_error(comm->lib, comm->handle, &comm->when_well);
     }
     dd_lock_release(&comm->mu);
     return status == DD_BACKEND ? status : DD_OK;

@@ -3,7 +3,7 @@
  * NCCL allows one thread at a time on a communicator, but for abort and, where it blocks, the question for errors. A communicator here has a lock for that,
  * and states: being made, ready, aborted (its handle is gone, every call is DD_ABORTED with the reason), destroyed. It is counted.
  *
- * NCCL's reasons are in every error: the call, the result's name and text, and what ncclGetLastError adds. */
+ * Every error has NCCL's reasons: the call, the result's name and text, and the text of ncclGetLastError if this call has changed it. */
 #ifndef DD_NCCL_NCCL_COMM_H
 #define DD_NCCL_NCCL_COMM_H
 
@@ -82,6 +82,9 @@ uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                              dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_comm_leave(dd_nccl_comm *comm);
+/* For dd_nccl_check by the thread inside: the last error as it entered. NCCL also fails a call because of something that happened
+ * earlier, as the loss of a connection; of such a result it is the last error when the communicator was last known to be well. */
+const dd_nccl_last_error *dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result);
 /* After a call on a communicator that is not blocking: waits until NCCL is through with it. Inside or not; a thread inside keeps others
  * from calling meanwhile, which NCCL would refuse. DD_OK at once for a blocking one. */
 dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,

@@ -22,11 +22,13 @@ end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, 
     }
     const dd_nccl_api *api = &comm->lib->api;
     dd_cuda_capture_mode mode = dd_cuda_relax_capture(comm->cuda);
+    dd_nccl_last_error before;
+    dd_nccl_note_last_error(comm->lib, NULL, &before);
     dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
     dd_cuda_restore_capture(comm->cuda, mode);
     dd_cuda_leave(&guard);
     char who[64];
-    return dd_nccl_check(comm->lib, NULL, result, err, "%s of %s",
+    return dd_nccl_check(comm->lib, &before, result, err, "%s of %s",
                          is_abort ? "ncclCommAbort" : "ncclCommDestroy",
                          dd_nccl_comm_print(comm, who, sizeof who));
 }
@@ -120,7 +122,9 @@ run_late_end(void *arg)
     late->status = dd_cuda_check(&late->cuda, late->cuda.api.cuCtxSetCurrent(late->context), &late->error,
                                  "cuCtxSetCurrent for the end of an NCCL communicator");
     if (late->status == DD_OK) {
-        late->status = dd_nccl_check(&late->lib, NULL, end_now(late), &late->error, "%s of %s",
+        dd_nccl_last_error before;
+        dd_nccl_note_last_error(&late->lib, NULL, &before);
+        late->status = dd_nccl_check(&late->lib, &before, end_now(late), &late->error, "%s of %s",
                                      late->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
                                      dd_nccl_comm_print(comm, who, sizeof who));
     }

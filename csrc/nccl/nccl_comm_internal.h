@@ -30,14 +30,16 @@ struct dd_nccl_comm {
     int size;
     bool is_blocking;
     dd_lock mu;
-    pthread_cond_t changed;     /* state, is_inside */
-    dd_nccl_comm_state state;   /* guarded by mu */
-    dd_nccl_comm_handle handle; /* guarded by mu: NULL once it has ended. Used by the thread inside */
-    bool is_inside;             /* guarded by mu */
-    bool must_abort;            /* guarded by mu: destroying it would hang */
-    bool is_revoked;            /* guarded by mu */
-    uint64_t nsplits;           /* guarded by mu */
-    char reason[256];           /* of the abort; guarded by mu */
+    pthread_cond_t changed;       /* state, is_inside */
+    dd_nccl_comm_state state;     /* guarded by mu */
+    dd_nccl_comm_handle handle;   /* guarded by mu: NULL once it has ended. Used by the thread inside */
+    bool is_inside;               /* guarded by mu */
+    dd_nccl_last_error at_entry;  /* the thread inside's */
+    dd_nccl_last_error when_well; /* guarded by mu: at the end of the last call, or of the last good answer */
+    bool must_abort;              /* guarded by mu: destroying it would hang */
+    bool is_revoked;              /* guarded by mu */
+    uint64_t nsplits;             /* guarded by mu */
+    char reason[256];             /* of the abort; guarded by mu */
 };
 
 /* A record without a handle; NULL without memory. free_record never calls NCCL. */

@@ -10,7 +10,9 @@
 dd_status
 dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *err)
 {
-    return dd_nccl_check(lib, NULL, lib->api.ncclGetUniqueId(id), err, "ncclGetUniqueId");
+    dd_nccl_last_error before;
+    dd_nccl_note_last_error(lib, NULL, &before);
+    return dd_nccl_check(lib, &before, lib->api.ncclGetUniqueId(id), err, "ncclGetUniqueId");
 }
 
 /* Copies the caller's numbers. */

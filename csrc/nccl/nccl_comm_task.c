@@ -119,8 +119,8 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
             continue;
         }
         dd_nccl_result asked = t->lib.api.ncclCommGetAsyncError(t->handles[i], &result);
-        dd_status status = dd_nccl_check(&t->lib, t->handles[i], asked != DD_NCCL_SUCCESS ? asked : result,
-                                         err, "%s", t->what);
+        dd_status status =
+            dd_nccl_check(&t->lib, &t->before, asked != DD_NCCL_SUCCESS ? asked : result, err, "%s", t->what);
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
         }
@@ -172,15 +172,16 @@ static dd_status
 fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
     const dd_nccl_api *api = &t->lib.api;
-    dd_status status = dd_nccl_check(&t->lib, NULL, api->ncclCommUserRank(handle, &comm->rank), err,
+    dd_status status = dd_nccl_check(&t->lib, &t->before, api->ncclCommUserRank(handle, &comm->rank), err,
                                      "ncclCommUserRank after %s", t->what);
     if (status == DD_OK) {
-        status = dd_nccl_check(&t->lib, NULL, api->ncclCommCount(handle, &comm->size), err,
+        status = dd_nccl_check(&t->lib, &t->before, api->ncclCommCount(handle, &comm->size), err,
                                "ncclCommCount after %s", t->what);
     }
     comm->is_blocking =
         !t->is_async && (t->kind == DD_NCCL_TASK_INIT_ALL || dd_nccl_config_is_blocking(&t->config));
     comm->handle = handle;
+    dd_nccl_note_last_error(&t->lib, handle, &comm->when_well);
     return status;
 }
 
@@ -190,9 +191,10 @@ call_and_await(dd_nccl_task *t, dd_error *err)
     dd_lock_take(&t->mu);
     t->is_in_call = true;
     dd_lock_release(&t->mu);
+    dd_nccl_note_last_error(&t->lib, t->parent_handle, &t->before);
     dd_nccl_result result = call_nccl(t);
     t->is_async = result == DD_NCCL_IN_PROGRESS;
-    dd_status status = dd_nccl_check(&t->lib, NULL, result, err, "%s", t->what);
+    dd_status status = dd_nccl_check(&t->lib, &t->before, result, err, "%s", t->what);
     dd_lock_take(&t->mu);
     t->is_in_call = false;
     dd_lock_release(&t->mu);

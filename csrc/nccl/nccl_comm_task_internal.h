@@ -56,6 +56,7 @@ typedef struct dd_nccl_task {
     bool is_in_call;  /* guarded by mu: the call that may hang */
     dd_status status; /* the thread's until is_done, with those that follow */
     dd_error error;
+    dd_nccl_last_error before;
     bool is_async; /* the call came back before it was through */
     dd_nccl_window window;
     dd_nccl_comm_handle *handles; /* written by NCCL's threads, too */

@@ -287,6 +287,8 @@ void nccl_group_check_comms(dd_nccl_group *group);
 
 /* NCCL's calls, in a group where there is more than one, and in an estimate. */
 dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
+/* Of a call by the thread inside the channel's communicator. */
+dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what) DD_MUST_CHECK;
 dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
                                  const char *what) DD_MUST_CHECK;
 /* Within the device, in the order of the stream; nothing in an estimate. */

@@ -11,13 +11,15 @@ typedef struct launch_row {
     bool has_messages;                                               /* those are sends and receives */
 } launch_row;
 
-static dd_status
-check_nccl(const nccl_launch *launch, dd_nccl_result result, const char *what)
+dd_status
+nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what)
 {
     if (result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS) {
         return DD_OK;
     }
-    return dd_nccl_check(launch->group->lib, launch->comm, result, launch->err, "%s", what);
+    const dd_nccl_comm *comm = atomic_load(&launch->channel->comm);
+    return dd_nccl_check(launch->group->lib, dd_nccl_comm_before(comm, result), result, launch->err, "%s",
+                         what);
 }
 
 dd_status
@@ -98,9 +100,9 @@ begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
     } else {
         make_scalar(&op->args.reduction, &scalar);
     }
-    return check_nccl(launch,
-                      api->ncclRedOpCreatePreMulSum(&wire->op, factor, wire->dtype, residence, launch->comm),
-                      "ncclRedOpCreatePreMulSum");
+    return nccl_launch_check(
+        launch, api->ncclRedOpCreatePreMulSum(&wire->op, factor, wire->dtype, residence, launch->comm),
+        "ncclRedOpCreatePreMulSum");
 }
 
 static dd_status
@@ -110,7 +112,7 @@ end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
         return status;
     }
     dd_nccl_result result = launch->group->lib->api.ncclRedOpDestroy(wire->op, launch->comm);
-    return status == DD_OK ? check_nccl(launch, result, "ncclRedOpDestroy") : status;
+    return status == DD_OK ? nccl_launch_check(launch, result, "ncclRedOpDestroy") : status;
 }
 
 /* ---- single calls. All ranks know the sizes, so all leave out what moves nothing */
@@ -120,7 +122,7 @@ post_item(const nccl_launch *launch, const dd_nccl_item *item)
 {
     dd_nccl_result result =
         dd_nccl_item_call(&launch->group->lib->api, item, launch->comm, launch->channel->stream);
-    return check_nccl(launch, result, dd_nccl_item_function(item->kind));
+    return nccl_launch_check(launch, result, dd_nccl_item_function(item->kind));
 }
 
 /* The count is of bytes. */
@@ -483,7 +485,7 @@ post_ops(nccl_launch *launch)
     const dd_nccl_api *api = &launch->group->lib->api;
     bool is_group = launch->call->nops != 1 || !is_native(launch->group, &launch->call->ops[0]) ||
                     launch->estimate != NULL;
-    dd_status status = is_group ? check_nccl(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
+    dd_status status = is_group ? nccl_launch_check(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
     if (status != DD_OK) {
         return status;
     }
@@ -493,10 +495,10 @@ post_ops(nccl_launch *launch)
     /* Also after a failure: it is the thread's. The first reason stays. */
     if (is_group && launch->estimate != NULL) {
         dd_nccl_result result = end_estimate(launch);
-        status = status == DD_OK ? check_nccl(launch, result, "ncclGroupSimulateEnd") : status;
+        status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupSimulateEnd") : status;
     } else if (is_group) {
         dd_nccl_result result = api->ncclGroupEnd();
-        status = status == DD_OK ? check_nccl(launch, result, "ncclGroupEnd") : status;
+        status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupEnd") : status;
     }
     return status;
 }

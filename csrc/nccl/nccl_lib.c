@@ -3,6 +3,7 @@
 #include "core/mem.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -158,8 +159,51 @@ dd_nccl_need_version(const dd_nccl_lib *lib, const char *what, int since, dd_err
     return lib->version >= since ? DD_OK : too_old(lib, what, since, err);
 }
 
+void
+dd_nccl_note_last_error(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_last_error *before)
+{
+    const char *last = lib->api.ncclGetLastError(comm);
+    before->comm = comm;
+    before->text[0] = '\0';
+    if (last != NULL && last[0] != '\0') {
+        (void)snprintf(before->text, sizeof before->text, "%s", last);
+    }
+}
+
+/* FNV-1a, from `hash` on. */
+static uint64_t
+hash_more(uint64_t hash, const char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ (uint8_t)bytes[i]) * 1099511628211u;
+    }
+    return hash;
+}
+
+bool
+dd_nccl_is_of_the_call(dd_nccl_result result)
+{
+    return result == DD_NCCL_INVALID_ARGUMENT || result == DD_NCCL_INVALID_USAGE;
+}
+
+/* True if the text is new since `before`, or belongs to a failure that has happened again, with the same text. */
+static bool
+explains(const char *last, const dd_nccl_last_error *before, const char *call, dd_nccl_result result)
+{
+    static _Atomic uint64_t explained; /* relaxed: the failure that the last new text belonged to */
+    char code = (char)result;
+    uint64_t failure = hash_more(hash_more(14695981039346656037u, &code, 1), last, strlen(last));
+    if (dd_nccl_is_of_the_call(result)) {
+        failure = hash_more(failure, call, strcspn(call, " "));
+    }
+    if (strncmp(last, before->text, sizeof before->text - 1) != 0) {
+        atomic_store_explicit(&explained, failure, memory_order_relaxed);
+    }
+    return atomic_load_explicit(&explained, memory_order_relaxed) == failure;
+}
+
 dd_status
-dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result result, dd_error *err,
+dd_nccl_check(const dd_nccl_lib *lib, const dd_nccl_last_error *before, dd_nccl_result result, dd_error *err,
               const char *what, ...)
 {
     if (result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS) {
@@ -171,8 +215,8 @@ dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result r
     (void)vsnprintf(call, sizeof call, what, args);
     va_end(args);
     const char *text = lib->api.ncclGetErrorString(result);
-    const char *last = lib->api.ncclGetLastError(comm);
-    bool has_last = last != NULL && last[0] != '\0';
+    const char *last = lib->api.ncclGetLastError(before->comm);
+    bool has_last = last != NULL && last[0] != '\0' && explains(last, before, call, result);
     return dd_error_set(err, DD_BACKEND, "%s: %s (%d): %s%s%s", call, dd_nccl_result_name(result),
                         (int)result, text != NULL ? text : "unknown to this NCCL", has_last ? ": " : "",
                         has_last ? last : "");
@@ -196,7 +240,9 @@ dd_nccl_set_encryption(dd_nccl_lib *lib, const char *psk, uint64_t print, dd_err
         .mode = DD_NCCL_ENCRYPTION_MODE_PSK,
         .psk = psk,
     };
-    status = dd_nccl_check(lib, NULL, lib->api.ncclSetEncryption(&config), err, "ncclSetEncryption");
+    dd_nccl_last_error before;
+    dd_nccl_note_last_error(lib, NULL, &before);
+    status = dd_nccl_check(lib, &before, lib->api.ncclSetEncryption(&config), err, "ncclSetEncryption");
     if (status == DD_OK) {
         lib->encryption = print;
     }

@@ -39,9 +39,23 @@ const char *dd_nccl_version_print(int version, char *out);
 /* "ncclInvalidUsage"; never NULL. */
 const char *dd_nccl_result_name(dd_nccl_result result);
 
+/* The text of ncclGetLastError before a call: the last warning of the whole process, perhaps from a call that succeeded. */
+typedef struct dd_nccl_last_error {
+    dd_nccl_comm_handle comm;
+    char text[256];
+} dd_nccl_last_error;
+/* comm may be NULL. Cheap: one call, and a copy if there is a text. */
+void dd_nccl_note_last_error(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_last_error *before);
+
+/* The result is about the arguments or the state of a call. Others may have a cause that is older than the call. */
+bool dd_nccl_is_of_the_call(dd_nccl_result result);
+
 /* DD_OK also for DD_NCCL_IN_PROGRESS (dd_nccl_comm_wait_ready tells the rest); else DD_BACKEND: "<what>: ncclInvalidUsage (5): invalid
- * usage: <ncclGetLastError>". `what` names the call and on what: "ncclAllReduce of rank 1 of 4". comm may be NULL. */
-dd_status dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result result,
+ * usage: <ncclGetLastError>". `what` names the call and on what: "ncclAllReduce of rank 1 of 4".
+ *
+ * before: noted before the call that gave the result. A text that has not changed since is left out, because it belongs to an
+ * earlier call. Another thread's call may have changed it. */
+dd_status dd_nccl_check(const dd_nccl_lib *lib, const dd_nccl_last_error *before, dd_nccl_result result,
                         dd_error *err, const char *what, ...) DD_PRINTF(5, 6) DD_MUST_CHECK;
 
 /* Of NCCL, 2.32.3: its sockets are encrypted from now on, with a key of at least 32 bytes that all processes have. Before anything else is done

@@ -66,8 +66,8 @@ enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
     dd_cuda_stream stream = c->streams != NULL ? c->streams[i] : NULL;
     dd_nccl_result result = dd_nccl_item_call(c->api, item, c->handles[i], stream);
     dd_cuda_leave(&guard);
-    return dd_nccl_check(c->lib, c->handles[i], result, err, "%s of rank %d of %d", c->what,
-                         dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
+    return dd_nccl_check(c->lib, dd_nccl_comm_before(comm, result), result, err, "%s of rank %d of %d",
+                         c->what, dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
 }
 
 /* Within the group. The first failure ends it; the group is closed in any case. */
@@ -86,15 +86,17 @@ enqueue_all(const call *c, dd_error *err)
 static dd_status
 run_group(const call *c, dd_error *err)
 {
-    dd_status status =
-        dd_nccl_check(c->lib, NULL, c->api->ncclGroupStart(), err, "ncclGroupStart for %s", c->what);
+    dd_nccl_result began = c->api->ncclGroupStart();
+    dd_status status = dd_nccl_check(c->lib, dd_nccl_comm_before(c->comms[0], began), began, err,
+                                     "ncclGroupStart for %s", c->what);
     if (status != DD_OK) {
         return status;
     }
     status = enqueue_all(c, err);
     dd_nccl_result ended = c->api->ncclGroupEnd();
     if (status == DD_OK) {
-        status = dd_nccl_check(c->lib, NULL, ended, err, "ncclGroupEnd for %s", c->what);
+        status = dd_nccl_check(c->lib, dd_nccl_comm_before(c->comms[0], ended), ended, err,
+                               "ncclGroupEnd for %s", c->what);
     }
     for (int i = 0; i < c->ncomms && status == DD_OK; i++) {
         status = dd_nccl_comm_wait_ready(c->comms[i], c->what, NULL, c->wait, err);

@@ -424,6 +424,5 @@ nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op)
                                     op->window->handle, op->offset, op->channel, 0, 0, launch->comm, stream);
         called = DD_NCCL_CAN_PUT_SIGNAL;
     }
-    return dd_nccl_check(launch->group->lib, launch->comm, result, launch->err, "%s",
-                         dd_nccl_capability_name(called));
+    return nccl_launch_check(launch, result, dd_nccl_capability_name(called));
 }

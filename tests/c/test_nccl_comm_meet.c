@@ -18,10 +18,13 @@ make_id(dd_nccl_unique_id *id)
     return DD_NCCL_SUCCESS;
 }
 
+static _Atomic(const char *) last_text;
+
 static dd_nccl_result
 make_no_id(dd_nccl_unique_id *id)
 {
     (void)id;
+    last_text = "no interface is up";
     return DD_NCCL_SYSTEM_ERROR;
 }
 
@@ -35,7 +38,7 @@ static const char *
 last_error(dd_nccl_comm_handle comm)
 {
     (void)comm;
-    return "no interface is up";
+    return last_text;
 }
 
 static dd_nccl_result

@@ -130,6 +130,89 @@ TEST(errors_of_nccl_have_its_reasons)
     comm_rig_close(&rig);
 }
 
+/* The last error of a process, which real NCCLs give whatever the call. */
+static const char *process_text = "";
+
+static const char *
+last_error_of_the_process(dd_nccl_comm_handle comm)
+{
+    (void)comm;
+    return process_text;
+}
+
+static dd_nccl_result
+fail_silently(dd_nccl_unique_id *id)
+{
+    (void)id;
+    return DD_NCCL_SYSTEM_ERROR;
+}
+
+static dd_nccl_result
+fail_with_a_text(dd_nccl_unique_id *id)
+{
+    process_text = "Bootstrap : no socket interface found";
+    return fail_silently(id);
+}
+
+TEST(an_error_has_the_text_of_its_own_call)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    dd_nccl_lib lib = *rig.lib;
+    lib.api.ncclGetLastError = last_error_of_the_process;
+    lib.api.ncclGetUniqueId = fail_silently;
+    dd_nccl_unique_id id;
+    process_text = "RMA/Socket : rma_socket requires GDRCopy"; /* of a call that succeeded */
+    CHECK_STATUS(dd_nccl_make_unique_id(&lib, &id, check_err()), DD_BACKEND);
+    CHECK(strstr(check_message(), "GDRCopy") == NULL);
+    lib.api.ncclGetUniqueId = fail_with_a_text;
+    for (int i = 0; i < 2; i++) { /* the second time the text does not change */
+        CHECK_STATUS(dd_nccl_make_unique_id(&lib, &id, check_err()), DD_BACKEND);
+        CHECK_CONTAINS(check_message(), ": Bootstrap : no socket interface found");
+    }
+    dd_nccl_last_error before;
+    dd_nccl_note_last_error(&lib, NULL, &before);
+    static const dd_nccl_result RESULTS[] = {DD_NCCL_SYSTEM_ERROR, DD_NCCL_INTERNAL_ERROR,
+                                             DD_NCCL_INVALID_USAGE};
+    for (int i = 0; i < 3; i++) {
+        CHECK_STATUS(dd_nccl_check(&lib, &before, RESULTS[i], check_err(), "ncclCommFinalize"), DD_BACKEND);
+        CHECK((strstr(check_message(), "Bootstrap") != NULL) == (i == 0));
+    }
+    /* Wrong arguments of two functions. */
+    process_text = "ncclCommSplit : newcomm argument is NULL";
+    CHECK_STATUS(dd_nccl_check(&lib, &before, DD_NCCL_INVALID_ARGUMENT, check_err(), "ncclCommSplit"),
+                 DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "newcomm argument");
+    dd_nccl_note_last_error(&lib, NULL, &before);
+    CHECK_STATUS(dd_nccl_check(&lib, &before, DD_NCCL_INVALID_ARGUMENT, check_err(), "ncclCommFinalize"),
+                 DD_BACKEND);
+    CHECK(strstr(check_message(), "newcomm") == NULL);
+    comm_rig_close(&rig);
+}
+
+TEST(a_communicator_notes_the_last_error)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    rig.lib->api.ncclGetLastError = last_error_of_the_process;
+    dd_nccl_comm_handle handle;
+    process_text = "a first call";
+    CHECK_OK(comm_rig_enter(rank.comm, &handle));
+    dd_nccl_comm_leave(rank.comm);
+    process_text = "the cable was pulled";
+    CHECK_OK(comm_rig_enter(rank.comm, &handle));
+    CHECK(strcmp(dd_nccl_comm_before(rank.comm, DD_NCCL_INVALID_USAGE)->text, "the cable was pulled") == 0);
+    CHECK(strcmp(dd_nccl_comm_before(rank.comm, DD_NCCL_REMOTE_ERROR)->text, "a first call") == 0);
+    dd_nccl_comm_leave(rank.comm);
+    process_text = "a second call";
+    CHECK_OK(dd_nccl_comm_check(rank.comm, check_err())); /* all is well */
+    CHECK(strcmp(dd_nccl_comm_before(rank.comm, DD_NCCL_REMOTE_ERROR)->text, "a second call") == 0);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
 TEST(a_key_for_the_connections)
 {
     comm_rig rig;

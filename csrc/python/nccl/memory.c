@@ -27,7 +27,9 @@ py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data, d
     }
     status = dd_cuda_enter(nccl->cuda, device, &guard, err);
     if (status == DD_OK) {
-        status = dd_nccl_check(nccl->lib, NULL, nccl->lib->api.ncclMemAlloc(data, nbytes), err,
+        dd_nccl_last_error before;
+        dd_nccl_note_last_error(nccl->lib, NULL, &before);
+        status = dd_nccl_check(nccl->lib, &before, nccl->lib->api.ncclMemAlloc(data, nbytes), err,
                                "ncclMemAlloc of %zu bytes on cuda:%d", nbytes, device);
         dd_cuda_leave(&guard);
     }
