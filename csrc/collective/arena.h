@@ -82,17 +82,14 @@ size_t dd_arena_data_nbytes(const dd_arena *arena);
 /* Gives it back to the system; what is written there takes it again. Between operations: every rank has done with what it has read. */
 dd_status dd_arena_give_back(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
 
-/* Which operations end with this rank's giving up. */
-typedef enum dd_arena_ending {
-    DD_ARENA_ENDS_ALL,
-    DD_ARENA_ENDS_LAST, /* the last one that this rank has started, and what comes after it */
-    DD_ARENA_ENDS_NEXT, /* what comes after it, if it is over here. No thread moves its data */
-} dd_arena_ending;
-/* Something has gone wrong. Of the operations that end with it, those that have not compared their headers, on any rank,
- * stay blocked until their owners end them, so that a rank that comes late does not succeed where the others have
- * failed. Operations that read our regions, or that reduce in place, stay blocked before their end, since
- * what they read may be our caller's next data. */
-void dd_arena_poison(dd_arena *arena, dd_arena_ending ending);
+/* Publish that this rank has failed. The first operation that it has not ended, and all operations after that one, fail:
+ *   - A rank that has not opened such an operation does not open it: it stays blocked until its owner ends it. So a rank
+ *     that is late does not succeed in an operation that others have failed in.
+ *   - A rank that has opened it goes on as far as the data in the arena allows, and may end it: the data that it needs is
+ *     complete. Exceptions are operations that reduce in place and operations that read this rank's regions, since the
+ *     caller of this rank may write other data there. They stay blocked.
+ * Call it with no thread moving the data of the operation under way. */
+void dd_arena_poison(dd_arena *arena);
 /* After dd_arena_poison: the bytes of ours that other ranks may still write for the operation under way.
  * False: there are none. A rank that has been stopped in the middle of a copy cannot be waited for, so the
  * memory has to be taken from it. */

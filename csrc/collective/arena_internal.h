@@ -126,7 +126,8 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    _Atomic uint32_t given_up; /* poisoned: the number of the first operation that ends with that */
+    _Atomic uint32_t
+        given_up; /* if poisoned: the number of the first operation that the rank has not ended */
     /* The claim to fold this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
      * ARENA_CLAIM_BITS the rank that claims it. That rank writes the word. */
     _Alignas(128) _Atomic uint64_t claim;
@@ -309,6 +310,7 @@ typedef struct arena_op {
     const dd_arena_ranks *awaited_of; /* the ranks that were to publish it */
     dd_arena_ranks awaited;           /* those that had not yet */
     bool is_awaiting;                 /* there are some */
+    bool is_barred;                   /* not opened: a rank has failed in this operation or an earlier one */
     bool is_streaming;                /* what is staged goes past the caches */
     bool is_taken_past;               /* what is copied out goes past them, too */
     bool is_measured;                 /* is of a trial, and not at its end */
@@ -331,6 +333,7 @@ struct dd_arena {
     int nwords; /* in use of a set of ranks */
     dd_arena_ranks all_ranks;
     uint32_t number;   /* of the operation under way, or the last */
+    uint32_t nended;   /* number of the last operation that has ended well here */
     uint32_t nsettled; /* the last one in which all have called what we have, as far as it was compared */
     dd_arena_ranks unsettled; /* whose headers of the one after that are still to come */
     uint64_t floor;           /* mark that all are known to have reached */

@@ -120,7 +120,23 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->known = find_known(arena);
     op->knows_all = memcmp(&op->known, &arena->all_ranks, sizeof(op->known)) == 0;
     op->is_awaiting = false;
+    op->is_barred = false;
     prepare(arena);
+}
+
+/* True if a rank has failed in this operation or in an earlier one. A rank that failed later has ended this one. */
+static bool
+has_any_given_up(const dd_arena *arena)
+{
+    bool has_any = false;
+    if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->poisoned), false)) {
+        for (int k = 0; k < arena->nranks; k++) {
+            bool is_poisoned = (atomic_load(&arena->shared->poisoned[k / 64]) >> k % 64 & 1) != 0;
+            uint32_t number = atomic_load_explicit(&arena->slots[k].control->given_up, memory_order_relaxed);
+            has_any = has_any || (is_poisoned && (int32_t)(number - arena->number) <= 0);
+        }
+    }
+    return has_any;
 }
 
 /* Publishes the header, with the first round's data unless that stays where it is. */
@@ -128,6 +144,11 @@ static dd_arena_state
 open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
+    op->is_barred = has_any_given_up(arena);
+    if (op->is_barred) {
+        op->is_awaiting = false; /* no publication unblocks it */
+        return DD_ARENA_BLOCKED;
+    }
     dd_arena_state state = dd_arena_settle(arena, arena->number - 1);
     if (state != DD_ARENA_MOVED && state != DD_ARENA_BLOCKED) {
         return state;
@@ -171,27 +192,16 @@ agree(dd_arena *arena)
     dd_arena_count_rounds(arena);
 }
 
-/* Whether a rank has given up in this operation, or before it. One that has ended this one has done its part. */
-static bool
-has_any_given_up(const dd_arena *arena)
-{
-    bool has_any = false;
-    if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->poisoned), false)) {
-        for (int k = 0; k < arena->nranks; k++) {
-            bool is_poisoned = (atomic_load(&arena->shared->poisoned[k / 64]) >> k % 64 & 1) != 0;
-            uint32_t number = atomic_load_explicit(&arena->slots[k].control->given_up, memory_order_relaxed);
-            has_any = has_any || (is_poisoned && (int32_t)(number - arena->number) <= 0);
-        }
-    }
-    return has_any;
-}
-
 static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
-    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0)) || has_any_given_up(arena)) {
+    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0))) {
+        return DD_ARENA_BLOCKED;
+    }
+    /* In place, the next step writes to the memory of all ranks: see dd_arena_find_written. */
+    if ((op->call->flags & ARENA_IN_PLACE) != 0 && has_any_given_up(arena)) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = DD_ARENA_MOVED;
@@ -286,6 +296,7 @@ end_op(dd_arena *arena)
         dd_arena_shorten_leases(arena, dd_arena_step_of(op, op->nrounds - 1));
     }
     op->phase = ARENA_IDLE;
+    arena->nended = arena->number;
     return DD_ARENA_MOVED;
 }
 
@@ -405,22 +416,17 @@ dd_arena_progress(dd_arena *arena)
 /* ---- giving up */
 
 void
-dd_arena_poison(dd_arena *arena, dd_arena_ending ending)
+dd_arena_poison(dd_arena *arena)
 {
-    uint32_t first = arena->number;
-    if (ending == DD_ARENA_ENDS_ALL) {
-        first -= ARENA_NRECORDS; /* nobody is further behind */
-    } else if (ending == DD_ARENA_ENDS_NEXT && arena->op.phase == ARENA_IDLE) {
-        first++;
-    }
-    atomic_store_explicit(&arena->slots[arena->rank].control->given_up, first, memory_order_relaxed);
+    arena_control *own = arena->slots[arena->rank].control;
+    atomic_store_explicit(&own->given_up, arena->nended + 1, memory_order_relaxed);
     /* Before anything that our caller writes once it knows: see has_read_in_vain. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
-/* Other ranks write to us only in an all_reduce in place: from when they have seen all headers, and no
- * poison, until they publish that they have folded. If a header is still missing here, it is missing for all
- * of them, and a rank that finds it later finds the poison. */
+/* Other ranks write to the memory of this rank only in an all_reduce in place: from when they have seen all headers, and
+ * no poison, until they publish that they have folded. If a header is missing here after the poison was stored, then a
+ * rank that finds the header later also finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {

@@ -244,7 +244,8 @@ dd_arena_fall_asleep(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing;
     if (!op->is_awaiting) {
-        return op->phase != ARENA_OPENING;
+        /* A rank that waits for space in its slot looks again. One that is barred is woken by the report of the failure. */
+        return op->phase != ARENA_OPENING || op->is_barred;
     }
     if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;

@@ -68,23 +68,13 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
     }
 }
 
-/* What a rank has done before it was lost counts, also for those who are behind us. */
-static dd_arena_ending
-ending_of(const dd_group *group)
-{
-    if (group->failure.kind != DD_CAUSE_LOST) {
-        return DD_ARENA_ENDS_ALL;
-    }
-    return group->is_active ? DD_ARENA_ENDS_LAST : DD_ARENA_ENDS_NEXT;
-}
-
 /* Before any call ends: its caller may use the memory for something else at once. */
 static void
 stop_arena_locked(dd_group *group)
 {
     dd_block written;
     dd_error error;
-    dd_arena_poison(group->arena, ending_of(group));
+    dd_arena_poison(group->arena);
     dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {

@@ -312,7 +312,7 @@ TEST(nobody_goes_on_after_a_poison)
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 2), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_ALL);
+    dd_arena_poison(team.ranks[2].arena);
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 3), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 2), DD_ARENA_BLOCKED);
     CHECK(dd_arena_fall_asleep(team.ranks[0].arena) && dd_arena_fall_asleep(team.ranks[1].arena));
@@ -321,28 +321,42 @@ TEST(nobody_goes_on_after_a_poison)
 
 /* A barrier that rank 2 has ended, and gives up then; the others have yet to look. */
 static void
-end_and_give_up(ahead_team *team, dd_arena_ending ending)
+end_and_give_up(ahead_team *team)
 {
     open_team(team, false);
     CHECK_INT(call(team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
-    dd_arena_poison(team->ranks[2].arena, ending);
+    dd_arena_poison(team->ranks[2].arena);
 }
 
 TEST(what_a_rank_has_ended_before_it_gave_up_counts)
 {
     ahead_team team;
-    end_and_give_up(&team, DD_ARENA_ENDS_NEXT);
+    end_and_give_up(&team);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
-    dd_arena_poison(team.ranks[0].arena, DD_ARENA_ENDS_LAST); /* which is the second one */
+    dd_arena_poison(team.ranks[0].arena); /* which is the second one */
     CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     close_team(&team);
-    end_and_give_up(&team, DD_ARENA_ENDS_ALL);
-    CHECK_INT(go_on(&team, 0), DD_ARENA_BLOCKED);
-    close_team(&team);
+}
+
+/* Rank 2 fails before the first operation. Rank 1 has opened it, and the data of the root is complete there. */
+TEST(an_opened_operation_ends_after_a_poison_if_its_data_is_complete)
+{
+    static const size_t sizes[] = {8, 20000, 100000};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        ahead_team team;
+        open_team(&team, false);
+        CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, sizes[i], 1), DD_ARENA_BLOCKED);
+        CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, sizes[i], 1), DD_ARENA_DONE);
+        dd_arena_poison(team.ranks[2].arena);
+        CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
+        CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, sizes[i], 2), DD_ARENA_BLOCKED); /* not opened */
+        CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, sizes[i], 2), DD_ARENA_BLOCKED);
+        close_team(&team);
+    }
 }
 
 /* Copies go past the caches until somebody has tried both ways: a root that has to wait for its readers does, and no other. */

@@ -340,7 +340,7 @@ TEST(a_rank_that_gives_up_knows_what_others_write)
     start(&pair, 1);
     CHECK_INT(dd_arena_progress(pair.arenas[1]), DD_ARENA_MOVED);
     REQUIRE(pair.memory[0][SHARED_NBYTES / 2] == 3 && pair.memory[0][SHARED_NBYTES - 1] == 1);
-    dd_arena_poison(pair.arenas[0], DD_ARENA_ENDS_LAST);
+    dd_arena_poison(pair.arenas[0]);
     CHECK(dd_arena_find_written(pair.arenas[0], &written));
     CHECK(written.data == pair.memory[0] && written.nbytes == SHARED_NBYTES);
     CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* what it has read of rank 0 may be anything */
@@ -356,7 +356,7 @@ TEST(what_nobody_writes_stays_where_it_is)
     open_pair(&pair, DD_COLL_ALL_REDUCE);
     start(&pair, 0);
     CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
-    dd_arena_poison(pair.arenas[0], DD_ARENA_ENDS_LAST);
+    dd_arena_poison(pair.arenas[0]);
     CHECK(!dd_arena_find_written(pair.arenas[0], &written));
     memset(pair.memory[0], 5, SHARED_NBYTES);
     start(&pair, 1);
@@ -369,7 +369,7 @@ TEST(what_nobody_writes_stays_where_it_is)
     start(&pair, 1);
     CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
     CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* waits for the other's part */
-    dd_arena_poison(pair.arenas[0], DD_ARENA_ENDS_LAST);
+    dd_arena_poison(pair.arenas[0]);
     CHECK(!dd_arena_find_written(pair.arenas[0], &written));
     close_pair(&pair);
 }
@@ -429,7 +429,7 @@ TEST(what_others_write_are_whole_pages)
     CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
     start(&pair, 1);
     CHECK_INT(dd_arena_progress(pair.arenas[1]), DD_ARENA_MOVED);
-    dd_arena_poison(pair.arenas[0], DD_ARENA_ENDS_LAST);
+    dd_arena_poison(pair.arenas[0]);
     REQUIRE(dd_arena_find_written(pair.arenas[0], &written));
     CHECK(written.data == pair.memory[0] + 4096 && written.nbytes == SHARED_NBYTES - 2 * 4096);
     close_pair(&pair);
@@ -449,7 +449,7 @@ TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
     (void)dd_arena_progress(pair.arenas[1]);
     (void)dd_arena_progress(pair.arenas[0]);
     (void)dd_arena_progress(pair.arenas[1]);
-    dd_arena_poison(pair.arenas[0], DD_ARENA_ENDS_LAST);
+    dd_arena_poison(pair.arenas[0]);
     memset(pair.memory[0], 7, SHARED_NBYTES);
     CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED);
     close_pair(&pair);
@@ -566,7 +566,7 @@ TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
         dd_arena_ranks missing = dd_arena_missing(crowd.arenas[rank]);
         CHECK_INT(dd_arena_ranks_take(&missing), 2);
         CHECK_INT(dd_arena_ranks_take(&missing), -1);
-        dd_arena_poison(crowd.arenas[rank], DD_ARENA_ENDS_LAST);
+        dd_arena_poison(crowd.arenas[rank]);
         CHECK(!dd_arena_find_written(crowd.arenas[rank], &written));
         for (size_t i = 0; i < count; i++) {
             crowd.arrays[rank][i] = 9;
