@@ -305,6 +305,24 @@ dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step)
     }
 }
 
+bool
+dd_plan_run_catch_up_locked(dd_plan_run *run)
+{
+    bool has_ended = false;
+    if (!run->is_under_way || run->is_advancing) {
+        return false;
+    }
+    run->is_advancing = true; /* on_message_done leaves the next steps to this call */
+    for (uint32_t i = 0; i < run->plan.nmessages; i++) {
+        has_ended = dd_context_tell_success_locked(&run->messages[i].message) || has_ended;
+    }
+    run->is_advancing = false;
+    if (has_ended) {
+        advance(run);
+    }
+    return has_ended;
+}
+
 void
 dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
 {

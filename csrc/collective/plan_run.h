@@ -43,6 +43,10 @@ void dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step);
 /* Whether there is one to be taken. */
 bool dd_plan_run_is_busy_locked(const dd_plan_run *run);
 
+/* Go on with the messages that have ended well, without waiting for the engine to report them. True if there was one. The run
+ * may have ended then. */
+bool dd_plan_run_catch_up_locked(dd_plan_run *run);
+
 /* Ends it with `error` if it is under way; on_done is called. */
 void dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error);
 

@@ -71,7 +71,10 @@ void dd_run_start_locked(dd_run *run, const dd_run_call *call);
  * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. Large data is
  * moved without the lock, so by the end everything may be otherwise. */
 bool dd_run_progress_locked(dd_run *run);
-/* The same, as far as it goes without letting go of the lock: for callbacks. Only for what the arena does alone. */
+/* Finish everything that is complete here: use all data that other ranks have published or sent, and end the collective if
+ * nothing is missing. Calls that its on_done starts are treated alike. The lock is kept, so this may be called from
+ * callbacks; a piece that another thread is moving is waited for and taken over. The work is bounded by the data that
+ * other ranks can have left behind: their slots of the arena, and messages. */
 void dd_run_catch_up_locked(dd_run *run);
 /* Whether progress is worth a look: it waits for ranks of this host, whose words are in shared memory. What
  * comes by messages comes when the engine is driven. */

@@ -11,6 +11,8 @@
 #define AWAKE_NS (50 * DD_NS_PER_MS)
 /* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
 #define LEAVING_NS (100 * DD_NS_PER_MS)
+/* How often the library is queried before a failing group gives an operation up. */
+#define LAST_LOOKS 1000
 
 dd_status
 dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
@@ -254,6 +256,17 @@ dd_run_progress_carried(dd_run *run)
     while (step == CARRIED_MOVED) {
         step = look(run);
         has_moved = has_moved || step != CARRIED_STUCK;
+    }
+    return has_moved;
+}
+
+bool
+dd_run_catch_up_carried(dd_run *run)
+{
+    bool has_moved = false;
+    int nlooks = is_in_library(&run->carried) ? LAST_LOOKS : 1;
+    for (int look = 0; look < nlooks && dd_run_is_carrying(run) && !has_moved; look++) {
+        has_moved = dd_run_progress_carried(run);
     }
     return has_moved;
 }

@@ -47,21 +47,32 @@ typedef struct dd_run_wanted {
     uint32_t id;
 } dd_run_wanted;
 
+/* A piece of work. */
+typedef struct dd_run_piece {
+    bool is_of_arena; /* false: it is a step of the plan */
+    uint32_t step;
+    dd_arena_state state; /* of the arena, after the piece */
+} dd_run_piece;
+
 /* Who moves data.
  *
  * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
  * arena, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
- * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. Only who ends the collective
- * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
- * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
+ * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. The exception is the
+ * end of the group: it waits, with the lock, for the end of the piece (is_moving), and takes the piece over. So a mover never
+ * waits for the lock while it moves: whom to wake, and what is wanted, is kept until the piece is ended. */
 typedef struct dd_run_mover {
     bool is_large;         /* the arena's operation is moved that way */
-    bool is_taken;         /* by a thread that will come back */
+    bool is_taken;         /* by a thread that will come back; `piece` is what it took */
+    bool is_catching_up;   /* pieces of any size are moved with the lock: see dd_run_catch_up_locked */
     bool has_left;         /* some thread was without the lock during this collective */
     atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
     unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
     uint64_t nended;       /* collectives: whether it has */
-    dd_arena_ranks bells;  /* local ranks to be woken */
+    uint64_t
+        npieces; /* taken without the lock: a thread that comes back finds out whether `piece` is its own */
+    dd_run_piece piece;   /* written by its thread while is_moving */
+    dd_arena_ranks bells; /* local ranks to be woken */
     dd_run_wanted
         *wanted; /* [2 * ranks of this host]: an operation asks for each input and each output once */
     int nwanted;
@@ -155,6 +166,8 @@ void dd_run_forget_moves(dd_run *run);
 /* False: no carrier takes it. */
 bool dd_run_start_carried(dd_run *run);
 bool dd_run_progress_carried(dd_run *run);
+/* Query the library for data that has arrived: libraries find it after some calls. True if it got somewhere. */
+bool dd_run_catch_up_carried(dd_run *run);
 static inline bool
 dd_run_is_carrying(const dd_run *run)
 {

@@ -8,6 +8,9 @@
 
 /* How many pieces (some tens of microseconds each) before others have a turn. */
 #define MAX_MOVES 16
+/* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, with one more for each rank. Ranks that
+ * go on publishing data must not keep the lock busy for longer. */
+#define CATCH_UP_ROUNDS 16
 
 /* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
 #define MOVED_LOCKED_NBYTES ((size_t)16384)
@@ -99,15 +102,9 @@ on_arena_failed(dd_run *run, dd_arena_state state)
 
 /* ---- pieces */
 
-typedef struct piece {
-    bool is_of_arena; /* else it is a step of the plan */
-    uint32_t step;
-    dd_arena_state state; /* of the arena: what came out */
-} piece;
-
 /* False when there is nothing to be done, or another thread is doing it. */
 static bool
-take_piece(dd_run *run, bool is_arena_blocked, piece *next)
+take_piece(dd_run *run, bool is_arena_blocked, dd_run_piece *next)
 {
     if (run->mover.is_taken) {
         return false;
@@ -118,7 +115,7 @@ take_piece(dd_run *run, bool is_arena_blocked, piece *next)
 }
 
 static void
-do_piece(dd_run *run, piece *this)
+do_piece(dd_run *run, dd_run_piece *this)
 {
     if (this->is_of_arena) {
         this->state = dd_arena_progress(run->env.arena);
@@ -127,29 +124,31 @@ do_piece(dd_run *run, piece *this)
     }
 }
 
-/* By this thread alone. False: the collective has ended meanwhile. */
+/* Only by this thread. False if another thread has ended the piece, or the collective, before this one had the lock again. */
 static bool
-do_piece_unlocked(dd_run *run, piece *this)
+do_piece_unlocked(dd_run *run, dd_run_piece *this)
 {
     dd_run_mover *mover = &run->mover;
-    uint64_t nended = mover->nended;
+    uint64_t number = ++mover->npieces;
+    mover->piece = *this;
     mover->is_taken = mover->has_left = true;
     mover->nabsent++;
     atomic_store_explicit(&mover->is_moving, true, memory_order_relaxed);
     dd_engine_unlock(run->env.engine);
-    do_piece(run, this);
+    do_piece(run, &mover->piece);
     atomic_store_explicit(&mover->is_moving, false, memory_order_release);
     dd_engine_lock(run->env.engine);
     mover->nabsent--;
-    if (mover->nended != nended) {
+    if (!mover->is_taken || mover->npieces != number) {
         return false;
     }
     mover->is_taken = false;
+    *this = mover->piece;
     return true;
 }
 
 static void
-end_piece(dd_run *run, const piece *this)
+end_piece(dd_run *run, const dd_run_piece *this)
 {
     if (!this->is_of_arena) {
         dd_plan_run_end_step_locked(run->plan->plan, this->step);
@@ -175,10 +174,10 @@ dd_run_progress_locked(dd_run *run)
     }
     bool has_moved = false;
     bool is_blocked = false;
-    piece next = {0};
+    dd_run_piece next = {0};
     /* A plan's step may be as long as many pieces. */
     for (int i = 0; i < MAX_MOVES && take_piece(run, is_blocked, &next); i++) {
-        if (next.is_of_arena && !run->mover.is_large) {
+        if ((next.is_of_arena && !run->mover.is_large) || run->mover.is_catching_up) {
             do_piece(run, &next);
         } else if (!do_piece_unlocked(run, &next)) {
             return true;
@@ -194,14 +193,35 @@ dd_run_progress_locked(dd_run *run)
     return has_moved;
 }
 
+/* Ends the piece that another thread is moving, instead of that thread. */
+static void
+take_over_piece(dd_run *run)
+{
+    dd_run_mover *mover = &run->mover;
+    if (mover->is_taken) {
+        dd_run_halt_locked(run);
+        mover->is_taken = false;
+        dd_run_piece taken = mover->piece;
+        end_piece(run, &taken);
+    }
+}
+
 void
 dd_run_catch_up_locked(dd_run *run)
 {
-    while (run->is_arena_busy && run->plan == NULL && !run->mover.is_large && !run->mover.is_taken &&
-           dd_run_progress_locked(run)) {
+    bool was_catching_up = run->mover.is_catching_up;
+    bool has_moved = true;
+    run->mover.is_catching_up = true;
+    take_over_piece(run);
+    for (int i = 0; i < CATCH_UP_ROUNDS + run->env.topology->nranks && has_moved && !run->is_idle; i++) {
+        has_moved = run->plan != NULL && dd_plan_run_catch_up_locked(run->plan->plan);
+        if (dd_run_is_carrying(run)) {
+            has_moved = dd_run_catch_up_carried(run);
+        } else if (!run->is_idle) {
+            has_moved = dd_run_progress_locked(run) || has_moved;
+        }
     }
-    while (run->carried.state != DD_CARRIED_NOT && dd_run_progress_carried(run)) {
-    }
+    run->mover.is_catching_up = was_catching_up;
 }
 
 bool

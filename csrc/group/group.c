@@ -246,13 +246,21 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 
 /* ---- closing */
 
+static bool
+has_calls_locked(const dd_group *group)
+{
+    return !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
+           (group->guest != NULL && group->guest->ncalls > 0);
+}
+
 /* To the others a rank is gone that they may need. */
 static void
 fail_leftovers_locked(dd_group *group)
 {
-    bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
-                   (group->guest != NULL && group->guest->ncalls > 0);
-    if (is_left) {
+    if (has_calls_locked(group)) {
+        group_end_complete_locked(group);
+    }
+    if (has_calls_locked(group)) {
         dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
         snprintf(loss.text, sizeof loss.text, "with operations under way");
         group_fail_cause_locked(group, &loss);

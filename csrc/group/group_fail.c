@@ -83,13 +83,9 @@ stop_arena_locked(dd_group *group)
     }
 }
 
-void
-group_fail_cause_locked(dd_group *group, const dd_cause *cause)
+static void
+fail_rest_locked(dd_group *group, const dd_cause *cause)
 {
-    group->is_revoked = group->is_revoked || cause->kind == DD_CAUSE_REVOKED;
-    if (group->cause.code != DD_OK) {
-        return;
-    }
     group->failure = *cause;
     group_explain_cause(group, cause, &group->cause);
     group->is_asking = false;
@@ -115,6 +111,56 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause)
         group->guest->on_end(group->guest, &group->cause);
     }
     group_update_task_locked(group);
+}
+
+bool
+group_has_failed_locked(const dd_group *group)
+{
+    return group->cause.code != DD_OK || group->has_found_own;
+}
+
+static void
+end_complete_locked(dd_group *group, dd_cause *found)
+{
+    found->kind = 0;
+    group->found = found;
+    dd_engine_take_in_locked(group->engine);
+    if (group->is_active) {
+        dd_run_catch_up_locked(group->run);
+    }
+    group->found = NULL;
+}
+
+void
+group_end_complete_locked(dd_group *group)
+{
+    dd_cause found;
+    if (group->found != NULL || group->cause.code != DD_OK) {
+        return;
+    }
+    end_complete_locked(group, &found);
+    if (found.kind != 0) {
+        fail_rest_locked(group, &found);
+    }
+}
+
+void
+group_fail_cause_locked(dd_group *group, const dd_cause *cause)
+{
+    group->is_revoked = group->is_revoked || cause->kind == DD_CAUSE_REVOKED;
+    if (group->cause.code != DD_OK) {
+        return;
+    }
+    if (group->found != NULL) {
+        if (group->found->kind == 0) {
+            *group->found = *cause;
+        }
+        group->has_found_own = group->has_found_own || cause->origin == group->rank;
+        return;
+    }
+    dd_cause found; /* it came later than `cause`, which stays */
+    end_complete_locked(group, &found);
+    fail_rest_locked(group, cause);
 }
 
 void

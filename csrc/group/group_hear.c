@@ -37,19 +37,6 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
     group_hear_coll_locked(ctx, rank, sequence, signature);
 }
 
-/* What others have published before they were lost, or gave up, counts: the collective under way may be at its end. None is started
- * after it, since the group is about to fail. */
-static void
-catch_up_locked(dd_group *group)
-{
-    bool was_starting = group->is_starting;
-    group->is_starting = true;
-    if (group->is_active) {
-        dd_run_catch_up_locked(group->run);
-    }
-    group->is_starting = was_starting;
-}
-
 static void
 on_abort(void *ctx, int rank, const dd_cause *cause)
 {
@@ -58,7 +45,6 @@ on_abort(void *ctx, int rank, const dd_cause *cause)
     dd_error own;
     bool is_own = cause->kind == DD_CAUSE_LOST && cause->culprit.rank == group->rank &&
                   dd_engine_check_links_locked(group->engine, &own) != DD_OK;
-    catch_up_locked(group);
     if (is_own) {
         group_fail_own_locked(group, &own);
     } else {
@@ -112,7 +98,6 @@ on_lost(void *ctx, int rank, const dd_error *error)
         cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);
         snprintf(cause.text, sizeof cause.text, "%s", error->message);
     }
-    catch_up_locked(group);
     group_fail_cause_locked(group, &cause);
 }
 

@@ -110,9 +110,12 @@ struct dd_group {
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
-    dd_error cause;   /* code DD_OK while nothing is wrong; else why everything fails */
-    dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
-    bool is_made;     /* on this rank; others may not be through yet */
+    dd_error cause; /* code DD_OK while nothing is wrong; else why everything fails */
+    dd_cause *
+        found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
+    bool has_found_own; /* one that this rank is the first to report: no further collective is started */
+    dd_cause failure;   /* what `cause` puts in words; kind 0 while nothing is wrong */
+    bool is_made;       /* on this rank; others may not be through yet */
     bool is_closing;
     bool is_suspended;
     bool is_revoked;    /* by this rank or another: it may have failed before */
@@ -313,7 +316,15 @@ void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 /* Puts the group's task in, or takes it out, as the work at hand demands. */
 void group_update_task_locked(dd_group *group);
-/* The first cause ends everything under way and stays; the others are told. dd_group_fail_locked: where nothing but words is known. */
+/* End the calls that are complete on this rank: their data has arrived, in messages or in shared memory, whether or not
+ * this rank has looked at it. Every failure of a group or of its collectives does this first, so that no call fails that has
+ * all it needs, whatever is published next. Collectives end in the order of the calls: those behind the one under way are
+ * also started, unless a carrier moves their data. A failure that this finds fails the group. */
+void group_end_complete_locked(dd_group *group);
+/* True if the group has failed, or group_end_complete_locked has found a failure that this rank is the first to report. */
+bool group_has_failed_locked(const dd_group *group);
+/* The first cause ends everything under way that is not complete, and stays; the other ranks receive it.
+ * dd_group_fail_locked: where nothing but words is known. */
 void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
 /* With what this rank cannot do, whatever the others do: its name goes before the words. */
 void group_fail_own_locked(dd_group *group, dd_error *error);

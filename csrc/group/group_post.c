@@ -78,9 +78,17 @@ start_locked(group_call *call)
         group_be_curious_locked(group, dd_clock_now_ns());
     }
     look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
-    if (group->cause.code == DD_OK) {
+    if (!group_has_failed_locked(group)) {
         dd_run_start_locked(group->run, &run_call);
     }
+}
+
+/* A failing group starts calls whose data may be here already: see group_end_complete_locked. A carrier's library cannot tell. */
+static bool
+may_start_next_locked(const dd_group *group)
+{
+    bool is_failing = group->found != NULL;
+    return !group_has_failed_locked(group) && !(is_failing && dd_group_carrier(group) != NULL);
 }
 
 static void
@@ -90,7 +98,7 @@ start_next_locked(dd_group *group)
         return; /* the loop below is running, and starts the next one, too */
     }
     group->is_starting = true;
-    while (!group->is_active && !dd_list_is_empty(&group->collectives) && group->cause.code == DD_OK) {
+    while (!group->is_active && !dd_list_is_empty(&group->collectives) && may_start_next_locked(group)) {
         start_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link));
     }
     group->is_starting = false;

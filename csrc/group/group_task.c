@@ -95,6 +95,10 @@ begin_asking_locked(dd_group *group, int64_t now_ns)
 static void
 fail_timed_out_locked(dd_group *group)
 {
+    group_end_complete_locked(group);
+    if (!group->is_asking) {
+        return; /* the collective was complete, or the group has failed */
+    }
     for (int rank = 0; rank < group->size; rank++) {
         if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
             group_hear_place_locked(group, rank);
@@ -110,19 +114,32 @@ fail_timed_out_locked(dd_group *group)
 /* ---- the task */
 
 /* A member that has left will not come any more; what needs it cannot end. */
+static int
+find_gone_locked(const dd_group *group)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = group->is_active ? dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS) : 0;
+    for (int i = 0; i < count; i++) {
+        if (group->members[missing[i]].is_gone) {
+            return missing[i];
+        }
+    }
+    return -1;
+}
+
 static bool
 fail_if_gone_locked(dd_group *group)
 {
-    int missing[DD_ARENA_MAX_RANKS];
-    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
-    for (int i = 0; i < count; i++) {
-        if (group->members[missing[i]].is_gone) {
-            dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, missing[i]);
-            group_fail_cause_locked(group, &cause);
-            return true;
-        }
+    if (find_gone_locked(group) < 0) {
+        return false;
     }
-    return false;
+    group_end_complete_locked(group); /* its last message may be here */
+    int rank = group->cause.code == DD_OK ? find_gone_locked(group) : -1;
+    if (rank >= 0) {
+        dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, rank);
+        group_fail_cause_locked(group, &cause);
+    }
+    return true;
 }
 
 /* Whether a rank that a message waits for needs the core that we run on. Says where we run for the same. */

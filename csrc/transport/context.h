@@ -116,6 +116,8 @@ void dd_context_post_recv_locked(dd_context *context, dd_message *message);
 
 /* For callers who do not want to drive for what has ended within its post: its owner is told now. True when it has ended. */
 bool dd_context_tell_locked(dd_message *message);
+/* Notify the owner of a posted message now if it has ended well. True if so. */
+bool dd_context_tell_success_locked(dd_message *message);
 
 /* Looks for the end of a posted message for a moment, `nlooks` times at most or until somebody else wants the lock, and tells its owner.
  * While nothing else is under way in this process, it looks at what comes from the other side through shared memory and at nothing

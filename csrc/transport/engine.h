@@ -129,6 +129,9 @@ void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 
 /* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
 void dd_engine_hear_locked(dd_engine *engine);
+/* Read everything that has arrived on all links, except on the link whose frame is being handled. Messages end by it, and
+ * their owners are notified later. May be called from a callback; nested calls do nothing. */
+void dd_engine_take_in_locked(dd_engine *engine);
 
 /* Before a caller is told of a failure without waiting for it: waits until what the other ranks are told
  * of it is on its way, but only for a moment, without the lock meanwhile. dd_engine_wait does so by

@@ -69,6 +69,7 @@ struct dd_lane {
     dd_peer *peer;
     int number;
     bool is_ended;       /* no more input */
+    bool is_receiving;   /* lane_receive is on the stack */
     bool is_held_up;     /* a farewell waits in buf for what other lanes still bring */
     bool is_output_dead; /* nothing more can be written */
     uint32_t watched;    /* events asked of epoll */
@@ -265,6 +266,9 @@ struct dd_engine {
     dd_waiter background;
     int64_t telling_until_ns; /* failures have been told that may not be on their way; 0: none */
     bool has_rung;            /* somebody: contexts have to be told */
+    bool is_taking_in;        /* dd_engine_take_in_locked is on the stack */
+    bool is_pumping_self;     /* self_pump is */
+    bool has_postponed;       /* a farewell waits in a lane for the next round */
     bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
     /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
     unsigned nsleeping;

@@ -198,6 +198,30 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
 #define HEAR_EVENTS_ROUNDS 64
 #define HEAR_LANE_ROUNDS 4
 
+static void
+receive_all(dd_engine *engine)
+{
+    dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
+    for (int i = 0; i < 2; i++) {
+        for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
+            dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+            for (int round = 0; round < HEAR_LANE_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
+            }
+        }
+    }
+}
+
+void
+dd_engine_take_in_locked(dd_engine *engine)
+{
+    if (!engine->is_taking_in) {
+        engine->is_taking_in = true;
+        (void)self_pump(engine);
+        receive_all(engine);
+        engine->is_taking_in = false;
+    }
+}
+
 void
 engine_hear_all(dd_engine *engine)
 {
@@ -207,14 +231,7 @@ engine_hear_all(dd_engine *engine)
         nevents = dd_sys_epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
         (void)engine_handle_events(engine, events, nevents);
     }
-    dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
-    for (int i = 0; i < 2; i++) {
-        for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
-            dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
-            for (int round = 0; round < HEAR_LANE_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
-            }
-        }
-    }
+    receive_all(engine);
     engine_tell_rung(engine); /* whether or not: what a process has posted before its end is there */
 }
 
@@ -360,6 +377,10 @@ engine_fall_asleep(dd_engine *engine)
 {
     if (!dd_list_is_empty(&engine->done) || !dd_list_is_empty(&engine->breaking) ||
         !dd_list_is_empty(&engine->self->out)) {
+        return false;
+    }
+    if (engine->has_postponed) {
+        engine->has_postponed = false;
         return false;
     }
     dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};

@@ -120,6 +120,16 @@ dd_context_tell_locked(dd_message *message)
     return !message->is_posted;
 }
 
+bool
+dd_context_tell_success_locked(dd_message *message)
+{
+    bool has_succeeded = message->is_posted && message->stage == STAGE_DONE && message->failure == NULL;
+    if (has_succeeded) {
+        message_tell(message);
+    }
+    return has_succeeded;
+}
+
 /* ---- messages that do not fit each other */
 
 /* Ends a P2P message, on either side, where the other one has another dtype. */

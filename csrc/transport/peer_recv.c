@@ -289,6 +289,17 @@ overtakes_data(const dd_lane *lane, const dd_frame *frame)
     return false;
 }
 
+/* A farewell would fail what the group that is failing reports with a better reason: it counts in the next round. */
+static bool
+is_postponed(const dd_lane *lane, const dd_frame *frame)
+{
+    dd_engine *engine = lane->peer->engine;
+    bool is_postponed =
+        engine->is_taking_in && (frame->type == DD_FRAME_GOODBYE || frame->type == DD_FRAME_BYE);
+    engine->has_postponed = engine->has_postponed || is_postponed;
+    return is_postponed;
+}
+
 /* The header at the beginning of the buffer; false when more has to come first, or it was the last one. */
 static bool
 parse_frame(dd_lane *lane)
@@ -299,7 +310,7 @@ parse_frame(dd_lane *lane)
         peer_protocol_error(lane->peer, "%s", error.message);
         return false;
     }
-    lane->is_held_up = overtakes_data(lane, frame);
+    lane->is_held_up = overtakes_data(lane, frame) || is_postponed(lane, frame);
     if (lane->is_held_up || !is_whole(lane)) {
         return false;
     }
@@ -406,10 +417,15 @@ bool
 lane_receive(dd_lane *lane)
 {
     size_t moved = 0;
+    if (lane->is_receiving) {
+        return false; /* a callback of this lane calls dd_engine_take_in_locked */
+    }
+    lane->is_receiving = true;
     if (lane->is_held_up) {
         parse(lane);
     }
     while (!lane->is_ended && !lane->is_held_up && moved < ROUND_NBYTES && read_once(lane, &moved)) {
     }
+    lane->is_receiving = false;
     return moved > 0;
 }

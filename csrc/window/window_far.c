@@ -535,6 +535,16 @@ window_close_far_locked(dd_window *window)
     }
 }
 
+/* Take in the notes whose bytes have arrived, so that their signals count. The next one is taken after it. */
+static void
+take_landed_notes_locked(window_hub *hub)
+{
+    for (int rank = 0; rank < hub->size; rank++) {
+        while (dd_context_tell_success_locked(&hub->sources[rank].message)) {
+        }
+    }
+}
+
 static void
 on_end(dd_group_guest *guest, const dd_error *cause)
 {
@@ -542,6 +552,7 @@ on_end(dd_group_guest *guest, const dd_error *cause)
     if (hub->is_over) {
         return;
     }
+    take_landed_notes_locked(hub);
     window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
     hub->is_over = true;
     for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
