@@ -1152,6 +1152,25 @@ def aborted(group):
     return result, later
 
 
+def aborted_after_the_end(group):
+    """The last rank aborts groups right after calls that it has finished; the ranks share a core, so the others look later."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    sums = []
+    for i in range(20):
+        part = group.split(list(range(group.size)), f"aborted after the end {i}")
+        x = make("i", [1])
+        part.all_reduce(x)
+        sums.append(x[0])
+        if group.rank == group.size - 1:
+            part.abort("that was all")
+        group.barrier()
+        later = attempt(part, part.barrier)
+        part.close()
+    os.sched_setaffinity(0, cores)
+    return sums, later
+
+
 def aborted_from_a_thread(group):
     """A thread of one's own ends what the main thread waits for."""
     part = group.split(list(range(group.size)), "aborted by a thread")

@@ -99,6 +99,13 @@ def test_abort(teams):
             assert first["rank"] == 2, first
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_abort_fails_no_complete_call(teams, size):
+    for sums, later in teams(size).run(cases.aborted_after_the_end):
+        assert sums == [size] * 20
+        assert "DistAbortedError" in later["kinds"] and "that was all" in later["text"], later
+
+
 def test_abort_from_a_thread(teams):
     for error in teams(2).run(cases.aborted_from_a_thread):
         assert "DistAbortedError" in error["kinds"] and "by a thread" in error["text"], error
