@@ -169,8 +169,9 @@ static void
 say_time_out(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     bool has_come = cause->sequence <= group->nstarted;
+    bool is_late = !has_come && !group->is_active; /* inside an earlier collective, this rank waits itself */
     bool is_ours =
-        cause->origin != group->rank && cause->other < 0 && (!has_come || cause->culprit.rank == group->rank);
+        cause->origin != group->rank && cause->other < 0 && (is_late || cause->culprit.rank == group->rank);
     say_late_call(line, group, cause);
     say(line, "timed out after %.3g s", (double)cause->elapsed_ns * 1e-9);
     if (!is_ours) {
@@ -427,6 +428,23 @@ must_wait_for_ended(const dd_group *group)
     return true;
 }
 
+/* The most likely culprit among late ranks has the highest number. A rank inside an earlier collective
+ * waits for another rank itself, as the root of a broadcast does whose reader is stopped. */
+typedef enum late_kind {
+    LATE_AND_WAITING,
+    LATE_ELSEWHERE,
+    LATE_AND_SILENT,
+} late_kind;
+
+static late_kind
+kind_of_late(const member_state *member)
+{
+    if (!member->has_answered) {
+        return LATE_AND_SILENT;
+    }
+    return member->is_inside ? LATE_AND_WAITING : LATE_ELSEWHERE;
+}
+
 dd_cause
 group_cause_of_lateness(const dd_group *group, const group_call *call)
 {
@@ -434,7 +452,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
     text_line where = {.used = 0};
     text_line loss = {.used = 0};
     int nlate = 0;
-    int first = -1;
+    int worst = -1;
     int from;
     int to;
     bool waits_for_ended = must_wait_for_ended(group);
@@ -442,13 +460,15 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
         if (has_not_come(group, rank) && (waits_for_ended || is_there(group, rank))) {
             say(&late, nlate++ == 0 ? "%d" : ", %d", rank);
             say_where(&where, group, rank);
-            first = first < 0 ? rank : first;
+            const member_state *member = &group->members[rank];
+            bool is_worse = worst < 0 || kind_of_late(member) > kind_of_late(&group->members[worst]);
+            worst = is_worse ? rank : worst;
         }
     }
     bool has_lost = say_loss_locked(&loss, group, &from, &to);
     /* Who is late by its own account is; who does not answer may be out of reach. */
-    bool is_path = has_lost && (first < 0 || !group->members[first].has_answered);
-    dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : first);
+    bool is_path = has_lost && (worst < 0 || kind_of_late(&group->members[worst]) != LATE_ELSEWHERE);
+    dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : worst);
     cause.other = is_path ? from : -1;
     cause.sequence = call->work.sequence;
     cause.other_signature = call->signature;

@@ -1,7 +1,10 @@
 /* What a rank hears of a failure that another one has found out about. */
 #include "check.h"
 #include "group_team.h"
+#include "transport/context.h"
 
+#include <semaphore.h>
+#include <string.h>
 #include <unistd.h>
 
 /* ---- ranks that disagree */
@@ -121,4 +124,85 @@ TEST(time_out_tells_the_others_whose_it_was)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_late_in_recv, NULL);
+}
+
+/* ---- a rank that is stopped */
+
+enum { STOPPED = 2, BROADCAST_NBYTES = 1 << 20 };
+
+typedef struct stopped_rank {
+    sem_t is_stopped;
+    sem_t is_over;
+} stopped_rank;
+
+static void
+wait_for(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) != 0) {
+    }
+}
+
+/* The thread of the rank keeps the lock of its engine, so that the rank does nothing. */
+static void
+be_stopped(team_rank *self, stopped_rank *shared)
+{
+    dd_engine_lock(self->engine);
+    for (int i = 0; i < self->size - 1; i++) {
+        (void)sem_post(&shared->is_stopped);
+    }
+    wait_for(&shared->is_over);
+    dd_engine_unlock(self->engine);
+    CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), " waiting for this rank, which ");
+}
+
+static void
+check_names_stopped(const team_rank *self)
+{
+    dd_error error;
+    CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
+    CHECK_INT(error.culprit.rank, STOPPED);
+    CHECK_CONTAINS(error.message, "ranks 1, 2 have not arrived");
+    CHECK_CONTAINS(error.message, "does not answer");
+}
+
+/* Rank 1 waits in its broadcast for the stopped rank, and rank 0 for both in the barrier behind it. */
+static void
+wait_for_stopped(team_rank *self)
+{
+    static uint8_t data[3][BROADCAST_NBYTES];
+    stopped_rank *shared = self->arg;
+    dd_block block = {.data = data[self->rank], .nbytes = BROADCAST_NBYTES};
+    dd_coll_args broadcast = {.coll = DD_COLL_BROADCAST, .root = 1, .inputs = &block, .outputs = &block};
+    dd_coll_args barrier = {.coll = DD_COLL_BARRIER};
+    dd_call_options shortly = {.timeout_ns = 60 * DD_NS_PER_MS};
+    dd_work *work = NULL;
+    CHECK_OK(team_barrier(self->group));
+    team_rendezvous(self, "linked");
+    if (self->rank == STOPPED) {
+        be_stopped(self, shared);
+        return;
+    }
+    wait_for(&shared->is_stopped);
+    REQUIRE_OK(dd_group_collective(self->group, &broadcast, &team_no_options, &work, check_err()));
+    if (self->rank != broadcast.root) {
+        CHECK_OK(team_wait(self->group, work));
+        REQUIRE_OK(dd_group_collective(self->group, &barrier, self->rank == 0 ? &shortly : &team_no_options,
+                                       &work, check_err()));
+    }
+    CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
+    check_names_stopped(self);
+    if (self->rank == 0) {
+        (void)sem_post(&shared->is_over);
+    }
+}
+
+TEST(rank_that_is_stopped_is_blamed_and_not_the_root_that_waits_for_it)
+{
+    stopped_rank shared;
+    team_options options = {.size = 3, .is_shm_disabled = true, .algorithms = "flat,broadcast=binomial"};
+    REQUIRE(sem_init(&shared.is_stopped, 0, 0) == 0 && sem_init(&shared.is_over, 0, 0) == 0);
+    team_run(&options, wait_for_stopped, &shared);
+    (void)sem_destroy(&shared.is_stopped);
+    (void)sem_destroy(&shared.is_over);
 }
