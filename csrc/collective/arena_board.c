@@ -16,6 +16,9 @@ struct arena_board {
     _Atomic uint32_t has_left;                         /* release */
     _Atomic uint32_t cause_nbytes; /* release: covers `cause`, which does not change any more */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
+    /* Written before is_rung is cleared; relaxed. A version of the arena without them leaves 0 there. */
+    _Atomic uint64_t lost_nbytes;
+    _Atomic uint32_t lost_to;
 };
 
 struct arena_board_head {
@@ -160,7 +163,31 @@ dd_arena_has_left(const dd_arena *arena, int k)
     return atomic_load_explicit(&board_of(arena, k)->has_left, memory_order_acquire) != 0;
 }
 
+/* ---- losses on the network */
+
+void
+dd_arena_note_loss(dd_arena *arena, dd_arena_loss loss)
+{
+    arena_board *own = board_of(arena, arena->rank);
+    atomic_store_explicit(&own->lost_to, loss.to, memory_order_relaxed);
+    atomic_store_explicit(&own->lost_nbytes, loss.nbytes, memory_order_relaxed);
+}
+
+dd_arena_loss
+dd_arena_read_loss(const dd_arena *arena, int k)
+{
+    arena_board *board = board_of(arena, k);
+    return (dd_arena_loss){.to = atomic_load_explicit(&board->lost_to, memory_order_relaxed),
+                           .nbytes = atomic_load_explicit(&board->lost_nbytes, memory_order_relaxed)};
+}
+
 /* ---- bells */
+
+bool
+dd_arena_is_rung(const dd_arena *arena)
+{
+    return atomic_load_explicit(&board_of(arena, arena->rank)->is_rung, memory_order_acquire) != 0;
+}
 
 bool
 dd_arena_is_bell_due(dd_arena *arena, int k)
@@ -171,7 +198,7 @@ dd_arena_is_bell_due(dd_arena *arena, int k)
 bool
 dd_arena_has_heard(const dd_arena *arena, int k)
 {
-    return atomic_load_explicit(&board_of(arena, k)->is_rung, memory_order_relaxed) == 0;
+    return atomic_load_explicit(&board_of(arena, k)->is_rung, memory_order_acquire) == 0;
 }
 
 bool

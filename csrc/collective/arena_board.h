@@ -38,6 +38,18 @@ bool dd_arena_has_given_up(const dd_arena *arena, int k);
 void dd_arena_post_leaving(dd_arena *arena);
 bool dd_arena_has_left(const dd_arena *arena, int k);
 
+/* Bytes that a rank has sent to rank `to` of the group and that the network loses; nbytes 0 if there are none. */
+typedef struct dd_arena_loss {
+    uint32_t to;
+    uint64_t nbytes;
+} dd_arena_loss;
+
+/* Call before taking the news while this rank's bell is rung: a rank that rings waits for that, then reads. */
+void dd_arena_note_loss(dd_arena *arena, dd_arena_loss loss);
+dd_arena_loss dd_arena_read_loss(const dd_arena *arena, int k);
+
+/* True if this rank's bell was rung since it last took its news. */
+bool dd_arena_is_rung(const dd_arena *arena);
 /* True once for each time that rank k has taken its news: then its bell has to be rung. */
 bool dd_arena_is_bell_due(dd_arena *arena, int k);
 /* Whether it has taken its news since its bell was due: so it runs. */

@@ -51,3 +51,13 @@ group_note_place_locked(dd_group *group)
         dd_arena_note_place(group->arena, &place);
     }
 }
+
+void
+group_note_loss_locked(dd_group *group)
+{
+    int rank;
+    dd_path_loss loss;
+    bool has_lost = dd_context_find_loss_locked(group->context, &rank, &loss);
+    dd_arena_note_loss(group->arena, has_lost ? (dd_arena_loss){.to = (uint32_t)rank, .nbytes = loss.nbytes}
+                                              : (dd_arena_loss){.nbytes = 0});
+}

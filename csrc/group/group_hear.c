@@ -163,6 +163,17 @@ group_hear_place_locked(dd_group *group, int rank)
     note_place_locked(group, rank, place.sequence, &place.signature, place.is_inside);
 }
 
+void
+group_hear_answer_locked(dd_group *group, int rank)
+{
+    dd_arena_loss loss = dd_arena_read_loss(group->arena, group->topology.local_of[rank]);
+    if (loss.to < (uint32_t)group->size) {
+        on_loss(group, rank, (int)loss.to, loss.nbytes);
+    }
+    group->members[rank].has_answered = true;
+    group_hear_place_locked(group, rank);
+}
+
 static dd_message *
 on_request(void *ctx, int rank, const dd_request *request)
 {
@@ -184,6 +195,9 @@ static void
 on_bell(void *ctx)
 {
     dd_group *group = ctx;
+    if (group->arena != NULL && dd_arena_is_rung(group->arena)) {
+        group_note_loss_locked(group);
+    }
     bool has_news = group->arena != NULL && dd_arena_take_news(group->arena);
     if (!has_news && !group->has_more_news) {
         return;

@@ -250,6 +250,8 @@ extern const dd_context_handler group_context_handler; /* but for its ctx */
 void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
 /* Where a rank of this host is, by its board; whether it runs is another question. */
 void group_hear_place_locked(dd_group *group, int rank);
+/* A rank of this host has taken its news since its bell was rung: its answer is on its board. */
+void group_hear_answer_locked(dd_group *group, int rank);
 
 /* ---- group_vote.c: what the making of a group waits for */
 
@@ -268,6 +270,8 @@ void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause)
 void group_post_leaving_locked(dd_group *group);
 /* Says on the board where this rank is. */
 void group_note_place_locked(dd_group *group);
+/* Publish the bytes of this rank that the network loses, for ranks that ring its bell when their time is up. */
+void group_note_loss_locked(dd_group *group);
 /* Whether the rank can be looked up on the board. */
 bool group_is_on_board(const dd_group *group, int rank);
 /* Rings those of this host for whom a bell is due, who show by hearing it that they run. */

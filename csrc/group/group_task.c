@@ -63,8 +63,7 @@ ask_locked(dd_group *group)
         member_state *member = &group->members[rank];
         if (group_is_on_board(group, rank)) {
             if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
-                member->has_answered = true;
-                group_hear_place_locked(group, rank);
+                group_hear_answer_locked(group, rank);
             }
         } else if (!member->is_asked && dd_context_is_connected_locked(group->context, rank)) {
             member->is_asked = true;

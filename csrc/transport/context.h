@@ -168,4 +168,7 @@ void dd_context_post_question_locked(dd_context *context, int rank);
 
 bool dd_context_is_connected_locked(const dd_context *context, int rank);
 
+/* Find a rank to which the network loses what this rank sends; returns false if none is known. */
+bool dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *loss);
+
 #endif

@@ -140,28 +140,31 @@ on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
     return DD_OK;
 }
 
-static void
-add_loss(const dd_context *context, dd_frame *frame)
+bool
+dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *loss)
 {
-    dd_path_loss loss;
-    for (int rank = 0; rank < context->nranks; rank++) {
-        if (dd_peer_find_loss_locked(context->ranks[rank].peer, &loss)) {
-            frame->id = (uint64_t)rank + 1;
-            frame->nbytes = loss.nbytes;
-            return;
+    for (*rank = 0; *rank < context->nranks; (*rank)++) {
+        if (*rank != context->rank && dd_peer_find_loss_locked(context->ranks[*rank].peer, loss)) {
+            return true;
         }
     }
+    return false;
 }
 
 static void
 answer(dd_context *context, int source)
 {
+    int rank;
+    dd_path_loss loss;
     bool is_inside = false;
     dd_frame frame = context_frame(context, DD_FRAME_ANSWER, source);
     if (context->handler.on_asked != NULL) {
         context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
-        add_loss(context, &frame);
+        if (dd_context_find_loss_locked(context, &rank, &loss)) {
+            frame.id = (uint64_t)rank + 1;
+            frame.nbytes = loss.nbytes;
+        }
         peer_post_reply(context->ranks[source].peer, &frame);
     }
 }

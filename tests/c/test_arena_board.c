@@ -103,3 +103,21 @@ TEST(a_bell_is_due_once_for_each_look)
     CHECK(dd_arena_is_bell_due(all.ranks[2], 1));
     close_boards(&all);
 }
+
+TEST(a_loss_is_there_once_its_rank_has_taken_its_news)
+{
+    boards all;
+    REQUIRE(open_boards(&all));
+    CHECK_INT((long long)dd_arena_read_loss(all.ranks[0], 1).nbytes, 0);
+    CHECK(!dd_arena_is_rung(all.ranks[1]));
+    CHECK(dd_arena_is_bell_due(all.ranks[0], 1));
+    CHECK(dd_arena_is_rung(all.ranks[1]) && !dd_arena_is_rung(all.ranks[2]));
+    dd_arena_note_loss(all.ranks[1], (dd_arena_loss){.to = 2, .nbytes = 5000});
+    (void)dd_arena_take_news(all.ranks[1]);
+    CHECK(dd_arena_has_heard(all.ranks[0], 1) && !dd_arena_is_rung(all.ranks[1]));
+    dd_arena_loss loss = dd_arena_read_loss(all.ranks[0], 1);
+    CHECK(loss.to == 2 && loss.nbytes == 5000);
+    dd_arena_note_loss(all.ranks[1], (dd_arena_loss){.nbytes = 0});
+    CHECK_INT((long long)dd_arena_read_loss(all.ranks[0], 1).nbytes, 0);
+    close_boards(&all);
+}

@@ -1,7 +1,8 @@
 /* What a rank hears of a failure that another one has found out about. */
 #include "check.h"
+#include "group/group_internal.h"
 #include "group_team.h"
-#include "transport/context.h"
+#include "transport/engine_internal.h"
 
 #include <semaphore.h>
 #include <string.h>
@@ -153,7 +154,6 @@ be_stopped(team_rank *self, stopped_rank *shared)
     wait_for(&shared->is_over);
     dd_engine_unlock(self->engine);
     CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), " waiting for this rank, which ");
 }
 
 static void
@@ -181,6 +181,7 @@ wait_for_stopped(team_rank *self)
     team_rendezvous(self, "linked");
     if (self->rank == STOPPED) {
         be_stopped(self, shared);
+        CHECK_CONTAINS(check_message(), " waiting for this rank, which ");
         return;
     }
     wait_for(&shared->is_stopped);
@@ -197,12 +198,82 @@ wait_for_stopped(team_rank *self)
     }
 }
 
-TEST(rank_that_is_stopped_is_blamed_and_not_the_root_that_waits_for_it)
+static void
+run_with_stopped(const team_options *options, void (*body)(team_rank *self))
 {
     stopped_rank shared;
-    team_options options = {.size = 3, .is_shm_disabled = true, .algorithms = "flat,broadcast=binomial"};
     REQUIRE(sem_init(&shared.is_stopped, 0, 0) == 0 && sem_init(&shared.is_over, 0, 0) == 0);
-    team_run(&options, wait_for_stopped, &shared);
+    team_run(options, body, &shared);
     (void)sem_destroy(&shared.is_stopped);
     (void)sem_destroy(&shared.is_over);
+}
+
+TEST(rank_that_is_stopped_is_blamed_and_not_the_root_that_waits_for_it)
+{
+    team_options options = {.size = 3, .is_shm_disabled = true, .algorithms = "flat,broadcast=binomial"};
+    run_with_stopped(&options, wait_for_stopped);
+}
+
+/* ---- bytes that the network loses */
+
+static dd_link_ops lossy_ops;
+
+static size_t
+count_lost(dd_link *link, unsigned *nresends)
+{
+    (void)link;
+    *nresends = 4;
+    return 5000;
+}
+
+/* Make the link of this rank to the other one report lost bytes. */
+static void
+begin_to_lose(team_rank *self, int other)
+{
+    dd_engine_lock(self->engine);
+    dd_link *link = self->group->peers[other]->lanes[0]->stream;
+    lossy_ops = *link->ops;
+    lossy_ops.count_lost = count_lost;
+    link->ops = &lossy_ops;
+    dd_engine_unlock(self->engine);
+}
+
+/* Rank 0 times out first. It shares a host with rank 1, which loses bytes to the rank that does not answer. */
+static void
+lose_bytes_beside_the_first(team_rank *self)
+{
+    stopped_rank *shared = self->arg;
+    dd_call_options shortly = {.timeout_ns = 60 * DD_NS_PER_MS};
+    dd_coll_args barrier = {.coll = DD_COLL_BARRIER};
+    dd_work *work = NULL;
+    exchange_byte(self, 1, STOPPED);
+    CHECK_OK(team_barrier(self->group));
+    if (self->rank == 1) {
+        begin_to_lose(self, STOPPED);
+    }
+    team_rendezvous(self, "linked");
+    if (self->rank == STOPPED) {
+        be_stopped(self, shared);
+        CHECK_CONTAINS(check_message(), "has sent 5000 bytes");
+        return;
+    }
+    wait_for(&shared->is_stopped);
+    REQUIRE_OK(dd_group_collective(self->group, &barrier, self->rank == 0 ? &shortly : &team_no_options,
+                                   &work, check_err()));
+    CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "rank 1 (");
+    CHECK_CONTAINS(check_message(), "has sent 5000 bytes to rank 2 (");
+    CHECK_CONTAINS(check_message(), "the network between them loses packets");
+    dd_error error;
+    CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
+    CHECK_INT(error.culprit.rank, STOPPED);
+    if (self->rank == 0) {
+        (void)sem_post(&shared->is_over);
+    }
+}
+
+TEST(lossy_path_is_blamed_if_a_host_mate_of_its_sender_gives_up_first)
+{
+    team_options options = {.size = 3, .lonely_ranks = 1u << STOPPED};
+    run_with_stopped(&options, lose_bytes_beside_the_first);
 }

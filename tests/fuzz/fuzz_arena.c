@@ -290,6 +290,10 @@ look(const rank *self)
         (void)dd_arena_is_place_awaited(self->arena, k);
         (void)dd_arena_is_bell_due(self->arena, k);
         (void)dd_arena_has_heard(self->arena, k);
+        (void)dd_arena_read_loss(self->arena, k);
+    }
+    if (dd_arena_is_rung(self->arena)) {
+        dd_arena_note_loss(self->arena, (dd_arena_loss){.to = 1, .nbytes = 1});
     }
     (void)dd_arena_take_news(self->arena);
     (void)dd_arena_is_crowded(self->arena);
