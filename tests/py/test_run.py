@@ -280,6 +280,55 @@ class TestEnding:
         finish(process)
         procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
 
+    def test_ctrl_c_twice_ends_the_wait_after_a_failure(self):
+        process = start("--nproc-per-node", 2, program("fails.py"), "ignoring")
+        lines = iter(process.stderr.readline, b"")
+        assert any(line.endswith(b"s, or by Ctrl-C twice\n") for line in lines)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert any(line.endswith(b"s, or by a second signal\n") for line in lines)
+        process.send_signal(signal.SIGINT)
+        assert finish(process)[0] == 1
+        assert time.monotonic() - began < launch_options.GRACE_S / 2
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+    def test_signal_that_is_ignored_at_the_start_stays_ignored(self, number):
+        process = start("--nproc-per-node", 2, program("hangs.py"), preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        process.send_signal(number)
+        for pid in pids:
+            os.kill(pid, number)
+            procs_module.wait_asleep([pid], pid)
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finish(process)
+        assert code == 128 + signal.SIGTERM
+        assert "dlrun: ended by SIGTERM" in err and number.name not in err
+
+    def test_default_signal_of_env_has_sigint_end_a_background_job(self):
+        """The documented way. A script's shell ignores SIGINT in commands that it starts with &."""
+        script = 'env --default-signal=INT "$@" & echo $!; wait $!'
+        command = [sys.executable, "-m", "dldist.run", "--nproc-per-node", "2", program("hangs.py")]
+        shell = subprocess.Popen(["sh", "-c", script, "sh", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        launcher = int(shell.stdout.readline())
+        for _ in range(2):
+            shell.stdout.readline()
+        os.kill(launcher, signal.SIGINT)
+        assert finish(shell)[0] == 128 + signal.SIGINT
+
+    @pytest.mark.parametrize("state", ["ignored", "blocked"])
+    def test_ranks_end_by_sigterm_that_dlrun_inherited_as(self, state):
+        def prepare():
+            if state == "ignored":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            else:
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+        script = '[ "$RANK" = 0 ] || exit 3; exec sleep 60'
+        began = time.monotonic()
+        code, _, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", script, preexec_fn=prepare)
+        assert code == 3, err
+        assert time.monotonic() - began < launch_options.GRACE_S / 2
+
     def test_rank_may_take_its_time_to_save_what_it_has(self, tmp_path):
         """And whoever waits is told for whom."""
         process = start("--nproc-per-node", 2, program("saves.py"), tmp_path)

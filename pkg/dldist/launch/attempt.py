@@ -57,7 +57,7 @@ class Signals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in self._handlers.items():
-            # Ignored signals stay ignored, as with nohup.
+            # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a script's background command.
             if number and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self
@@ -78,6 +78,10 @@ class Signals:
 
     def _note_question(self, _number: int, _frame: object) -> None:
         self.is_report_wanted = True
+
+    def handles(self, number: int) -> bool:
+        """Return True unless the signal was ignored when dlrun started."""
+        return number in self._before
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -279,8 +283,11 @@ class Supervisor:
 
     def _say_who_is_waited_for(self, now: float) -> None:
         left = max((self._kill_at or now) - now, 0.0)
-        how = "at once by a second signal" if self._signals.first is not None else "at once by Ctrl-C"
-        self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or {how}")
+        if self._signals.first is not None:
+            how = "a second signal"
+        else:
+            how = f"{'Ctrl-C' if self._signals.handles(signal.SIGINT) else 'SIGTERM'} twice"
+        self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or by {how}")
 
     # Reports that are asked for
 

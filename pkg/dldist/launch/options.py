@@ -21,7 +21,8 @@ _DESCRIPTION = """Runs a program on several processes, called ranks, that form o
 Every rank gets its number and where to meet the others in its environment, under the names torchrun uses (RANK,
 WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT ...). What ranks print comes out line by line with the rank before it.
 When one fails the others are ended, and its exception is printed last; its exit code is that of dlrun. SIGUSR2 has dlrun
-report which rank waits where, while the program goes on."""
+report which rank waits where, while the program goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT end the job; those
+that are ignored when dlrun starts stay ignored, such as SIGHUP under nohup."""
 
 _EPILOG = """examples:
   dlrun --nproc-per-node 4 train.py --epochs 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +109,9 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
     def run() -> None:
         # If the launcher is killed, its ranks are, too.
         processes.die_with(launcher)
+        # The launcher ends ranks by SIGTERM. Its parent may ignore or block that signal, and a program inherits both.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
@@ -141,7 +145,7 @@ class Rank:
                 stderr=pipe,
                 env=environment(attempt, local_rank) | dict(more),
                 start_new_session=True,
-                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it makes two system calls
+                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it makes a few system calls
             )
         self.pid = self.process.pid
         self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
