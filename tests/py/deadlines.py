@@ -34,12 +34,25 @@ class DeadlineExceeded(BaseException):
 
 def begin(config):
     global stderr
+    take_all_signals()
     config.addinivalue_line("markers", "deadline(seconds): how long the test may take")
     stderr = os.fdopen(os.dup(2), "w")
 
 
 def end():
     stderr.close()
+
+
+def take_all_signals():
+    """Restore signals that the process inherited as ignored or blocked, for tests and their children.
+
+    A shell script ignores SIGINT in what it starts with &, nohup ignores SIGHUP, and some launchers block signals.
+    """
+    of_python = {signal.SIGPIPE, signal.SIGXFSZ}  # Python itself ignores them, and restores them for children
+    for number in signal.valid_signals() - of_python:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from dldist.launch import processes
-from procs import poll_until, thread_state
+from procs import HERE, poll_until, thread_state
 
 
 @pytest.fixture
@@ -98,3 +98,15 @@ def test_a_child_dies_with_its_parent():
         os.kill(child, 0)
         parent.communicate("x", timeout=20)
     poll_until(lambda: is_gone(child), what="end of the child")
+
+
+def test_suite_takes_signals_that_it_inherits_as_ignored_or_blocked():
+    def prepare():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    code = "import signal, deadlines; deadlines.take_all_signals(); signal.raise_signal({})"
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        done = subprocess.run([sys.executable, "-c", code.format(int(number))], cwd=HERE, preexec_fn=prepare, stderr=subprocess.PIPE)
+        assert done.returncode == -number, done.stderr
