@@ -512,6 +512,18 @@ def fill(module):
     module.__spec__.loader.exec_module(module)
 
 
+def make_modules_of_python(channel):
+    """The same for a module of Python's own, which shows whether Python itself survives that."""
+    import _asyncio
+
+    arm, disarm = DOORS["python"]
+    sys.unraisablehook = lambda unraisable: None
+    for number in range(MOST // 2):
+        loader = importlib.machinery.ExtensionFileLoader("_asyncio", _asyncio.__file__)
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_asyncio", loader))
+        attempt(functools.partial(fill, module), number, arm, disarm)
+
+
 def make_modules(channel, door):
     """How often memory ran out for a copy of the extension. What there was of it is gone then, unless it had all its types already: those
     of ReduceOp's class that are its attributes keep it."""
@@ -526,6 +538,8 @@ def make_modules(channel, door):
                 raise AssertionError(f"allocation {number} failed, and the making of a module ended in {error!r}") from error
             if not hasattr(module, "NcclAbortHandle"):
                 gone.append(weakref.ref(module))
+            # Python's error of last resort is immortal since 3.12, and would keep the frames, which keep the module.
+            error.__traceback__ = None
         nclean = nclean + 1 if error is None else 0
         del error
         if nclean > 20 or (count is not None and count <= number):

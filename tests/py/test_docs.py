@@ -118,6 +118,8 @@ def start(path, rank, size, place):
     """One rank, as torchrun and dlrun start it; its errors are part of its output."""
     numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     where = {"PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__)), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    # os.fork() in a process with threads warns since Python 3.12, as the page explains.
+    where["PYTHONWARNINGS"] = "ignore:This process:DeprecationWarning"
     return subprocess.Popen(
         [sys.executable, *runner_of(path), path],
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,8 @@
 """Every allocation of typical calls fails once: the call ends in MemoryError or well, and the next one works. See out_of_memory_workers.py."""
 
 import importlib.util
+import platform
+import sys
 
 import dldist
 import leak_check
@@ -32,12 +34,22 @@ def test_each_allocation_once(procs, name, door):
     assert counts and (door != "python" or sum(counts) > 0), counts
 
 
+def survives_lack_of_memory(procs):
+    """False for Python 3.13.0, which uses a dict whose growing has failed."""
+    if sys.version_info[:2] != (3, 13):
+        return True
+    child = procs.start(cases.make_modules_of_python)
+    return child.wait_exit(60) >= 0  # negative: ended by a signal
+
+
 DOORS = [pytest.param(door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=NEEDS[door][1])) for door in cases.DOORS]
 
 
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize("door", DOORS)
 def test_each_allocation_of_the_module_itself(procs, door):
+    if door != "core" and not survives_lack_of_memory(procs):
+        pytest.skip(f"Python {platform.python_version()} crashes when memory runs out for types of its own modules")
     assert procs.start(cases.make_modules, door).result(140) > 0
 
 
