@@ -41,6 +41,8 @@ uint64_t sim_random(void);
 /* A number below `bound`, which is positive. */
 uint64_t sim_below(uint64_t bound);
 void sim_sleep(int64_t duration_ns);
+/* Set the calendar of the caller's host forward, or back if by_ns is negative. */
+void sim_move_calendar(int64_t by_ns);
 
 typedef enum sim_state {
     SIM_RUNS,

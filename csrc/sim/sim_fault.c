@@ -120,6 +120,25 @@ power_off(int host)
     sim_network_note_cut();
 }
 
+/* Waits until a time of the calendar end earlier or later with it, as in the kernel. */
+static void
+move_calendar(int host, int64_t by_ns)
+{
+    world.calendar_ns[host] += by_ns;
+    for (dd_list *node = world.fibers.next; node != &world.fibers; node = node->next) {
+        sim_fiber *fiber = DD_CONTAINER_OF(node, sim_fiber, link);
+        if (fiber->state == FIBER_BLOCKED && fiber->is_on_calendar && fiber->process->host == host) {
+            fiber->wake_ns -= by_ns;
+        }
+    }
+}
+
+void
+sim_move_calendar(int64_t by_ns)
+{
+    move_calendar(sim_self()->host, by_ns);
+}
+
 void
 sim_fault_run(int number)
 {
@@ -161,7 +180,7 @@ sim_fault_run(int number)
         power_off(process->host);
         break;
     case SIM_CLOCK:
-        world.calendar_ns[process->host] += fault->duration_ns;
+        move_calendar(process->host, fault->duration_ns);
         break;
     case SIM_DELAY:
         for (int to = 0; to < world.options.nhosts; to++) {

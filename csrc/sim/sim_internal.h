@@ -35,10 +35,11 @@ struct sim_fiber {
     bool is_detached;
     const void *waits_for; /* BLOCKED: an address that whoever wakes it knows */
     const char *doing;
-    int64_t wake_ns; /* BLOCKED: at the latest */
-    bool was_woken;  /* and not by the time */
-    void *stack;     /* its lowest address */
-    void *sp;        /* while it does not run */
+    int64_t wake_ns;     /* BLOCKED: at the latest */
+    bool is_on_calendar; /* wake_ns is a time of the calendar, and jumps with it */
+    bool was_woken;      /* and not by the time */
+    void *stack;         /* its lowest address */
+    void *sp;            /* while it does not run */
     int saved_errno;
     uint8_t tls[SIM_TLS_NBYTES];
     void *(*run)(void *arg);

@@ -170,8 +170,14 @@ __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 int
 __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until)
 {
-    return wait_until(cond, mutex,
-                      cond_of(cond)->clock == CLOCK_REALTIME ? from_calendar(until) : from_monotonic(until));
+    if (cond_of(cond)->clock != CLOCK_REALTIME) {
+        return wait_until(cond, mutex, from_monotonic(until));
+    }
+    sim_fiber *self = world.running;
+    self->is_on_calendar = true;
+    int rc = wait_until(cond, mutex, from_calendar(until));
+    self->is_on_calendar = false;
+    return rc;
 }
 
 /* ---- threads. One's name in the C library's terms is its number, and one */

@@ -1,6 +1,8 @@
 #include "ranks.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
+#include "core/thread.h"
 #include "group/group.h"
 #include "store/file_store.h"
 #include "store/tcp_server.h"
@@ -447,6 +449,42 @@ run_mismatch(rank_self *self, const scenario_step *step)
     return run_collective(self, self->group, &own);
 }
 
+typedef struct lock_wait {
+    dd_timed_lock lock;
+    int64_t timeout_ns;
+} lock_wait;
+
+static void *
+wait_for_lock(void *arg)
+{
+    lock_wait *self = arg;
+    (void)dd_timed_lock_take_within(&self->lock, self->timeout_ns);
+    return NULL;
+}
+
+/* The rank is late because one of its threads waits for a lock until a deadline. The calendar is set back by
+ * an hour during that, which must not make the wait longer. */
+static dd_status
+run_pause(rank_self *self, const scenario_step *step)
+{
+    if (step->rank != self->rank) {
+        return DD_OK;
+    }
+    pthread_t thread;
+    lock_wait wait = {.timeout_ns = step->count * DD_NS_PER_US * 10};
+    rank_call *call = begin_call(self, "pause", wait.timeout_ns);
+    dd_timed_lock_init(&wait.lock, DD_LOCK_TEST);
+    (void)dd_timed_lock_take_within(&wait.lock, 0);
+    if (dd_thread_start(&thread, "pause", wait_for_lock, &wait, NULL) == DD_OK) {
+        sim_sleep(wait.timeout_ns / 2);
+        sim_move_calendar(-3600 * DD_NS_PER_S);
+        dd_thread_join(thread);
+    } /* else there is no memory, and no pause */
+    dd_timed_lock_release(&wait.lock);
+    dd_timed_lock_fini(&wait.lock);
+    return end_call(self, call, DD_OK);
+}
+
 static dd_status
 run_step(rank_self *self, const scenario_step *step)
 {
@@ -469,10 +507,7 @@ run_step(rank_self *self, const scenario_step *step)
     case STEP_ENGINE:
         return run_reopen(self, step->kind == STEP_ENGINE);
     case STEP_PAUSE:
-        if (step->rank == self->rank) {
-            sim_sleep(step->count * DD_NS_PER_US * 10);
-        }
-        return DD_OK;
+        return run_pause(self, step);
     case STEP_ABORT:
         return run_abort(self, step);
     case STEP_LEAVE:
