@@ -3,6 +3,7 @@
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "nccl/nccl_comm_internal.h"
 
 #include <string.h>
 
@@ -13,8 +14,8 @@ struct dd_nccl_team {
     const dd_nccl_lib *lib; /* const, with the next three */
     const dd_cuda *cuda;
     int size;
-    int *devices;    /* behind comms */
-    dd_lock call_mu; /* one call after the other, and comms stay as they are; taken before mu */
+    int *devices;          /* behind comms */
+    dd_timed_lock call_mu; /* one call after the other, and comms stay as they are; taken before mu */
     dd_lock mu;
     dd_nccl_comm *comms[]; /* changed under both, read under either; NULL once it is taken apart */
 };
@@ -212,7 +213,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     team->size = ndevices;
     team->devices = (int *)(team->comms + ndevices);
     memcpy(team->devices, devices, (size_t)ndevices * sizeof(int));
-    dd_lock_init(&team->call_mu, DD_LOCK_NCCL_TEAM_CALL);
+    dd_timed_lock_init(&team->call_mu, DD_LOCK_NCCL_TEAM_CALL);
     dd_lock_init(&team->mu, DD_LOCK_NCCL_TEAM);
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
@@ -237,7 +238,7 @@ dd_nccl_team_close(dd_nccl_team *team)
             dd_nccl_comm_release(team->comms[i]);
         }
     }
-    dd_lock_fini(&team->call_mu);
+    dd_timed_lock_fini(&team->call_mu);
     dd_lock_fini(&team->mu);
     dd_mem_free(team);
 }
@@ -301,6 +302,20 @@ team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
     return status;
 }
 
+/* Takes call_mu: a call of another thread may hang in NCCL. */
+static dd_status
+begin_call(dd_nccl_team *team, const dd_wait *wait, dd_error *err)
+{
+    while (!dd_timed_lock_take_within(&team->call_mu, dd_wait_slice_ns(wait))) {
+        dd_status status =
+            dd_nccl_check_wait("waiting for another call of the NCCL communicators", NULL, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
 dd_status
 dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items, int nitems_per_rank,
                  const dd_cuda_stream *streams, const dd_wait *wait, dd_error *err)
@@ -308,12 +323,14 @@ dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items
     call c = {what,       &team->lib->api, team->lib,       team->comms, NULL,
               team->size, items,           nitems_per_rank, streams,     wait};
     dd_status status = check_streams(team, streams, err);
+    if (status == DD_OK) {
+        status = begin_call(team, wait, err);
+    }
     if (status != DD_OK) {
         return status;
     }
-    dd_lock_take(&team->call_mu);
     status = team_run_locked(team, &c, err);
-    dd_lock_release(&team->call_mu);
+    dd_timed_lock_release(&team->call_mu);
     return status;
 }
 
@@ -369,16 +386,19 @@ dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err)
 }
 
 dd_status
-dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, dd_error *err)
+dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, const dd_wait *wait, dd_error *err)
 {
-    dd_lock_take(&team->call_mu);
+    dd_status status = begin_call(team, wait, err);
+    if (status != DD_OK) {
+        return status;
+    }
     dd_lock_take(&team->mu);
-    dd_status status = check_whole_locked(team, err);
+    status = check_whole_locked(team, err);
     for (int i = 0; i < team->size && status == DD_OK; i++) {
         comms[i] = team->comms[i];
         team->comms[i] = NULL;
     }
     dd_lock_release(&team->mu);
-    dd_lock_release(&team->call_mu);
+    dd_timed_lock_release(&team->call_mu);
     return status;
 }

@@ -33,8 +33,10 @@ dd_status dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_i
 dd_nccl_comm *dd_nccl_team_acquire_comm(dd_nccl_team *team, int rank);
 /* Aborts all of them, side by side: none waits for another's; any thread, also while another one is in dd_nccl_team_run. */
 dd_status dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err);
-/* Hands over the communicators (room for size of them, in the order of ranks), and the references to them. */
-dd_status dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, dd_error *err) DD_MUST_CHECK;
+/* Hands over the communicators (room for size of them, in the order of ranks), and the references to them. Waits for a
+ * call of another thread. */
+dd_status dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, const dd_wait *wait,
+                                  dd_error *err) DD_MUST_CHECK;
 
 /* The same on one communicator, for one rank of several threads or processes: all items are one group of NCCL's. */
 dd_status dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items, int nitems,

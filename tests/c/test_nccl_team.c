@@ -320,7 +320,7 @@ static void
 take_apart(field *f, worker *workers)
 {
     dd_nccl_comm *comms[NDEVICES];
-    REQUIRE_OK(dd_nccl_team_take_apart(f->team, comms, check_err()));
+    REQUIRE_OK(dd_nccl_team_take_apart(f->team, comms, &f->wait, check_err()));
     for (int i = 0; i < NDEVICES; i++) {
         workers[i] = (worker){.f = f, .comm = comms[i], .rank = i};
         CHECK_INT(dd_nccl_comm_rank(comms[i]), i);
@@ -352,7 +352,7 @@ TEST(a_team_taken_apart_works_in_threads)
     CHECK_STATUS(dd_nccl_team_run(f.team, "all_reduce", items, 1, NULL, &f.wait, check_err()), DD_CLOSED);
     CHECK_CONTAINS(check_message(), "taken apart");
     dd_nccl_comm *none[NDEVICES];
-    CHECK_STATUS(dd_nccl_team_take_apart(f.team, none, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_nccl_team_take_apart(f.team, none, &f.wait, check_err()), DD_CLOSED);
     CHECK(dd_nccl_team_acquire_comm(f.team, 0) == NULL);
     CHECK_OK(dd_nccl_team_abort(f.team, "nothing is left to abort", check_err()));
     dd_nccl_team_close(f.team); /* the ranks live on */
@@ -423,6 +423,50 @@ TEST(an_abort_handle_frees_a_stuck_rank)
 {
     check_stuck_rank(true);
     check_stuck_rank(false);
+}
+
+static void *
+run_a_call(void *arg)
+{
+    field *f = arg;
+    dd_nccl_item items[NDEVICES];
+    in_place(f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_OK(dd_nccl_team_run(f->team, "all_reduce", items, 1, f->streams, &f->wait, check_err()));
+    return NULL;
+}
+
+static bool
+wants_out(void *ctx)
+{
+    (void)ctx;
+    return true;
+}
+
+TEST(a_call_that_hangs_keeps_no_other_call_past_its_deadline)
+{
+    field f;
+    pthread_t thread;
+    REQUIRE(field_open(&f));
+    field_fill(&f);
+    f.rig.on_nccl.hang("ncclGroupEnd", 0, -1);
+    REQUIRE_OK(dd_thread_start(&thread, "call", run_a_call, &f, check_err()));
+    while (f.rig.on_nccl.hanging() == 0 && !dd_wait_is_over(&f.wait)) {
+        (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
+    }
+    dd_nccl_item items[NDEVICES];
+    dd_nccl_comm *comms[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    dd_wait brief = dd_wait_after(30 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_nccl_team_run(f.team, "all_reduce", items, 1, f.streams, &brief, check_err()),
+                 DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "waiting for another call of the NCCL communicators timed out");
+    dd_wait interrupted = dd_wait_after(DD_NEVER_NS);
+    interrupted.is_interrupted = wants_out;
+    CHECK_STATUS(dd_nccl_team_take_apart(f.team, comms, &interrupted, check_err()), DD_INTERRUPTED);
+    f.rig.on_nccl.release();
+    pthread_join(thread, NULL);
+    field_sync(&f, false);
+    field_close(&f);
 }
 
 static void *

@@ -159,11 +159,13 @@ comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
     if (comms == NULL) {
         return PyErr_NoMemory();
     }
+    py_wait wait;
     dd_error err;
     self->ncalls++;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &err));
+    py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &wait.wait, &err));
     end_call(self);
-    PyObject *list = py_error_check_of_group(self->state, status, &err) ? PyList_New(0) : NULL;
+    PyObject *list = py_group_finish_wait(&wait, status, &err) ? PyList_New(0) : NULL;
     for (int i = 0; status == DD_OK && i < size; i++) {
         PyObject *comm = py_nccl_rank_comm_create(self->state, comms[i]);
         if (comm == NULL || list == NULL || PyList_Append(list, comm) < 0) {
