@@ -270,6 +270,24 @@ def test_abort_handles(stubs, where):
     handle.abort()
 
 
+def test_close_does_not_wait_for_a_call_that_hangs(stubs):
+    """A thread in a call may wait in NCCL for ranks that never call; the call closes the communicator."""
+    rank = nccl.NcclComms([0]).split()[0]
+    x = array(stubs, [1.0])
+    stubs.nccl.hang("ncclGroupEnd", ms=-1)
+
+    def close():
+        poll_until(lambda: stubs.nccl.hanging() > 0, LIMIT_S)
+        rank.close()
+        with pytest.raises(dldist.DistBackendError, match="this communicator is closed"):
+            rank.all_reduce([x])
+        assert stubs.nccl.calls("ncclCommDestroy") == 0
+        stubs.nccl.release()
+
+    on_threads([lambda: rank.all_reduce([x]), close])
+    assert stubs.nccl.calls("ncclCommDestroy") == 1
+
+
 def test_abort_during_a_call(stubs):
     comms = nccl.NcclComms([0, 1])
     x = [array(stubs, [1.0], device) for device in range(2)]

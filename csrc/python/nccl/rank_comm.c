@@ -6,6 +6,8 @@
 typedef struct py_nccl_rank_comm {
     PY_OBJECT_HEAD;
     dd_nccl_comm *comm; /* counted; guarded by the GIL; NULL once it is closed */
+    int ncalls;         /* guarded by the GIL: unfinished calls; the last one closes what close() could not */
+    bool is_closed;     /* guarded by the GIL */
     int rank;           /* const */
     int size;           /* const */
     int device;         /* const */
@@ -29,8 +31,9 @@ py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
 static dd_nccl_comm *
 require_comm(const py_nccl_rank_comm *self)
 {
-    if (self->comm == NULL) {
+    if (self->comm == NULL || self->is_closed) {
         PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "this communicator is closed");
+        return NULL;
     }
     return self->comm;
 }
@@ -104,6 +107,27 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     return py_nccl_rank_comm_create(state, comm);
 }
 
+/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything; or
+ * leaves that to the last unfinished call, which may hang in NCCL until it is aborted. */
+static void
+close_rank_comm(py_nccl_rank_comm *self)
+{
+    dd_nccl_comm *comm = self->comm;
+    self->is_closed = true;
+    if (self->ncalls > 0) {
+        return;
+    }
+    self->comm = NULL;
+    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
+    (void)ignored;
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+}
+
 static dd_status
 run_comm(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err)
 {
@@ -125,9 +149,12 @@ rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *
                                         .device = self->device,
                                         .ctx = comm,
                                         .run = run_comm};
-    dd_nccl_comm_acquire(comm);
+    self->ncalls++;
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    py_nccl_comm_release(comm);
+    self->ncalls--;
+    if (self->is_closed) {
+        close_rank_comm(self);
+    }
     return result;
 }
 
@@ -151,22 +178,6 @@ rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
         handle->comm = dd_nccl_comm_acquire(comm);
     }
     return (PyObject *)handle;
-}
-
-/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
-static void
-close_rank_comm(py_nccl_rank_comm *self)
-{
-    dd_nccl_comm *comm = self->comm;
-    self->comm = NULL;
-    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
-    (void)ignored;
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
 }
 
 static PyObject *
