@@ -392,13 +392,29 @@ group_regions_nbytes_locked(const dd_group *group)
     return nbytes;
 }
 
+/* Drop one reference unless it is the only one. */
+static bool
+has_left_others(dd_region *region)
+{
+    unsigned refs = atomic_load(&region->refs);
+    while (refs > 1) {
+        if (atomic_compare_exchange_weak(&region->refs, &refs, refs - 1)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* References are only acquired by a holder of one, so the only holder stays the only one while it puts the region away. */
 bool
 group_let_region_go(dd_region *region)
 {
-    if (atomic_load(&region->refs) == 1) {
-        put_away(region);
+    if (has_left_others(region)) {
+        return false;
     }
-    return atomic_fetch_sub(&region->refs, 1) == 1;
+    put_away(region);
+    atomic_store(&region->refs, 0);
+    return true;
 }
 
 /* ---- after a failure */

@@ -8,6 +8,9 @@
 #include "core/mem.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -98,6 +101,59 @@ let_much_go(team_rank *self)
 TEST(arrays_that_are_let_go_keep_few_pages)
 {
     team_run(&(team_options){.size = 1}, let_much_go, NULL);
+}
+
+typedef struct shared_holder {
+    dd_region *region;
+    atomic_int *nready;
+} shared_holder;
+
+static void *
+release_with_the_other(void *arg)
+{
+    shared_holder *holder = arg;
+    atomic_fetch_add(holder->nready, 1);
+    for (int i = 0; atomic_load(holder->nready) < 2; i++) {
+        if (i > 10000) {
+            sched_yield();
+        }
+    }
+    dd_region_release(holder->region);
+    return NULL;
+}
+
+static size_t
+count_kept_nbytes(dd_group *group)
+{
+    dd_group_memory memory;
+    dd_group_get_memory(group, &memory);
+    return memory.suspend;
+}
+
+/* An array has two holders, which release it at the same moment: its pages are counted as kept exactly once. */
+static void
+release_twice_at_a_time(team_rank *self)
+{
+    size_t nbytes_before = count_kept_nbytes(self->group);
+    int nwrong = 0;
+    for (int i = 0; i < 500 && nwrong == 0; i++) {
+        atomic_int nready = 0;
+        shared_holder holder = {.nready = &nready};
+        CHECK_OK(dd_group_alloc(self->group, PAGE, &holder.region, check_err()));
+        nwrong += count_kept_nbytes(self->group) != nbytes_before;
+        pthread_t thread;
+        dd_region_acquire(holder.region);
+        REQUIRE(pthread_create(&thread, NULL, release_with_the_other, &holder) == 0);
+        release_with_the_other(&holder);
+        pthread_join(thread, NULL);
+        nwrong += count_kept_nbytes(self->group) != nbytes_before + PAGE;
+    }
+    CHECK_INT(nwrong, 0);
+}
+
+TEST(an_array_that_two_threads_release_is_kept_once)
+{
+    team_run(&(team_options){.size = 1}, release_twice_at_a_time, NULL);
 }
 
 static void
