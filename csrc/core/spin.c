@@ -1,6 +1,7 @@
 #include "core/spin.h"
 
 #include "core/clock.h"
+#include "core/cpu.h"
 #include "core/system.h"
 
 #define ENDLESS_NS (INT64_MAX / 2) /* the time may be added to it */
@@ -10,7 +11,8 @@
 dd_spin
 dd_spin_make(int64_t most_ns)
 {
-    int64_t budget_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? most_ns : 0;
+    bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1; /* -1 is unknown */
+    int64_t budget_ns = has_one_core ? 0 : most_ns;
     return (dd_spin){.most_ns = budget_ns, .budget_ns = budget_ns};
 }
 

@@ -25,7 +25,9 @@ typedef enum dd_spin_policy {
     DD_SPIN_SLEEP,    /* does not poll */
 } dd_spin_policy;
 
-/* No spinning on a machine of one core: there nobody can answer meanwhile. */
+/* The spin never polls if the machine has one core, or if the quota of the process is one core: polling would take the time of the
+ * thread that is awaited. The affinity does not count: ranks that are bound to one core each wait for ranks on other cores.
+ * Reads files. */
 dd_spin dd_spin_make(int64_t most_ns);
 /* Before the first wait. */
 void dd_spin_set_policy(dd_spin *spin, dd_spin_policy policy);

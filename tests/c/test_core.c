@@ -2,6 +2,7 @@
 #include "clock_counter.h"
 #include "core/bytes.h"
 #include "core/clock.h"
+#include "core/cpu.h"
 #include "core/fork.h"
 #include "core/list.h"
 #include "core/lock.h"
@@ -15,6 +16,7 @@
 #include "core/wait.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -770,7 +772,24 @@ TEST(spin_of_nothing_is_none)
     dd_spin spin = {0};
     dd_spin_note_wait(&spin, 1);
     CHECK_INT(spin.budget_ns, 0);
-    CHECK(dd_spin_make(DD_NS_PER_MS).budget_ns == (sysconf(_SC_NPROCESSORS_ONLN) > 1 ? DD_NS_PER_MS : 0));
+}
+
+TEST(spin_of_a_thread_bound_to_one_core_polls)
+{
+    int64_t unbound_ns = dd_spin_make(DD_NS_PER_MS).budget_ns;
+    bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1;
+    CHECK_INT(unbound_ns, has_one_core ? 0 : DD_NS_PER_MS);
+    cpu_set_t own, one;
+    REQUIRE(sched_getaffinity(0, sizeof own, &own) == 0);
+    size_t cpu = 0;
+    while (!CPU_ISSET(cpu, &own)) {
+        cpu++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK_INT(dd_spin_make(DD_NS_PER_MS).budget_ns, unbound_ns);
+    CHECK(sched_setaffinity(0, sizeof own, &own) == 0);
 }
 
 /* ---- calls of the system that fail when a test says so */
