@@ -232,7 +232,7 @@ SIM_SRC := $(wildcard csrc/sim/*.c tests/sim/*.c)
 SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock unlock) \
                $(addprefix pthread_cond_,init destroy signal broadcast wait timedwait) \
                $(addprefix pthread_,create join detach self getname_np sigmask) \
-               prctl clock_gettime sysconf sched_getaffinity sched_setaffinity
+               prctl clock_gettime sysconf sched_getaffinity
 SEEDS ?= 1000
 # More arguments: SIM='--first 5000 --seconds 60'.
 SIM ?=

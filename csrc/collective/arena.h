@@ -141,12 +141,10 @@ dd_arena_ranks dd_arena_missing(const dd_arena *arena);
 
 /* Tells the others on which CPU this rank runs. Operations do so themselves. */
 void dd_arena_note_cpu(dd_arena *arena);
-/* Makes way for rank k, or for the missing ranks, if they were last seen on the CPU that we run on: moves this thread to a CPU
- * on which it may run and that no other rank uses. (The system leaves threads that take turns on one CPU
- * together for long, whatever other CPUs have to do.) True: it could not, so they come only when the caller gives this CPU
- * away. */
-bool dd_arena_must_make_way_for(dd_arena *arena, int k);
-bool dd_arena_must_make_way(dd_arena *arena);
+/* True if rank k, or one of the missing ranks, was last seen on the CPU that this thread runs on: it can only publish if the
+ * caller yields the CPU. */
+bool dd_arena_must_make_way_for(const dd_arena *arena, int k);
+bool dd_arena_must_make_way(const dd_arena *arena);
 
 /* After MISMATCH: two ranks that disagree, `other` being this one where it is one of them; the signature of
  * the first, and where block sizes do not fit, both numbers of bytes. */

@@ -339,7 +339,6 @@ struct dd_arena {
     uint64_t floor;           /* mark that all are known to have reached */
     uint64_t nchunks;         /* folded in shares, since the arena was made */
     uint32_t cpu;             /* as we have told the others */
-    int64_t moves_next_ns;    /* not to another CPU before that */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */

@@ -1,14 +1,9 @@
 #include "collective/arena_internal.h"
 
-#include "core/clock.h"
 #include "core/fence.h"
 #include "core/system.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-/* To move costs some tens of microseconds, and what was in the nearest caches. */
-#define MOVE_EVERY_NS (10 * DD_NS_PER_MS)
 
 /* A publisher stores its mark and then looks whether somebody sleeps; a sleeper says so and then looks at the marks. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
@@ -72,19 +67,13 @@ current_cpu(void)
     return (uint32_t)(dd_sys_sched_getcpu() + 1);
 }
 
-static void
-tell_cpu(dd_arena *arena, uint32_t cpu)
-{
-    arena->cpu = cpu;
-    atomic_store_explicit(&arena->slots[arena->rank].control->cpu, cpu, memory_order_relaxed);
-}
-
 void
 dd_arena_note_cpu(dd_arena *arena)
 {
     uint32_t cpu = current_cpu();
     if (__builtin_expect(cpu != arena->cpu, false)) {
-        tell_cpu(arena, cpu);
+        arena->cpu = cpu;
+        atomic_store_explicit(&arena->slots[arena->rank].control->cpu, cpu, memory_order_relaxed);
     }
 }
 
@@ -94,54 +83,14 @@ was_seen_on(const dd_arena *arena, int k, uint32_t cpu)
     return cpu != 0 && atomic_load_explicit(&arena->slots[k].control->cpu, memory_order_relaxed) == cpu;
 }
 
-/* The CPU with the nearest number that this thread may use and no other rank does, counted from 1; 0: there is none. */
-static uint32_t
-find_free_cpu(const dd_arena *arena, uint32_t cpu)
+bool
+dd_arena_must_make_way_for(const dd_arena *arena, int k)
 {
-    dd_cpu_set free = dd_cpu_own_set();
-    for (int k = 0; k < arena->nranks; k++) {
-        uint32_t used = atomic_load_explicit(&arena->slots[k].control->cpu, memory_order_relaxed) - 1;
-        if (k != arena->rank && used < DD_CPU_SET_MAX) {
-            free.words[used / 64] &= ~(UINT64_C(1) << used % 64);
-        }
-    }
-    uint32_t nearest = 0;
-    for (uint32_t c = 1; c <= DD_CPU_SET_MAX; c++) {
-        bool is_free = (free.words[(c - 1) / 64] >> (c - 1) % 64 & 1) != 0;
-        if (is_free && (nearest == 0 || abs((int)c - (int)cpu) < abs((int)nearest - (int)cpu))) {
-            nearest = c;
-        }
-    }
-    return nearest;
-}
-
-static bool
-move_away(dd_arena *arena, uint32_t cpu)
-{
-    int64_t now_ns = dd_clock_now_ns();
-    if (arena->is_crowded || now_ns < arena->moves_next_ns) {
-        return false;
-    }
-    arena->moves_next_ns = now_ns + MOVE_EVERY_NS;
-    uint32_t other = find_free_cpu(arena, cpu);
-    if (other == 0) {
-        return false;
-    }
-    tell_cpu(arena, other); /* before we move, so that the rank that runs here next does not move after us */
-    (void)dd_cpu_move_to((int)other - 1);
-    dd_arena_note_cpu(arena);
-    return arena->cpu != cpu;
+    return was_seen_on(arena, k, current_cpu());
 }
 
 bool
-dd_arena_must_make_way_for(dd_arena *arena, int k)
-{
-    uint32_t cpu = current_cpu();
-    return was_seen_on(arena, k, cpu) && !move_away(arena, cpu);
-}
-
-bool
-dd_arena_must_make_way(dd_arena *arena)
+dd_arena_must_make_way(const dd_arena *arena)
 {
     uint32_t cpu = current_cpu();
     bool is_shared = false;
@@ -149,7 +98,7 @@ dd_arena_must_make_way(dd_arena *arena)
     for (int k = dd_arena_ranks_take(&left); k >= 0; k = dd_arena_ranks_take(&left)) {
         is_shared = is_shared || was_seen_on(arena, k, cpu);
     }
-    return is_shared && !move_away(arena, cpu);
+    return is_shared;
 }
 
 /* ---- publishing */

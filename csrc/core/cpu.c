@@ -143,23 +143,6 @@ dd_cpu_own_set(void)
     return own;
 }
 
-bool
-dd_cpu_move_to(int cpu)
-{
-    size_t nbytes;
-    cpu_set_t *allowed = get_affinity(&nbytes);
-    cpu_set_t *wanted = allowed != NULL ? dd_mem_zalloc(nbytes) : NULL;
-    bool is_moved = false;
-    if (wanted != NULL && CPU_ISSET_S((size_t)cpu, nbytes, allowed)) {
-        CPU_SET_S((size_t)cpu, nbytes, wanted);
-        is_moved = sched_setaffinity(0, nbytes, wanted) == 0;
-        (void)sched_setaffinity(0, nbytes, allowed);
-    }
-    dd_mem_free(wanted);
-    dd_mem_free(allowed);
-    return is_moved;
-}
-
 /* The beginning of a small file as text; false if there is none. */
 static bool
 read_text(const char *path, char *text, size_t size)

@@ -32,9 +32,6 @@ typedef struct dd_cpu_set {
 
 dd_cpu_set dd_cpu_own_set(void); /* empty when the system does not tell */
 
-/* Moves this thread there, once; it may run afterwards where it could before. False: it may not run there. */
-bool dd_cpu_move_to(int cpu);
-
 /* The tightest CPU quota of the cgroups (version 2) that the process is in, rounded up; 0 for none. Reads files. */
 int dd_cpu_quota(void);
 

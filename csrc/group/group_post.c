@@ -195,7 +195,7 @@ are_all_quick_locked(const dd_group *group)
 static bool
 make_way_locked(dd_group *group, int look)
 {
-    bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
+    bool is_time = look % LOOKS_PER_YIELD == 0;
     bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
     bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
     if (!is_due) {
@@ -234,7 +234,8 @@ group_look_locked(group_call *call, bool is_hasty)
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        if (!dd_run_looks_help_locked(group->run)) {
+        bool is_vain = is_hasty && dd_run_must_make_way_locked(group->run); /* only a yield helps */
+        if (is_vain || !dd_run_looks_help_locked(group->run)) {
             break;
         }
         if (is_hasty) {

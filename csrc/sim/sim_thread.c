@@ -291,7 +291,6 @@ __wrap_prctl(int option, ...)
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 long __wrap_sysconf(int name);
 int __wrap_sched_getaffinity(pid_t pid, size_t nbytes, cpu_set_t *set);
-int __wrap_sched_setaffinity(pid_t pid, size_t nbytes, const cpu_set_t *set);
 
 int
 __wrap_clock_gettime(clockid_t clock, struct timespec *time)
@@ -321,14 +320,5 @@ __wrap_sched_getaffinity(pid_t pid, size_t nbytes, cpu_set_t *set)
     for (int cpu = 0; cpu < world.options.ncpus; cpu++) {
         CPU_SET_S((size_t)cpu, nbytes, set);
     }
-    return 0;
-}
-
-int
-__wrap_sched_setaffinity(pid_t pid, size_t nbytes, const cpu_set_t *set)
-{
-    (void)pid;
-    (void)nbytes;
-    (void)set;
     return 0;
 }

@@ -651,20 +651,6 @@ TEST(usable_cpus)
     CHECK_INT(dd_cpu_parse_quota("9223372036854775807 1"), 0);
 }
 
-TEST(a_thread_moves_to_a_cpu_and_may_go_on_from_there)
-{
-    dd_cpu_set before = dd_cpu_own_set();
-    int nmoved = 0;
-    for (int cpu = 0; cpu < DD_CPU_SET_MAX; cpu++) {
-        bool is_allowed = (before.words[cpu / 64] >> cpu % 64 & 1) != 0;
-        CHECK(dd_cpu_move_to(cpu) == is_allowed);
-        nmoved += is_allowed;
-    }
-    CHECK(nmoved >= 1);
-    dd_cpu_set after = dd_cpu_own_set();
-    CHECK(memcmp(&before, &after, sizeof after) == 0);
-}
-
 /* A whole trial with copies that cost so much each way but for one; the way that it finds faster. */
 static bool
 try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t best, int64_t *now_ns)

@@ -56,13 +56,6 @@ dd_cpu_own_set(void)
     return (dd_cpu_set){{0}};
 }
 
-bool
-dd_cpu_move_to(int cpu)
-{
-    (void)cpu;
-    return false;
-}
-
 static void
 wake(void *ctx, int rank)
 {
