@@ -12,6 +12,7 @@
 typedef struct prefix_store {
     dd_store head;
     dd_store *underlying; /* const after init; one reference */
+    int depth;            /* const after init: 1 if the underlying store is no view itself */
     size_t prefix_len;    /* const after init; with the "/" */
     uint8_t prefix[];
 } prefix_store;
@@ -142,6 +143,12 @@ dd_status
 dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying, dd_error *err)
 {
     size_t nbytes;
+    int depth = dd_prefix_store_is(underlying) ? prefix_of(underlying)->depth + 1 : 1;
+    if (depth > DD_PREFIX_STORE_MAX_DEPTH) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "PrefixStore: too many views of views: got %d levels, expected at most %d", depth,
+                            DD_PREFIX_STORE_MAX_DEPTH);
+    }
     if (__builtin_add_overflow(sizeof(prefix_store) + 1, prefix.len, &nbytes)) {
         return dd_error_no_memory(err, prefix.len);
     }
@@ -154,6 +161,7 @@ dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying, dd
     self->head.fork_generation = underlying->fork_generation;
     self->head.owner_pid = underlying->owner_pid;
     self->underlying = dd_store_acquire(underlying);
+    self->depth = depth;
     self->prefix_len = prefix.len + 1;
     if (prefix.len > 0) {
         memcpy(self->prefix, prefix.data, prefix.len);

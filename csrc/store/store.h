@@ -225,7 +225,9 @@ dd_status dd_store_error_missing(const dd_store_missing *missing, const dd_wait 
 dd_status dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err) DD_MUST_CHECK;
 
 /* A view of `underlying` (borrowed; the view takes its own reference) under "<prefix>/". num_keys and
- * time-outs are the underlying store's; list_keys gives only keys under the prefix, without it. */
+ * timeouts are the underlying store's; list_keys gives only keys under the prefix, without it. Each level of a view of views
+ * takes stack in every call, so DD_INVALID_ARGUMENT beyond DD_PREFIX_STORE_MAX_DEPTH of them. */
+#define DD_PREFIX_STORE_MAX_DEPTH 500
 dd_status dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying,
                                dd_error *err) DD_MUST_CHECK;
 dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed */

@@ -205,6 +205,41 @@ TEST(view_keeps_the_store_alive_and_clones_keep_the_prefix)
     dd_store_release(clone);
 }
 
+/* Puts views on `store`, until one is refused; their number. */
+static int
+pile_views(dd_store **store)
+{
+    for (int depth = 1;; depth++) {
+        dd_store *view = NULL;
+        dd_status status = dd_prefix_store_open(&view, BYTES("p"), *store, check_err());
+        if (status != DD_OK || depth == 30000) {
+            dd_store_release(view);
+            CHECK_INT(status, DD_INVALID_ARGUMENT);
+            CHECK_CONTAINS(check_message(), "too many views of views: got 501 levels, expected at most 500");
+            return depth - 1;
+        }
+        dd_store_release(*store);
+        *store = view;
+    }
+}
+
+TEST(views_of_views_have_a_limit)
+{
+    dd_store *store = NULL;
+    REQUIRE_OK(dd_hash_store_open(&store, DD_NS_PER_S, check_err()));
+    CHECK_INT(pile_views(&store), DD_PREFIX_STORE_MAX_DEPTH);
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(dd_store_set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
+    dd_store *clone = NULL;
+    CHECK_OK(store->ops->clone(store, &clone, &wait, check_err()));
+    dd_blob value = {0};
+    CHECK_OK(dd_store_get(clone, BYTES("k"), &value, &wait, check_err()));
+    CHECK_BYTES(dd_blob_view(&value), BYTES("v"));
+    dd_blob_fini(&value);
+    dd_store_release(clone);
+    dd_store_release(store);
+}
+
 TEST(view_made_after_a_fork_is_refused)
 {
     tower t;

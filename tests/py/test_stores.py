@@ -668,6 +668,18 @@ def test_prefix_nesting_is_underlying_first():
     assert nested.num_keys() == 1
 
 
+def test_prefix_nesting_has_a_limit():
+    """Each level takes stack in every call: 20,000 of them were a segmentation fault."""
+    store = dldist.HashStore()
+    with pytest.raises(ValueError, match="too many views of views: got 501 levels, expected at most 500"):
+        for _ in range(20_000):
+            store = dldist.PrefixStore("p", store)
+    store.set("k", "v")
+    assert store.get("k") == store.clone().get("k") == b"v"
+    assert store.has_extended_api()
+    assert store.timeout == store._underlying_non_prefix_store.timeout
+
+
 def test_prefix_sees_only_its_own_keys():
     base = dldist.HashStore()
     base.set("k", "outside")
