@@ -6,12 +6,13 @@ import errno
 import os
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dldist
 from group_workers import describe, open_group
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-NUMBERS = {"memfd_create": {"x86_64": 319, "aarch64": 279}, "sendmsg": {"x86_64": 46, "aarch64": 211}}
+NUMBERS = {"memfd_create": {"x86_64": 319, "aarch64": 279}, "sendmsg": {"x86_64": 46, "aarch64": 211}, "sysinfo": {"x86_64": 99, "aarch64": 179}}
 
 
 def forbid(call, number_of_error):
@@ -60,3 +61,19 @@ def all_reduce_without_sendmsg(_channel, port, rank, size, number_of_error):
     except dldist.DistError as error:
         return {**describe(error), "seconds": time.monotonic() - began}
     return {"text": "it works"}
+
+
+def objects_without_sysinfo(channel):
+    refusal = forbid("sysinfo", errno.EPERM)
+    if refusal is not None:
+        return refusal
+    os.sysconf = lambda name: -1  # the C library's own answer may be any number
+    store = dldist.HashStore()
+
+    def exchange(rank):
+        with dldist.World(store=store, rank=rank, world_size=2, timeout=20) as world:
+            return world.all_gather_object(f"object of {rank}")
+
+    with ThreadPoolExecutor(2) as pool:
+        gathered = list(pool.map(exchange, range(2)))
+    return {"gathered": gathered}

@@ -37,3 +37,10 @@ def test_rank_that_may_not_send_is_named_by_all(procs, transport, error, size):
         assert f"lost rank {rank} " not in outcome["text"], outcome
         assert outcome["seconds"] < under_load(4), outcome
     assert os.strerror(number) in outcomes[last]["text"], outcomes
+
+
+def test_objects_without_sysinfo(procs):
+    outcome = procs.start(sandbox_workers.objects_without_sysinfo).result()
+    if isinstance(outcome, str):
+        pytest.skip(outcome)
+    assert outcome["gathered"] == [["object of 0", "object of 1"]] * 2

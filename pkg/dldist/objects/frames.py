@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
+from functools import cache
 from io import BytesIO
 
 from dldist._core import DistError, DistMismatchError
@@ -117,7 +119,7 @@ class Incoming:
         if magic != _MAGIC or version != _VERSION:
             raise self._error("sent something that is not an object, or comes from another version of dldist")
         nbytes = self._head_bytes + self._buffer_bytes
-        if nbytes > _physical_memory():
+        if nbytes > _memory_limit():
             raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
         self.rounds = range(first, stop)
         self._own = _rounds_of(self._head_bytes, self._count)
@@ -183,5 +185,15 @@ class Incoming:
         return error
 
 
-def _physical_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+@cache
+def _memory_limit() -> int:
+    """The physical memory in bytes; what a process can address if the system does not report it.
+
+    Not from sysconf(): where a sandbox forbids sysinfo, the C library may return any number.
+    """
+    try:
+        with open("/proc/meminfo", "rb") as lines:
+            name, number, unit = next(lines).split()
+    except (OSError, ValueError, StopIteration):
+        return sys.maxsize
+    return int(number) << 10 if (name, unit) == (b"MemTotal:", b"kB") else sys.maxsize
