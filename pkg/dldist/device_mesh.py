@@ -14,7 +14,7 @@ from math import prod
 
 from dldist import _core
 from dldist.c10d import mesh_groups
-from dldist.c10d.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_ranks
+from dldist.c10d.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
 from dldist.c10d.mesh_groups import OfDefaultWorld, OfGroups, OfWorld
 from dldist.c10d.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
 from dldist.c10d.names import warn
@@ -86,10 +86,10 @@ class DeviceMesh:
     ) -> None:
         if mesh is None:
             raise TypeError("DeviceMesh(): argument 'mesh' is missing: the ranks, as nested lists or an array")
-        ranks, shape = read_ranks(mesh)
+        home: OfDefaultWorld | OfWorld = OfDefaultWorld() if world is None else OfWorld(world)
+        ranks, shape = read_mesh(mesh, home.check_size if _init_backend else None)
         names = check_names(mesh_dim_names, shape)
         overrides = check_overrides(backend_override, len(shape))
-        home: OfDefaultWorld | OfWorld = OfDefaultWorld() if world is None else OfWorld(world)
         if _init_backend:
             home.enter(len(ranks))
         self._fill(device_type, row_major(shape), ranks, names, None, home, home.rank() if _rank is None else _rank)
@@ -557,7 +557,7 @@ class DeviceMesh:
 def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequence[str] | None) -> DeviceMesh:
     is_world = mesh_groups.is_world(group)
     ranks = list(range(group.size)) if is_world else get_process_group_ranks(group)
-    if mesh is not None and read_ranks(mesh) != (tuple(ranks), (len(ranks),)):
+    if mesh is not None and read_mesh(mesh) != (tuple(ranks), (len(ranks),)):
         raise ValueError(f"from_group(): the mesh {mesh} is not the ranks of the group, which are {ranks}")
     made = DeviceMesh(
         device_type, ranks, mesh_dim_names=mesh_dim_names, world=group if is_world else None, _init_backend=False
@@ -568,7 +568,7 @@ def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequ
 
 
 def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_names: Sequence[str]) -> DeviceMesh:
-    ranks, shape = read_ranks(mesh)
+    ranks, shape = read_mesh(mesh)
     if len(shape) != len(groups):
         raise ValueError(f"from_group(): the mesh has {len(shape)} dimensions, and there are {len(groups)} groups")
     are_worlds = {mesh_groups.is_world(group) for group in groups}

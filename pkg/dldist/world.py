@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 from dldist.objects.exchange import Exchange
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -123,8 +124,8 @@ class World(_core.Group):
             ...     world.new_group([0]).size
             1
         """
-        ranks = list(ranks)
-        return self.split(ranks, name, timeout) if self.rank in ranks else None
+        ranks = read_ranks(ranks, self.size)
+        return self.split(ranks, name, timeout) if self.rank in ranks or len(ranks) > self.size else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
         """A group of some ranks, made by them alone. It ends with this one at the latest.
@@ -142,7 +143,7 @@ class World(_core.Group):
             >>> with World() as world, world.split([0], timeout=10) as alone:
             ...     alone.barrier()
         """
-        part = super().split(list(ranks), name, timeout)
+        part = super().split(read_ranks(ranks, self.size), name, timeout)
         part.serializer = self.serializer
         part._begin(self.carrier)
         self._parts().add(part)

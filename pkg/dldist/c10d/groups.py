@@ -6,6 +6,7 @@ import functools
 import os
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 from dldist.c10d import registry
 from dldist.c10d.maker import Maker, check_timeout
 from dldist.c10d.names import Backend, device_type_of, is_nccl_available, warn
@@ -315,7 +316,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     if ranks is None:
         return list(range(world_size))
     try:
-        members = [rank.__index__() for rank in ranks]
+        members = [rank.__index__() for rank in read_ranks(ranks, world_size)]
     except (TypeError, AttributeError):
         raise TypeError("new_group(): ranks must be a sequence of integers") from None
     if not members:
@@ -323,7 +324,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     if len(members) > world_size:
         raise ValueError(
             f"the new group's world size should be less or equal to the world size set by init_process_group: "
-            f"{len(members)} ranks of {world_size}"
+            f"{len(ranks) if hasattr(ranks, '__len__') else f'more than {world_size}'} ranks of {world_size}"
         )
     for rank in members:
         if not 0 <= rank < world_size:
@@ -462,8 +463,9 @@ def new_subgroups_by_enumeration(
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     seen: dict[int, Sequence[int]] = {}
+    size = default_group().size()
     for ranks in ranks_per_subgroup_list:
-        for rank in ranks:
+        for rank in read_ranks(ranks, size):
             if rank in seen:
                 raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}")
             seen[rank] = ranks
@@ -548,7 +550,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
     mine = None
     for part in split_ranks:
-        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in part):
+        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
             raise TypeError(f"split_group(): split_ranks must be a list of lists of ranks: {part!r} is in it")
         if not part:
             raise ValueError("the split group cannot be empty")

@@ -14,7 +14,7 @@ from dldist.c10d.mesh_layout import nested
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from dldist.c10d.mesh_groups import Override
@@ -64,10 +64,10 @@ def overrides_by_dim(
     return [as_override(said.get(name) if name in said else said.get(dim)) for dim, name in pairs]
 
 
-def read_ranks(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of a mesh in row-major order, and its shape."""
+def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of a mesh in row-major order, and its shape. `check_size` raises if there are too many ranks."""
     ranks: list[int] = []
-    shape = _read_nested(_as_lists(mesh), ranks, mesh)
+    shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
     if not ranks:
         raise ValueError("DeviceMesh(): the mesh has no ranks")
     seen: set[int] = set()
@@ -90,14 +90,16 @@ def _as_lists(mesh: Any) -> Any:
         return copy.tolist()
 
 
-def _read_nested(values: Any, ranks: list[int], mesh: Any) -> tuple[int, ...]:
+def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[[int], None] | None) -> tuple[int, ...]:
     """Append the integers of nested sequences to `ranks`; gives their shape."""
     if hasattr(values, "__index__"):
         ranks.append(values.__index__())
         return ()
     if not isinstance(values, (list, tuple, range)):
         raise TypeError(f"DeviceMesh(): the mesh must have ranks, which are integers: {values!r} is in it")
-    shapes = {_read_nested(_as_lists(each), ranks, mesh) for each in values}
+    if check_size is not None:
+        check_size(len(ranks) + len(values))
+    shapes = {_read_nested(_as_lists(each), ranks, mesh, check_size) for each in values}
     if len(shapes) > 1:
         raise ValueError(f"DeviceMesh(): the mesh is ragged: {mesh}")
     return len(values), *(shapes.pop() if shapes else ())

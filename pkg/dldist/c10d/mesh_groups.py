@@ -39,6 +39,11 @@ class OfDefaultWorld:
             init_process_group()
         _check_size(count, default_group().size())
 
+    def check_size(self, count: int) -> None:
+        """Raise if a mesh has more ranks than a default world that exists."""
+        if is_initialized():
+            _check_size(count, default_group().size())
+
     def rank(self) -> int:
         return get_rank()
 
@@ -78,8 +83,10 @@ class OfWorld:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def enter(self, count: int) -> None:
+    def check_size(self, count: int) -> None:
         _check_size(count, self._world.size)
+
+    enter = check_size
 
     def rank(self) -> int:
         return self._world.rank

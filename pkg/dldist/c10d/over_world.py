@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 from dldist.c10d.over_group import OverGroup
 from dldist.world import CLOSE_TIMEOUT_S, World
 
@@ -84,11 +85,12 @@ class OverWorld(OverGroup):
     def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> Self | None:
         """The backend for some of the ranks. Only those need to call this."""
         group = self._require_group()
-        if self._rank not in ranks:
+        ranks = read_ranks(ranks, self._size)
+        if self._rank not in ranks and len(ranks) <= self._size:
             return None
-        part = self._split_off(group, list(ranks), None, None if opts is None else opts._timeout)
+        part = self._split_off(group, ranks, None, None if opts is None else opts._timeout)
         name = "" if opts is None else opts.group_name
-        return self._of(part, self.Options()._for(part.timeout, list(ranks), name))
+        return self._of(part, self.Options()._for(part.timeout, ranks, name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> Self:
         """A backend for these ranks and more. All of them meet in `store`."""

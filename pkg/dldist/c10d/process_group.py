@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Backend, BackendOptions, Member
 from dldist.c10d.dispatch import BackendCalls, Dispatcher
@@ -415,7 +416,7 @@ class ProcessGroup(Member):
 
         Only those ranks need to call this, unless NCCL is among the backends: all ranks take part in splitting its communicators.
         """
-        ranks = list(ranks)
+        ranks = read_ranks(ranks, self.size())
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
             raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
         kinds = self._device_types if device_types is None else device_types

@@ -22,6 +22,7 @@ from functools import lru_cache
 from itertools import product
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this module
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def plan(
 
 
 def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
-    ranks = tuple(int(rank) for rank in ranks)
+    ranks = tuple(int(rank) for rank in read_ranks(ranks, sharding.size))
     if len(ranks) != sharding.size or len(set(ranks)) != len(ranks):
         raise _core.DistArgumentError(
             f"plan(): argument '{side}_ranks' is {ranks} for a mesh of {sharding.mesh}; give {sharding.size} different ranks"

@@ -1,0 +1,63 @@
+"""Lists of ranks that are too long are refused before they are read to their end."""
+
+import tracemalloc
+
+import dldist
+import pytest
+from dldist import reshard
+
+MANY = range(10**7)
+
+
+@pytest.fixture
+def world():
+    with dldist.World(store=dldist.HashStore(), rank=0, world_size=1) as alone:
+        yield alone
+
+
+@pytest.fixture
+def default_group():
+    dldist.init_process_group(store=dldist.HashStore(), rank=0, world_size=1)
+    yield dldist.group.WORLD
+    dldist.destroy_process_group()
+
+
+def refuse(call, error, text):
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=text):
+            call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**24  # with the modules that the call imports
+
+
+def test_world_split(world):
+    refuse(lambda: world.split(MANY), ValueError, "rank 1 is not in 0 to 0")
+    refuse(lambda: world.new_group(range(1, 10**7)), ValueError, "rank 1 is not in 0 to 0")
+    assert world.new_group([1]) is None
+
+
+def test_new_group(default_group):
+    refuse(lambda: dldist.new_group(MANY), ValueError, "10000000 ranks of 1")
+    refuse(lambda: dldist.new_group(iter(MANY)), ValueError, "more than 1 ranks of 1")
+
+
+def test_new_subgroups_by_enumeration(default_group):
+    refuse(lambda: dldist.new_subgroups_by_enumeration([MANY]), ValueError, "10000000 ranks of 1")
+
+
+def test_split_group(default_group):
+    refuse(lambda: dldist.split_group(split_ranks=[MANY]), ValueError, "less or equal to the world_size")
+    refuse(lambda: default_group.split_group(MANY), ValueError, "different ones of 0 to 0")
+
+
+def test_device_mesh(world, default_group):
+    refuse(lambda: dldist.DeviceMesh("cpu", MANY), RuntimeError, "world size 1, but found 10000000 ranks")
+    refuse(lambda: dldist.DeviceMesh("cpu", [MANY], world=world), RuntimeError, "found 10000000 ranks")
+
+
+def test_reshard_plan():
+    whole = reshard.Sharding(1, [reshard.Replicate()])
+    refuse(lambda: reshard.plan((4,), whole, whole, source_ranks=MANY), ValueError, "give 1 different ranks")
