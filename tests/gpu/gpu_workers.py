@@ -40,7 +40,6 @@ class GpuDevice(nccl_workers.Device):
 
 def member(channel, port, rank, size, options):
     """The cases of group_workers."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=LIMIT_S)
     place = GpuDevice(Gpu(), DEVICE, store)
     options = {"timeout": LIMIT_S, "device": DEVICE, **(options or {})}

@@ -12,7 +12,6 @@ A case is text that is evaluated on every rank at the same time, so that the sam
 
 import array
 import datetime
-import signal
 import time
 import warnings
 
@@ -106,7 +105,6 @@ def evaluate(call, names):
 
 def texts(channel, name, port, rank, size):
     """Evaluates the calls that the parent names, until it names none."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     library = {"dldist": Ours, "torch": Torchs}[name]()
     dist = library.dist
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -135,7 +133,6 @@ def cases(channel, module_name, port, rank, size):
 
     import dldist
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     module = importlib.import_module(module_name)
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
     dldist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=LIMIT_S)

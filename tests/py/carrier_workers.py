@@ -1,7 +1,6 @@
 """What the ranks of the tests of carriers run: the cases of the other groups, in groups that a library carries."""
 
 import importlib
-import signal
 import time
 
 import c10d_cases
@@ -22,7 +21,6 @@ class Carried(c10d_cases.Cpu):
 def cases(channel, how, port, rank, size):
     """Runs functions of a module of the c10d tests in a world of the backend, until the parent names none."""
     module_name, backend = how
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     module = importlib.import_module(module_name)
     module.backend = Carried(backend)
     init(backend, port, rank, size)
@@ -49,7 +47,6 @@ def init(backend, port, rank, size):
 
 def member(channel, carrier, port, rank, size):
     """Runs the cases of group_workers, and those of this module, in a World with the carrier."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return group_workers.serve(channel, open_world(carrier, port, rank, size), {**vars(group_workers), **globals()})
 
 

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import resource
-import signal
 import struct
 import sys
 import threading
@@ -66,7 +65,6 @@ def serve(channel, group, cases):
 
 
 def member(channel, port, rank, size, options=None):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return serve(channel, open_group(port, rank, size, **(options or {})), globals())
 
 
@@ -1222,7 +1220,6 @@ def left_by_exception(group):
 
 def victim(channel, port, rank, size, what):
     """Waits in a call until told how it ended; the parent kills or interrupts one."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     group = open_group(port, rank, size, timeout=60)
     part = group.split(list(range(size)))
     group.barrier()
@@ -1246,7 +1243,6 @@ def victim(channel, port, rank, size, what):
 
 def interrupted(channel, port, rank, size, what):
     """Rank 0 is interrupted in a call that never ends; the others learn of it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     group = open_group(port, rank, size, timeout=60)
     group.barrier()
     buffer = array.array("i", [0])

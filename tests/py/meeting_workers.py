@@ -1,6 +1,5 @@
 """What the ranks of test_meeting_failures.py run. No pytest here: the children start sooner."""
 
-import signal
 import time
 
 import dldist
@@ -9,7 +8,6 @@ from group_workers import describe
 
 def join(channel, place, rank, size, timeout):
     """Tries to make a world once the parent says so, and tells what became of it, and how long it took."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     channel.send("begin")
     channel.recv()
     began = time.monotonic()

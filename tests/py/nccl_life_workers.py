@@ -19,7 +19,6 @@ def _begin(version, environment):
     import nccl_workers
 
     stubs = nccl_stubs.build(version)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return dldist, stubs, nccl_workers
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import signal
 import time
 import warnings
 
@@ -173,7 +172,6 @@ def member(channel, port, rank, size, how):
     import nccl_stubs
     from dldist import nccl
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     assert nccl.is_available(), nccl.why_not_available()
     assert ".".join(map(str, nccl.get_version())) == version
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=30.0)
@@ -242,7 +240,6 @@ def cases(channel, how, port, rank, size):
     import dldist
     import nccl_stubs
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     stubs = nccl_stubs.build(version)
     Tensor = tensor_type(stubs, rank)
     module = importlib.import_module(module_name)

@@ -333,5 +333,4 @@ def forked(group):
 
 
 def member(channel, port, rank, size, options=None):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return cases.serve(channel, cases.open_group(port, rank, size, **(options or {})), globals())

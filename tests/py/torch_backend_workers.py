@@ -1,7 +1,6 @@
 """How the ranks of the tests of the backend "dldist" for torch are started; see c10d_team.py. No pytest here."""
 
 import datetime
-import signal
 
 
 def cases(channel, what, port, rank, size):
@@ -18,7 +17,6 @@ def cases(channel, what, port, rank, size):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     module = importlib.import_module(module_name)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group(

@@ -20,7 +20,6 @@ COUNT = 24
 
 
 def member(channel, port, rank, size, options=None):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=30.0)
     world = dldist.World(store, rank, size, **{"timeout": 20.0, **(options or {})})
     return group_workers.serve(channel, world, globals())
