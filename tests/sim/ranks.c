@@ -485,6 +485,18 @@ run_pause(rank_self *self, const scenario_step *step)
     return end_call(self, call, DD_OK);
 }
 
+/* One rank aborts the group as soon as it has succeeded. The others have the same data. */
+static dd_status
+run_last(rank_self *self, const scenario_step *step)
+{
+    dd_status status = run_collective(self, self->group, step);
+    if (status == DD_OK && step->rank == self->rank) {
+        dd_group_abort(self->group, "that was all");
+    }
+    scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
+    return status == DD_OK ? run_collective(self, self->group, &barrier) : status;
+}
+
 static dd_status
 run_step(rank_self *self, const scenario_step *step)
 {
@@ -517,6 +529,8 @@ run_step(rank_self *self, const scenario_step *step)
         return run_late(self, step);
     case STEP_MISMATCH:
         return run_mismatch(self, step);
+    case STEP_LAST:
+        return run_last(self, step);
     case STEP_KINDS:
         break;
     }

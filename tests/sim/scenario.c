@@ -88,13 +88,18 @@ make_steps(scenario *made, dice *numbers)
             .count = (int)roll_scale(numbers, 1, 40000),
         };
     }
-    static const step_kind ends[] = {STEP_ABORT, STEP_LEAVE, STEP_LATE, STEP_MISMATCH};
+    static const step_kind ends[] = {STEP_ABORT, STEP_LEAVE, STEP_LATE, STEP_MISMATCH, STEP_LAST};
     uint64_t end = roll(numbers, 10);
     if (end < sizeof ends / sizeof ends[0]) {
         made->steps[made->nsteps++] = (scenario_step){.kind = ends[end],
                                                       .coll = DD_COLL_ALL_REDUCE,
                                                       .rank = (int)roll(numbers, (uint64_t)made->nranks),
                                                       .count = 1 + (int)roll(numbers, 3000)};
+        scenario_step *last = &made->steps[made->nsteps - 1];
+        if (last->kind == STEP_LAST) { /* half of them are copied without the lock, in several pieces */
+            last->coll = last->count % 2 == 0 ? DD_COLL_ALL_REDUCE : DD_COLL_ALL_GATHER;
+            last->count *= last->count % 4 < 2 ? 1 : 10;
+        }
     }
 }
 
@@ -191,8 +196,8 @@ scenario_apply(scenario *made, const scenario_edit *edit)
 const char *
 step_name(step_kind kind)
 {
-    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",  "engine",
-                                        "pause",      "abort", "leave", "late",   "mismatch"};
+    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",   "engine",
+                                        "pause",      "abort", "leave", "late",   "mismatch", "last"};
     return (unsigned)kind < STEP_KINDS ? names[kind] : "?";
 }
 

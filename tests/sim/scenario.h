@@ -26,6 +26,7 @@ typedef enum step_kind {
     STEP_LEAVE,    /* one rank exits without a word */
     STEP_LATE,     /* one rank comes after the deadline of the others */
     STEP_MISMATCH, /* one rank calls something else than the others */
+    STEP_LAST,     /* one rank aborts the group right after a collective */
     STEP_KINDS,
 } step_kind;
 
