@@ -241,4 +241,10 @@ dd_status dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd
  * no caller has been told (by a work's error, or by a later call), else DD_OK. Idempotent. */
 dd_status dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
+/* Closes several groups of one watchdog side by side, on at most DD_NCCL_ENDERS_MAX threads: NCCL takes half a second for the end of
+ * each communicator. Does not wait, and may do nothing. Call dd_nccl_group_close for each afterwards, which closes it, or waits for its
+ * thread and has the error. */
+#define DD_NCCL_ENDERS_MAX 32
+void dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n);
+
 #endif

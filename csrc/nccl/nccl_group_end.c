@@ -1,10 +1,8 @@
-/* How a group ends: by a failure, which everybody hears of at once, by an abort, or in good order. */
+/* How a group ends by a failure, which fails all its works, or by an abort. nccl_group_close.c has the end without one. */
 #include "nccl/nccl_internal.h"
 
 #include "core/lock.h"
 #include "core/thread.h"
-/* For communicators to end once nothing is under way, where the caller sets no limit. */
-#define COMMS_END_NS (10 * DD_NS_PER_S)
 
 /* ---- failures */
 
@@ -189,8 +187,8 @@ nccl_group_start_abort(dd_nccl_group *group)
     }
 }
 
-static dd_status
-wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+dd_status
+nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
@@ -229,202 +227,5 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
     dd_lock_take(&group->lock);
     group->is_unheard = false; /* a caller that aborts expects no results */
     dd_lock_release(&group->lock);
-    return wait_for_abort(group, wait, err);
-}
-
-/* ---- good order */
-
-static nccl_work *
-first_work(dd_nccl_group *group)
-{
-    nccl_work *work = NULL;
-    dd_lock_take(&group->lock);
-    for (nccl_channel *channel = group->channels; channel != NULL && work == NULL; channel = channel->next) {
-        if (!dd_list_is_empty(&channel->works)) {
-            work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
-            dd_work_acquire(&work->base.base);
-        }
-    }
-    dd_lock_release(&group->lock);
-    return work;
-}
-
-/* DD_OK when nothing is under way, however it ended. */
-static dd_status
-wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        nccl_work *work = first_work(group);
-        if (work == NULL) {
-            return DD_OK;
-        }
-        dd_status status = nccl_work_await(work, wait, err);
-        dd_work_release(&work->base.base);
-        if (status != DD_OK) {
-            return status;
-        }
-    }
-}
-
-dd_status
-dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = nccl_group_check_fork(group, err);
-    if (status == DD_OK) {
-        status = wait_for_works(group, wait, err);
-    }
-    return status == DD_OK ? dd_nccl_group_check(group, err) : status;
-}
-
-/* Before: pairs after all ranks, then by their ranks. Ending a communicator may wait for its other ranks, so that all must do it in one
- * order. */
-static bool
-is_before(const dd_nccl_group *group, const nccl_channel *a, const nccl_channel *b)
-{
-    bool is_a_all = a->peer == NCCL_ALL_RANKS;
-    bool is_b_all = b->peer == NCCL_ALL_RANKS;
-    if (is_a_all != is_b_all) {
-        return is_a_all;
-    }
-    if (a->peer == b->peer) {
-        return a->use < b->use;
-    }
-    int a_low = a->peer < group->rank ? a->peer : group->rank;
-    int b_low = b->peer < group->rank ? b->peer : group->rank;
-    return a_low != b_low ? a_low < b_low : a->peer < b->peer;
-}
-
-static nccl_channel *
-next_to_close(dd_nccl_group *group)
-{
-    nccl_channel *first = NULL;
-    dd_lock_take(&group->lock);
-    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
-        if (atomic_load(&channel->comm) != NULL && !channel->is_ending &&
-            (first == NULL || is_before(group, channel, first))) {
-            first = channel;
-        }
-    }
-    if (first != NULL) {
-        first->is_ending = true;
-    }
-    dd_lock_release(&group->lock);
-    return first;
-}
-
-static dd_status
-close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
-{
-    nccl_channel *channel;
-    dd_wait limited = wait->deadline_ns == DD_NEVER_NS ? dd_wait_at_most(wait, COMMS_END_NS) : *wait;
-    while ((channel = next_to_close(group)) != NULL) {
-        dd_nccl_comm *comm = atomic_load(&channel->comm);
-        dd_status status = dd_nccl_comm_finalize(comm, &group->stop, &limited, err);
-        if (status == DD_OK) {
-            status = dd_nccl_comm_destroy_within(comm, &limited, err);
-        }
-        if (status != DD_OK) {
-            dd_error_prepend(
-                err, status == DD_OP_TIMED_OUT
-                         ? "closing the group: its operations have ended, but a CUDA graph that holds "
-                           "some may be running or alive"
-                         : "closing the group");
-            dd_lock_take(&group->lock);
-            channel->is_ending = false; /* to be aborted */
-            dd_lock_release(&group->lock);
-            return status;
-        }
-    }
-    return DD_OK;
-}
-
-static void
-close_devices(dd_nccl_group *group)
-{
-    for (int number = 0; number < group->cuda->ndevices; number++) {
-        nccl_device *device = atomic_load(&group->devices[number]);
-        if (device != NULL) {
-            nccl_device_close(group, device);
-        }
-    }
-}
-
-/* What is left of a failed group: its aborts are waited for, for as long as is reasonable. */
-static void
-close_failed(dd_nccl_group *group, const dd_wait *wait)
-{
-    nccl_group_start_abort(group);
-    dd_wait limited = dd_wait_at_most(wait, nccl_watchdog_abort_timeout_ns(group->watchdog));
-    if (wait_for_abort(group, &limited, NULL) == DD_OK &&
-        nccl_group_enter_launch(group, &limited, NULL) == DD_OK) {
-        close_devices(group);
-        nccl_group_leave_launch(group);
-    }
-}
-
-/* Of a group that fails or is aborted meanwhile it says so, and is DD_OK. */
-static dd_status
-close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
-{
-    dd_status status = wait_for_works(group, wait, err);
-    if (status != DD_OK) {
-        dd_error_prepend(err, "closing the group");
-    } else {
-        nccl_nan_look(group);
-    }
-    if (status == DD_OK && !atomic_load(&group->stop)) {
-        status = close_comms(group, wait, err);
-    }
-    *has_failed = atomic_load(&group->stop);
-    if (*has_failed) {
-        return status == DD_INTERRUPTED ? status : DD_OK;
-    }
-    if (status == DD_OK) {
-        close_devices(group);
-    }
-    return status;
-}
-
-dd_status
-dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
-{
-    dd_error error;
-    err = err != NULL ? err : &error;
-    dd_status status = nccl_group_check_fork(group, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_lock_take(&group->lock);
-    bool was_closed = group->is_closed;
-    bool has_failed = group->cause.code != DD_OK;
-    group->is_closed = true;
-    dd_lock_release(&group->lock);
-    if (was_closed) {
-        return DD_OK;
-    }
-    if (!has_failed) {
-        status = nccl_group_enter_launch(group, wait, err);
-        if (status == DD_OK) {
-            status = close_in_turn(group, wait, &has_failed, err);
-            nccl_group_leave_launch(group);
-        }
-        if (status != DD_OK) {
-            nccl_group_end(group, err, NULL, NCCL_END_FAILED);
-            has_failed = true;
-        }
-    }
-    if (has_failed) {
-        close_failed(group, wait);
-    }
-    dd_lock_take(&group->lock);
-    group->is_over = true;
-    if (status == DD_OK && group->is_unheard) {
-        status = group->cause.code;
-        nccl_group_describe_cause_locked(group, err);
-        dd_error_prepend(err, "closing the group");
-    }
-    group->is_unheard = false;
-    dd_lock_release(&group->lock);
-    nccl_watchdog_remove(group->watchdog, group);
-    return status;
+    return nccl_group_wait_for_abort(group, wait, err);
 }

@@ -93,6 +93,13 @@ typedef struct nccl_nan_captures {
     size_t capacity;
 } nccl_nan_captures;
 
+/* Whether a thread of dd_nccl_groups_post_close closes the group. */
+typedef enum nccl_aside {
+    NCCL_NOT_ASIDE,
+    NCCL_CLOSING_ASIDE,
+    NCCL_CLOSED_ASIDE,
+} nccl_aside;
+
 struct dd_nccl_group {
     atomic_uint users; /* references by dd_nccl_group_acquire */
     atomic_uint refs;  /* one for all users, one for each work, one for each thread that looks at it */
@@ -129,6 +136,8 @@ struct dd_nccl_group {
     bool is_closed;          /* lock; dd_nccl_group_close has begun */
     bool is_over;            /* lock; it has been closed: nothing can fail any more */
     bool is_driver_gone;     /* lock; nothing of CUDA and NCCL is called any more */
+    nccl_aside aside;        /* lock; with the next: for dd_nccl_group_close */
+    dd_error aside_error;    /* code DD_OK: there is none, or a caller has it */
     unsigned naborts;        /* lock; communicators that are being aborted, on a thread each */
     nccl_channel *channels;  /* lock */
     uint64_t ncollectives;   /* lock; called */
@@ -278,6 +287,8 @@ void nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_orig
 /* All communicators are aborted, each on a thread of its own: one that hangs in NCCL or the driver, perhaps since it waits for a kernel of
  * another, keeps none of the others from it. */
 void nccl_group_start_abort(dd_nccl_group *group);
+/* DD_OP_TIMED_OUT: some go on. */
+dd_status nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* The works whose time is up: fails the group. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
 /* The communicators: fails the group. */
@@ -369,6 +380,9 @@ void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
 /* The watchdog ends after the threads that abort, whose last act is the second. */
 void nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog);
 void nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog);
+/* The same for a thread that closes groups or ends communicators. False if there are DD_NCCL_ENDERS_MAX of them. */
+bool nccl_watchdog_begin_end(dd_nccl_watchdog *watchdog);
+void nccl_watchdog_end_end(dd_nccl_watchdog *watchdog);
 bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);
 int64_t nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog);
 

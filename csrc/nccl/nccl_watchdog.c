@@ -28,7 +28,8 @@ struct dd_nccl_watchdog {
     pthread_cond_t wake;
     dd_list groups;   /* lock */
     size_t ngroups;   /* lock */
-    size_t naborts;   /* lock; threads that abort, and use the driver until they end */
+    size_t naborts;   /* lock; threads that abort or end groups, and use the driver until they end */
+    size_t nenders;   /* lock; those that close groups */
     bool is_started;  /* lock; there is a thread, to be joined */
     bool has_ended;   /* lock; the thread is done: joining it does not wait */
     bool is_stopping; /* lock */
@@ -341,6 +342,26 @@ nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog)
     watchdog->naborts--;
     dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
+}
+
+bool
+nccl_watchdog_begin_end(dd_nccl_watchdog *watchdog)
+{
+    dd_lock_take(&watchdog->lock);
+    bool may_begin = watchdog->nenders < DD_NCCL_ENDERS_MAX;
+    watchdog->nenders += may_begin;
+    watchdog->naborts += may_begin;
+    dd_lock_release(&watchdog->lock);
+    return may_begin;
+}
+
+void
+nccl_watchdog_end_end(dd_nccl_watchdog *watchdog)
+{
+    dd_lock_take(&watchdog->lock);
+    watchdog->nenders--;
+    dd_lock_release(&watchdog->lock);
+    nccl_watchdog_end_abort(watchdog);
 }
 
 void

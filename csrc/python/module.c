@@ -315,6 +315,8 @@ static PyMethodDef core_methods[] = {
     {"_nccl_allocator", py_nccl_allocator, METH_NOARGS,
      "_nccl_allocator($module, /)\n--\n\n"
      "The addresses of two functions in C that allocate and free memory of ncclMemAlloc."},
+    {"_post_close", py_nccl_post_close, METH_O,
+     "_post_close($module, groups, /)\n--\n\nStarts to close NcclGroups side by side. Call close() of each afterwards, which waits and raises."},
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),

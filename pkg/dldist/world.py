@@ -399,13 +399,18 @@ class World(_core.Group):
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
-    """Call each, whatever the others do; the first exception is raised in the end, or the first interrupt if there was one."""
+    """Call each, whatever the others do; the first exception is raised in the end, or the first interrupt if there was one.
+
+    Notes of the first exception name the others."""
     failure: BaseException | None = None
     for call in calls:
         try:
             call(*arguments)
         except Exception as error:
-            failure = failure or error
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note("\n".join([f"and {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
         except BaseException as interrupt:
             failure = interrupt if isinstance(failure, Exception | None) else failure
     try:

@@ -50,6 +50,122 @@ hang_next_kernels(nccl_rig_rank *self)
     nccl_rig_meet(self);
 }
 
+/* ---- ends side by side */
+
+#define SLOW_END_NS (300 * DD_NS_PER_MS)
+
+/* A message between each two ranks makes a communicator of each pair, and a sum that of all ranks. */
+static void
+connect_all_ways(nccl_rig_rank *self)
+{
+    int *data = nccl_rig_alloc(self, sizeof *data);
+    for (int a = 0; a < self->size; a++) {
+        for (int b = a + 1; b < self->size; b++) {
+            if (self->rank != a && self->rank != b) {
+                continue;
+            }
+            bool is_sender = self->rank == a;
+            dd_nccl_op op = {.kind = is_sender ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
+                             .block = {data, sizeof *data},
+                             .dtype = DD_DTYPE_INT32,
+                             .peer = is_sender ? b : a};
+            dd_nccl_call call = nccl_rig_call(self, "message", &op, 1);
+            CHECK_OK(nccl_rig_do(self, &call, check_err()));
+        }
+    }
+    nccl_rig_free(self, data);
+    nccl_rig_check_sum(self);
+}
+
+static void
+close_pairs_body(nccl_rig_rank *self)
+{
+    connect_all_ways(self);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        CHECK_INT(self->rig->nccl_stub.live("comm"), 4 + 2 * 6);
+        self->rig->end_apart(1);
+        self->rig->slow_ends((int)(SLOW_END_NS / DD_NS_PER_MS));
+    }
+    nccl_rig_meet(self);
+    int64_t began_ns = dd_clock_now_ns();
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    CHECK(dd_clock_now_ns() - began_ns < 3 * SLOW_END_NS * check_slow()); /* of four one after another */
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->slow_ends(0);
+        self->rig->end_apart(0);
+    }
+}
+
+TEST(communicators_of_a_group_end_side_by_side)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 4}, close_pairs_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, close_pairs_body, NULL);
+}
+
+static void
+close_some_body(nccl_rig_rank *self)
+{
+    connect_all_ways(self);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->nccl_stub.fail("ncclCommFinalize", 0, DD_NCCL_INTERNAL_ERROR, "it does not end");
+        self->rig->nccl_stub.fail("ncclCommFinalize", 0, DD_NCCL_INTERNAL_ERROR, "it does not end");
+        dd_wait wait = nccl_rig_patience();
+        CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_BACKEND);
+        CHECK_CONTAINS(check_message(),
+                       "closing the group: 2 communicators have not ended well, the first of them: ");
+        CHECK_CONTAINS(check_message(), "it does not end");
+    }
+    nccl_rig_meet(self);
+}
+
+TEST(all_communicators_end_even_if_some_fail)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 3}, close_some_body, NULL);
+}
+
+static void
+post_close_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    dd_nccl_group *groups[3] = {dd_nccl_group_acquire(self->group)};
+    for (int i = 1; i < 3; i++) {
+        CHECK(nccl_rig_open_group(self, i == 1 ? "second" : "third"));
+        nccl_rig_check_sum(self);
+        groups[i] = dd_nccl_group_acquire(self->group);
+    }
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->nccl_stub.hang("ncclCommDestroy", 0, -1);
+    }
+    nccl_rig_meet(self);
+    dd_nccl_groups_post_close(groups, 3);
+    dd_wait soon = dd_wait_after(DD_NS_PER_S / 2);
+    int nlate = 0;
+    for (int i = 0; i < 3; i++) { /* the others need not wait for the one that hangs */
+        dd_status status = dd_nccl_group_close(groups[i], &soon, check_err());
+        CHECK(status == DD_OK || status == DD_OP_TIMED_OUT);
+        nlate += status == DD_OP_TIMED_OUT;
+    }
+    CHECK(nlate <= 1);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->nccl_stub.release();
+    }
+    for (int i = 0; i < 3; i++) {
+        dd_nccl_group_release(groups[i]);
+    }
+}
+
+TEST(groups_are_closed_side_by_side)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, post_close_body, NULL);
+}
+
 /* ---- forks */
 
 static void

@@ -8,6 +8,8 @@ import os
 import threading
 import time
 
+import procs
+
 LIMIT_S = 20.0
 gates = itertools.count(200)
 
@@ -264,3 +266,46 @@ def close_comms(ctx):
     closing.set()
     comms.close()
     return [x.numpy().tolist() for x in arrays]
+
+
+def end_many(ctx, end, n=50):
+    """`n` groups with a communicator each, which take half a second to end: the error of the end, seconds, and how many threads it took."""
+    ctx.init()
+    parts = [ctx.dist.new_group(list(range(ctx.size)), group_desc=f"part {i}") for i in range(n - 1)]
+    for part in (None, *parts):
+        ctx.dist.all_reduce(ctx.array(1.0), group=part)
+    ctx.dist.barrier()
+    ctx.stubs.nccl.slow_ends(500)
+    if end == "fail":
+        for _ in range(2):
+            ctx.stubs.nccl.fail("ncclCommDestroy", result=3, text="it does not end")
+    before, most, ended = procs.thread_count(), [0], threading.Event()
+
+    def count():
+        while not ended.wait(0.005):
+            most[0] = max(most[0], procs.thread_count())
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    error, began = None, time.monotonic()
+    try:
+        ctx.dist.abort() if end == "abort" else ctx.dist.destroy_process_group()
+    except ctx.dist.DistError as raised:
+        error = "\n".join([str(raised), *raised.__notes__])
+    seconds = time.monotonic() - began
+    ended.set()
+    counter.join()
+    ctx.stubs.nccl.slow_ends(0)
+    return error, seconds, most[0] - before, ctx.stubs.nccl.live("comm")
+
+
+def destroy_many(ctx):
+    return end_many(ctx, "destroy")
+
+
+def abort_many(ctx):
+    return end_many(ctx, "abort")
+
+
+def destroy_some_that_fail(ctx):
+    return end_many(ctx, "fail", 8)

@@ -79,3 +79,20 @@ def test_the_end_of_the_process_warns(tmp_path):
 
 def test_communicators_of_one_process_wait(tmp_path):
     assert run("close_comms", tmp_path, size=1)[0] == [[[10.0] * 4] * 2]
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("name", ["destroy_many", "abort_many"])
+def test_communicators_end_side_by_side(tmp_path, name):
+    """One after another takes 25 s."""
+    for error, seconds, nthreads, ncomms in run(name, tmp_path, env=EACH_FOR_ITSELF)[0]:
+        assert error is None and ncomms == 0
+        assert seconds < procs.under_load(2.0) * leak_check.slower(), seconds
+        assert nthreads <= 80, nthreads
+
+
+@pytest.mark.deadline(60)
+def test_each_end_that_fails_is_named(tmp_path):
+    for text, *_ in run("destroy_some_that_fail", tmp_path, env=EACH_FOR_ITSELF)[0]:
+        assert text.count("it does not end") == 2 and text.count("ncclCommDestroy of rank") == 2, text
+        assert text.count("while group") == 2, text

@@ -252,6 +252,33 @@ keep_open(PyObject *groups)
     return 0;
 }
 
+/* Starts to close groups of a list, for close() of each to wait for. */
+PyObject *
+py_nccl_post_close(PyObject *module, PyObject *list)
+{
+    const py_state *state = PyModule_GetState(module);
+    if (!PyList_Check(list)) {
+        py_raise_wrong_type("_post_close", "groups", "a list of NcclGroup", list);
+        return NULL;
+    }
+    size_t n = 0;
+    dd_nccl_group **groups = PyMem_Calloc((size_t)PyList_Size(list) + 1, sizeof(dd_nccl_group *));
+    if (groups == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
+        py_group *group = (py_group *)PyList_GetItem(list, i);
+        if (PyObject_TypeCheck((PyObject *)group, state->nccl_group_type) && !group->is_closed) {
+            groups[n++] = group->nccl->group; /* the list keeps it */
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_groups_post_close(groups, n);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(groups);
+    Py_RETURN_NONE;
+}
+
 /* Aborts the groups that nobody has destroyed, as c10d does: other ranks may be gone, so operations cannot be
  * waited for. A warning says which groups had unfinished operations. */
 PyObject *

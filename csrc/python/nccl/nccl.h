@@ -24,6 +24,7 @@ PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssiz
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
+PyObject *py_nccl_post_close(PyObject *module, PyObject *groups);
 void py_nccl_destroy(py_state *state);
 /* _nccl_allocator(): the addresses of functions in C that allocate and free memory of ncclMemAlloc. */
 PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);

@@ -663,7 +663,7 @@ def destroy_process_group(group: AnyGroup | None = None) -> None:
     """
     if is_non_member(group):
         return
-    _end(group, lambda pg: pg.shutdown())
+    _end(group, lambda pg: pg.shutdown(), _post_shutdown)
 
 
 def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
@@ -679,7 +679,7 @@ def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> 
     """
     if is_non_member(group):
         return
-    _end(group, lambda pg: abort_with_reason(pg, reason))
+    _end(group, lambda pg: abort_with_reason(pg, reason), lambda groups: _post_abort(groups, reason))
 
 
 def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
@@ -709,8 +709,37 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
     _known_group(group).revoke()
 
 
-def _end(group: Any, end: Callable[[ProcessGroup], object]) -> None:
-    """Forget a group, and all if it is the default one, and call end(group) of each."""
+def _post_shutdown(groups: list[ProcessGroup]) -> None:
+    """Start to close the NCCL groups, whose communicators take half a second each."""
+    found = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
+    if found:
+        _core._post_close(found)
+
+
+def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
+    """Start to abort the NCCL groups, without waiting."""
+    for group in _nccl_groups([pg for pg in groups if type(pg).abort is ProcessGroup.abort], "abort"):
+        if not group.is_closed:
+            group.abort(reason, 0)
+
+
+def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:
+    """The NCCL groups behind process groups, without those of backends that have a method of their own for their end."""
+    found = []
+    for pg in groups:
+        for backend in pg._distinct_backends():
+            inner = getattr(backend, "wrapped_pg", backend)
+            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and _is_ours(getattr(type(inner), method)):
+                found.append(inner.group)
+    return found
+
+
+def _is_ours(function: Callable[..., object]) -> bool:
+    return function.__module__.startswith("dldist.c10d.")
+
+
+def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[list[ProcessGroup]], None]) -> None:
+    """Forget a group, and all if it is the default one, and call end(group) of each, after begin(groups) of all."""
     world = registry._world
     pg = _known_group(group)
     if pg is not world.default_pg:
@@ -718,9 +747,20 @@ def _end(group: Any, end: Callable[[ProcessGroup], object]) -> None:
         end(pg)
         return
     groups = world.newest_first()
+    names = dict(world.pg_names)
     world.forget_all()
-    ends = [lambda each=each: end(each) for each in groups]
+    begin(groups)
+    ends = [functools.partial(_end_named, end, each, names[each]) for each in groups]
     call_all([*ends, lambda: _leave_meeting(pg)])
+
+
+def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
+    """Name the group in the notes of an error."""
+    try:
+        end(pg)
+    except Exception as error:
+        error.add_note(f"while group {name!r} ({pg.group_desc}) was ended")
+        raise
 
 
 def _leave_meeting(pg: ProcessGroup) -> None:
