@@ -26,6 +26,9 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
     dd_list ended;
     dd_list_init(&ended);
     bool is_failure = how == NCCL_END_FAILED || how == NCCL_END_ABORTED;
+    if (how != NCCL_END_DRIVER_GONE) {
+        nccl_group_end_complete(group);
+    }
     dd_lock_take(&group->lock);
     bool is_first = group->cause.code == DD_OK && !group->is_over;
     if (is_first) {

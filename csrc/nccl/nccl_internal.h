@@ -269,6 +269,8 @@ nccl_progress nccl_work_look(nccl_work *work);
 /* Completes what the device is through with on the channel, by few questions even if that is much. *is_busy is set if anything was under
  * way. */
 nccl_progress nccl_channel_look(nccl_channel *channel, bool *is_busy);
+/* Complete the works whose kernels have ended, before a failure ends the rest. Nothing if the group has failed. */
+void nccl_group_end_complete(dd_nccl_group *group);
 /* DD_OK once it has ended, however; at the deadline DD_OP_TIMED_OUT. */
 dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

@@ -392,6 +392,22 @@ nccl_channel_look(nccl_channel *channel, bool *is_busy)
     }
 }
 
+void
+nccl_group_end_complete(dd_nccl_group *group)
+{
+    dd_lock_take(&group->lock);
+    nccl_channel *channel = group->cause.code == DD_OK ? group->channels : NULL;
+    dd_lock_release(&group->lock);
+    for (; channel != NULL; channel = channel->next) {
+        nccl_work *work;
+        nccl_progress progress = NCCL_ENDED;
+        while (progress == NCCL_ENDED && (work = nth_work(channel, 1)) != NULL) {
+            progress = look_ahead(work);
+            dd_work_release(&work->base.base);
+        }
+    }
+}
+
 /* ---- what others may ask */
 
 bool

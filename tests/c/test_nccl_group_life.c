@@ -2,6 +2,7 @@
  * ends in the middle of things. */
 #include "check.h"
 #include "core/thread.h"
+#include "nccl/nccl_internal.h"
 #include "nccl_rig.h"
 
 #include <sys/wait.h>
@@ -422,6 +423,35 @@ TEST(abort_during_messages)
         nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = i >= 4},
                      abort_message_body, &which);
     }
+}
+
+/* ---- works that are complete */
+
+/* The watchdog looks once a minute. */
+static void
+abort_after_kernel_body(nccl_rig_rank *self)
+{
+    sum_on sum;
+    dd_nccl_work *work;
+    dd_wait wait = nccl_rig_patience();
+    nccl_rig_check_sum(self);
+    prepare_sum(self, &sum, self->rank);
+    REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
+    dd_cuda_event end = ((nccl_work *)work)->end;
+    while (self->rig->cuda->api.cuEventQuery(end) != DD_CUDA_SUCCESS && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
+    }
+    CHECK_OK(dd_nccl_group_abort(self->group, "that was all", &wait, check_err()));
+    CHECK_OK(nccl_rig_wait(work, check_err()));
+    dd_work_release(&work->base);
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    nccl_rig_free(self, sum.data);
+}
+
+TEST(an_abort_fails_no_work_whose_kernel_has_ended)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .interval_ns = 60 * DD_NS_PER_S},
+                 abort_after_kernel_body, NULL);
 }
 
 /* ---- aborts in the middle of closing */
