@@ -2,6 +2,8 @@
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
+#include "group/group_guest.h"
+#include "transport/engine.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -499,6 +501,52 @@ TEST(abort_while_the_library_is_at_it)
         atomic_store(&carry_library.script.holds_on, true);
         carry_team_run(size, be_aborted, NULL);
         CHECK_INT(CARRY_TOTAL(nill), size);
+    }
+}
+
+/* The library ends the calls of both ranks. Rank 1 finds that, and aborts the group. Rank 0 has not queried the library when it
+ * receives the abort, or when it fails the group itself. */
+static void
+be_aborted_when_complete(team_rank *self)
+{
+    bool is_own = *(bool *)self->arg;
+    carry_sum sum;
+    dd_work *work = NULL;
+    REQUIRE(get_under_way(self, &sum, &work));
+    if (self->rank == 1) {
+        team_rendezvous(self, "held");
+        atomic_store(&carry_library.script.is_stuck, false);
+        CHECK_OK(team_wait(self->group, work));
+        if (!is_own) {
+            dd_group_abort(self->group, "that was all");
+        }
+        team_rendezvous(self, "over");
+    } else {
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "held");
+        team_rendezvous(self, "over");
+        if (is_own) {
+            dd_error error;
+            (void)dd_error_set(&error, DD_ABORTED, "that was all");
+            dd_group_fail_locked(self->group, &error);
+        } else {
+            dd_engine_hear_locked(self->engine);
+        }
+        dd_engine_unlock(self->engine);
+        CHECK_OK(team_wait(self->group, work));
+    }
+    CHECK_STATUS(carry_sum_call(self, check_err()), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "that was all");
+    team_rendezvous(self, "aborted");
+}
+
+TEST(an_abort_fails_no_call_that_the_library_has_ended)
+{
+    for (int i = 0; i < 2; i++) {
+        bool is_own = i == 1;
+        fake_library_init(&carry_library);
+        atomic_store(&carry_library.script.is_stuck, true);
+        carry_team_run(2, be_aborted_when_complete, &is_own);
     }
 }
 
