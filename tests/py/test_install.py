@@ -29,6 +29,6 @@ def test_a_machine_without_a_compiler_is_told_so_in_a_line(tmp_path):
 
 def test_scripts_wait_with_those_who_wait(tmp_path):
     """The command's output and exit code come through, and nothing of the ticker stays."""
-    script = f"set -e; cd {ROOT}; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    script = "set -e; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n3\n", "")
