@@ -16,7 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-# Free-threaded Python has no stable ABI; csrc/python/base/api.h makes the same choice.
+# Free-threaded Python has a stable ABI only since 3.15, which is not used; csrc/python/base/api.h makes the same choice.
 IS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 compile_args = [

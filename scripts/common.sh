@@ -3,7 +3,7 @@
 # The first Python of at least 3.11 that can make virtual environments.
 find_python() {
     local candidate
-    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+    for candidate in python3 python3.15 python3.14 python3.13 python3.12 python3.11; do
         if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$candidate"
             return 0

@@ -31,7 +31,7 @@ rm -rf "$source_tree"
 mkdir -p "$source_tree"
 tar -xzf dist/dldist-*.tar.gz --strip-components=1 -C "$source_tree"
 
-[[ $# -gt 0 ]] || set -- 3.11 3.12 3.13 3.14
+[[ $# -gt 0 ]] || set -- 3.11 3.12 3.13 3.14 3.15
 for version in "$@"; do
     if python=$(find_python_version "$version"); then
         echo "== the wheel with Python $version"

@@ -8,7 +8,7 @@
 
 #include <pyconfig.h>
 
-/* Free-threaded builds have no stable ABI yet. */
+/* Free-threaded builds have no stable ABI before Python 3.15. */
 #if !defined(Py_GIL_DISABLED) && !defined(Py_LIMITED_API)
 #define Py_LIMITED_API 0x030B0000
 #endif
