@@ -76,6 +76,213 @@ TEST(a_good_init_warns_of_gdrcopy_since_2_32)
     NC(ncclCommAbort(comm));
 }
 
+/* ---- wrong arguments */
+
+#define SUM(comm, stream, dtype) nccl.ncclAllReduce(data, data, 1, dtype, DD_NCCL_SUM, comm, stream)
+
+/* What follows on a communicator after a call with a wrong argument. */
+static void
+check_after_mistake(int blocking)
+{
+    dd_nccl_comm_handle comm = make_alone(blocking);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    int *data = make_memory(sizeof *data);
+    CHECK_INT(SUM(comm, stream, (dd_nccl_dtype)99), DD_NCCL_INVALID_ARGUMENT);
+    dd_nccl_result expected = blocking ? DD_NCCL_SUCCESS : DD_NCCL_INVALID_ARGUMENT;
+    dd_nccl_result state = DD_NCCL_IN_PROGRESS;
+    NC(ncclCommGetAsyncError(comm, &state));
+    CHECK_INT(state, expected);
+    int rank = -1;
+    CHECK_INT(nccl.ncclCommUserRank(comm, &rank), expected);
+    CHECK_INT(SUM(comm, stream, DD_NCCL_DTYPE_INT32), expected);
+    CHECK_INT(nccl.ncclCommFinalize(comm), expected);
+    CHECK_INT(nccl.ncclCommDestroy(comm), expected);
+    if (!blocking) {
+        CHECK_INT(nccl.dd_stub_live("comm"), 1); /* nothing but an abort ends it */
+        NC(ncclCommAbort(comm));
+    }
+    CHECK_INT(nccl.dd_stub_live("comm"), 0);
+    free_memory(data);
+    CU(cuStreamDestroy(stream));
+}
+
+TEST(a_wrong_argument_spoils_a_communicator_that_does_not_block)
+{
+    load_nccl("2.27.3");
+    check_after_mistake(1);
+    check_after_mistake(0);
+    CHECK_INT(nccl.dd_stub_bad_uses(), 0);
+}
+
+TEST(a_wrong_argument_spoils_all_of_its_group)
+{
+    load_nccl("2.32.3");
+    dd_nccl_comm_handle comm = make_alone(0);
+    dd_nccl_comm_handle other = make_alone(0);
+    int *data = make_memory(sizeof *data);
+    NC(ncclGroupStart());
+    CHECK_INT(SUM(other, NULL, DD_NCCL_DTYPE_INT32), DD_NCCL_SUCCESS);
+    CHECK_INT(SUM(comm, NULL, (dd_nccl_dtype)99), DD_NCCL_INVALID_ARGUMENT);
+    CHECK_INT(nccl.ncclGroupEnd(), DD_NCCL_INVALID_ARGUMENT);
+    dd_nccl_result state = DD_NCCL_SUCCESS;
+    NC(ncclCommGetAsyncError(other, &state));
+    CHECK_INT(state, DD_NCCL_INVALID_ARGUMENT);
+    NC(ncclCommAbort(comm));
+    NC(ncclCommAbort(other));
+    free_memory(data);
+}
+
+TEST(a_refused_registration_spoils_nothing)
+{
+    load_nccl("2.30.7");
+    dd_nccl_comm_handle comm = make_alone(0);
+    void *registration = NULL;
+    CHECK_INT(nccl.ncclCommRegister(comm, NULL, 8, &registration), DD_NCCL_UNHANDLED_CUDA_ERROR);
+    CHECK_INT(wait_until_ready(comm), DD_NCCL_SUCCESS);
+    NC(ncclCommDestroy(comm));
+}
+
+TEST(warnings_of_wrong_arguments)
+{
+    load_nccl("2.30.7");
+    dd_nccl_comm_handle comm = make_alone(1);
+    int *data = make_memory(sizeof *data);
+    CHECK_INT(SUM(comm, NULL, (dd_nccl_dtype)99), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("AllReduce : invalid type 99");
+    CHECK_INT(nccl.ncclSend(data, 1, DD_NCCL_DTYPE_INT32, 1, comm, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("Send : invalid root 1 (root should be in the 0..1 range)");
+    CHECK_INT(nccl.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, (dd_nccl_redop)77, comm, NULL),
+              DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("AllReduce : reduction operation 77 unknown to this communicator");
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    dd_nccl_comm_handle none = NULL;
+    CHECK_INT(nccl.ncclCommInitRank(&none, 1, id, 1), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("Invalid rank requested : 1/1");
+    dd_nccl_abi_config config = make_config(7);
+    CHECK_INT(nccl.ncclCommInitRankConfig(&none, 1, id, 0, &config), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("Invalid config blocking attribute value 7");
+    NC(ncclCommDestroy(comm));
+    free_memory(data);
+}
+
+TEST(error_strings_are_the_long_ones)
+{
+    load_nccl("2.18.1");
+    static const struct {
+        dd_nccl_result result;
+        const char *text;
+    } rows[] = {
+        {DD_NCCL_SUCCESS, "no error"},
+        {DD_NCCL_UNHANDLED_CUDA_ERROR, "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"},
+        {DD_NCCL_SYSTEM_ERROR, "unhandled system error (run with NCCL_DEBUG=INFO for details)"},
+        {DD_NCCL_INTERNAL_ERROR, "internal error - please report this issue to the NCCL developers"},
+        {DD_NCCL_INVALID_ARGUMENT, "invalid argument (run with NCCL_DEBUG=WARN for details)"},
+        {DD_NCCL_INVALID_USAGE, "invalid usage (run with NCCL_DEBUG=WARN for details)"},
+        {DD_NCCL_REMOTE_ERROR, "remote process exited or there was a network error"},
+        {DD_NCCL_IN_PROGRESS, "NCCL operation in progress"},
+        {DD_NCCL_TIMEOUT, "unknown result code"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        CHECK(strcmp(nccl.ncclGetErrorString(rows[i].result), rows[i].text) == 0);
+    }
+}
+
+TEST(null_for_a_result_is_an_error)
+{
+    load_nccl("2.32.3");
+    dd_nccl_comm_handle comm = make_alone(1);
+    CHECK_INT(nccl.ncclGetVersion(NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error(GDRCOPY);
+    CHECK_INT(nccl.ncclCommCount(comm, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("CommCount : count argument is NULL");
+    CHECK_INT(nccl.ncclCommCuDevice(comm, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("CommCuDevice : devid argument is NULL");
+    CHECK_INT(nccl.ncclCommUserRank(comm, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("CommUserRank : rank argument is NULL");
+    CHECK_INT(nccl.ncclCommGetAsyncError(comm, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("ncclGetAsyncError : asyncError argument is NULL");
+    CHECK_INT(nccl.ncclGetUniqueId(NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("GetUniqueId : out argument is NULL");
+    CHECK_INT(nccl.ncclCommSplit(comm, 0, 0, NULL, NULL), DD_NCCL_INVALID_ARGUMENT);
+    check_last_error("ncclCommSplit : newcomm argument is NULL");
+    NC(ncclCommDestroy(comm));
+}
+
+/* ---- calls that are more lenient than they look */
+
+TEST(a_split_takes_any_color)
+{
+    load_nccl("2.27.3");
+    dd_nccl_comm_handle comm = make_alone(1);
+    dd_nccl_comm_handle child = NULL;
+    NC(ncclCommSplit(comm, -2, 0, &child, NULL));
+    CHECK(child != NULL);
+    NC(ncclCommDestroy(child));
+    NC(ncclCommDestroy(comm));
+}
+
+TEST(a_communicator_of_one_rank_works_after_finalize)
+{
+    load_nccl("2.30.7");
+    NC(ncclCommFinalize(NULL));
+    dd_nccl_comm_handle comm = make_alone(1);
+    int *data = make_memory(sizeof *data);
+    NC(ncclCommFinalize(comm));
+    CHECK_INT(SUM(comm, NULL, DD_NCCL_DTYPE_INT32), DD_NCCL_SUCCESS);
+    CHECK_INT(nccl.ncclCommFinalize(comm), DD_NCCL_INVALID_ARGUMENT);
+    NC(ncclCommDestroy(comm));
+    free_memory(data);
+}
+
+TEST(numbers_of_reductions_are_large)
+{
+    load_nccl("2.24.3");
+    dd_nccl_comm_handle comm = make_alone(1);
+    int *data = make_memory(sizeof *data);
+    int two = 2;
+    dd_nccl_redop ops[2] = {DD_NCCL_SUM, DD_NCCL_SUM};
+    CHECK_INT(nccl.ncclRedOpCreatePreMulSum(&ops[0], &two, (dd_nccl_dtype)99, DD_NCCL_SCALAR_HOST, comm),
+              DD_NCCL_INTERNAL_ERROR);
+    check_last_error("");
+    for (int i = 0; i < 2; i++) {
+        NC(ncclRedOpCreatePreMulSum(&ops[i], &two, DD_NCCL_DTYPE_INT32, DD_NCCL_SCALAR_HOST, comm));
+        CHECK((int)ops[i] > 1000000);
+        *data = 4;
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, ops[i], comm, NULL));
+        CU(cuStreamSynchronize(NULL));
+        CHECK_INT(*data, 8);
+    }
+    CHECK(ops[0] != ops[1]);
+    CHECK_INT(nccl.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_FLOAT32, ops[0], comm, NULL),
+              DD_NCCL_INVALID_ARGUMENT);
+    check_last_error(
+        "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation");
+    NC(ncclRedOpDestroy(ops[0], comm));
+    NC(ncclRedOpDestroy(ops[1], comm));
+    CHECK_INT(nccl.dd_stub_live("redop"), 0);
+    NC(ncclCommDestroy(comm));
+    free_memory(data);
+}
+
+TEST(memory_of_no_bytes_and_registrations_of_it)
+{
+    load_nccl("2.32.3");
+    dd_nccl_comm_handle comm = make_alone(1);
+    void *data = &data;
+    NC(ncclMemAlloc(&data, 0));
+    CHECK(data == NULL);
+    NC(ncclMemFree(data));
+    int *known = make_memory(sizeof *known);
+    void *registration = NULL;
+    NC(ncclCommRegister(comm, known, 0, &registration));
+    CHECK(registration != NULL);
+    NC(ncclCommDeregister(comm, registration));
+    NC(ncclCommDeregister(comm, NULL));
+    NC(ncclCommDestroy(comm));
+    free_memory(known);
+}
+
 /* ---- ends */
 
 static int64_t

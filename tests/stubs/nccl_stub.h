@@ -71,15 +71,18 @@ extern stub_count nccl_window_count;
 nccl_comm *nccl_comm_make(int nranks, int rank, int device, const dd_nccl_abi_config *config);
 /* Acquired. NULL, with *result and a warning, if the handle is none. */
 nccl_comm *nccl_comm_find(dd_nccl_comm_handle handle, dd_nccl_result *result);
-/* The same for calls that need it ready: not busy; and not failed, finalized or suspended; and not revoked. */
+/* The same for calls that need a communicator in a certain state, each with the demands of those before it. */
 typedef enum nccl_need {
-    NCCL_NEED_NOT_BUSY,  /* only the first of these */
-    NCCL_NEED_READY,     /* the first two */
-    NCCL_NEED_UNREVOKED, /* all */
+    NCCL_NEED_NOT_BUSY,
+    NCCL_NEED_WELL,  /* not failed */
+    NCCL_NEED_READY, /* not finalized or suspended */
+    NCCL_NEED_UNREVOKED,
 } nccl_need;
 nccl_comm *nccl_comm_find_ready(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_result *result);
 void nccl_comm_release(nccl_comm *comm);
 void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state);
+/* A call on it has failed with result: one that does not block fails all calls from then on. Return result. */
+dd_nccl_result nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result);
 /* Ends its kernels, those that have begun soon after. */
 void nccl_comm_stop(nccl_comm *comm);
 /* The same, and waits for those that have begun. */
@@ -104,7 +107,7 @@ dd_nccl_result nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended);
 dd_nccl_result nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value);
 dd_nccl_result nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties);
 dd_nccl_result nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state);
-dd_nccl_result nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value);
+dd_nccl_result nccl_comm_info(const char *function, dd_nccl_comm_handle handle, int what, int *value);
 enum { NCCL_INFO_COUNT, NCCL_INFO_DEVICE, NCCL_INFO_RANK };
 
 /* Make this the last warning of the process, which ncclGetLastError returns whatever call it belongs to. */
@@ -112,6 +115,8 @@ void nccl_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Warn and return result. An error that has no text in the real library returns its result without this. */
 dd_nccl_result nccl_fail(dd_nccl_result result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* "CommCount : count argument is NULL" */
+dd_nccl_result nccl_fail_null(const char *function, const char *argument);
 /* The calling thread's copy of the last warning, until its next call. */
 const char *nccl_last_error(void);
 

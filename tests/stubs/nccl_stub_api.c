@@ -18,6 +18,9 @@ dd_nccl_result
 ncclGetVersion(int *version)
 {
     ENTER("ncclGetVersion");
+    if (version == NULL) {
+        return DD_NCCL_INVALID_ARGUMENT; /* without a warning */
+    }
     *version = NCCL_STUB_VERSION;
     return DD_NCCL_SUCCESS;
 }
@@ -36,15 +39,15 @@ ncclGetErrorString(dd_nccl_result result)
     case DD_NCCL_SUCCESS:
         return "no error";
     case DD_NCCL_UNHANDLED_CUDA_ERROR:
-        return "unhandled cuda error";
+        return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     case DD_NCCL_SYSTEM_ERROR:
-        return "unhandled system error";
+        return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
     case DD_NCCL_INTERNAL_ERROR:
-        return "internal error";
+        return "internal error - please report this issue to the NCCL developers";
     case DD_NCCL_INVALID_ARGUMENT:
-        return "invalid argument";
+        return "invalid argument (run with NCCL_DEBUG=WARN for details)";
     case DD_NCCL_INVALID_USAGE:
-        return "invalid usage";
+        return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case DD_NCCL_REMOTE_ERROR:
         return "remote process exited or there was a network error";
     case DD_NCCL_IN_PROGRESS:
@@ -129,21 +132,21 @@ dd_nccl_result
 ncclCommCount(const dd_nccl_comm_handle comm, int *count)
 {
     ENTER("ncclCommCount");
-    return nccl_comm_info(comm, NCCL_INFO_COUNT, count);
+    return nccl_comm_info("CommCount", comm, NCCL_INFO_COUNT, count);
 }
 
 dd_nccl_result
 ncclCommCuDevice(const dd_nccl_comm_handle comm, int *device)
 {
     ENTER("ncclCommCuDevice");
-    return nccl_comm_info(comm, NCCL_INFO_DEVICE, device);
+    return nccl_comm_info("CommCuDevice", comm, NCCL_INFO_DEVICE, device);
 }
 
 dd_nccl_result
 ncclCommUserRank(const dd_nccl_comm_handle comm, int *rank)
 {
     ENTER("ncclCommUserRank");
-    return nccl_comm_info(comm, NCCL_INFO_RANK, rank);
+    return nccl_comm_info("CommUserRank", comm, NCCL_INFO_RANK, rank);
 }
 
 dd_nccl_result

@@ -51,6 +51,12 @@ nccl_fail(dd_nccl_result result, const char *format, ...)
     return result;
 }
 
+dd_nccl_result
+nccl_fail_null(const char *function, const char *argument)
+{
+    return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : %s argument is NULL", function, argument);
+}
+
 const char *
 nccl_last_error(void)
 {
@@ -129,6 +135,9 @@ trouble_locked(const nccl_comm *comm, nccl_need need, dd_nccl_result *result)
         *result = comm->state;
         return NULL;
     }
+    if (need == NCCL_NEED_WELL) {
+        return NULL;
+    }
     *result = DD_NCCL_INVALID_USAGE;
     if (comm->is_finalized && comm->nranks > 1) {
         return "the communicator has been finalized";
@@ -170,6 +179,17 @@ nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state)
     comm->state = state;
     pthread_cond_broadcast(&nccl_changed);
     pthread_mutex_unlock(&nccl_lock);
+}
+
+dd_nccl_result
+nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result)
+{
+    pthread_mutex_lock(&nccl_lock);
+    if (!nccl_comm_is_blocking(comm) && comm->state == DD_NCCL_SUCCESS) {
+        comm->state = result;
+    }
+    pthread_mutex_unlock(&nccl_lock);
+    return result;
 }
 
 void
@@ -389,7 +409,7 @@ nccl_destroy(dd_nccl_comm_handle handle)
         return DD_NCCL_SUCCESS;
     }
     dd_nccl_result result;
-    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_WELL, &result);
     if (comm == NULL) {
         return result;
     }
@@ -408,19 +428,27 @@ run_finalize(nccl_job *job)
 dd_nccl_result
 nccl_finalize(dd_nccl_comm_handle handle)
 {
+    if (handle == NULL) {
+        return DD_NCCL_SUCCESS;
+    }
     dd_nccl_result result;
-    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_WELL, &result);
     if (comm == NULL) {
         return result;
     }
     (void)nccl_check_unsafe("ncclCommFinalize");
     pthread_mutex_lock(&nccl_lock);
     bool is_again = comm->is_finalized;
-    comm->is_finalized = true;
+    bool is_usable = !comm->is_suspended && !comm->is_revoked;
+    comm->is_finalized = is_usable;
     pthread_mutex_unlock(&nccl_lock);
-    if (is_again) {
+    if (is_again || !is_usable) {
+        if (!is_usable) {
+            nccl_warn("the communicator is suspended or has been revoked");
+        }
+        result = nccl_comm_spoil(comm, is_usable ? DD_NCCL_INVALID_ARGUMENT : DD_NCCL_INVALID_USAGE);
         nccl_comm_release(comm);
-        return DD_NCCL_INVALID_ARGUMENT; /* without a warning */
+        return result;
     }
     nccl_job *job = stub_zalloc(sizeof *job);
     job->run = run_finalize;
@@ -568,6 +596,9 @@ nccl_properties(dd_nccl_comm_handle handle, dd_nccl_abi_properties *properties)
 dd_nccl_result
 nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
 {
+    if (state == NULL) {
+        return nccl_fail_null("ncclGetAsyncError", "asyncError");
+    }
     dd_nccl_result result;
     nccl_comm *comm = nccl_comm_find(handle, &result);
     if (comm == NULL) {
@@ -585,10 +616,15 @@ nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
 }
 
 dd_nccl_result
-nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value)
+nccl_comm_info(const char *function, dd_nccl_comm_handle handle, int what, int *value)
 {
+    static const char *const arguments[] = {
+        [NCCL_INFO_COUNT] = "count", [NCCL_INFO_DEVICE] = "devid", [NCCL_INFO_RANK] = "rank"};
+    if (handle == NULL || value == NULL) {
+        return nccl_fail_null(function, handle == NULL ? "comm" : arguments[what]);
+    }
     dd_nccl_result result;
-    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_WELL, &result);
     if (comm == NULL) {
         return result;
     }

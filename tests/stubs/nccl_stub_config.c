@@ -58,7 +58,7 @@ check_ctas(int least, int most, bool must_both)
     bool is_bad = (has_least && least <= 0) || (has_most && most <= 0) ||
                   (has_least && has_most && least > most) || (must_both && has_least != has_most);
     return is_bad ? nccl_fail(DD_NCCL_INVALID_ARGUMENT,
-                              "invalid config min/max channels attribute value %d/%d", least, most)
+                              "Invalid config min/max channels attribute value %d/%d", least, most)
                   : DD_NCCL_SUCCESS;
 }
 
@@ -79,15 +79,15 @@ nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
     memcpy(taken, given, size < own_size() ? size : own_size());
     forget_newer(taken, given->version);
     if (!is_flag(taken->blocking)) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "invalid config blocking attribute value %d",
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid config blocking attribute value %d",
                          taken->blocking);
     }
     if (!is_flag(taken->splitShare) || !is_flag(taken->shrinkShare)) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
-                         "invalid config splitShare or shrinkShare attribute value");
+                         "Invalid config splitShare or shrinkShare attribute value");
     }
     if (taken->cgaClusterSize != UNDEFINED_INT && taken->cgaClusterSize < 0) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "invalid config cgaClusterSize attribute value %d",
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid config cgaClusterSize attribute value %d",
                          taken->cgaClusterSize);
     }
     taken->blocking = taken->blocking == UNDEFINED_INT ? 1 : taken->blocking;

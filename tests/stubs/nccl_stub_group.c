@@ -389,6 +389,14 @@ check_messages_to_self(const nccl_group *group)
     return DD_NCCL_SUCCESS;
 }
 
+static void
+spoil(nccl_comm *comm, void *ctx)
+{
+    if (!nccl_comm_is_blocking(comm)) {
+        nccl_comm_set_state(comm, *(const dd_nccl_result *)ctx);
+    }
+}
+
 static bool
 has_end(const nccl_group *group)
 {
@@ -406,6 +414,9 @@ carry_out(nccl_group *group)
     dd_nccl_result result =
         group->spoiled_by != DD_NCCL_SUCCESS ? group->spoiled_by : check_messages_to_self(group);
     if (result != DD_NCCL_SUCCESS || (group->jobs == NULL && group->nops == 0)) {
+        if (result != DD_NCCL_SUCCESS) {
+            each_comm(group, spoil, &result);
+        }
         free_group(group);
         free(group);
         return result;

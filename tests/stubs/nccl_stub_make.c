@@ -45,7 +45,7 @@ dd_nccl_result
 nccl_unique_id(dd_nccl_unique_id *id)
 {
     if (id == NULL) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclGetUniqueId: NULL");
+        return nccl_fail_null("GetUniqueId", "out");
     }
     (void)nccl_settle_encryption();
     memset(id, 0, sizeof *id);
@@ -156,13 +156,12 @@ run_init(nccl_job *job)
 static dd_nccl_result
 check_init(const nccl_init_args *args)
 {
-    if (args->nranks < 1 || args->nranks > WIRE_MAX_RANKS || args->rank < 0 || args->rank >= args->nranks) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "invalid rank requested : %d/%d", args->rank,
-                         args->nranks);
-    }
     if (args->ids == NULL || args->nids < 1 || args->nids > args->nranks) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
-                         "improper usage of ncclCommInitRank: %d unique ids for %d ranks", args->nids,
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "improper usage of ncclCommInitRank: nId = %d, nranks=%d",
+                         args->nids, args->nranks);
+    }
+    if (args->nranks < 1 || args->nranks > WIRE_MAX_RANKS || args->rank < 0 || args->rank >= args->nranks) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid rank requested : %d/%d", args->rank,
                          args->nranks);
     }
     for (int i = 0; i < args->nids; i++) {
@@ -177,9 +176,7 @@ dd_nccl_result
 nccl_init(dd_nccl_comm_handle *out, const nccl_init_args *args)
 {
     dd_nccl_abi_config config;
-    dd_nccl_result result =
-        out == NULL ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "CommInitRank : newcomm argument is NULL")
-                    : DD_NCCL_SUCCESS;
+    dd_nccl_result result = out == NULL ? nccl_fail_null("CommInitRank", "newcomm") : DD_NCCL_SUCCESS;
     result = result == DD_NCCL_SUCCESS ? check_init(args) : result;
     result = result == DD_NCCL_SUCCESS ? nccl_config_take(args->config, &config) : result;
     int device = args->device;
@@ -212,7 +209,9 @@ dd_nccl_result
 nccl_init_all(dd_nccl_comm_handle *out, int ndevices, const int *devices)
 {
     if (out == NULL || ndevices < 1 || ndevices > WIRE_MAX_RANKS) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommInitAll: invalid device count %d", ndevices);
+        return out == NULL
+                   ? nccl_fail_null("CommInitAll", "comms")
+                   : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid device count requested : %d", ndevices);
     }
     dd_nccl_unique_id id;
     dd_nccl_result result = nccl_unique_id(&id);
@@ -270,7 +269,7 @@ prepare_child(const char *function, dd_nccl_comm_handle handle, nccl_need need, 
     job->parent = parent;
     job->out = out;
     job->config = parent->config;
-    *result = out == NULL ? nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : newcomm argument is NULL", function)
+    *result = out == NULL      ? nccl_fail_null(function, "newcomm")
               : config != NULL ? nccl_config_take(config, &job->config)
                                : DD_NCCL_SUCCESS;
     if (*result != DD_NCCL_SUCCESS) {
@@ -318,11 +317,6 @@ nccl_split(dd_nccl_comm_handle handle, int color, int key, dd_nccl_comm_handle *
     nccl_job *job = prepare_child("ncclCommSplit", handle, NCCL_NEED_READY, out, config, &result);
     if (job == NULL) {
         return result;
-    }
-    if (color < DD_NCCL_NO_COLOR) {
-        nccl_job_free(job);
-        return nccl_group_spoil(
-            nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommSplit: invalid color %d", color));
     }
     job->run = run_split;
     job->color = color;

@@ -31,8 +31,12 @@ dd_nccl_result
 nccl_mem_alloc(void **data, size_t nbytes)
 {
     int device;
-    if (data == NULL || nbytes == 0) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclMemAlloc: NULL, or no bytes");
+    if (data == NULL) {
+        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 1 'invalid argument'");
+    }
+    if (nbytes == 0) {
+        *data = NULL; /* as cudaMalloc does */
+        return DD_NCCL_SUCCESS;
     }
     int cuda = dd_stub_current_device(&device);
     cuda = cuda == 0 ? dd_stub_alloc(device, nbytes, data) : cuda;
@@ -94,6 +98,8 @@ free_known(stub_object *object)
     free(object);
 }
 
+#define REGISTRATION_LOOKS_SINCE 23003
+
 static dd_nccl_result
 add_known(dd_nccl_comm_handle handle, stub_table *table, void *data, size_t nbytes, void **known)
 {
@@ -102,11 +108,14 @@ add_known(dd_nccl_comm_handle handle, stub_table *table, void *data, size_t nbyt
     if (comm == NULL) {
         return result;
     }
-    int device = dd_stub_memory_device(data, nbytes);
-    bool is_there = device == -1 || device == comm->device;
     nccl_comm_release(comm);
-    if (!is_there || nbytes == 0 || known == NULL) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%zu bytes at %p cannot be registered", nbytes, data);
+    if (known == NULL) {
+        stub_count_bad_use(); /* the real library crashes */
+        return DD_NCCL_INVALID_ARGUMENT;
+    }
+    /* Newer ones look up what memory it is; nothing checks the device. */
+    if (nccl_stub_version >= REGISTRATION_LOOKS_SINCE && dd_stub_memory_device(data, nbytes) == -2) {
+        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 500 'named symbol not found'");
     }
     known_buffer *made = stub_zalloc(sizeof *made);
     stub_object_init(&made->base, free_known);
@@ -150,5 +159,8 @@ nccl_register(dd_nccl_comm_handle handle, void *data, size_t nbytes, void **regi
 dd_nccl_result
 nccl_deregister(dd_nccl_comm_handle handle, void *registration)
 {
+    if (registration == NULL) {
+        return DD_NCCL_SUCCESS;
+    }
     return remove_known(handle, &registrations, registration);
 }

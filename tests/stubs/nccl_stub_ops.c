@@ -127,13 +127,44 @@ count_blocks(const nccl_comm *comm, const nccl_op *op, size_t *nsent, size_t *nr
     }
 }
 
+/* Of "ncclAllReduce": "AllReduce", as warnings have it. */
+static const char *
+short_name(const nccl_op *op)
+{
+    return op->name + strlen("nccl");
+}
+
+/* Numbers of operations are mixed with a hash of their communicator, so that those of one are mostly unknown to another. */
+static int
+redop_mask(const nccl_comm *comm)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)comm->base.handle * 0x9e3779b97f4a7c13ull;
+    return (int)(hash >> 33) | 1 << 29;
+}
+
+static dd_nccl_redop
+redop_number(const nccl_comm *comm, int index)
+{
+    return (dd_nccl_redop)((DD_NCCL_AVG + 1 + index) ^ redop_mask(comm));
+}
+
+static int
+redop_index(const nccl_comm *comm, dd_nccl_redop number)
+{
+    return ((int)number ^ redop_mask(comm)) - (int)DD_NCCL_AVG - 1;
+}
+
 static dd_nccl_result
 check_redop(nccl_comm *comm, nccl_op *op)
 {
-    if ((int)op->redop >= 0 && op->redop <= DD_NCCL_AVG) {
+    if ((int)op->redop < 0) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : invalid reduction operation %d", short_name(op),
+                         (int)op->redop);
+    }
+    if (op->redop <= DD_NCCL_AVG) {
         return DD_NCCL_SUCCESS;
     }
-    int index = (int)op->redop - (int)DD_NCCL_AVG - 1;
+    int index = redop_index(comm, op->redop);
     pthread_mutex_lock(&nccl_lock);
     bool is_known = index >= 0 && index < comm->nredops && comm->redops[index].is_live;
     if (is_known) {
@@ -141,14 +172,13 @@ check_redop(nccl_comm *comm, nccl_op *op)
     }
     pthread_mutex_unlock(&nccl_lock);
     if (!is_known) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
-                         "%s: reduction operation %d is unknown to this communicator", op->name,
-                         (int)op->redop);
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : reduction operation %d unknown to this communicator",
+                         short_name(op), (int)op->redop);
     }
     if (op->scalar.dtype != op->dtype) {
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
-                         "%s: the factor's data type (%d) is not that of the data (%d)", op->name,
-                         (int)op->scalar.dtype, (int)op->dtype);
+                         "Data type supplied to user-created ncclRedOp_t does not match type given to "
+                         "reduction operation");
     }
     return DD_NCCL_SUCCESS;
 }
@@ -159,8 +189,7 @@ nccl_check_stream(const nccl_comm *comm, const nccl_op *op)
     int device = comm->device;
     int cuda = dd_stub_stream_device(op->stream, &device);
     if (cuda != 0 || device != comm->device) {
-        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR,
-                         "%s: the stream is not one of device %d (CUDA failure %d)", op->name, comm->device,
+        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure %d 'invalid resource handle'",
                          cuda != 0 ? cuda : 400);
     }
     return DD_NCCL_SUCCESS;
@@ -169,12 +198,12 @@ nccl_check_stream(const nccl_comm *comm, const nccl_op *op)
 static dd_nccl_result
 check_op(nccl_comm *comm, nccl_op *op)
 {
-    if (!nccl_is_dtype(op->dtype)) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: invalid data type %d", op->name, (int)op->dtype);
-    }
     if (has_root(op->kind) && (op->peer < 0 || op->peer >= comm->nranks)) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: invalid %s %d of %d ranks", op->name,
-                         nccl_is_message(op->kind) ? "peer" : "root", op->peer, comm->nranks);
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : invalid root %d (root should be in the 0..%d range)",
+                         short_name(op), op->peer, comm->nranks);
+    }
+    if (!nccl_is_dtype(op->dtype)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s : invalid type %d", short_name(op), (int)op->dtype);
     }
     dd_nccl_result result = is_reduction(op->kind) ? check_redop(comm, op) : DD_NCCL_SUCCESS;
     if (result == DD_NCCL_SUCCESS) {
@@ -202,6 +231,9 @@ nccl_do(const nccl_op *op, dd_nccl_comm_handle handle)
     }
     nccl_op checked = *op;
     result = check_op(comm, &checked);
+    if (result != DD_NCCL_SUCCESS) {
+        result = nccl_comm_spoil(comm, result);
+    }
     if (result == DD_NCCL_SUCCESS && (op->count > 0 || nccl_is_message(op->kind))) {
         nccl_group_start();
         result = nccl_group_add_op(comm, &checked);
@@ -221,12 +253,16 @@ nccl_redop_create(dd_nccl_redop *made, void *scalar, dd_nccl_dtype dtype, dd_ncc
     if (comm == NULL) {
         return result;
     }
-    if (!nccl_is_dtype(dtype) || scalar == NULL || made == NULL) {
+    bool is_host = residence != DD_NCCL_SCALAR_DEVICE;
+    if (made == NULL || (is_host && (scalar == NULL || !nccl_is_dtype(dtype)))) {
+        if (made == NULL || scalar == NULL) {
+            stub_count_bad_use(); /* the real library crashes */
+        }
         nccl_comm_release(comm);
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpCreatePreMulSum: invalid data type, or NULL");
+        return DD_NCCL_INTERNAL_ERROR; /* without a warning */
     }
     nccl_redop redop = {.is_live = true, .dtype = dtype};
-    if (residence == DD_NCCL_SCALAR_DEVICE) {
+    if (!is_host) {
         redop.device_scalar = scalar;
     } else {
         redop.factor = nccl_read_scalar(scalar, dtype);
@@ -237,7 +273,7 @@ nccl_redop_create(dd_nccl_redop *made, void *scalar, dd_nccl_dtype dtype, dd_ncc
         abort();
     }
     comm->redops[comm->nredops++] = redop;
-    *made = (dd_nccl_redop)((int)DD_NCCL_AVG + comm->nredops);
+    *made = redop_number(comm, comm->nredops - 1);
     pthread_mutex_unlock(&nccl_lock);
     stub_count_add(&nccl_redop_count);
     nccl_comm_release(comm);
@@ -252,7 +288,7 @@ nccl_redop_destroy(dd_nccl_redop op, dd_nccl_comm_handle handle)
     if (comm == NULL) {
         return result;
     }
-    int index = (int)op - (int)DD_NCCL_AVG - 1;
+    int index = redop_index(comm, op);
     pthread_mutex_lock(&nccl_lock);
     bool is_live = index >= 0 && index < comm->nredops && comm->redops[index].is_live;
     if (is_live) {
@@ -262,7 +298,9 @@ nccl_redop_destroy(dd_nccl_redop op, dd_nccl_comm_handle handle)
     nccl_comm_release(comm);
     if (!is_live) {
         stub_count_bad_use();
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpDestroy: operation %d is unknown", (int)op);
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpDestroy : operator %s",
+                         (int)op >= 0 && op <= DD_NCCL_AVG ? "is a NCCL builtin."
+                                                           : "unknown to this communicator.");
     }
     stub_count_remove(&nccl_redop_count);
     return DD_NCCL_SUCCESS;

@@ -380,7 +380,9 @@ nccl_do_one_sided(const nccl_op *op, const nccl_one_sided *more, dd_nccl_comm_ha
     nccl_op checked = *op;
     checked.window = find_window(comm, more->window);
     result = check_one_sided(comm, &checked, more);
-    if (result == DD_NCCL_SUCCESS) {
+    if (result != DD_NCCL_SUCCESS) {
+        result = nccl_comm_spoil(comm, result);
+    } else {
         nccl_group_start();
         (void)nccl_group_add_op(comm, &checked);
         result = nccl_group_end();
