@@ -156,22 +156,32 @@ dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items
 
 /* ---- teams */
 
+/* Return the index of a device that is in the list before, or -1. */
+static int
+find_repeated(const int *devices, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < i; k++) {
+            if (devices[i] == devices[k]) {
+                return i;
+            }
+        }
+    }
+    return -1;
+}
+
 /* An NCCL that can have two ranks on a device says itself whether it may: that is up to its environment. */
 static dd_status
 check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {
-    for (int i = 0; i < n; i++) {
-        for (int k = 0; k < i; k++) {
-            if (devices[i] == devices[k] && lib->version < SHARED_DEVICE_SINCE) {
-                return dd_error_set(
-                    err, DD_INVALID_ARGUMENT,
-                    "device %d is there twice: two ranks on one device need NCCL 2.30.3 or newer and "
-                    "NCCL_MULTI_RANK_GPU_ENABLE=1, and this is NCCL %s",
-                    devices[i], lib->version_text);
-            }
-        }
-    }
-    return DD_OK;
+    int repeated = lib->version < SHARED_DEVICE_SINCE ? find_repeated(devices, n) : -1;
+    return repeated < 0
+               ? DD_OK
+               : dd_error_set(
+                     err, DD_INVALID_ARGUMENT,
+                     "device %d is there twice: two ranks on one device need NCCL 2.30.3 or newer and "
+                     "NCCL_MULTI_RANK_GPU_ENABLE=1, and this is NCCL %s",
+                     devices[repeated], lib->version_text);
 }
 
 /* On one stream the kernel of one rank would wait for that of another, which comes after it. */
@@ -217,6 +227,11 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     dd_lock_init(&team->mu, DD_LOCK_NCCL_TEAM);
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
+        int repeated = status == DD_BACKEND ? find_repeated(devices, ndevices) : -1;
+        if (repeated >= 0) { /* ncclCommInitAll logs nothing of it */
+            dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
+                             devices[repeated]);
+        }
         dd_nccl_team_close(team);
         return status;
     }

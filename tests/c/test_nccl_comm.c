@@ -115,6 +115,43 @@ TEST(failures_have_nccls_reason)
     check_failure(true, "(init)");
 }
 
+/* NCCL 2.30.7 leaves a handle after an init with an unknown network, and 2.32.3 after any init that fails: it is aborted. */
+static void
+check_failed_handle(const char *version, bool is_nonblocking, const char *net_name)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, version));
+    dd_nccl_config config;
+    dd_nccl_config_init(&config);
+    dd_nccl_config_value text = {.is_set = true, .is_text = true, .text = net_name};
+    dd_nccl_config_value blocking = {.is_set = true, .number = !is_nonblocking};
+    CHECK_OK(dd_nccl_config_set(&config, "blocking", &blocking, check_err()));
+    if (net_name != NULL) {
+        CHECK_OK(dd_nccl_config_set(&config, "net_name", &text, check_err()));
+    } else {
+        rig.on_nccl.fail("(init)", 0, DD_NCCL_INVALID_USAGE, "Failed to initialize any NET plugin");
+    }
+    dd_nccl_unique_id id;
+    CHECK_OK(dd_nccl_make_unique_id(rig.lib, &id, check_err()));
+    dd_nccl_comm_spec spec = {.lib = rig.lib, .cuda = rig.cuda, .size = 1, .config = &config};
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    dd_nccl_comm *comm = NULL;
+    CHECK_STATUS(dd_nccl_comm_init(&spec, &id, 1, &comm, NULL, &wait, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "Failed to initialize any NET plugin");
+    CHECK(comm == NULL);
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
+    comm_rig_close(&rig); /* checks that nothing is left */
+}
+
+TEST(the_handle_of_a_failed_init_is_aborted)
+{
+    check_failed_handle("2.30.7", false, "carrier pigeon");
+    check_failed_handle("2.30.7", true, "carrier pigeon");
+    check_failed_handle("2.32.3", false, "carrier pigeon");
+    check_failed_handle("2.32.3", false, NULL);
+    check_failed_handle("2.32.3", true, NULL);
+}
+
 static void
 check_alone(bool is_nonblocking)
 {

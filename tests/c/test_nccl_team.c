@@ -214,6 +214,7 @@ TEST(ranks_share_a_device)
     CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()),
                  DD_BACKEND);
     CHECK_CONTAINS(check_message(), "ncclInvalidUsage");
+    CHECK_CONTAINS(check_message(), "device 1 is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1");
     REQUIRE(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0);
     REQUIRE_OK(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()));
     dd_cuda_stream streams[2];

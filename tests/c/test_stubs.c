@@ -915,7 +915,6 @@ TEST(configurations_are_checked)
     dd_nccl_comm_handle comms[2] = {NULL, NULL};
     unsetenv("DLDIST_STUB_ALLOW_SAME_GPU");
     CHECK_INT(nccl.ncclCommInitAll(comms, 2, devices), DD_NCCL_INVALID_USAGE);
-    CHECK_CONTAINS(nccl.ncclGetLastError(NULL), "Duplicate GPU");
     setenv("DLDIST_STUB_ALLOW_SAME_GPU", "1", 1);
     NC(ncclCommInitAll(comms, 2, devices));
     NC(ncclCommDestroy(comms[0]));

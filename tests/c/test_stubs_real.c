@@ -209,6 +209,110 @@ TEST(null_for_a_result_is_an_error)
     NC(ncclCommDestroy(comm));
 }
 
+/* ---- inits that fail */
+
+typedef struct same_gpu_rank {
+    int rank;
+    dd_nccl_unique_id id;
+    dd_nccl_comm_handle comm;
+    dd_nccl_result result;
+    pthread_t thread;
+} same_gpu_rank;
+
+static void *
+init_on_device_0(void *arg)
+{
+    same_gpu_rank *self = arg;
+    use_device(0);
+    self->result = nccl.ncclCommInitRank(&self->comm, 2, self->id, self->rank);
+    return NULL;
+}
+
+/* Two ranks on one device; `handles` are left. */
+static void
+check_same_gpu(const char *version, const char *warning, int handles)
+{
+    load_nccl(version);
+    (void)unsetenv("DLDIST_STUB_ALLOW_SAME_GPU");
+    same_gpu_rank ranks[2] = {{.rank = 0}, {.rank = 1}};
+    NC(ncclGetUniqueId(&ranks[0].id));
+    ranks[1].id = ranks[0].id;
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(pthread_create(&ranks[i].thread, NULL, init_on_device_0, &ranks[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        CHECK_INT(ranks[i].result, DD_NCCL_INVALID_USAGE);
+        CHECK_INT(ranks[i].comm != NULL, handles > 0);
+    }
+    check_last_error(warning);
+    CHECK_INT(nccl.dd_stub_live("comm"), handles);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(nccl.ncclCommDestroy(ranks[i].comm), handles > 0 ? DD_NCCL_INVALID_USAGE : DD_NCCL_SUCCESS);
+        NC(ncclCommAbort(ranks[i].comm));
+    }
+    CHECK_INT(nccl.dd_stub_live("comm"), 0);
+}
+
+TEST(two_ranks_on_one_gpu)
+{
+    static const char newer[] = "Multiple Ranks are using the same GPU/Partition. Set "
+                                "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.";
+    check_same_gpu("2.27.3", "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 10", 0);
+    check_same_gpu("2.30.7", newer, 0);
+    check_same_gpu("2.32.3", newer, 2);
+    int devices[] = {0, 0};
+    dd_nccl_comm_handle comms[2] = {NULL, NULL};
+    nccl.dd_stub_warn("before");
+    CHECK_INT(nccl.ncclCommInitAll(comms, 2, devices), DD_NCCL_INVALID_USAGE);
+    check_last_error("before");
+    CHECK(comms[0] == NULL && comms[1] == NULL);
+}
+
+static void
+check_unknown_net(const char *version, int blocking, bool is_left)
+{
+    load_nccl(version);
+    use_device(0);
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    dd_nccl_abi_config config = make_config(blocking);
+    config.netName = "socket";
+    dd_nccl_comm_handle comm = NULL;
+    (void)nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config);
+    CHECK_INT(wait_until_ready(comm), DD_NCCL_SUCCESS);
+    NC(ncclCommDestroy(comm));
+    config.netName = "carrier pigeon";
+    comm = NULL;
+    NC(ncclGetUniqueId(&id));
+    CHECK_INT(nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config),
+              blocking ? DD_NCCL_INVALID_USAGE : DD_NCCL_IN_PROGRESS);
+    if (CHECK_INT(comm != NULL, is_left) && is_left) {
+        CHECK_INT(wait_until_ready(comm), DD_NCCL_INVALID_USAGE);
+        NC(ncclCommAbort(comm));
+    }
+    check_last_error("Failed to initialize any NET plugin");
+    CHECK_INT(nccl.dd_stub_live("comm"), 0);
+}
+
+TEST(an_unknown_network_is_refused)
+{
+    check_unknown_net("2.27.3", 1, false);
+    check_unknown_net("2.30.7", 1, true);
+    check_unknown_net("2.30.7", 0, true);
+    check_unknown_net("2.32.3", 1, true);
+}
+
+TEST(a_unique_id_of_zeros_is_an_internal_error)
+{
+    load_nccl("2.30.7");
+    use_device(0);
+    dd_nccl_unique_id id = {""};
+    dd_nccl_comm_handle comm = NULL;
+    CHECK_INT(nccl.ncclCommInitRank(&comm, 1, id, 0), DD_NCCL_INTERNAL_ERROR);
+    CHECK(comm == NULL);
+}
+
 /* ---- calls that are more lenient than they look */
 
 TEST(a_split_takes_any_color)

@@ -31,7 +31,7 @@ typedef struct nccl_comm {
     int rank;
     int nranks;
     int device;
-    dd_nccl_abi_config config; /* texts are not kept */
+    dd_nccl_abi_config config; /* texts are not kept; netName is not NULL if it is unknown */
     wire_spec spec;
     stub_wire *wire; /* set once, by the job that makes it; owned */
 
@@ -209,6 +209,7 @@ struct nccl_job {
     nccl_comm *parent; /* NULL: none */
     dd_nccl_comm_handle *out;
     bool is_early;  /* *out is set already */
+    bool is_bad_id; /* the unique id is none */
     wire_spec spec; /* of what is made, as far as it is known */
     dd_nccl_abi_config config;
     int color; /* of a split */

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #define UNDEFINED_INT (INT_MIN)
 #define UNDEFINED_TEXT (NULL)
@@ -93,7 +94,9 @@ nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
     taken->blocking = taken->blocking == UNDEFINED_INT ? 1 : taken->blocking;
     dd_nccl_result result = check_ctas(taken->minCTAs, taken->maxCTAs, nccl_stub_version <= 23007);
     /* The texts are the caller's. */
-    taken->netName = NULL;
+    bool is_known = taken->netName == NULL || strcasecmp(taken->netName, "Socket") == 0 ||
+                    strcasecmp(taken->netName, "IB") == 0;
+    taken->netName = is_known ? NULL : "unknown";
     taken->commName = NULL;
     return result;
 }

@@ -8,6 +8,12 @@
 #include <unistd.h>
 
 #define ID_MAGIC "dldist stub"
+/* Two ranks on one device, if the environment says so. */
+#define CAN_SHARE_SINCE 23003
+/* Inits that fail leave a handle, which an abort must end: from here on all of them, */
+#define LEAVES_HANDLES_SINCE 23203
+/* and from here on those with an unknown name of a network. */
+#define LEAVES_HANDLES_OF_NETS_SINCE 23003
 
 /* ---- names: of the file that the ranks meet in */
 
@@ -64,7 +70,20 @@ may_share_devices(void)
     const char *own = getenv("DLDIST_STUB_ALLOW_SAME_GPU");
     const char *theirs = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     return (own != NULL && strcmp(own, "1") == 0) ||
-           (nccl_stub_version >= 23003 && theirs != NULL && strcmp(theirs, "1") == 0);
+           (nccl_stub_version >= CAN_SHARE_SINCE && theirs != NULL && strcmp(theirs, "1") == 0);
+}
+
+static dd_nccl_result
+fail_same_gpu(int rank, int other, int device)
+{
+    if (nccl_stub_version >= CAN_SHARE_SINCE) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE,
+                         "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 "
+                         "to enable this configuration.");
+    }
+    return nccl_fail(DD_NCCL_INVALID_USAGE,
+                     "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", rank, other,
+                     0x10 + device);
 }
 
 static dd_nccl_result
@@ -83,9 +102,7 @@ check_cards(const nccl_comm *comm, const stub_wire *wire)
         }
         for (int other = 0; other < rank && !may_share_devices(); other++) {
             if (wire_card_of(wire, other).device == card.device) {
-                return nccl_fail(DD_NCCL_INVALID_USAGE,
-                                 "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", other,
-                                 rank, 0x10 + card.device);
+                return fail_same_gpu(other, rank, card.device);
             }
         }
     }
@@ -100,6 +117,9 @@ meet(nccl_comm *comm, const wire_spec *spec, const atomic_bool *is_aborted)
     dd_nccl_result result = nccl_enter(&site);
     if (result != DD_NCCL_SUCCESS) {
         return result;
+    }
+    if (comm->config.netName != NULL) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE, "Failed to initialize any NET plugin");
     }
     comm->spec = *spec;
     comm->spec.card = (wire_card){.device = comm->device,
@@ -144,11 +164,15 @@ nccl_job_free(nccl_job *job)
 static dd_nccl_result
 run_init(nccl_job *job)
 {
-    dd_nccl_result result = meet(job->made, &job->spec, &job->made->is_aborted);
-    if (result == DD_NCCL_SUCCESS) {
-        if (!job->is_early) {
-            *job->out = stub_table_add(&nccl_comms, stub_object_acquire(&job->made->base));
-        }
+    dd_nccl_result result = job->is_bad_id
+                                ? nccl_fail(DD_NCCL_INTERNAL_ERROR,
+                                            "ncclSocketInit: connecting to address  with family 0 is neither "
+                                            "AF_INET(2) nor AF_INET6(10)")
+                                : meet(job->made, &job->spec, &job->made->is_aborted);
+    int leaves_since =
+        job->made->config.netName != NULL ? LEAVES_HANDLES_OF_NETS_SINCE : LEAVES_HANDLES_SINCE;
+    if (!job->is_early && (result == DD_NCCL_SUCCESS || nccl_stub_version >= leaves_since)) {
+        *job->out = stub_table_add(&nccl_comms, stub_object_acquire(&job->made->base));
     }
     return result;
 }
@@ -164,12 +188,17 @@ check_init(const nccl_init_args *args)
         return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid rank requested : %d/%d", args->rank,
                          args->nranks);
     }
-    for (int i = 0; i < args->nids; i++) {
-        if (memcmp(args->ids[i].bytes, ID_MAGIC, sizeof ID_MAGIC) != 0) {
-            return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "the unique id was not made by ncclGetUniqueId");
-        }
-    }
     return DD_NCCL_SUCCESS;
+}
+
+static bool
+are_ids(const nccl_init_args *args)
+{
+    int i = 0;
+    while (i < args->nids && memcmp(args->ids[i].bytes, ID_MAGIC, sizeof ID_MAGIC) == 0) {
+        i++;
+    }
+    return i == args->nids;
 }
 
 dd_nccl_result
@@ -192,6 +221,7 @@ nccl_init(dd_nccl_comm_handle *out, const nccl_init_args *args)
     job->comm = comm;
     job->made = comm;
     job->out = out;
+    job->is_bad_id = !are_ids(args);
     job->spec = (wire_spec){.nranks = args->nranks, .rank = args->rank};
     name_of(job->spec.name, args->ids, (size_t)args->nids * sizeof args->ids[0]);
     *out = NULL;
@@ -212,6 +242,13 @@ nccl_init_all(dd_nccl_comm_handle *out, int ndevices, const int *devices)
         return out == NULL
                    ? nccl_fail_null("CommInitAll", "comms")
                    : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "Invalid device count requested : %d", ndevices);
+    }
+    for (int i = 0; devices != NULL && !may_share_devices() && i < ndevices; i++) {
+        for (int k = 0; k < i; k++) {
+            if (devices[i] == devices[k]) {
+                return DD_NCCL_INVALID_USAGE; /* without a warning */
+            }
+        }
     }
     dd_nccl_unique_id id;
     dd_nccl_result result = nccl_unique_id(&id);
