@@ -47,6 +47,7 @@ CUDA_TYPES = {
     "dd_cuda_result": "CUresult",
     "dd_cuda_device": "CUdevice",
     "dd_cuda_ptr": "CUdeviceptr",
+    "dd_cuda_memory_handle": "CUmemGenericAllocationHandle",
     "dd_cuda_context": "CUcontext",
     "dd_cuda_stream": "CUstream",
     "dd_cuda_event": "CUevent",

@@ -196,6 +196,23 @@ dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *context, dd
     return status;
 }
 
+/* ---- memory */
+
+bool
+dd_cuda_is_mapped_memory(const dd_cuda *cuda, void *data)
+{
+    const dd_cuda_api *api = &cuda->api;
+    if (api->cuMemRetainAllocationHandle == NULL || api->cuMemRelease == NULL) {
+        return true;
+    }
+    dd_cuda_memory_handle handle;
+    bool is_mapped = api->cuMemRetainAllocationHandle(&handle, data) == DD_CUDA_SUCCESS;
+    if (is_mapped) {
+        (void)api->cuMemRelease(handle);
+    }
+    return is_mapped;
+}
+
 /* ---- pools */
 
 static bool

@@ -12,6 +12,7 @@ typedef struct dd_cuda_opaque_context *dd_cuda_context;
 typedef struct dd_cuda_opaque_stream *dd_cuda_stream;
 typedef struct dd_cuda_opaque_event *dd_cuda_event;
 typedef struct dd_cuda_opaque_pool *dd_cuda_pool;
+typedef unsigned long long dd_cuda_memory_handle; /* of cuMemCreate */
 typedef struct dd_cuda_opaque_module *dd_cuda_module;
 typedef struct dd_cuda_opaque_function *dd_cuda_function;
 
@@ -197,6 +198,9 @@ typedef struct dd_cuda_access {
       (dd_cuda_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,            \
        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,         \
        dd_cuda_stream stream, void **params, void **extra))                                                 \
+    X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle,                                             \
+      (dd_cuda_memory_handle * handle, void *data))                                                         \
+    X(cuMemRelease, cuMemRelease, (dd_cuda_memory_handle handle))                                           \
     X(cuStreamSynchronize, cuStreamSynchronize, (dd_cuda_stream stream))
 
 #define DD_CUDA_POINTER(name, symbol, params) dd_cuda_result(*name) params;

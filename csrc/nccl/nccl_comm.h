@@ -126,7 +126,8 @@ dd_status dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *pr
                                   dd_error *err) DD_MUST_CHECK;
 
 /* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister, which all ranks call, hence `wait`). The registration is
- * the communicator's and ends with it. *registration may become NULL: NCCL cannot use such memory, and does not mind. */
+ * the communicator's and ends with it. *registration may become NULL: NCCL cannot use such memory, and does not mind. From 2.28.3 on, memory
+ * that is not of ncclMemAlloc cannot be a window: DD_INVALID_ARGUMENT. */
 dd_status dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window,
                                 void **registration, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_deregister(dd_nccl_comm *comm, void *registration, bool is_window,

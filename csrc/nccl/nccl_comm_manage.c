@@ -103,6 +103,21 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     return end(&call, result, "ncclCommQueryProperties", err);
 }
 
+/* Older ones make no window of other memory, which is no error. */
+#define WINDOWS_NEED_MAPPED_MEMORY_SINCE 22803
+
+/* NCCL's own refusal would spoil a communicator that does not block. */
+static dd_status
+check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
+{
+    char who[64];
+    return comm->lib->version < WINDOWS_NEED_MAPPED_MEMORY_SINCE || dd_cuda_is_mapped_memory(comm->cuda, data)
+               ? DD_OK
+               : dd_error_set(err, DD_INVALID_ARGUMENT,
+                              "ncclCommWindowRegister of %s: the memory at %p is not of ncclMemAlloc",
+                              dd_nccl_comm_print(comm, who, sizeof who), data);
+}
+
 dd_status
 dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window, void **registration,
                       const dd_wait *wait, dd_error *err)
@@ -110,6 +125,9 @@ dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_win
     if (is_window) {
         dd_nccl_window window = NULL;
         dd_status status = dd_nccl_need(comm->lib, DD_NCCL_CAN_WINDOW_REGISTER, err);
+        if (status == DD_OK) {
+            status = check_window_memory(comm, data, err);
+        }
         if (status == DD_OK) {
             status = dd_nccl_comm_register_window(comm, data, nbytes, &window, wait, err);
         }

@@ -160,12 +160,25 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
         return dd_error_copy(err, &error);
     }
     if (handle == NULL) {
-        return dd_error_set(
-            err, DD_INVALID_ARGUMENT,
-            "NCCL makes no window of this memory: it must be of ncclMemAlloc on every rank, and the "
-            "devices must reach each other");
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "NCCL makes no window of this memory: the devices must reach each other");
     }
     return DD_OK;
+}
+
+/* Check this rank's memory and agree with the other ranks, which learn of a failure here: NCCL's own refusal would fail the group. */
+static dd_status
+check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
+{
+    dd_error own;
+    dd_nccl_window_spec checked = *spec;
+    if (spec->obstacle == DD_OK && !dd_cuda_is_mapped_memory(group->cuda, spec->data)) {
+        checked.obstacle = dd_error_set(&own, DD_INVALID_ARGUMENT,
+                                        "NCCL makes no window of this memory: it must be of ncclMemAlloc");
+    }
+    dd_status status = agree(group, &checked, wait, err);
+    bool is_own = checked.obstacle != spec->obstacle && status == checked.obstacle;
+    return is_own ? dd_error_copy(err, &own) : status;
 }
 
 static dd_status
@@ -201,7 +214,7 @@ dd_nccl_group_window_open(dd_nccl_group *group, const dd_nccl_window_spec *spec,
         status = dd_nccl_need(group->lib, DD_NCCL_CAN_PUT_SIGNAL, err);
     }
     if (status == DD_OK) {
-        status = agree(group, spec, &limited, err);
+        status = check_and_agree(group, spec, &limited, err);
     }
     if (status == DD_OK) {
         status = dd_nccl_group_connect(group, spec->device, &comm, &limited, err);

@@ -129,6 +129,13 @@ refusals_body(nccl_rig_rank *self)
     spec.nbytes -= (size_t)self->rank;
     CHECK_INT(dd_nccl_group_window_open(self->group, &spec, &none, &wait, check_err()), DD_MISMATCH);
     CHECK(none == NULL);
+    int32_t *plain = nccl_rig_alloc(self, COUNT * sizeof *plain);
+    spec = spec_of(self, self->rank == 1 ? plain : other);
+    CHECK_INT(dd_nccl_group_window_open(self->group, &spec, &none, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(),
+                   self->rank == 1 ? "it must be of ncclMemAlloc" : "rank 1 cannot open its part");
+    CHECK_INT(self->rig->nccl_stub.calls("ncclCommWindowRegister"), 2 * self->size);
+    nccl_rig_free(self, plain);
     op = wait_of(&made, 1 - self->rank, 1);
     CHECK_OK(nccl_rig_do(self, &call, check_err()));
     CHECK_INT(self->rig->lib->api.ncclMemFree(other), DD_NCCL_SUCCESS);

@@ -369,6 +369,50 @@ TEST(numbers_of_reductions_are_large)
     free_memory(data);
 }
 
+/* A symmetric window of memory of cuMemAlloc. */
+static void
+check_plain_window(const char *version, dd_nccl_result expected)
+{
+    load_nccl(version);
+    dd_nccl_comm_handle comm = make_alone(1);
+    int *data = make_memory(sizeof *data);
+    dd_nccl_window window = (dd_nccl_window)(void *)data;
+    CHECK_INT(nccl.ncclCommWindowRegister(comm, data, sizeof *data, &window, DD_NCCL_WIN_COLL_SYMMETRIC),
+              expected);
+    CHECK(window == NULL);
+    NC(ncclCommDestroy(comm));
+    free_memory(data);
+}
+
+TEST(windows_of_plain_memory)
+{
+    check_plain_window("2.27.3", DD_NCCL_SUCCESS);
+    check_plain_window("2.30.7", DD_NCCL_UNHANDLED_CUDA_ERROR);
+    check_plain_window("2.32.3", DD_NCCL_UNHANDLED_CUDA_ERROR);
+}
+
+TEST(buffers_are_not_checked)
+{
+    load_nccl("2.30.7");
+    dd_nccl_comm_handle comm = make_alone(1);
+    int *data = make_memory(sizeof *data);
+    int on_host[] = {1, 0};
+    *data = 0;
+    long bad = nccl.dd_stub_bad_uses();
+    NC(ncclAllReduce(on_host, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
+    CHECK_INT(nccl.dd_stub_bad_uses(), ++bad);
+    NC(ncclAllReduce(NULL, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
+    CHECK_INT(nccl.dd_stub_bad_uses(), ++bad);
+    NC(ncclAllReduce(data, data, 1000, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL)); /* too short */
+    CHECK_INT(nccl.dd_stub_bad_uses(), bad + 2);
+    CU(cuStreamSynchronize(NULL));
+    CHECK_INT(*data, 0); /* their kernels did nothing */
+    NC(ncclAllReduce(NULL, NULL, 0, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, NULL));
+    CHECK_INT(nccl.dd_stub_bad_uses(), bad + 2);
+    NC(ncclCommDestroy(comm));
+    free_memory(data);
+}
+
 TEST(memory_of_no_bytes_and_registrations_of_it)
 {
     load_nccl("2.32.3");

@@ -246,7 +246,8 @@ run_checks(member *self)
     void *other = NULL;
     NC(ncclMemAlloc(&other, 64));
     window = made.window;
-    NC(ncclCommWindowRegister(self->comm, rank == 0 ? plain : other, 64, &window, 0));
+    CHECK_INT(nccl.ncclCommWindowRegister(self->comm, rank == 0 ? plain : other, 64, &window, 0),
+              DD_NCCL_UNHANDLED_CUDA_ERROR);
     CHECK(window == NULL);
     CHECK_INT(nccl.ncclCommWindowRegister(self->comm, other, rank == 0 ? 64 : 32, &window, 0),
               DD_NCCL_INVALID_ARGUMENT);

@@ -362,8 +362,11 @@ def ranks_that_disagree(self):
     assert "rank 1 cannot open its part" in str(error) if self.rank == 0 else isinstance(error, TypeError), error
     plain = CudaArray(self.stubs, [0] * 4, dtype="int32", device=self.rank)
     error = error_of(self.group.new_window, self.empty(4) if self.rank == 0 else plain)
-    assert type(error).__name__ == "DistArgumentError" and "ncclMemAlloc" in str(error), error
+    reason = "rank 1 cannot open its part" if self.rank == 0 else "must be of ncclMemAlloc"
+    assert type(error).__name__ == "DistArgumentError" and reason in str(error), error
     window = self.group.new_window(self.empty(4))
+    error = error_of(lambda: self.group.register(plain, is_window=True))
+    assert type(error).__name__ == "DistArgumentError" and "is not of ncclMemAlloc" in str(error), error
     window.signal(self.next)
     window.wait_signal(self.before)
     window.close()

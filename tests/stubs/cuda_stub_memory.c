@@ -257,6 +257,27 @@ cuMemFree_v2(dd_cuda_ptr data)
     return data == 0 ? DD_CUDA_SUCCESS : free_when_idle(pointer(data), false);
 }
 
+/* Handles of memory that ncclMemAlloc has made. */
+CUDA_EXPORT dd_cuda_result
+cuMemRetainAllocationHandle(dd_cuda_memory_handle *handle, void *data)
+{
+    ENTER(cuMemRetainAllocationHandle);
+    dd_stub_file found;
+    if (!dd_stub_find_file(data, &found)) {
+        return DD_CUDA_INVALID_VALUE;
+    }
+    *handle = (dd_cuda_memory_handle)found.file;
+    return DD_CUDA_SUCCESS;
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemRelease(dd_cuda_memory_handle handle)
+{
+    ENTER(cuMemRelease);
+    (void)handle;
+    return DD_CUDA_SUCCESS;
+}
+
 CUDA_EXPORT dd_cuda_result
 cuMemHostAlloc(void **data, size_t nbytes, unsigned int flags)
 {

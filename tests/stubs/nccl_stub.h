@@ -169,6 +169,7 @@ typedef struct nccl_op {
     dd_cuda_stream stream;
     dd_cuda_event started; /* is recorded where its kernel begins; or NULL */
     nccl_redop scalar;     /* is_live: of PreMulSum, as it was at the call */
+    bool would_crash;      /* a buffer is none that the device can use: its kernel does nothing */
     /* One-sided. */
     nccl_window *window; /* a reference, once the operation is in a group */
     size_t offset;

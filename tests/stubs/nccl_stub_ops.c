@@ -53,19 +53,19 @@ has_near_peer(const nccl_comm *comm)
     return false;
 }
 
+/* NCCL does not look at buffers, and its kernel crashes. Here that is a bad use, and the kernel does not run. */
 static dd_nccl_result
-check_buffer(const nccl_comm *comm, const nccl_op *op, const char *which, const void *data, size_t nblocks)
+check_buffer(const nccl_comm *comm, nccl_op *op, const char *which, const void *data, size_t nblocks)
 {
     if (nblocks == 0) {
         return DD_NCCL_SUCCESS;
     }
-    if (data == NULL) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is NULL", op->name, which);
-    }
-    int device = dd_stub_memory_device(data, nblocks * op->count * nccl_dtype_size(op->dtype));
-    if (device == -2) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is no memory that CUDA knows, or too short",
-                         op->name, which);
+    int device =
+        data == NULL ? -2 : dd_stub_memory_device(data, nblocks * op->count * nccl_dtype_size(op->dtype));
+    if (device == -2 || (device >= 0 && device != comm->device)) {
+        stub_count_bad_use();
+        op->would_crash = true;
+        return DD_NCCL_SUCCESS;
     }
     if (has_near_peer(comm) && dd_stub_is_private(data)) {
         return nccl_fail(
@@ -73,10 +73,6 @@ check_buffer(const nccl_comm *comm, const nccl_op *op, const char *which, const 
             "%s: %s is memory that other devices of this process cannot read (an illegal address on "
             "a real one)",
             op->name, which);
-    }
-    if (device >= 0 && device != comm->device) {
-        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is on device %d and the communicator on device %d",
-                         op->name, which, device, comm->device);
     }
     return DD_NCCL_SUCCESS;
 }

@@ -15,6 +15,9 @@
 /* Half of the signals on the wire are those of graphs. */
 #define MAX_SIGNALS (WIRE_MAX_SIGNALS / 2)
 
+/* Windows of memory that is not of cuMemCreate. */
+#define REFUSES_OTHER_MEMORY_SINCE 22803
+
 /* The memory of one rank, as this one sees it. */
 typedef struct mapping {
     char *file; /* all of it */
@@ -125,7 +128,7 @@ add_window(nccl_comm *comm, nccl_window *window, dd_nccl_window *out)
     pthread_mutex_unlock(&nccl_lock);
 }
 
-/* False, with the result, when there is to be none. */
+/* False, with the result, if there is to be none. Before 2.28 other memory made a NULL window of all ranks, since then it is an error. */
 static bool
 agree(const nccl_comm *comm, const window_card *cards, dd_nccl_result *result)
 {
@@ -138,6 +141,9 @@ agree(const nccl_comm *comm, const window_card *cards, dd_nccl_result *result)
                                 "ncclCommWindowRegister: %zu bytes on rank 0, and %zu on rank %d",
                                 cards[0].nbytes, cards[rank].nbytes, rank);
         }
+    }
+    if (!is_mem && *result == DD_NCCL_SUCCESS && nccl_stub_version >= REFUSES_OTHER_MEMORY_SINCE) {
+        *result = nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 1 'invalid argument'");
     }
     return is_mem && *result == DD_NCCL_SUCCESS;
 }
