@@ -35,7 +35,7 @@ dd_status dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *c
 /* Memory of the device, ordered on streams, that all devices of the process can reach: NCCL reads buffers of ranks of one process directly.
  * Made by the first caller. NULL where the driver or the device has none. Any thread, with the device's context current. */
 dd_cuda_pool dd_cuda_pool_of(const dd_cuda *cuda, int device);
-/* True if the memory at data was made by cuMemCreate, as that of ncclMemAlloc is: only such memory can be a window of NCCL. Also
+/* True if the memory at data was made by cuMemCreate, as ncclMemAlloc does: only such memory can be a window of NCCL. Also
  * true if the driver has no way to find out. */
 bool dd_cuda_is_mapped_memory(const dd_cuda *cuda, void *data);
 /* The device of the calling thread's current context; DD_CUDA_NO_CURRENT where there is none. */

@@ -80,7 +80,7 @@ TEST(a_good_init_warns_of_gdrcopy_since_2_32)
 
 #define SUM(comm, stream, dtype) nccl.ncclAllReduce(data, data, 1, dtype, DD_NCCL_SUM, comm, stream)
 
-/* What follows on a communicator after a call with a wrong argument. */
+/* Check calls on a communicator after one with a wrong argument. */
 static void
 check_after_mistake(int blocking)
 {

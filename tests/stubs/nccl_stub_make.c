@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define ID_MAGIC "dldist stub"
-/* Two ranks on one device, if the environment says so. */
+/* Two ranks on one device, if NCCL_MULTI_RANK_GPU_ENABLE=1. */
 #define CAN_SHARE_SINCE 23003
 /* Inits that fail leave a handle, which an abort must end: from here on all of them, */
 #define LEAVES_HANDLES_SINCE 23203

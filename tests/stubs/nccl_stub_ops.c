@@ -130,7 +130,7 @@ short_name(const nccl_op *op)
     return op->name + strlen("nccl");
 }
 
-/* Numbers of operations are mixed with a hash of their communicator, so that those of one are mostly unknown to another. */
+/* Numbers of operations are mixed with a hash of their communicator, so that one communicator mostly does not know the numbers of another. */
 static int
 redop_mask(const nccl_comm *comm)
 {
