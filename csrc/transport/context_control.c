@@ -165,7 +165,7 @@ answer(dd_context *context, int source)
             frame.id = (uint64_t)rank + 1;
             frame.nbytes = loss.nbytes;
         }
-        peer_post_reply(context->ranks[source].peer, &frame);
+        peer_post_answer(context->ranks[source].peer, &frame);
     }
 }
 

@@ -185,7 +185,7 @@ keep_early(held *entry, bool is_of_before)
     bool has_closed = is_of_before || engine_has_closed(peer->engine, frame->context, frame->target);
     if (frame->type == DD_FRAME_QUESTION && has_closed) {
         dd_frame goodbye = reply_frame(frame, DD_FRAME_GOODBYE);
-        peer_post_reply(peer, &goodbye);
+        peer_post_answer(peer, &goodbye);
     }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||
         find_entry(&peer->given_up, is_for, &key) != NULL) {

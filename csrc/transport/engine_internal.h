@@ -61,7 +61,16 @@ typedef struct out_frame {
     dd_message *
         message; /* whose bytes from frame.offset on are the payload; NULL for control frames and when it was cancelled */
     uint8_t *owned; /* then: the payload; freed in the end */
+    uint8_t reply;  /* a reply_kind */
 } out_frame;
+
+/* Frames that a peer causes by its own, as long as they are queued. */
+typedef enum reply_kind {
+    REPLY_NONE,
+    REPLY_ANSWER,  /* to a QUESTION */
+    REPLY_REFUSAL, /* of an RTS */
+    REPLY_KINDS,
+} reply_kind;
 
 struct dd_lane {
     dd_list link; /* engine->shm_lanes or tcp_lanes */
@@ -117,10 +126,11 @@ typedef enum peer_state {
     PEER_LOST,
 } peer_state;
 
-/* What a peer may leave here that no credit limits, and how many of our answers it may leave unread:
- * closing a context refuses all that it holds at once. */
+/* Limits of what a peer may leave here without credit, and of replies that it does not read. Closing a context refuses all frames
+ * that it holds. A rank asks once how far another is, per group and failure. */
 #define PEER_HELD_MAX ((size_t)1 << 20)
-#define PEER_REPLIES_MAX (2 * PEER_HELD_MAX)
+#define PEER_REFUSALS_MAX (2 * PEER_HELD_MAX)
+#define PEER_ANSWERS_MAX ((size_t)4096)
 
 struct dd_peer {
     dd_map_node node; /* engine->peers; the key is card.uid */
@@ -148,16 +158,16 @@ struct dd_peer {
     bool has_tried_lanes;
     size_t eager_max;
 
-    dd_list out;          /* out_frame, for lane 0 */
-    size_t nreplies;      /* of it */
-    dd_list awaiting;     /* sends: RTS queued or written */
-    dd_list sending;      /* ... that have fragments to cut */
-    dd_list flushing;     /* ... all of which is queued, or being written */
-    dd_list receiving;    /* receives that have met their message */
-    size_t nexpected;     /* posted receives from it */
-    uint64_t last_id;     /* of our RTS */
-    uint64_t begun_id;    /* ... that a lane has begun to write: the peer cannot know of others */
-    uint64_t last_rts_id; /* of its RTS */
+    dd_list out;                  /* out_frame, for lane 0 */
+    size_t nreplies[REPLY_KINDS]; /* of it */
+    dd_list awaiting;             /* sends: RTS queued or written */
+    dd_list sending;              /* ... that have fragments to cut */
+    dd_list flushing;             /* ... all of which is queued, or being written */
+    dd_list receiving;            /* receives that have met their message */
+    size_t nexpected;             /* posted receives from it */
+    uint64_t last_id;             /* of our RTS */
+    uint64_t begun_id;            /* ... that a lane has begun to write: the peer cannot know of others */
+    uint64_t last_rts_id;         /* of its RTS */
 
     size_t credit;     /* what we may still send eagerly */
     size_t lent;       /* what has been begun to be written, and not come back: the peer cannot return more */
@@ -407,8 +417,8 @@ eager_cost(size_t nbytes)
 void peer_post_message(dd_peer *peer, out_frame *out);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
-/* A frame for one of the peer's. A peer that has us answer on and on and takes nothing is broken with. */
-void peer_post_reply(dd_peer *peer, const dd_frame *frame);
+/* Queue the answer to a QUESTION. Like a refusal, it breaks the peer for a protocol error if too many replies are queued. */
+void peer_post_answer(dd_peer *peer, const dd_frame *frame);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 /* Takes the first frame of a queue that is not empty out of it. */

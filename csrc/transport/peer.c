@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
@@ -91,7 +92,7 @@ peer_destroy_lanes(dd_peer *peer)
 void
 peer_drop_output(dd_peer *peer)
 {
-    peer->nreplies = 0;
+    memset(peer->nreplies, 0, sizeof peer->nreplies);
     while (!dd_list_is_empty(&peer->out)) {
         out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
         dd_list_remove(&out->link);

@@ -146,18 +146,12 @@ cut_fragment(dd_lane *lane)
     }
 }
 
-static bool
-is_reply(unsigned type)
-{
-    return type == DD_FRAME_ANSWER || type == DD_FRAME_REFUSE;
-}
-
 out_frame *
 peer_take_out(dd_peer *peer)
 {
     out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
     dd_list_remove(&out->link);
-    peer->nreplies -= is_reply(out->frame.type) ? 1 : 0;
+    peer->nreplies[out->reply]--;
     return out;
 }
 
@@ -223,17 +217,18 @@ queue(dd_peer *peer, const out_frame *out)
         return false;
     }
     dd_list_push_back(&peer->out, &queued->link);
+    peer->nreplies[out->reply]++;
     engine_rouse_driver(peer->engine);
     return true;
 }
 
-void
-peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
+static void
+post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
 {
     if (peer->state == PEER_LOST || peer->is_breaking) {
         return;
     }
-    out_frame new = {.frame = *frame};
+    out_frame new = {.frame = *frame, .reply = (uint8_t)reply};
     new.frame.payload = (uint32_t)payload.len;
     if (payload.len > 0) {
         new.owned = dd_mem_alloc(payload.len);
@@ -244,19 +239,30 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
         peer_break_for_memory(peer, "for a message to it", sizeof new + payload.len);
-        return;
     }
-    peer->nreplies += is_reply(frame->type) ? 1 : 0;
 }
 
 void
-peer_post_reply(dd_peer *peer, const dd_frame *frame)
+peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
 {
-    if (peer->nreplies < PEER_REPLIES_MAX) {
-        peer_post_frame(peer, frame, (dd_bytes){0});
+    post_frame(peer, frame, payload, REPLY_NONE);
+}
+
+static void
+post_reply(dd_peer *peer, const dd_frame *frame, reply_kind reply, size_t nreplies_max)
+{
+    if (peer->nreplies[reply] < nreplies_max) {
+        post_frame(peer, frame, (dd_bytes){0}, reply);
     } else {
-        peer_protocol_error(peer, "it takes none of %zu answers", peer->nreplies);
+        peer_protocol_error(peer, "it does not read: %zu replies to it are queued, expected at most %zu",
+                            peer->nreplies[reply] + 1, nreplies_max);
     }
+}
+
+void
+peer_post_answer(dd_peer *peer, const dd_frame *frame)
+{
+    post_reply(peer, frame, REPLY_ANSWER, PEER_ANSWERS_MAX);
 }
 
 void
@@ -268,7 +274,7 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
     if (recv != NULL && recv->signature != NULL) {
         frame.signature = *recv->signature;
     }
-    peer_post_reply(peer, &frame);
+    post_reply(peer, &frame, REPLY_REFUSAL, PEER_REFUSALS_MAX);
 }
 
 /* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.

@@ -109,15 +109,15 @@ TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
     const dd_frame question = {.type = DD_FRAME_QUESTION, .source = 0, .target = 1};
     const dd_peer *asker = rig.ranks[1].peers[0];
     dd_engine_lock(rig.ranks[1].engine);
-    for (size_t i = 0; i < PEER_REPLIES_MAX; i++) {
+    for (size_t i = 0; i < PEER_ANSWERS_MAX; i++) {
         context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
     }
-    CHECK(asker->nreplies == PEER_REPLIES_MAX && !asker->is_breaking);
+    CHECK(asker->nreplies[REPLY_ANSWER] == PEER_ANSWERS_MAX && !asker->is_breaking);
     context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
     CHECK(asker->is_breaking);
     dd_engine_unlock(rig.ranks[1].engine);
     rig_wait(&rig, 1, &recv, DD_PROTOCOL);
-    CHECK_CONTAINS(recv.error.message, "it takes none of 2097152 answers");
+    CHECK_CONTAINS(recv.error.message, "it does not read: 4097 replies to it are queued, expected at most 4096");
     CHECK_INT(recv.error.culprit.rank, 0);
     rig_hold_end(&hold);
     rig_close(&rig);
@@ -135,7 +135,7 @@ TEST_BOTH(answers_that_are_taken_count_no_more)
     }
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nanswers, 1000));
     dd_engine_lock(rig.ranks[1].engine);
-    CHECK(rig.ranks[1].peers[0]->nreplies == 0);
+    CHECK(rig.ranks[1].peers[0]->nreplies[REPLY_ANSWER] == 0);
     dd_engine_unlock(rig.ranks[1].engine);
     rig_close(&rig);
 }

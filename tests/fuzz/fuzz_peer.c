@@ -460,17 +460,17 @@ count_held(const dd_peer *peer)
 static void
 check_peer(const dd_peer *peer)
 {
-    size_t nreplies = 0;
+    size_t nreplies[REPLY_KINDS] = {0};
     size_t nposted = 0;
     for (const dd_list *node = peer->out.next; node != &peer->out; node = node->next) {
-        unsigned type = DD_CONTAINER_OF(node, out_frame, link)->frame.type;
-        nreplies += type == DD_FRAME_ANSWER || type == DD_FRAME_REFUSE;
+        nreplies[DD_CONTAINER_OF(node, out_frame, link)->reply]++;
     }
     for (size_t i = 0; i < NSLOTS; i++) {
         const dd_message *message = &world.slots[i].message;
         nposted += message->stage == STAGE_POSTED && message->peer == peer;
     }
-    require(peer->nexpected == nposted && peer->nreplies == nreplies && peer->nheld == count_held(peer));
+    require(peer->nexpected == nposted && memcmp(nreplies, peer->nreplies, sizeof nreplies) == 0 &&
+            peer->nheld == count_held(peer));
     require(peer->ngiven_up == count(&peer->given_up) && peer->nlanes <= DD_LANES_MAX);
     require(peer->credit <= CREDIT_NBYTES && peer->lent <= CREDIT_NBYTES - peer->credit &&
             peer->owed <= peer->unreturned);
