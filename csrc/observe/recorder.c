@@ -3,6 +3,8 @@
 
 #include "core/lock.h"
 #include "core/mem.h"
+#include "core/spin.h"
+#include "core/system.h"
 #include "core/thread.h"
 
 #include <stdio.h>
@@ -12,6 +14,9 @@
 #define MAX_CAPACITY ((size_t)1 << 24)
 /* A program that calls from more places than this generates code. */
 #define MAX_STACKS 8192
+/* Looks at a slot that another thread writes: without sleeping, and in all, which is about a millisecond. */
+#define POLLING_LOOKS 20
+#define SLOT_LOOKS 40
 
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");
 _Static_assert(sizeof(record_slot) == 256, "a slot is four lines of the cache");
@@ -205,13 +210,29 @@ slot_of(const dd_recorder *recorder, uint64_t record)
     return &recorder->ring[record & recorder->mask];
 }
 
-/* Makes the owner odd: from that of the record, or for a new one from that of any older. False: a newer one is there already. */
+/* The thread that writes a slot is nearly done, but may have lost its core. A real-time thread that only polls would keep that core,
+ * so it sleeps. */
+static void
+wait_for_writer(int look)
+{
+    static const struct timespec nap = {.tv_nsec = 50 * DD_NS_PER_US};
+    if (look < POLLING_LOOKS) {
+        dd_spin_pause();
+    } else {
+        (void)dd_sys_nanosleep(&nap, NULL);
+    }
+}
+
+/* Make the owner odd: from that of the record, or for a new one from that of any older. Returns false if a newer record has the slot,
+ * or if another thread has been writing for too long: then this change is not recorded. */
 static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
     uint64_t owner = atomic_load_explicit(&slot->owner, memory_order_relaxed);
-    for (;;) {
-        /* The thread that writes is nearly done, but may have lost its core. */
+    for (int look = 0; look < SLOT_LOOKS; look++) {
+        if ((owner & 1) != 0) {
+            wait_for_writer(look);
+        }
         owner &= ~UINT64_C(1);
         if (is_new ? owner >= 2 * record : owner != 2 * record) {
             return false;
@@ -221,9 +242,10 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
             return true;
         }
     }
+    return false;
 }
 
-/* The slot of a record that is still there, to be written; NULL: it has been overwritten. release_slot gives it back. */
+/* Returns the slot of a record, to be written and then released by release_slot; NULL if take_slot fails. */
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
