@@ -161,7 +161,7 @@ dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_c
         id = add_locked(sites, &stack);
         dd_lock_release(&sites->mu);
     }
-    if (id == 0) {
+    if (id == 0 && stack.frames != NULL) { /* without memory, the next one may find some */
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }
     return id;

@@ -4,7 +4,7 @@
 #include "core/clock.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "observe/recorder.h"
+#include "observe/recorder_internal.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -567,6 +567,24 @@ TEST(threads_have_names)
     rig_close(&self.rig);
 }
 
+/* The ring has one slot, and the thread that writes it never gets its core back. */
+TEST(a_slot_whose_writer_stands_still_is_left_alone)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 1));
+    uint64_t record = dd_recorder_begin(self.group, &(dd_record_call){.name = "barrier"});
+    record_slot *slot = &self.recorder->ring[record & self.recorder->mask];
+    atomic_store(&slot->owner, 2 * record + 1);
+    dd_recorder_end(self.recorder, record, 5, NULL);
+    CHECK_INT(atomic_load(&slot->ended_ns), 0);
+    CHECK_INT(dd_recorder_begin(self.group, &(dd_record_call){.name = "barrier"}), record + 1);
+    CHECK_INT(atomic_load(&slot->owner), 2 * record + 1);
+    atomic_store(&slot->owner, 2 * record);
+    CHECK_INT(dd_recorder_begin(self.group, &(dd_record_call){.name = "barrier"}), record + 2);
+    CHECK_INT(atomic_load(&slot->owner), 2 * (record + 2));
+    rig_close(&self);
+}
+
 /* ---- call sites */
 
 static const dd_call_site_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
@@ -598,6 +616,20 @@ TEST(a_stack_is_told_once)
     CHECK_INT(dd_call_sites_get(sites, 1000, &frames), 0);
     CHECK_INT(dd_call_sites_find(sites, keys, 0, &can_add), 0);
     CHECK(!can_add);
+    dd_call_sites_destroy(sites);
+}
+
+TEST(a_table_without_memory_is_not_full)
+{
+    dd_call_sites *sites;
+    REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
+    bool can_add = false;
+    dd_mem_fail_after(0);
+    CHECK_INT(dd_call_sites_add(sites, keys, told, 3), 0);
+    dd_mem_fail_after(-1);
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), 0);
+    CHECK(can_add);
+    CHECK(dd_call_sites_add(sites, keys, told, 3) != 0);
     dd_call_sites_destroy(sites);
 }
 
