@@ -244,7 +244,9 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
      * link may be theirs, and lead to any file of ours. */
     int fd = dd_sys_open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
     if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
-        *obstacle = "the directory is not there";
+        *obstacle = errno == ENOENT  ? "the directory is not there"
+                    : errno == EINTR ? "opening it is interrupted by signals"
+                                     : "its file system has a stale file handle (ESTALE)";
         return DD_OK;
     }
     if (fd < 0) {

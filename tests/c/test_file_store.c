@@ -1,12 +1,14 @@
 #include "check.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "store/file_log.h"
 #include "store/file_store.h"
 #include "store_calls.h"
 #include "store_suite.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -1024,6 +1026,26 @@ TEST(directory_that_comes_late)
     check_child(pid);
     dd_store_release(store);
     CHECK(rmdir(late) == 0);
+    place_remove(&here);
+}
+
+TEST(file_that_cannot_be_opened_for_now)
+{
+    static const struct {
+        int error_number;
+        const char *words;
+    } cases[] = {
+        {EINTR, "interrupted by signals"}, {ESTALE, "stale file handle"}, {ENOENT, "directory is not there"}};
+    place here;
+    REQUIRE(place_make(&here));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dd_sys_fault fault = {.call = DD_SYS_open, .error_number = cases[i].error_number, .is_lasting = true};
+        dd_store *store = NULL;
+        dd_sys_fail_call(&fault);
+        CHECK_STATUS(try_open(&store, here.path, -1, 20 * DD_NS_PER_MS, check_err()), DD_TIMED_OUT);
+        dd_sys_fail_call(NULL);
+        CHECK_CONTAINS(check_message(), cases[i].words);
+    }
     place_remove(&here);
 }
 
