@@ -130,8 +130,8 @@ typedef struct dd_alarm {
 void dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_error *error);
 /* False: there is none. */
 bool dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm);
-/* Has every alarm call `notify` from now on, on the thread that raises it and with any locks held. NULL ends that: then no call is under
- * way any more. */
+/* Make every alarm call `notify`, instead of the function that was set before, on the thread that raises it and with any locks held.
+ * NULL ends that if `ctx` is the one that was set last; then no call is under way. */
 void dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx);
 
 /* ---- dumps, in the formats of torch's recorder: version, pg_config, pg_status, entries. From any thread, with no lock held,

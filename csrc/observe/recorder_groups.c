@@ -216,7 +216,9 @@ void
 dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx)
 {
     dd_lock_take(&recorder->mu);
-    recorder->notify = notify;
-    recorder->notify_ctx = ctx;
+    if (notify != NULL || recorder->notify_ctx == ctx) {
+        recorder->notify = notify;
+        recorder->notify_ctx = ctx;
+    }
     dd_lock_release(&recorder->mu);
 }

@@ -432,8 +432,11 @@ open_parts(dd_monitor *monitor, dd_error *err)
     if (monitor->wake_fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
     }
-    dd_recorder_notify_of_alarms(monitor->options.recorder, wake, monitor);
-    return monitor->options.pipe_path[0] != '\0' ? watch_open_pipe(monitor, err) : DD_OK;
+    dd_status status = monitor->options.pipe_path[0] != '\0' ? watch_open_pipe(monitor, err) : DD_OK;
+    if (status == DD_OK) {
+        dd_recorder_notify_of_alarms(monitor->options.recorder, wake, monitor);
+    }
+    return status;
 }
 
 dd_status
@@ -475,7 +478,7 @@ dd_monitor_destroy(dd_monitor *monitor)
     watch_end_pass(monitor);
     watch_close_pipe(monitor);
     watch_forget_question(monitor);
-    dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
+    dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, monitor);
     dd_fork_close(monitor->wake_fd);
     dd_cond_fini(&monitor->cond);
     dd_lock_fini(&monitor->mu);

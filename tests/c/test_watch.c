@@ -447,6 +447,37 @@ TEST(a_file_in_the_place_of_the_pipe_is_left_alone)
     close_rig(&r);
 }
 
+static void
+count_alarm(void *ctx)
+{
+    ++*(int *)ctx;
+}
+
+TEST(a_monitor_that_cannot_be_made_leaves_the_alarms_of_another)
+{
+    rig r;
+    int nalarms = 0;
+    init_rig(&r, 1);
+    dd_monitor_host host = {.await_interpreter = await_interpreter, .die = die};
+    r.options.dump_path = "unused";
+    r.options.host = &host;
+    REQUIRE_OK(dd_recorder_create(10, &r.options.recorder, check_err()));
+    dd_recorder_notify_of_alarms(r.options.recorder, count_alarm, &nalarms);
+    dd_sys_fault fault = {.call = DD_SYS_eventfd, .error_number = EMFILE};
+    dd_monitor *monitor;
+    dd_sys_fail_call(&fault);
+    CHECK_STATUS(dd_monitor_create(&r.options, &monitor, check_err()), DD_SYSTEM);
+    dd_sys_fail_call(NULL);
+    dd_recorder_group_info info = {.name = BYTES("group"), .desc = BYTES(""), .kind = "gloo", .size = 1};
+    dd_recorder_group *group;
+    REQUIRE_OK(dd_recorder_add_group(r.options.recorder, &info, &group, check_err()));
+    dd_recorder_raise_alarm(group, DD_NO_RECORD, &(dd_error){.code = DD_ABORTED});
+    CHECK_INT(nalarms, 1);
+    dd_recorder_group_release(group);
+    dd_recorder_destroy(r.options.recorder);
+    close_rig(&r);
+}
+
 TEST(a_pipe_that_cannot_be_made)
 {
     static const dd_sys_call calls[] = {DD_SYS_mkfifo, DD_SYS_open};
