@@ -109,6 +109,10 @@ comm_size(dd_mpi_handle handle, int *size)
 static int
 comm_free(dd_mpi_handle *handle)
 {
+    if (*handle == DD_MPI_COMM_WORLD) {
+        (void)dd_error_set(&last_error, DD_INVALID_ARGUMENT, "MPI_Comm_free: MPI_COMM_WORLD cannot be freed");
+        return DD_MPI_ERR_OTHER;
+    }
     comm *found = (comm *)*handle;
     *handle = DD_MPI_NULL;
     if (found != NULL) {

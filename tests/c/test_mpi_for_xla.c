@@ -171,6 +171,9 @@ TEST(a_communicator_that_could_not_be_made)
     CHECK_INT(dd_mpi_group_calls.Allgather(&x, 1, FLOATS, &x, 1, FLOATS, DD_MPI_COMM_WORLD),
               DD_MPI_ERR_OTHER);
     CHECK_CONTAINS(last_text(), "rank 2 has died");
+    dd_mpi_handle whole = DD_MPI_COMM_WORLD;
+    CHECK_INT(dd_mpi_group_calls.Comm_free(&whole), DD_MPI_ERR_OTHER);
+    CHECK_CONTAINS(last_text(), "MPI_COMM_WORLD cannot be freed");
     dd_mpi_set_world(DD_MPI_NULL);
     CALL(Comm_size, DD_MPI_COMM_WORLD, &number);
     CHECK_INT(number, 1);
