@@ -124,8 +124,12 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
         status = create_team(self, err);
     }
     if (status != DD_OK) {
-        /* A context that stands is left where it is: UCC ends it with the others, and waits for them without a limit. */
-        dd_mem_free(self);
+        /* A context that stands is left where it is: UCC ends it with the others, and waits for them without a limit. It may call
+         * self->oob as long as it stands, so that memory stays. */
+        self->oob = (dd_ucc_oob){0};
+        if (self->context == NULL) {
+            dd_mem_free(self);
+        }
         return status;
     }
     self->oob = (dd_ucc_oob){0};

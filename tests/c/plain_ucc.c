@@ -25,6 +25,7 @@ struct dd_ucc_opaque_context {
     struct dd_ucc_opaque_context *next; /* all that were made */
     dd_ucc_oob_coll oob;
     dd_ucc_team_handle team;
+    bool is_ended;
 };
 
 struct dd_ucc_opaque_team {
@@ -239,7 +240,18 @@ ucc_context_destroy(dd_ucc_context_handle context)
     }
     CHECK_INT(context->oob.req_free(request), DD_UCC_OK);
     plain_ucc_live.ncontexts--;
+    context->is_ended = true;
     return DD_UCC_OK;
+}
+
+void
+plain_ucc_end_contexts(void)
+{
+    for (dd_ucc_context_handle context = all_contexts; context != NULL; context = context->next) {
+        if (!context->is_ended) {
+            CHECK_INT(ucc_context_destroy(context), DD_UCC_OK);
+        }
+    }
 }
 
 /* ---- teams */

@@ -35,6 +35,8 @@ extern plain_ucc_counts plain_ucc_live;
 
 /* Back to a library in which all goes well; with no threads. */
 void plain_ucc_reset(void);
+/* End the contexts that are left, as UCC may do when the process ends. */
+void plain_ucc_end_contexts(void);
 dd_status plain_ucc_open(dd_carrier_library **library, dd_error *err);
 
 #endif
