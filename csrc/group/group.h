@@ -58,8 +58,8 @@ void dd_group_abort(dd_group *group, const char *reason);
 void dd_group_revoke(dd_group *group, const char *reason);
 
 /* All ranks call this. Waits for their collectives that are under way, and gives the memory that the group works in back to the system, on
- * all ranks when it returns. Until dd_group_resume, calls are DD_INVALID_ARGUMENT, but for the end of the group. Nothing if it is
- * suspended already. Arrays in use keep what is in them. */
+ * all ranks when it returns. Until dd_group_resume, calls are DD_INVALID_ARGUMENT, except for the end of the group. Nothing if it is
+ * suspended already. If one rank cannot suspend the group, no rank does, and all get an error. Arrays in use keep their contents. */
 dd_status dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Does not wait for the others, who call it, too. Nothing if the group is not suspended. */
 dd_status dd_group_resume(dd_group *group, dd_error *err) DD_MUST_CHECK;

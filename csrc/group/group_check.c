@@ -2,6 +2,7 @@
 #include "group/group_internal.h"
 
 #include "core/mem.h"
+#include "core/thread.h"
 
 #include <string.h>
 
@@ -23,7 +24,7 @@ dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
         group_note_call(group, what, 0, 0, err);
         return group->cause.code;
     }
-    if (group->is_suspended) {
+    if (group->is_suspended || (group->is_suspending && !pthread_equal(group->suspender, dd_thread_self()))) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "%s: " GROUP_FORMAT " is suspended: call resume() on all its ranks first", what,
                             GROUP_ARGS(group));

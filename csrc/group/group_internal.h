@@ -118,9 +118,11 @@ struct dd_group {
     bool is_made;       /* on this rank; others may not be through yet */
     bool is_closing;
     bool is_suspended;
-    bool is_revoked;    /* by this rank or another: it may have failed before */
-    bool has_more_news; /* on the board: a link is about to tell it */
-    bool is_asking;     /* a deadline has passed and the others have been asked where they are */
+    bool is_suspending;
+    pthread_t suspender; /* while is_suspending: the only thread that may call */
+    bool is_revoked;     /* by this rank or another: it may have failed before */
+    bool has_more_news;  /* on the board: a link is about to tell it */
+    bool is_asking;      /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
     int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
     member_state *members; /* [size] */

@@ -1,6 +1,8 @@
 /* Suspension: between two calls of all ranks, the memory that a group works in is the system's. */
 #include "group/group_internal.h"
 
+#include "core/thread.h"
+
 static dd_status
 meet_all(dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -22,11 +24,23 @@ check_quiet_locked(dd_group *group, dd_error *err)
     return status;
 }
 
+/* From here on, only this thread calls collectives of the group, until end_suspending. */
+static dd_status
+begin_suspending_locked(dd_group *group, dd_error *err)
+{
+    dd_status status = check_quiet_locked(group, err);
+    if (status == DD_OK) {
+        group->suspender = dd_thread_self();
+        group->is_suspending = true;
+    }
+    return status;
+}
+
 static dd_status
 let_memory_go(dd_group *group, dd_error *err)
 {
     dd_engine_lock(group->engine);
-    dd_status status = check_quiet_locked(group, err);
+    dd_status status = begin_suspending_locked(group, err);
     if (status == DD_OK && group->arena != NULL) {
         status = dd_arena_give_back(group->arena, err);
     }
@@ -37,14 +51,41 @@ let_memory_go(dd_group *group, dd_error *err)
     return status;
 }
 
-static dd_status
-stop_calls(dd_group *group, dd_error *err)
+static void
+end_suspending(dd_group *group, bool is_suspended)
 {
     dd_engine_lock(group->engine);
-    dd_status status = check_quiet_locked(group, err);
-    group->is_suspended = status == DD_OK;
+    group->is_suspending = false;
+    group->is_suspended = is_suspended;
     dd_engine_unlock(group->engine);
-    return status;
+}
+
+/* All ranks are suspended, or none is: the highest rank that could not give its memory back decides for all. */
+static dd_status
+vote(dd_group *group, bool is_ready, const dd_wait *wait, dd_error *err)
+{
+    int32_t unready = is_ready ? -1 : group->rank;
+    int32_t highest = unready;
+    if (group->size > 1) {
+        dd_block input = {&unready, sizeof unready};
+        dd_block output = {&highest, sizeof highest};
+        dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                             .reduction = {.dtype = DD_DTYPE_INT32, .op = DD_REDOP_MAX},
+                             .inputs = &input,
+                             .outputs = &output};
+        dd_call_options options = {.timeout_ns = -1};
+        dd_status status = dd_group_collective_and_wait(group, &args, &options, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    if (highest >= 0) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "suspend: rank %d of " GROUP_FORMAT
+                            " cannot suspend it, so no rank does; its error has the reason",
+                            (int)highest, GROUP_ARGS(group));
+    }
+    return DD_OK;
 }
 
 dd_status
@@ -60,15 +101,16 @@ dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
     if (is_suspended) {
         return DD_OK;
     }
-    /* Who has come to the first meeting has read all that it wanted to read; and after the second, nobody gives anything back any more. */
+    /* A rank that joins the first barrier has read all that it needs; after the vote, no rank gives memory back. */
     status = meet_all(group, wait, err);
-    if (status == DD_OK) {
-        status = let_memory_go(group, err);
+    if (status != DD_OK) {
+        return status;
     }
-    if (status == DD_OK) {
-        status = meet_all(group, wait, err);
-    }
-    return status == DD_OK ? stop_calls(group, err) : status;
+    status = let_memory_go(group, err);
+    dd_error common;
+    dd_status decision = vote(group, status == DD_OK, wait, &common);
+    end_suspending(group, decision == DD_OK);
+    return status == DD_OK && decision != DD_OK ? dd_error_copy(err, &common) : status;
 }
 
 dd_status

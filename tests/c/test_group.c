@@ -2,6 +2,10 @@
 #include "check.h"
 #include "group_case.h"
 
+#include "core/system.h"
+
+#include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -375,4 +379,48 @@ TEST(wrong_arguments_are_refused)
 {
     team_options options = {.size = 2};
     team_run_both(&options, call_wrongly, NULL);
+}
+
+/* ---- suspension */
+
+typedef struct suspension {
+    dd_sys_fault fault; /* one rank's call fails */
+    atomic_int nown;
+    atomic_int ntold;
+} suspension;
+
+static void
+suspend_in_vain(team_rank *self)
+{
+    suspension *what = self->arg;
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
+    REQUIRE(team_check_sum(self->group));
+    team_rendezvous(self, "used");
+    if (self->rank == 0) {
+        dd_sys_fail_call(&what->fault);
+    }
+    team_rendezvous(self, "fails from now on");
+    dd_status status = dd_group_suspend(self->group, &wait, check_err());
+    atomic_fetch_add(status == DD_SYSTEM ? &what->nown : &what->ntold, 1);
+    CHECK_CONTAINS(check_message(),
+                   status == DD_SYSTEM ? "cannot give" : "cannot suspend it, so no rank does");
+    CHECK(status == DD_SYSTEM || status == DD_INVALID_ARGUMENT);
+    CHECK(team_check_sum(self->group));
+    team_rendezvous(self, "once more");
+    CHECK_OK(dd_group_suspend(self->group, &wait, check_err()));
+    CHECK_STATUS(team_barrier(self->group), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is suspended");
+    CHECK_OK(dd_group_resume(self->group, check_err()));
+    team_rendezvous(self, "resumed");
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(all_ranks_are_suspended_or_none)
+{
+    suspension what = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
+    team_options options = {.size = 3, .timeout_ns = 4 * DD_NS_PER_S};
+    team_run(&options, suspend_in_vain, &what);
+    dd_sys_fail_call(NULL);
+    CHECK_INT(what.nown, 1);
+    CHECK_INT(what.ntold, 2);
 }
