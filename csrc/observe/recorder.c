@@ -223,7 +223,7 @@ wait_for_writer(int look)
     }
 }
 
-/* Make the owner odd: from that of the record, or for a new one from that of any older. Returns false if a newer record has the slot,
+/* Make the owner odd: from the owner of the record, or for a new record from any older owner. Returns false if a newer record has the slot,
  * or if another thread has been writing for too long: then this change is not recorded. */
 static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)

@@ -127,7 +127,7 @@ typedef enum peer_state {
 } peer_state;
 
 /* Limits of what a peer may leave here without credit, and of replies that it does not read. Closing a context refuses all frames
- * that it holds. A rank asks once how far another is, per group and failure. */
+ * that it holds. A rank sends one QUESTION to another per group and failure. */
 #define PEER_HELD_MAX ((size_t)1 << 20)
 #define PEER_REFUSALS_MAX (2 * PEER_HELD_MAX)
 #define PEER_ANSWERS_MAX ((size_t)4096)

@@ -117,7 +117,8 @@ TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
     CHECK(asker->is_breaking);
     dd_engine_unlock(rig.ranks[1].engine);
     rig_wait(&rig, 1, &recv, DD_PROTOCOL);
-    CHECK_CONTAINS(recv.error.message, "it does not read: 4097 replies to it are queued, expected at most 4096");
+    CHECK_CONTAINS(recv.error.message,
+                   "it does not read: 4097 replies to it are queued, expected at most 4096");
     CHECK_INT(recv.error.culprit.rank, 0);
     rig_hold_end(&hold);
     rig_close(&rig);

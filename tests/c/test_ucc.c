@@ -250,7 +250,8 @@ exchange_without_memory(team_rank *self)
         dd_ucc_close(carrier, true);
     }
     CHECK_INT(plain_ucc_live.nconfigs, 0);
-    CHECK(dd_mem_count_blocks() <= before + plain_ucc_live.ncontexts); /* each keeps the memory that it may call */
+    CHECK(dd_mem_count_blocks() <=
+          before + plain_ucc_live.ncontexts); /* each keeps the memory that it may call */
     plain_ucc_end_contexts();
 }
 
