@@ -149,8 +149,8 @@ PROGRAM = (
             "The congestion control of the TCP connections of groups. Unset: the system's."),
     Setting("waiting", ("DLDIST_WAIT",), _one_of(*WAITING, wanted='"adaptive", "poll" or "sleep"'), "adaptive",
             "How calls of groups wait for other ranks. `adaptive` polls for up to a millisecond, or less if the last waits "
-            "were longer than that, and then sleeps until it is woken. A thread that waits for a rank on its own CPU moves to "
-            "another of its CPUs that no rank of the group uses. `poll` polls until the deadline and never sleeps: use it if "
+            "were longer than that, and then sleeps until it is woken. A thread that waits for a rank that was last seen on "
+            "the same CPU yields that CPU; the affinity of threads is never changed. `poll` polls until the deadline and never sleeps: use it if "
             "every rank has a core to itself. `sleep` sleeps at once: use it if the ranks share their cores. If several "
             "threads of a process wait, one polls for all and the others sleep."),
     Setting("algorithm", ("DLDIST_ALGORITHM",), _text("`all_reduce=ring,broadcast=chain`; `flat`"), "",
