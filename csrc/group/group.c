@@ -18,9 +18,21 @@ check_shape(int rank, int size, dd_error *err)
     return DD_OK;
 }
 
+/* Members may have been lost since the engine was last driven. */
+static void
+notice_losses(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    dd_engine_hear_locked(group->engine);
+    dd_engine_unlock(group->engine);
+}
+
 static dd_status
 find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
 {
+    if (group->size > 1) {
+        notice_losses(group);
+    }
     dd_status status = group->size == 1 ? dd_engine_self(group->engine, &group->peers[0], err) : DD_OK;
     for (int rank = 0; group->size > 1 && rank < group->size && status == DD_OK; rank++) {
         status = dd_engine_peer(group->engine, meeting->end.cards[rank], &group->peers[rank], err);

@@ -122,6 +122,16 @@ on_goodbye(dd_context *context, int source)
     }
 }
 
+/* The origin of the cause has lost its link to this rank, whose end may look well until the network answers. */
+static void
+note_lost_there(const dd_context *context, const dd_cause *cause)
+{
+    bool is_of_this_rank = cause->culprit.rank == context->rank && cause->origin != context->rank;
+    if (is_of_this_rank && cause->origin >= 0) {
+        context->ranks[cause->origin].peer->is_lost_there = true;
+    }
+}
+
 /* DD_PROTOCOL: the bytes are no cause. */
 static dd_status
 on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
@@ -133,6 +143,7 @@ on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
     }
     if (cause.kind == DD_CAUSE_LOST) {
         context->ranks[cause.culprit.rank].peer->is_said_lost = true;
+        note_lost_there(context, &cause);
     }
     if (context->handler.on_abort != NULL) {
         context->handler.on_abort(context->handler.ctx, source, &cause);

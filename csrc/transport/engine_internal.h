@@ -146,6 +146,7 @@ struct dd_peer {
     bool is_dialled;    /* a dial to it goes on, perhaps beside a dial of its own that has been accepted */
     bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_over;       /* its process has ended, or has broken the protocol: no dd_peer succeeds this one */
+    bool is_lost_there; /* it has lost its link to this process, as its group reports */
     bool is_succeeded;  /* engine->peers has another dd_peer of this uid */
     bool is_being_told; /* of a failure; as of engine_is_telling */
     /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
@@ -365,8 +366,8 @@ void peer_destroy_lanes(dd_peer *peer);
 void peer_drop_output(dd_peer *peer);
 /* Frees it if nobody wants it any more. */
 void peer_reap(dd_peer *peer);
-/* Replace a peer that is lost, or is breaking, by a new one for the same process. *peer stays the same if it is
- * neither, or if its process has ended or has broken the protocol. On failure nothing has changed. */
+/* Replace a peer that is lost, here or at its own end, by a new one for the same process. *peer stays the same if it is
+ * not lost, or if its process has ended or has broken the protocol. */
 dd_status peer_succeed(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* The card of a peer that may have been unknown until now. */
 dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;

@@ -165,6 +165,12 @@ peer_succeed(dd_peer **peer, dd_error *err)
 {
     dd_peer *lost = *peer;
     dd_engine *engine = lost->engine;
+    if (lost->state == PEER_CONNECTED && lost->is_lost_there) {
+        dd_error error;
+        (void)dd_error_set(&error, DD_PEER_LOST, "it has lost its connection to this process");
+        peer_break(lost, &error);
+        engine_wake(engine);
+    }
     bool is_lost = lost->state == PEER_LOST || lost->is_breaking;
     if (!is_lost || lost->is_over || has_ended(lost)) {
         return DD_OK;

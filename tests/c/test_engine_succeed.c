@@ -105,6 +105,25 @@ send_and_recv(rig_group *rig, int rank)
     CHECK_INT(got, 1 - rank);
 }
 
+/* Every rank sends to each of the others. */
+static void
+send_around(rig_group *rig, int rank)
+{
+    int numbers[RIG_MAX];
+    rig_message sends[RIG_MAX];
+    rig_message recvs[RIG_MAX];
+    for (int other = 0; other < rig->nranks; other++) {
+        sends[other] = rig_p2p(other, 1, &rank, sizeof rank);
+        recvs[other] = rig_p2p(other, 1, &numbers[other], sizeof numbers[other]);
+        rig_post_send(rig, rank, &sends[other]);
+        rig_post_recv(rig, rank, &recvs[other]);
+    }
+    for (int other = 0; other < rig->nranks; other++) {
+        CHECK(rig_wait(rig, rank, &sends[other], DD_OK) && rig_wait(rig, rank, &recvs[other], DD_OK));
+        CHECK_INT(numbers[other], other);
+    }
+}
+
 static const dd_error *
 error_of(rig_group *rig, int rank, const dd_peer *peer)
 {
@@ -198,6 +217,33 @@ TEST(a_peer_whose_connection_was_lost_is_met_again)
     for (int rank = 0; rank < 2; rank++) {
         CHECK_INT(rig.ranks[rank].news.nlosts, 1);
         close_before(&old[rank]);
+    }
+    rig_close(&rig);
+}
+
+/* Rank 1 has lost its end of the link, which rank 0 learns from a third rank, while its own end still looks well. */
+TEST(a_connection_that_the_other_side_has_lost_is_replaced)
+{
+    const dd_cause cause = {
+        .kind = DD_CAUSE_LOST, .code = DD_PEER_LOST, .origin = 1, .culprit = {.rank = 0}, .other = -1};
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 3, false));
+    rig_run(&rig, send_around);
+    dd_engine_lock(rig.ranks[2].engine);
+    dd_context_post_abort_locked(rig.ranks[2].context, DD_ANY_RANK, &cause);
+    dd_engine_unlock(rig.ranks[2].engine);
+    CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.naborts, 1));
+    dd_peer *again[3] = {NULL};
+    for (int other = 1; other < 3; other++) {
+        again[other] = meet(&rig, 0, other, true);
+        CHECK((again[other] != rig.ranks[0].peers[other]) == (other == 1));
+        CHECK(error_of(&rig, 0, again[other]) == NULL);
+    }
+    CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
+    CHECK_INT(rig.ranks[0].news.lost_rank, 1);
+    CHECK_CONTAINS(rig.ranks[0].news.lost_error.message, "it has lost its connection to this process");
+    for (int other = 1; other < 3; other++) {
+        dd_peer_release(again[other]);
     }
     rig_close(&rig);
 }
