@@ -173,6 +173,9 @@ send_end(sim_socket *from, sim_file *to)
 static void
 send_reset(sim_socket *from, sim_file *to)
 {
+    if (to->socket->reset_ns <= world.now_ns) {
+        return; /* its kernel has given the connection up, and drops what still comes */
+    }
     int64_t at_ns = arrival(from, to->socket, 0);
     to->socket->is_reset_held = at_ns == DD_NEVER_NS;
     to->socket->reset_ns = at_ns;

@@ -24,6 +24,7 @@ typedef struct rank_self {
     dd_store *store;
     dd_engine *engine;
     dd_group *group;
+    dd_group *old; /* the world before STEP_PART, which this rank still holds; or NULL */
     int step;
     int ngroups; /* made so far */
 } rank_self;
@@ -31,6 +32,7 @@ typedef struct rank_self {
 /* The checks look at them when the world has ended. */
 static const scenario *now;
 static rank_record records[RANKS_MAX];
+static int64_t healed_ns; /* when the cut of STEP_PART ends; 0: it has not begun */
 
 const rank_record *
 ranks_record(int rank)
@@ -420,6 +422,79 @@ run_reopen(rank_self *self, bool has_new_engine)
     return status == DD_OK ? open_group(self) : status;
 }
 
+#define PART_COLLS 4
+
+/* Cut the host of one rank from another host. */
+static void
+begin_cut(const rank_self *self, const scenario_step *step)
+{
+    int other = (self->which->host_of[self->rank] + 1) % self->which->world.nhosts;
+    sim_fault cut = {.kind = SIM_CUT,
+                     .process = self->rank,
+                     .after_ns = sim_now_ns() + (int64_t)sim_below(2 * DD_NS_PER_MS) + 1,
+                     .duration_ns = step->count * DD_NS_PER_MS,
+                     .amount = other};
+    healed_ns = cut.after_ns + cut.duration_ns;
+    sim_plan_fault(&cut);
+}
+
+/* Call collectives until one fails, if the cut makes one fail. All ranks call the same number. The cut begins when all ranks
+ * are in the first collective or behind it. */
+static void
+work_while_cut(rank_self *self, const scenario_step *step)
+{
+    static const scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
+    scenario_step sum = {.kind = STEP_COLL, .coll = DD_COLL_ALL_REDUCE, .count = 3000};
+    dd_status status = run_collective(self, self->group, &barrier);
+    if (status == DD_OK && step->rank == self->rank) {
+        begin_cut(self, step);
+    }
+    for (int i = 0; i < PART_COLLS && status == DD_OK; i++) {
+        status = run_collective(self, self->group, &sum);
+        sim_sleep(DD_NS_PER_MS);
+    }
+}
+
+/* If another fault has hit the rank that makes the cut, there is none. */
+static void
+wait_until_healed(const rank_self *self)
+{
+    int64_t limit_ns = sim_now_ns() + 2 * self->which->timeout_ns;
+    while (healed_ns == 0 ? sim_now_ns() < limit_ns : sim_now_ns() < healed_ns) {
+        sim_sleep(10 * DD_NS_PER_MS);
+    }
+}
+
+/* Clients of a server lose their connections to it in a long cut. */
+static dd_status
+reopen_store(rank_self *self)
+{
+    dd_store_release(self->store);
+    self->store = NULL;
+    return self->which->has_file_store ? open_file_store(self) : open_store(self);
+}
+
+/* Of two ranks of this step, one closes its old world, the other one leaves it open; both keep a reference. */
+static dd_status
+run_part(rank_self *self, const scenario_step *step)
+{
+    scenario_step sum = {.kind = STEP_COLL, .coll = DD_COLL_ALL_REDUCE, .count = 100};
+    work_while_cut(self, step);
+    self->old = self->group;
+    self->group = NULL;
+    if ((step->count + self->rank) % 2 == 0) {
+        rank_call *call = begin_call(self, "closing the old group", 2 * DD_NS_PER_S);
+        dd_wait wait = dd_wait_after(DD_NS_PER_S);
+        (void)end_call(self, call, dd_group_close(self->old, &wait, &call->error));
+    }
+    wait_until_healed(self);
+    dd_status status = reopen_store(self);
+    status = status == DD_OK ? open_group(self) : status;
+    status = status == DD_OK ? run_collective(self, self->group, &sum) : status;
+    self->record->has_joined_again = status == DD_OK;
+    return status;
+}
+
 /* Who aborts sees nothing of it here; the others hear of it in their next call. */
 static dd_status
 run_abort(rank_self *self, const scenario_step *step)
@@ -502,7 +577,9 @@ run_step(rank_self *self, const scenario_step *step)
 {
     static const scenario_step barrier = {.kind = STEP_COLL, .coll = DD_COLL_BARRIER};
     /* What comes last finds nobody in an earlier step. */
-    dd_status status = step->kind >= STEP_ABORT ? run_collective(self, self->group, &barrier) : DD_OK;
+    bool begins_with_barrier =
+        step->kind >= STEP_ABORT && step->kind != STEP_PART; /* STEP_PART has its own */
+    dd_status status = begins_with_barrier ? run_collective(self, self->group, &barrier) : DD_OK;
     if (status != DD_OK) {
         return status;
     }
@@ -531,6 +608,8 @@ run_step(rank_self *self, const scenario_step *step)
         return run_mismatch(self, step);
     case STEP_LAST:
         return run_last(self, step);
+    case STEP_PART:
+        return run_part(self, step);
     case STEP_KINDS:
         break;
     }
@@ -555,6 +634,9 @@ close_all(rank_self *self)
 {
     if (self->group != NULL) {
         (void)close_group(self, &self->group, "closing the group");
+    }
+    if (self->old != NULL) {
+        (void)close_group(self, &self->old, "closing the old group");
     }
     rank_call *call = begin_call(self, "closing the engine", 5 * DD_NS_PER_S);
     dd_engine_release(self->engine);
@@ -617,6 +699,7 @@ void
 ranks_spawn(const scenario *which)
 {
     now = which;
+    healed_ns = 0;
     memset(records, 0, sizeof records);
     for (int rank = 0; rank < which->nranks; rank++) {
         (void)sim_spawn(which->host_of[rank], run_rank, (void *)(intptr_t)rank);

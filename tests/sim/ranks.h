@@ -21,8 +21,9 @@ typedef struct rank_record {
     int ncalls;
     bool has_wrong_data;
     char wrong[160];
-    bool has_closed; /* has let go of everything, in good order */
-    bool has_left;   /* has exited without a word, as the scenario has it */
+    bool has_closed;       /* has let go of everything, in good order */
+    bool has_joined_again; /* has worked in a new world after STEP_PART */
+    bool has_left;         /* has exited without a word, as the scenario has it */
 } rank_record;
 
 /* Spawns the processes of the scenario, the agent last: process r is rank r. */

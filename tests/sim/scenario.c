@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#define CUT_MAX_MS 60000
+
 /* The numbers of a scenario are not those of its world: taking a fault away changes nothing else of either. */
 typedef struct dice {
     uint64_t state;
@@ -88,7 +90,7 @@ make_steps(scenario *made, dice *numbers)
             .count = (int)roll_scale(numbers, 1, 40000),
         };
     }
-    static const step_kind ends[] = {STEP_ABORT, STEP_LEAVE, STEP_LATE, STEP_MISMATCH, STEP_LAST};
+    static const step_kind ends[] = {STEP_ABORT, STEP_LEAVE, STEP_LATE, STEP_MISMATCH, STEP_LAST, STEP_PART};
     uint64_t end = roll(numbers, 10);
     if (end < sizeof ends / sizeof ends[0]) {
         made->steps[made->nsteps++] = (scenario_step){.kind = ends[end],
@@ -99,6 +101,9 @@ make_steps(scenario *made, dice *numbers)
         if (last->kind == STEP_LAST) { /* half of them are copied without the lock, in several pieces */
             last->coll = last->count % 2 == 0 ? DD_COLL_ALL_REDUCE : DD_COLL_ALL_GATHER;
             last->count *= last->count % 4 < 2 ? 1 : 10;
+        }
+        if (last->kind == STEP_PART) {
+            last->count = (int)roll_scale(numbers, 10, CUT_MAX_MS);
         }
     }
 }
@@ -196,8 +201,9 @@ scenario_apply(scenario *made, const scenario_edit *edit)
 const char *
 step_name(step_kind kind)
 {
-    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",   "engine",
-                                        "pause",      "abort", "leave", "late",   "mismatch", "last"};
+    static const char *const names[] = {"collective", "ring",  "split", "window", "reopen",
+                                        "engine",     "pause", "abort", "leave",  "late",
+                                        "mismatch",   "last",  "part"};
     return (unsigned)kind < STEP_KINDS ? names[kind] : "?";
 }
 

@@ -27,6 +27,7 @@ typedef enum step_kind {
     STEP_LATE,     /* one rank comes after the deadline of the others */
     STEP_MISMATCH, /* one rank calls something else than the others */
     STEP_LAST,     /* one rank aborts the group right after a collective */
+    STEP_PART,     /* the network between two hosts is cut and heals; then all ranks make a new world */
     STEP_KINDS,
 } step_kind;
 
@@ -34,7 +35,7 @@ typedef struct scenario_step {
     step_kind kind;
     dd_coll coll;
     int rank;  /* root, or who does it */
-    int count; /* elements; milliseconds of a pause */
+    int count; /* elements; milliseconds of a cut; a pause: tens of microseconds */
 } scenario_step;
 
 typedef struct scenario {

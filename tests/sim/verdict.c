@@ -153,9 +153,11 @@ find_facts(const scenario *which, char *text)
     all.end = which->nsteps > 0 && which->steps[which->nsteps - 1].kind >= STEP_ABORT
                   ? &which->steps[which->nsteps - 1]
                   : NULL;
+    bool has_part = all.end != NULL && all.end->kind == STEP_PART;
+    all.has_only_kills = all.has_only_kills && !has_part; /* a cut delays the news of a death */
     note_own_failures(&all);
-    if (all.end != NULL) {
-        all.is_touched[all.end->rank] = true;
+    for (int rank = 0; all.end != NULL && rank < which->nranks; rank++) {
+        all.is_touched[rank] = all.is_touched[rank] || rank == all.end->rank || has_part;
     }
     return all;
 }
@@ -272,6 +274,7 @@ expected_end(const scenario_step *end)
     case STEP_REOPEN:
     case STEP_ENGINE:
     case STEP_PAUSE:
+    case STEP_PART:
     case STEP_KINDS:
         break;
     }
@@ -333,6 +336,16 @@ check_last(facts *all, int rank)
     }
 }
 
+static const char *
+last_error(const rank_record *record)
+{
+    const char *message = "";
+    for (int i = 0; i < record->ncalls; i++) {
+        message = record->calls[i].error.code != DD_OK ? record->calls[i].error.message : message;
+    }
+    return message;
+}
+
 static void
 check_rank(facts *all, int rank)
 {
@@ -349,6 +362,10 @@ check_rank(facts *all, int rank)
     }
     if (all->is_faultless && all->end != NULL && all->end->kind == STEP_LAST) {
         check_last(all, rank);
+    }
+    if (all->is_faultless && all->end != NULL && all->end->kind == STEP_PART && !record->has_joined_again) {
+        find(all, "rank %d has not joined a new world after the network has healed: %s", rank,
+             last_error(record));
     }
     sim_leftovers left = sim_leftovers_of(rank);
     if (sim_state_of(rank) == SIM_EXITED && record->has_closed &&
