@@ -157,6 +157,10 @@ class Hosts:
         """Takes the interface down: the host itself has no way out any more."""
         self.namespaces[number].ip("link", "set", INTERFACE, "down")
 
+    def plug(self, number):
+        """Takes the interface up again."""
+        self.namespaces[number].ip("link", "set", INTERFACE, "up")
+
     def sent_bytes(self, number):
         """What the host has put on the wire, with all headers."""
         return self._counters(number)[8]
