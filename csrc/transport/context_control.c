@@ -203,6 +203,24 @@ context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload)
 }
 
 void
+context_post_farewell(dd_context *context, dd_peer *peer)
+{
+    for (int rank = 0; rank < context->nranks; rank++) {
+        if (context->ranks[rank].peer != peer || context->ranks[rank].has_said_goodbye) {
+            continue;
+        }
+        dd_error error = *peer->error;
+        error.culprit.rank = rank;
+        dd_cause cause = dd_cause_of_error(&error, context->rank);
+        cause.kind = DD_CAUSE_LOST;
+        cause.code = DD_PEER_LOST;
+        uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+        dd_frame frame = context_frame(context, DD_FRAME_ABORT, rank);
+        peer_post_farewell(peer, &frame, dd_bytes_of(bytes, dd_cause_encode(&cause, bytes)));
+    }
+}
+
+void
 context_on_peer_lost(dd_context *context, dd_peer *peer)
 {
     for (int number = 0; number < context->nranks; number++) {

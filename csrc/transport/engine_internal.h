@@ -152,6 +152,9 @@ struct dd_peer {
     /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
      * said to contexts that are not open. Else never. */
     int64_t timer_ns;
+    /* Of a peer that has broken the protocol: its link is closed then, even if it has not received the reason;
+     * DD_NEVER_NS while the reason is not posted; 0 if no link waits for that. */
+    int64_t farewell_until_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
     int nlanes;
@@ -378,6 +381,7 @@ void peer_on_timer(dd_peer *peer);
 /* Breaks the peer of the lane; the first reason stays. */
 void lane_break(dd_lane *lane, const dd_error *error);
 void peer_break(dd_peer *peer, const dd_error *error);
+/* Nothing more is read from the peer. It receives the reason before its link is closed (farewell_until_ns). */
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
 /* The connection breaks, since there is no memory "for a message to it". */
 void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
@@ -418,6 +422,8 @@ eager_cost(size_t nbytes)
 void peer_post_message(dd_peer *peer, out_frame *out);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
+/* The same to a peer that is breaking, for the reason of that. */
+void peer_post_farewell(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
 /* Queue the answer to a QUESTION. Like a refusal, it breaks the peer for a protocol error if too many replies are queued. */
 void peer_post_answer(dd_peer *peer, const dd_frame *frame);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
@@ -442,6 +448,8 @@ void peer_return_credit(dd_peer *peer, size_t nbytes);
 void context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload);
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
+/* Send the error of a peer that is breaking to it, so that it does not take this rank for lost. */
+void context_post_farewell(dd_context *context, dd_peer *peer);
 /* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* A peer is there that may have missed that we have given up. */

@@ -50,6 +50,63 @@ progress_tasks(dd_engine *engine)
     return is_progress;
 }
 
+/* ---- the end of a peer that has broken the protocol */
+
+/* How long its link stays open if it does not read the reason, and how often that is looked at. */
+#define FAREWELL_NS (200 * DD_NS_PER_MS)
+#define FAREWELL_LOOK_NS (1 * DD_NS_PER_MS)
+
+static bool
+is_in_farewell(const dd_peer *peer)
+{
+    return peer->farewell_until_ns != 0 && peer->farewell_until_ns != DD_NEVER_NS;
+}
+
+/* True if nothing that was posted to it is pending here. `is_sure`: and its host has all of it. */
+static bool
+has_sent_all(const dd_peer *peer, bool is_sure)
+{
+    dd_link *stream = peer->lanes[0]->stream;
+    return !peer_has_queued(peer) && stream->ops->has_left(stream, is_sure);
+}
+
+/* If the link were closed with the reason unread and something of the peer's unread as well, its reset could
+ * overtake the reason. */
+static void
+go_on_with_farewell(dd_peer *peer, int64_t now_ns)
+{
+    if (now_ns < peer->farewell_until_ns && !has_sent_all(peer, true)) {
+        peer_set_timer(peer, now_ns + FAREWELL_LOOK_NS);
+        return;
+    }
+    peer_set_timer(peer, DD_NEVER_NS);
+    peer->farewell_until_ns = 0;
+    dd_list_push_back(&peer->engine->breaking, &peer->breaking);
+}
+
+/* False if it need not receive a reason, or cannot. */
+static bool
+begin_farewell(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    bool is_due = peer->farewell_until_ns == DD_NEVER_NS;
+    peer->farewell_until_ns = 0;
+    if (!is_due || peer->state != PEER_CONNECTED || peer->is_self || peer->lanes[0]->is_output_dead) {
+        return false;
+    }
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
+        context_post_farewell(DD_CONTAINER_OF(node, dd_context, link), peer);
+    }
+    if (has_sent_all(peer, true)) {
+        return false;
+    }
+    peer->farewell_until_ns = dd_deadline_after(FAREWELL_NS);
+    peer_set_timer(peer, dd_deadline_after(FAREWELL_LOOK_NS));
+    return true;
+}
+
+/* ---- deadlines */
+
 int64_t
 engine_run_deadlines(dd_engine *engine, int64_t now_ns)
 {
@@ -75,7 +132,10 @@ engine_run_deadlines(dd_engine *engine, int64_t now_ns)
     while (node != NULL) {
         dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
         node = dd_map_next(&engine->peers, node);
-        if (peer->timer_ns <= now_ns) {
+        if (peer->timer_ns <= now_ns && is_in_farewell(peer)) {
+            go_on_with_farewell(peer, now_ns);
+            next_ns = peer->timer_ns < next_ns ? peer->timer_ns : next_ns;
+        } else if (peer->timer_ns <= now_ns) {
             peer_on_timer(peer);
         } else if (peer->timer_ns < next_ns) {
             next_ns = peer->timer_ns;
@@ -301,7 +361,9 @@ engine_settle(dd_engine *engine)
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);
         dd_list_remove(&peer->breaking);
-        lose_peer(peer);
+        if (!begin_farewell(peer)) {
+            lose_peer(peer);
+        }
     }
 }
 
@@ -314,8 +376,7 @@ is_told(const dd_peer *peer)
         return peer->state != PEER_DIALLING &&
                peer->state != PEER_ACCEPTING; /* else it is told when there is a link */
     }
-    dd_link *stream = peer->lanes[0]->stream;
-    return !peer_has_queued(peer) && stream->ops->has_left(stream, false);
+    return has_sent_all(peer, false);
 }
 
 bool

@@ -412,7 +412,9 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     peer->is_over = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
-        peer->lanes[i]->is_output_dead = true;
+    }
+    if (!peer->is_breaking) {
+        peer->farewell_until_ns = DD_NEVER_NS;
     }
     peer_break(peer, &error);
 }

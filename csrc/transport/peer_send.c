@@ -222,12 +222,10 @@ queue(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-static void
-post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
+/* False if there is no memory. */
+static bool
+queue_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
 {
-    if (peer->state == PEER_LOST || peer->is_breaking) {
-        return;
-    }
     out_frame new = {.frame = *frame, .reply = (uint8_t)reply};
     new.frame.payload = (uint32_t)payload.len;
     if (payload.len > 0) {
@@ -238,7 +236,24 @@ post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind re
     }
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
-        peer_break_for_memory(peer, "for a message to it", sizeof new + payload.len);
+        return false;
+    }
+    return true;
+}
+
+static void
+post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
+{
+    if (peer->state != PEER_LOST && !peer->is_breaking && !queue_frame(peer, frame, payload, reply)) {
+        peer_break_for_memory(peer, "for a message to it", sizeof(out_frame) + payload.len);
+    }
+}
+
+void
+peer_post_farewell(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
+{
+    if (queue_frame(peer, frame, payload, REPLY_NONE)) {
+        (void)lane_pump(peer->lanes[0]);
     }
 }
 

@@ -304,6 +304,58 @@ TEST_BOTH(somebody_who_does_not_listen)
     rig_close(&rig);
 }
 
+/* ---- a rank that has broken the protocol */
+
+/* Rank 2 sends rank 0 a frame that no rank may send. */
+static void
+break_protocol(rig_group *rig)
+{
+    dd_frame frame = {.type = DD_FRAME_CTS, .id = 1000};
+    dd_engine_lock(rig->ranks[2].engine);
+    peer_post_frame(peer_of(rig, 2, 0), &frame, (dd_bytes){0});
+    dd_engine_unlock(rig->ranks[2].engine);
+    dd_engine_kick(rig->ranks[2].engine);
+}
+
+/* Else it would take the healthy rank for lost, and the others would hear that first. */
+TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    break_protocol(&rig);
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
+    CHECK_INT(rig.ranks[0].news.lost_rank, 2);
+    CHECK_INT(rig.ranks[0].news.lost_error.code, DD_PROTOCOL);
+    REQUIRE(rig_wait_count(&rig, 2, &rig.ranks[2].news.nlosts, 1));
+    CHECK_INT(rig.ranks[2].news.naborts_before_loss, 1);
+    CHECK_INT(rig.ranks[2].news.abort_cause.kind, DD_CAUSE_LOST);
+    CHECK_INT(rig.ranks[2].news.abort_cause.culprit.rank, 2);
+    CHECK_INT(rig.ranks[2].news.abort_cause.origin, 0);
+    CHECK_CONTAINS(rig.ranks[2].news.abort_cause.text, "it broke the protocol: CTS for message 1000");
+    rig_close(&rig);
+}
+
+/* One that does not read the reason is lost all the same. */
+TEST_BOTH(who_breaks_the_protocol_and_does_not_read_is_lost_soon)
+{
+    static full_way way;
+    rig_group rig;
+    rig_hold busy;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    small_buffers(&rig);
+    REQUIRE(rig_hold_begin(&busy, &rig, 1));
+    fill(&rig, &way);
+    dd_engine_lock(rig.ranks[0].engine);
+    peer_protocol_error(peer_of(&rig, 0, 1), "it was a test");
+    dd_engine_unlock(rig.ranks[0].engine);
+    int64_t start_ns = dd_clock_now_ns();
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
+    CHECK(dd_clock_now_ns() - start_ns < DD_NS_PER_S * check_slow());
+    CHECK_INT(rig.ranks[0].news.lost_rank, 1);
+    rig_hold_end(&busy);
+    rig_close(&rig);
+}
+
 bool
 engine_has_more_to_tell(dd_engine *engine)
 {
