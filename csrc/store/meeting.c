@@ -64,19 +64,30 @@ read_other(const meeting_call *call, dd_bytes published, const char *what, dd_me
 
 /* ---- ends */
 
-/* The first rank that ends a meeting settles how: all ranks that have come raise `failure`, or go on to the next meeting if it
- * is NULL. */
 static dd_status
-end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
+set_end(const meeting_call *call, dd_bytes end, dd_error *err)
 {
-    char text[MEETING_FAILURE_MAX];
-    dd_bytes end = failure != NULL ? dd_bytes_of(text, meeting_encode_failure(failure, text))
-                                   : dd_bytes_of_string(MEETING_END_OFF);
     dd_blob value = {0};
     dd_status status =
         meeting_set_if_missing(&call->place, meeting_key(&call->place, "end"), end, &value, err);
     dd_blob_fini(&value);
     return status == DD_OK ? meeting_leave_generation(&call->place, err) : status;
+}
+
+/* The first rank that ends a meeting settles how: all ranks that have come raise `failure`. */
+static dd_status
+end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
+{
+    char text[MEETING_FAILURE_MAX];
+    return set_end(call, dd_bytes_of(text, meeting_encode_failure(failure, text)), err);
+}
+
+/* Or they go on to the next meeting. `why` (NULL: no reason) is what they raise if the store ends before that. */
+static dd_status
+call_off(const meeting_call *call, const dd_error *why, dd_error *err)
+{
+    char text[MEETING_FAILURE_MAX];
+    return set_end(call, dd_bytes_of(text, meeting_encode_off(why, text)), err);
 }
 
 /* Ends the meeting for the others, too. */
@@ -90,7 +101,7 @@ run_out_of_time(meeting_call *call, dd_error *err)
     meeting_call last = *call;
     last.place.wait = &moment;
     /* Where that fails, the next rank to come does it. */
-    (void)!end_meeting(&last, call->meeting->kind->is_final ? &late : NULL, NULL);
+    (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL) : call_off(&last, &late, NULL));
     call->has_come = false;
     dd_error_prepend(&late, "%s", meeting_print_title(call, title));
     (void)dd_error_copy(err, &late);
@@ -146,8 +157,12 @@ static dd_status
 read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
 {
     dd_error failure;
+    dd_error why;
     call->has_come = false;
-    *is_over = dd_bytes_equal(said, dd_bytes_of_string(MEETING_END_OFF));
+    *is_over = meeting_decode_off(said, &why);
+    if (why.code != DD_OK) {
+        call->called_off = why;
+    }
     bool is_failure = meeting_decode_failure(said, &failure);
     if (!*is_over && !is_failure) {
         return read_cards(call, said, end, err);
@@ -175,7 +190,7 @@ abandon_if_dead(const meeting_call *call, dd_bytes published, bool *is_abandoned
 {
     bool was_seen = false;
     dd_status status = meeting_look_for(call, published, &was_seen, is_abandoned, err);
-    return status == DD_OK && *is_abandoned ? end_meeting(call, NULL, err) : status;
+    return status == DD_OK && *is_abandoned ? call_off(call, NULL, err) : status;
 }
 
 /* The place of this rank is taken: by a dead process, or by a live one. */
@@ -392,6 +407,24 @@ meet(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
     return status;
 }
 
+/* The server of the store has ended. If the rank that served it has called off a meeting, its process may have ended because of
+ * that: the ranks that it waited for are to blame, not the loss of its server. */
+static dd_status
+explain_lost_store(const meeting_call *call, dd_error *err)
+{
+    char title[MEETING_TITLE_MAX];
+    dd_error why = call->called_off;
+    if (err->code != DD_NETWORK || why.code == DD_OK) {
+        return err->code;
+    }
+    dd_error lost = *err;
+    dd_error_set(err, why.code, "%s (rank %d of %d): %.500s; the store has ended since: %.300s",
+                 meeting_print_title(call, title), meeting_name_of(call, call->meeting->rank),
+                 call->meeting->size, why.message, lost.message);
+    err->culprit = why.culprit;
+    return err->code;
+}
+
 dd_status
 dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_error *err)
 {
@@ -406,6 +439,7 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
         meeting_place_init(&call.place, meeting->store, "dldist/", meeting->name, wait, &error);
     if (status == DD_OK) {
         status = meet(&call, &published, end, &error);
+        status = status != DD_OK ? explain_lost_store(&call, &error) : DD_OK;
     }
     dd_blob_fini(&published);
     meeting_place_fini(&call.place);

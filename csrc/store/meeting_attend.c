@@ -122,6 +122,10 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     meeting_call late = *call;
     late.place.wait = &moment;
     look_around(&late, &seen);
+    if (seen.trouble.code != DD_OK && call->called_off.code != DD_OK) {
+        (void)dd_error_copy(err, &call->called_off);
+        return DD_OP_TIMED_OUT;
+    }
     if (seen.trouble.code != DD_OK) {
         dd_error_set(err, DD_OP_TIMED_OUT, "the store does not say who has come: %s", seen.trouble.message);
     } else if (seen.first_absent < 0) {

@@ -199,3 +199,28 @@ meeting_decode_failure(dd_bytes end, dd_error *error)
     dd_error_blame(error, rank, host, pid);
     return true;
 }
+
+/* ---- called off */
+
+static const char off[] = "off\n";
+#define OFF_LEN (sizeof off - 1)
+
+size_t
+meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX])
+{
+    size_t len = why != NULL ? meeting_encode_failure(why, end) : 0;
+    memmove(end + OFF_LEN, end, len);
+    memcpy(end, off, OFF_LEN);
+    return OFF_LEN + len;
+}
+
+bool
+meeting_decode_off(dd_bytes end, dd_error *why)
+{
+    *why = (dd_error){.code = DD_OK};
+    if (end.len < OFF_LEN || memcmp(end.data, off, OFF_LEN) != 0) {
+        return false;
+    }
+    (void)!meeting_decode_failure(dd_bytes_after(end, OFF_LEN), why);
+    return true;
+}

@@ -8,8 +8,7 @@
 #include "store/meeting.h"
 
 #define MEETING_NONCE_BYTES 8 /* in front of a card, so that every attempt to join has bytes of its own */
-#define MEETING_END_OFF "off"
-#define MEETING_FAILURE_MAX (sizeof(dd_error) + 64)
+#define MEETING_FAILURE_MAX (sizeof(dd_error) + 128) /* also of a meeting that was called off */
 #define MEETING_TITLE_MAX (DD_MEETING_NAME_MAX + 64)
 
 /* ---- meeting_join.c */
@@ -63,6 +62,11 @@ dd_status meeting_find_cards(int size, dd_bytes bytes, dd_meeting_end *out, dd_e
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */
 bool meeting_decode_failure(dd_bytes end, dd_error *error);
+/* The end of a meeting that was called off: the ranks in it go on to the next one. `why`: the reason of the rank that
+ * called it off, or NULL. Returns its length. */
+size_t meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX]);
+/* False if it says something else. *why has code DD_OK if there is no reason. */
+bool meeting_decode_off(dd_bytes end, dd_error *why);
 /* The front of bytes, which may be nothing, as a text: as much as there is room for, and a zero. */
 void meeting_copy_text(dd_bytes bytes, char *out, size_t size);
 dd_bytes meeting_card_of(dd_bytes published);
@@ -77,6 +81,8 @@ typedef struct meeting_call {
     uint64_t first_generation; /* in which this rank has come first */
     bool has_begun;            /* the generations are known */
     bool has_come;             /* to a meeting that has not ended */
+    dd_error
+        called_off; /* why another rank has called off the last meeting; code DD_OK if none has given a reason */
 } meeting_call;
 
 /* False: it is no published card. */

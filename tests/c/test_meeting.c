@@ -308,6 +308,34 @@ TEST(time_outs_name_who_is_missing)
     place_close(&p, 1);
 }
 
+/* Rank 0 times out first, and with it the server ends that its process had. */
+TEST(who_was_missing_is_known_after_the_end_of_the_store)
+{
+    for (int by_keys = 0; by_keys < 2; by_keys++) {
+        place p = {0};
+        guest guests[2];
+        place_open(&p, 2);
+        for (int i = 0; i < 2; i++) {
+            p.native[i]->ops = by_keys ? &p.by_keys : &p.in_one;
+            guest_init(&guests[i], p.native[i], i, 3,
+                       (i == 0 ? 500 * DD_NS_PER_MS : 20 * DD_NS_PER_S) * check_slow());
+            CHECK_OK(dd_thread_start(&guests[i].thread, "guest", run_guest, &guests[i], check_err()));
+        }
+        pthread_join(guests[0].thread, NULL);
+        CHECK_STATUS(guests[0].status, DD_OP_TIMED_OUT);
+        dd_tcp_server_release(p.server);
+        p.server = NULL;
+        pthread_join(guests[1].thread, NULL);
+        CHECK_STATUS(guests[1].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(guests[1].error.message, "party \"party\" (rank 1 of 3): rank 0 waited ");
+        CHECK_CONTAINS(guests[1].error.message,
+                       "2 of 3 have come: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
+        CHECK_CONTAINS(guests[1].error.message, "; missing: 2; the store has ended since: ");
+        CHECK_INT(guests[1].error.culprit.rank, 2);
+        place_close(&p, 2);
+    }
+}
+
 TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
 {
     place p = {0};

@@ -108,7 +108,7 @@ write_something(shared_store *self)
         "/1/count",    "/1/rank/0", "/1/rank/1", "/1/cards", "/18446744073709551615/end"};
     static const char *const begins[] = {
         "",  "ok 3 0000000000000001\n", "apart 3 1 9\n", "failed 3 1 7\nhost\nit is so", "2 0\n", "3 1\n",
-        "3", "18446744073709551615",    "off",           "nonce+++card of one"};
+        "3", "18446744073709551615",    "off\n",         "nonce+++card of one"};
     unsigned which = take_byte(&self->input);
     unsigned begin = take_byte(&self->input);
     if ((which & 0xf) == 0xf) { /* leaves things as they are */

@@ -85,6 +85,19 @@ def test_rank_0_that_dies_with_its_store_is_named(procs, port):
 
 
 @pytest.mark.deadline(60)
+def test_missing_rank_is_named_after_rank_0_has_timed_out_and_ended(procs, port):
+    """Rank 1 never comes. Rank 0 times out first, and its process ends with the store."""
+    ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 2], {0: 3.0})
+    wait_for_ranks(port, [0, 2])
+    outcome = ranks[0].recv(SOON_S)
+    assert "missing: 1" in outcome["text"], outcome
+    ranks[0].kill()
+    outcome = ranks[2].recv(SOON_S)
+    assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1, outcome
+    assert "rank 0 waited 3" in outcome["text"] and "missing: 1; the store has ended since" in outcome["text"], outcome
+
+
+@pytest.mark.deadline(60)
 def test_a_port_of_ones_own_that_is_taken_is_no_loss_of_rank_0(procs, port):
     place = f"tcp://127.0.0.1:{port}"
     (waiting,) = start(procs, place, 2, [0]).values()
