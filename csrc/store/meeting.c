@@ -74,7 +74,7 @@ set_end(const meeting_call *call, dd_bytes end, dd_error *err)
     return status == DD_OK ? meeting_leave_generation(&call->place, err) : status;
 }
 
-/* The first rank that ends a meeting settles how: all ranks that have come raise `failure`. */
+/* The first rank that ends a meeting settles how: all ranks in it raise `failure`. */
 static dd_status
 end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 {
@@ -82,7 +82,8 @@ end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_failure(failure, text)), err);
 }
 
-/* Or they go on to the next meeting. `why` (NULL: no reason) is what they raise if the store ends before that. */
+/* Or all ranks in it go on to the next meeting, and raise `why` if the store ends before that. `why` is NULL if there is no
+ * reason. */
 static dd_status
 call_off(const meeting_call *call, const dd_error *why, dd_error *err)
 {

@@ -113,11 +113,26 @@ print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
     return status;
 }
 
+/* Ranks may be missing because the server cannot accept their connections; empty if it can, or if that is not known. */
+static void
+print_accept_error(const meeting_call *call, char out[REFUSED_ROOM])
+{
+    static const char words[] = "; the store's server could not accept connections: ";
+    dd_blob why = {0};
+    out[0] = '\0';
+    if (dd_tcp_store_accept_error(call->place.store, &why, call->place.wait, NULL) == DD_OK && why.len > 0) {
+        memcpy(out, words, sizeof words);
+        (void)dd_bytes_print(dd_blob_view(&why), out + sizeof words - 1, REFUSED_ROOM - sizeof words);
+    }
+    dd_blob_fini(&why);
+}
+
 dd_status
 meeting_error_absent(const meeting_call *call, dd_error *err)
 {
     attendance seen = {.first_absent = -1};
     char refused[REFUSED_ROOM] = "";
+    char accept_error[REFUSED_ROOM] = "";
     dd_wait moment = dd_wait_after(LOOK_AROUND_NS); /* the caller's may be over */
     meeting_call late = *call;
     late.place.wait = &moment;
@@ -133,9 +148,10 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
                      call->meeting->size, seen.present);
     } else {
         (void)!print_refused(&late, refused, NULL);
-        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s%s",
+        print_accept_error(&late, accept_error);
+        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s%s%s",
                      seen.is_cut ? "at least " : "", seen.npresent, call->meeting->size, seen.present,
-                     seen.absent, refused[0] != '\0' ? "; " : "", refused);
+                     seen.absent, accept_error, refused[0] != '\0' ? "; " : "", refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
     dd_error_prepend(err, "rank %d waited %.1f s for the others", meeting_name_of(call, call->meeting->rank),

@@ -62,10 +62,10 @@ dd_status meeting_find_cards(int size, dd_bytes bytes, dd_meeting_end *out, dd_e
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */
 bool meeting_decode_failure(dd_bytes end, dd_error *error);
-/* The end of a meeting that was called off: the ranks in it go on to the next one. `why`: the reason of the rank that
+/* Encode the end of a meeting that was called off: the ranks in it go on to the next one. `why`: the reason of the rank that
  * called it off, or NULL. Returns its length. */
 size_t meeting_encode_off(const dd_error *why, char end[MEETING_FAILURE_MAX]);
-/* False if it says something else. *why has code DD_OK if there is no reason. */
+/* False for another end. *why has code DD_OK if there is no reason. */
 bool meeting_decode_off(dd_bytes end, dd_error *why);
 /* The front of bytes, which may be nothing, as a text: as much as there is room for, and a zero. */
 void meeting_copy_text(dd_bytes bytes, char *out, size_t size);

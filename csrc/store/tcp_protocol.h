@@ -96,6 +96,9 @@ typedef enum dd_tcp_op {
 #define DD_TCP_REFUSED_KEY \
     "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
 
+#define DD_TCP_ACCEPT_ERROR_KEY \
+    "accept error/" /* the same: why the server can accept no connections; empty if it can */
+
 /* A row of the list. */
 typedef struct dd_tcp_op_row {
     dd_tcp_op op;

@@ -417,6 +417,21 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
+/* "Too many open files (errno 24)" */
+static dd_status
+tell_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
+{
+    char reason[128];
+    char text[160];
+    result->flag = true;
+    if (server->accept_errno == 0) {
+        return DD_OK;
+    }
+    int len = snprintf(text, sizeof text, "%s (errno %d)",
+                       strerror_r(server->accept_errno, reason, sizeof reason), server->accept_errno);
+    return dd_blob_append(&result->value, text, (size_t)len, err);
+}
+
 static dd_status
 answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, bool *is_answered,
        dd_error *err)
@@ -426,6 +441,11 @@ answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result,
         dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_REFUSED_KEY))) {
         *is_answered = true;
         return list_refused(server, result, err);
+    }
+    if (conn->op == DD_TCP_TRY_GET &&
+        dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_ACCEPT_ERROR_KEY))) {
+        *is_answered = true;
+        return tell_accept_error(server, result, err);
     }
     dd_status status = dd_keyspace_lend(&server->ks, request, result, is_answered, err);
     *is_answered |= status == DD_QUEUE_EMPTY;

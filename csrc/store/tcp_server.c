@@ -92,6 +92,24 @@ resume_listeners(dd_tcp_server *server)
     return next_ns;
 }
 
+/* Connections that are not accepted are logged once in this time. */
+#define ACCEPT_LOG_NS DD_NS_PER_S
+
+static void
+note_not_accepted(dd_tcp_server *server, int reason)
+{
+    char text[128];
+    server->accept_errno = reason;
+    if (dd_deadline_left_ns(server->may_log_ns) <= 0) {
+        server->may_log_ns = dd_deadline_after(ACCEPT_LOG_NS);
+        DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept connections: %s (errno %d)", server->port,
+               strerror_r(reason, text, sizeof text), reason);
+    }
+    if (reason == EMFILE || reason == ENFILE) {
+        tcp_server_note_turned_away(server);
+    }
+}
+
 /* False: none can be accepted for a while. */
 static bool
 survive_accept_failure(dd_tcp_server *server, int reason)
@@ -100,10 +118,7 @@ survive_accept_failure(dd_tcp_server *server, int reason)
     if (is_out_of_fds && tcp_strangers_evict(server)) {
         return true;
     }
-    DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept a connection (errno %d)", server->port, reason);
-    if (is_out_of_fds) {
-        tcp_server_note_turned_away(server);
-    }
+    note_not_accepted(server, reason);
     return false;
 }
 
@@ -120,9 +135,9 @@ take_in(tcp_listener *listener, int fd)
     }
     bool is_surplus = dd_sock_is_fd_scarce(fd) && !tcp_strangers_evict(server);
     if (is_surplus) {
-        DD_LOG(DD_LOG_INFO, "store server: port %u: a connection is turned away: too many open files",
-               server->port);
-        tcp_server_note_turned_away(server);
+        note_not_accepted(server, EMFILE);
+    } else {
+        server->accept_errno = 0;
     }
     tcp_conn_open(server, fd, listener->is_unix, is_surplus);
 }

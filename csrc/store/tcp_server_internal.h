@@ -123,6 +123,8 @@ struct dd_tcp_server {
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
+    int accept_errno;          /* of the last connection that was not accepted; 0 after one that was */
+    int64_t may_log_ns;        /* when the next of them is logged */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;

@@ -192,23 +192,38 @@ dd_tcp_store_own_addr(dd_store *store)
     return is_misleading ? (dd_addr){.len = 0} : target->own_addr;
 }
 
-dd_status
-dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err)
+/* The value of a key that only servers of dldist know, and that is none of the store's; else empty. */
+static dd_status
+ask_server(dd_store *store, const char *name, const char *what, dd_blob *value, const dd_wait *wait,
+           dd_error *err)
 {
     tcp_store *self = find_tcp_store(store);
-    dd_blob_clear(who, 0);
+    dd_blob_clear(value, 0);
     if (self == NULL || !self->target.is_extended) {
         return DD_OK;
     }
-    dd_bytes key = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
+    dd_bytes key = dd_bytes_of_string(name);
     dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = tcp_ask_internal(self, &request, &result, "asking who was refused", wait, err);
+    dd_status status = tcp_ask_internal(self, &request, &result, what, wait, err);
     if (status == DD_OK) {
-        dd_blob_fini(who);
-        *who = result.value;
+        dd_blob_fini(value);
+        *value = result.value;
         return DD_OK;
     }
     dd_store_result_fini(&result);
     return status;
+}
+
+dd_status
+dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err)
+{
+    return ask_server(store, DD_TCP_REFUSED_KEY, "asking who was refused", who, wait, err);
+}
+
+dd_status
+dd_tcp_store_accept_error(dd_store *store, dd_blob *why, const dd_wait *wait, dd_error *err)
+{
+    return ask_server(store, DD_TCP_ACCEPT_ERROR_KEY, "asking for connections that were not accepted", why,
+                      wait, err);
 }

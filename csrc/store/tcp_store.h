@@ -46,5 +46,9 @@ dd_bytes dd_tcp_store_secret(dd_store *store);
  * "node-b (pid 77)", as they call themselves. Empty: none, or it is not known. */
 dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
+/* The reason why the server accepts no connections at the moment, of any kind of store: "Too many open files (errno 24)".
+ * Empty if it does, or if that is not known. */
+dd_status dd_tcp_store_accept_error(dd_store *store, dd_blob *why, const dd_wait *wait,
+                                    dd_error *err) DD_MUST_CHECK;
 
 #endif

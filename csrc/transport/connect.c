@@ -14,6 +14,7 @@
 
 /* For descriptors to be had again. */
 #define FAILING_NAP_NS (50 * DD_NS_PER_MS)
+#define LOG_PAUSE_NS DD_NS_PER_S /* between two lines that say so */
 #define ACCEPTS_PER_LOOK 64
 /* That no connection could be accepted: it does not pass by itself. Those who are turned away try for longer (TURNED_AWAY_TRIES), so
  * that this process can say what is wrong before they take it for lost. */
@@ -70,6 +71,16 @@ dd_connector_last_shortage(const dd_connector *self, int64_t *when_ns)
     return sys_errno;
 }
 
+static void
+log_not_accepted(dd_connector *self)
+{
+    if (dd_deadline_left_ns(self->may_log_ns) <= 0) {
+        self->may_log_ns = dd_deadline_after(LOG_PAUSE_NS);
+        DD_LOG(DD_LOG_INFO, "cannot accept a connection: this process may have %zu open files (ulimit -n)",
+               dd_sock_fd_limit());
+    }
+}
+
 /* False: out of descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
@@ -85,9 +96,7 @@ accept_from(dd_connector *self, int listen_fd)
         bool is_scarce = io != DD_IO_OK || dd_sock_is_fd_scarce(fd);
         if (is_scarce && !connect_evict(self)) {
             note_accepting(self, sys_errno);
-            DD_LOG(DD_LOG_INFO,
-                   "cannot accept a connection: this process may have %zu open files (ulimit -n)",
-                   dd_sock_fd_limit());
+            log_not_accepted(self);
             dd_sock_close(fd);
             return false;
         }

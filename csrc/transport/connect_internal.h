@@ -176,7 +176,8 @@ struct dd_connector {
     atomic_int_fast64_t shortage_ns;
 
     /* the thread's */
-    int64_t failed_ns; /* when accepting could not last */
+    int64_t failed_ns;  /* when accepting could not last */
+    int64_t may_log_ns; /* thread only: when the next failure to accept is logged */
     connect_guest guests[CONNECT_GUESTS_MAX];
     size_t nguests;
     uint64_t dice;

@@ -152,8 +152,8 @@ struct dd_peer {
     /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
      * said to contexts that are not open. Else never. */
     int64_t timer_ns;
-    /* Of a peer that has broken the protocol: its link is closed then, even if it has not received the reason;
-     * DD_NEVER_NS while the reason is not posted; 0 if no link waits for that. */
+    /* When the link of a peer that has broken the protocol is closed, even if it has not received the reason.
+     * DD_NEVER_NS until the reason is posted; 0 if no link waits for that. */
     int64_t farewell_until_ns;
 
     dd_lane *lanes[DD_LANES_MAX];

@@ -1,11 +1,14 @@
 /* Meetings by themselves: in one request or by keys, and what they cost for many ranks. */
 #include "check.h"
+#include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "store/keyspace.h"
 #include "store/meeting_internal.h"
 #include "store/tcp_client_internal.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,6 +337,52 @@ TEST(who_was_missing_is_known_after_the_end_of_the_store)
         CHECK_INT(guests[1].error.culprit.rank, 2);
         place_close(&p, 2);
     }
+}
+
+static int
+count_log_lines(const char *part)
+{
+    int count = 0;
+    dd_log_record record;
+    while (dd_log_take(&record, &(dd_wait){0}, NULL) == DD_OK) {
+        count += strstr(record.message, part) != NULL;
+    }
+    return count;
+}
+
+/* A rank is missing because it cannot connect to the store, and the rank that could sees the reason. */
+TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
+{
+    static dd_sys_fault fault = {.call = DD_SYS_accept4, .error_number = EMFILE, .is_lasting = true};
+    place p = {0};
+    guest waiting;
+    dd_error error;
+    dd_store *late = NULL;
+    place_open(&p, 1);
+    dd_log_set_level(DD_LOG_INFO);
+    dd_sys_fail_call(&fault);
+    dd_tcp_store_options options = {.host = "127.0.0.1",
+                                    .port = dd_tcp_server_port(p.server),
+                                    .timeout_ns = DD_NS_PER_S,
+                                    .world_size = -1};
+    dd_wait wait = dd_wait_after(600 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_tcp_store_open(&late, &options, &wait, &error), DD_NETWORK_TIMED_OUT);
+    guest_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
+    run_guest(&waiting);
+    CHECK_STATUS(waiting.status, DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(waiting.error.message, "; missing: 1; the store's server could not accept connections: "
+                                          "Too many open files (errno 24)");
+    int nlines = count_log_lines("cannot accept connections: Too many open files");
+    CHECK(nlines >= 1 && nlines <= 3);
+    dd_log_set_level(DD_LOG_OFF);
+    dd_sys_fail_call(NULL);
+    wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_tcp_store_open(&late, &options, &wait, check_err()));
+    guest_init(&waiting, p.native[0], 0, 2, 100 * DD_NS_PER_MS);
+    run_guest(&waiting);
+    CHECK_LACKS(waiting.error.message, "could not accept");
+    dd_store_release(late);
+    place_close(&p, 1);
 }
 
 TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)

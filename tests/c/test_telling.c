@@ -317,7 +317,7 @@ break_protocol(rig_group *rig)
     dd_engine_kick(rig->ranks[2].engine);
 }
 
-/* Else it would take the healthy rank for lost, and the others would hear that first. */
+/* Else it would take the healthy rank for lost, and might spread that first. */
 TEST_BOTH(who_breaks_the_protocol_receives_the_reason_before_its_link_is_closed)
 {
     rig_group rig;
