@@ -181,7 +181,8 @@ def build(version="2.32.3", folder=None):
     """The doubles of one version of NCCL, made by make in `folder` (build/ of the repository), where what has been made is used again."""
     folder = os.path.join(REPOSITORY, "build") if folder is None else os.fspath(folder)
     os.makedirs(folder, exist_ok=True)
-    command = ["make", "-s", "--no-print-directory", f"BUILD={folder}", f"STUB_VERSIONS={version}", "stubs"]
+    build = os.path.relpath(folder, REPOSITORY)  # make has no targets with a space, which the absolute path may have
+    command = ["make", "-s", "--no-print-directory", f"BUILD={build}", f"STUB_VERSIONS={version}", "stubs"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
     with open(os.path.join(folder, ".stubs.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
