@@ -114,6 +114,20 @@ TEST(a_wrong_argument_spoils_a_communicator_that_does_not_block)
     CHECK_INT(nccl.dd_stub_bad_uses(), 0);
 }
 
+TEST(a_fault_of_an_operation_spoils_a_communicator_that_does_not_block)
+{
+    load_nccl("2.30.7");
+    dd_nccl_comm_handle comm = make_alone(0);
+    int *data = make_memory(sizeof *data);
+    nccl.dd_stub_fail("ncclAllReduce", 0, DD_NCCL_SYSTEM_ERROR, NULL);
+    CHECK_INT(SUM(comm, NULL, DD_NCCL_DTYPE_INT32), DD_NCCL_SYSTEM_ERROR);
+    dd_nccl_result state = DD_NCCL_SUCCESS;
+    NC(ncclCommGetAsyncError(comm, &state));
+    CHECK_INT(state, DD_NCCL_SYSTEM_ERROR);
+    NC(ncclCommAbort(comm));
+    free_memory(data);
+}
+
 TEST(a_wrong_argument_spoils_all_of_its_group)
 {
     load_nccl("2.32.3");

@@ -83,6 +83,8 @@ void nccl_comm_release(nccl_comm *comm);
 void nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state);
 /* A call on it has failed with result: one that does not block fails all calls from then on. Return result. */
 dd_nccl_result nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result);
+/* The same by its handle, which may be none. */
+dd_nccl_result nccl_refuse(dd_nccl_comm_handle handle, dd_nccl_result result);
 /* Ends its kernels, those that have begun soon after. */
 void nccl_comm_stop(nccl_comm *comm);
 /* The same, and waits for those that have begun. */
@@ -307,6 +309,16 @@ void nccl_fault_on_end(void);
 bool nccl_fault_ends_apart(void);
 /* Of a function or a part of one, as ENTER: the result of a fault that is due, else SUCCESS. */
 dd_nccl_result nccl_enter(stub_site *site);
+
+/* ENTER for a call that puts an operation on `comm`: a fault also spoils the communicator. */
+#define ENTER_OPERATION(function)                               \
+    do {                                                        \
+        static stub_site site_ = {.name = function};            \
+        dd_nccl_result fault_ = nccl_enter(&site_);             \
+        if (fault_ != DD_NCCL_SUCCESS) {                        \
+            return nccl_group_spoil(nccl_refuse(comm, fault_)); \
+        }                                                       \
+    } while (0)
 
 #define ENTER(function)                              \
     do {                                             \

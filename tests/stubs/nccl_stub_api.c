@@ -193,13 +193,13 @@ ncclGroupEnd(void)
 
 #define DO(function, kind, ...)                                \
     do {                                                       \
-        ENTER(function);                                       \
+        ENTER_OPERATION(function);                             \
         return nccl_do(OP(function, kind, __VA_ARGS__), comm); \
     } while (0)
 
 #define DO_CONFIG(function, kind, ...)                                                   \
     do {                                                                                 \
-        ENTER(function);                                                                 \
+        ENTER_OPERATION(function);                                                       \
         dd_nccl_result checked = nccl_coll_config_check(config);                         \
         dd_cuda_event started = nccl_coll_config_event(config);                          \
         return checked != DD_NCCL_SUCCESS                                                \
@@ -471,7 +471,7 @@ ncclPutSignal(const void *data, size_t count, dd_nccl_dtype dtype, int peer, dd_
               size_t offset, int sigIdx, int ctx, unsigned int flags, dd_nccl_comm_handle comm,
               dd_cuda_stream stream)
 {
-    ENTER("ncclPutSignal");
+    ENTER_OPERATION("ncclPutSignal");
     return nccl_do_one_sided(
         &(nccl_op){
             .name = "ncclPutSignal",
@@ -490,7 +490,7 @@ ncclPutSignal(const void *data, size_t count, dd_nccl_dtype dtype, int peer, dd_
 dd_nccl_result
 ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, dd_nccl_comm_handle comm, dd_cuda_stream stream)
 {
-    ENTER("ncclSignal");
+    ENTER_OPERATION("ncclSignal");
     return nccl_do_one_sided(
         &(nccl_op){
             .name = "ncclSignal", .kind = NCCL_SIGNAL, .peer = peer, .signal = sigIdx, .stream = stream},
@@ -500,7 +500,7 @@ ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, dd_nccl_comm_handl
 dd_nccl_result
 ncclWaitSignal(int nwaits, dd_nccl_signal_wait *waits, dd_nccl_comm_handle comm, dd_cuda_stream stream)
 {
-    ENTER("ncclWaitSignal");
+    ENTER_OPERATION("ncclWaitSignal");
     return nccl_do_one_sided(
         &(nccl_op){.name = "ncclWaitSignal", .kind = NCCL_WAIT_SIGNAL, .nwaits = nwaits, .stream = stream},
         &(nccl_one_sided){.waits = waits}, comm);

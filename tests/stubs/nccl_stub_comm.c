@@ -192,6 +192,17 @@ nccl_comm_spoil(nccl_comm *comm, dd_nccl_result result)
     return result;
 }
 
+dd_nccl_result
+nccl_refuse(dd_nccl_comm_handle handle, dd_nccl_result result)
+{
+    nccl_comm *comm = handle != NULL ? stub_table_find(&nccl_comms, handle) : NULL;
+    if (comm != NULL) {
+        (void)nccl_comm_spoil(comm, result);
+        nccl_comm_release(comm);
+    }
+    return result;
+}
+
 void
 nccl_comm_begin_job(nccl_comm *comm)
 {
