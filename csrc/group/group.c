@@ -199,6 +199,28 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
     return status;
 }
 
+/* A rank whose call was refused for its arguments has not counted the attempt that the other members have made and given up. */
+static bool
+is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
+{
+    bool is_given_up = false;
+    dd_engine_lock(parent->engine);
+    for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !is_given_up; i++) {
+        is_given_up = dd_peer_has_given_up_locked(parent->peers[ranks[i]], id, own);
+    }
+    parent->nsplits_refused -= is_given_up ? 1 : 0;
+    dd_engine_unlock(parent->engine);
+    return is_given_up;
+}
+
+static void
+note_refused(dd_group *parent)
+{
+    dd_engine_lock(parent->engine);
+    parent->nsplits_refused++;
+    dd_engine_unlock(parent->engine);
+}
+
 static dd_status
 check_parent(dd_group *parent, dd_error *err)
 {
@@ -220,10 +242,13 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     dd_status status = check_parent(parent, err);
     if (status == DD_OK) {
         status = check_split(parent, ranks, nranks, &own, err);
+        if (status == DD_INVALID_ARGUMENT) {
+            note_refused(parent);
+        }
     }
-    if (status == DD_OK) {
-        status = name_split(parent, ranks, nranks, tag, &id, err);
-    }
+    do {
+        status = status == DD_OK ? name_split(parent, ranks, nranks, tag, &id, err) : status;
+    } while (status == DD_OK && is_attempt_missed(parent, ranks, nranks, own, id));
     if (status != DD_OK) {
         return status;
     }

@@ -136,7 +136,8 @@ struct dd_group {
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
     dd_group_guest *guest;             /* owned; NULL: there is none */
-    dd_blob splits; /* how often each set of ranks has been split off: records of split_count */
+    unsigned nsplits_refused; /* here, for their arguments: the other members may have counted them */
+    dd_blob splits;           /* how often each set of ranks has been split off: records of split_count */
 };
 
 /* ---- group_meet.c */

@@ -137,6 +137,13 @@ is_for(const held *entry, const void *what)
     return entry->frame.context == key->id && entry->frame.target == key->rank;
 }
 
+bool
+dd_peer_has_given_up_locked(const dd_peer *peer, uint64_t context, int rank)
+{
+    context_key key = {.id = context, .rank = (uint64_t)rank};
+    return find_entry(&peer->given_up, is_for, &key) != NULL;
+}
+
 held *
 peer_take_early(dd_peer *peer, const context_key *key)
 {

@@ -99,6 +99,8 @@ typedef struct dd_path_loss {
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
 /* Looks whether a process that is near has ended. Its links say so by themselves; this is for one without a link to this process. */
 void dd_peer_look_for_locked(dd_peer *peer);
+/* True if the peer has aborted a context that this process, as `rank` of it, has not opened yet. */
+bool dd_peer_has_given_up_locked(const dd_peer *peer, uint64_t context, int rank);
 /* Makes a process of this host look at memory that is shared with it, if it sleeps. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
 

@@ -407,6 +407,42 @@ split(team_rank *self, dd_group *parent, const int *ranks, int count, uint64_t t
     return group;
 }
 
+/* Rank 2 names a wrong rank; the others wait for it until the timeout. Then all ranks split twice more. */
+static void
+split_after_a_wrong_call(team_rank *self)
+{
+    static const int all[] = {0, 1, 2};
+    static const int wrong[] = {0, 1, 7};
+    dd_group *group = NULL;
+    dd_group_options options = team_group_options("part");
+    dd_wait wait = dd_wait_after(300 * DD_NS_PER_MS);
+    dd_status status = dd_group_split(self->group, self->rank == 2 ? wrong : all, 3, 0, &options, &group,
+                                      &wait, check_err());
+    CHECK_INT(status, self->rank == 2 ? DD_INVALID_ARGUMENT : DD_OP_TIMED_OUT);
+    team_rendezvous(self, "given up");
+    uint8_t byte = 0;
+    wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_call_options plain = {.timeout_ns = -1};
+    int source;
+    if (self->rank == 0) { /* comes after what rank 0 has told rank 2 of the end of the first attempt */
+        CHECK_OK(team_send_and_wait(self->group, (dd_block){&byte, 1}, 2, 0, &plain, &wait, check_err()));
+    } else if (self->rank == 2) {
+        CHECK_OK(
+            team_recv_and_wait(self->group, (dd_block){&byte, 1}, 0, 0, &plain, &source, &wait, check_err()));
+    }
+    for (int i = 0; i < 2; i++) {
+        group = split(self, self->group, all, 3, 0);
+        REQUIRE(group != NULL);
+        close_group(group);
+    }
+}
+
+TEST(splits_stay_in_step_after_a_call_that_was_refused)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, split_after_a_wrong_call, NULL);
+}
+
 static void
 split_in_many_ways(team_rank *self)
 {
