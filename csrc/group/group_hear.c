@@ -195,7 +195,8 @@ static void
 on_bell(void *ctx)
 {
     dd_group *group = ctx;
-    if (group->arena != NULL && dd_arena_is_rung(group->arena)) {
+    bool is_open = group->context != NULL; /* a bell may ring while dd_group_close waits for its context */
+    if (is_open && group->arena != NULL && dd_arena_is_rung(group->arena)) {
         group_note_loss_locked(group);
     }
     bool has_news = group->arena != NULL && dd_arena_take_news(group->arena);

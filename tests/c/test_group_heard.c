@@ -314,3 +314,34 @@ TEST(rank_that_breaks_the_protocol_is_named_by_all)
         team_run_both(&options, break_protocol, NULL);
     }
 }
+
+/* ---- closing */
+
+/* dd_group_close has taken the context, and the bell rings before the context is closed. */
+static void
+hear_bell_while_closing(team_rank *self)
+{
+    dd_group *group = self->group;
+    CHECK_OK(team_barrier(group));
+    if (self->rank == 1) {
+        dd_engine_lock(self->engine);
+        CHECK(dd_arena_is_bell_due(group->arena, 0));
+        dd_engine_unlock(self->engine);
+    }
+    team_rendezvous(self, "rung");
+    if (self->rank == 0) {
+        dd_engine_lock(self->engine);
+        dd_context *context = group->context;
+        group->context = NULL;
+        group_context_handler.on_bell(group);
+        group->context = context;
+        dd_engine_unlock(self->engine);
+    }
+    team_rendezvous(self, "heard");
+}
+
+TEST(bell_may_ring_while_the_group_is_closed)
+{
+    team_options options = {.size = 2};
+    team_run(&options, hear_bell_while_closing, NULL);
+}
