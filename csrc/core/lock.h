@@ -21,6 +21,7 @@
     X(NCCL_GROUP, "an NCCL group")                                      \
     X(NCCL_COMM, "an NCCL communicator")                                \
     X(NCCL_TASK, "a call of NCCL on a thread of its own")               \
+    X(NCCL_FAMILY, "communicators made from others")                    \
     X(CUDA_CONTEXTS, "the contexts of devices")                         \
     X(CUDA_NAN, "the kernels that look for NaN")                        \
     X(XLA_PROGRAMS, "the programs that XLA runs")                       \

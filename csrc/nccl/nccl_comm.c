@@ -21,6 +21,9 @@ dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device)
     comm->device = device;
     comm->fork_generation = dd_fork_generation();
     comm->state = DD_NCCL_COMM_READY;
+    static _Atomic uint64_t nflags; /* relaxed: any numbers that differ */
+    comm->family.flag = atomic_fetch_add_explicit(&nflags, 1, memory_order_relaxed);
+    dd_list_init(&comm->family.link);
     dd_lock_init(&comm->mu, DD_LOCK_NCCL_COMM);
     dd_cond_init(&comm->changed);
     return comm;
@@ -33,6 +36,7 @@ dd_nccl_comm_free_record(dd_nccl_comm *comm)
         return;
     }
     if (comm->fork_generation == dd_fork_generation()) {
+        dd_nccl_family_remove(comm);
         dd_cond_fini(&comm->changed);
         dd_lock_fini(&comm->mu);
     }
@@ -70,6 +74,15 @@ check_state_locked(const dd_nccl_comm *comm, dd_error *err)
     }
     return dd_error_set(err, DD_CLOSED, "the NCCL communicator of %s was destroyed",
                         dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+dd_status
+dd_nccl_comm_check_aborted(dd_nccl_comm *comm, dd_error *err)
+{
+    dd_lock_take(&comm->mu);
+    dd_status status = comm->state == DD_NCCL_COMM_ABORTED ? check_state_locked(comm, err) : DD_OK;
+    dd_lock_release(&comm->mu);
+    return status;
 }
 
 dd_status

@@ -94,7 +94,7 @@ dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const at
  * that does not block. */
 dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 
-/* Ends it from any thread, whatever another one does with it; idempotent, the first reason stays. Kernels under way end. May block in NCCL:
+/* Ends it from any thread, with all that were split from it (nccl_comm_family.c), whatever another one does with it; idempotent, the first reason stays. Kernels under way end. May block in NCCL:
  * callers that must not have a thread for it.
  *
  * NCCL promises nothing when a communicator is freed while a thread is in a call on it: that thread would come back to memory that is gone. So
@@ -103,6 +103,19 @@ dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
  * anything is freed. A thread that stays inside all the same keeps the communicator: DD_OP_TIMED_OUT after a while, and what is left happens when it
  * leaves. Older ones are freed beside it after a second, since nothing else would ever end that thread's call. */
 dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err);
+/* The same without the communicators that were split from it, except those that share its resources. */
+dd_status dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err);
+
+/* An object that uses a communicator, and is to fail before NCCL aborts it because of a relative: afterwards its operations look as if
+ * they had succeeded. */
+typedef struct dd_nccl_comm_owner {
+    void *ctx;
+    bool (*try_acquire)(void *ctx); /* called with a lock; false if it is ending */
+    void (*abort)(void *ctx,
+                  const char *reason); /* aborts its communicators, without waiting, and releases it */
+} dd_nccl_comm_owner;
+/* owner: NULL removes it. */
+void dd_nccl_comm_set_owner(dd_nccl_comm *comm, const dd_nccl_comm_owner *owner);
 /* In good order: everything enqueued is carried out first. finalize, then destroy. `stop` as with the makers. */
 dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;

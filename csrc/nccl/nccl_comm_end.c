@@ -59,7 +59,8 @@ typedef struct late_end {
     dd_nccl_lib lib; /* copies, with the next two: the originals may end before a thread that hangs */
     dd_cuda cuda;
     dd_cuda_context context;
-    bool is_done; /* guarded by comm->mu: status and error are there */
+    struct late_end *next; /* the caller's */
+    bool is_done;          /* guarded by comm->mu: status and error are there */
     dd_status status;
     dd_error error;
 } late_end;
@@ -83,6 +84,19 @@ wait_until_left(dd_nccl_comm *comm)
     dd_lock_release(&comm->mu);
 }
 
+static bool
+leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
+{
+    dd_wait patience = dd_wait_after(patience_ns);
+    dd_lock_take(&comm->mu);
+    while (comm->is_inside && !dd_wait_is_over(&patience)) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
+    }
+    bool has_left = !comm->is_inside;
+    dd_lock_release(&comm->mu);
+    return has_left;
+}
+
 static dd_nccl_result
 abort_in_two_steps(const late_end *late)
 {
@@ -104,7 +118,11 @@ end_now(const late_end *late)
     case END_DESTROY:
         return late->lib.api.ncclCommDestroy(late->handle);
     case END_ABORT:
-        wait_until_left(late->comm);
+        if (late->comm->is_blocking) { /* NCCL is too old to end the call of a thread inside */
+            (void)leaves_within(late->comm, DD_NCCL_LEAVE_NS);
+        } else {
+            wait_until_left(late->comm);
+        }
         return late->lib.api.ncclCommAbort(late->handle);
     case END_ABORT_TOLD:
         break;
@@ -176,19 +194,6 @@ start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
     return late;
 }
 
-static bool
-leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
-{
-    dd_wait patience = dd_wait_after(patience_ns);
-    dd_lock_take(&comm->mu);
-    while (comm->is_inside && !dd_wait_is_over(&patience)) {
-        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
-    }
-    bool has_left = !comm->is_inside;
-    dd_lock_release(&comm->mu);
-    return has_left;
-}
-
 /* Without a thread for it the caller ends it, however long that takes: left alone, its kernels would stay on the device for ever. */
 static dd_status
 end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
@@ -235,30 +240,111 @@ abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
                               dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
 }
 
-dd_status
-dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
+/* Take the handle and set the reason; NULL if it has ended. */
+static dd_nccl_comm_handle
+take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
 {
+    dd_nccl_comm_handle handle = NULL;
+    dd_lock_take(&comm->mu);
+    if (comm->state == DD_NCCL_COMM_READY) {
+        (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+        handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
+    }
+    *is_inside = comm->is_inside;
+    dd_lock_release(&comm->mu);
+    return handle;
+}
+
+/* Start the abort of a relative that has no owner. NULL if there is nothing to wait for. */
+static late_end *
+start_abort(dd_nccl_comm *comm, const char *reason)
+{
+    bool is_inside;
+    dd_nccl_comm_handle handle = take_to_abort(comm, reason, &is_inside);
+    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+        return NULL;
+    }
+    end_kind kind = is_inside && can_be_told(comm) ? END_ABORT_TOLD : END_ABORT;
+    late_end *late = start_late(comm, handle, kind);
+    if (late == NULL) {
+        (void)end_here(comm, handle, kind, NULL);
+    }
+    return late;
+}
+
+/* Before NCCL aborts comm: with a flag in common, its relatives' operations would look as if they had succeeded. */
+static late_end *
+abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
+{
+    late_end *started = NULL;
+    dd_nccl_comm *relative;
+    dd_nccl_comm_owner owner;
+    const char *why;
+    dd_nccl_family_doom(comm, reach);
+    while ((relative = dd_nccl_family_next(&owner, &why)) != NULL) {
+        char text[sizeof((dd_error *)NULL)->message];
+        (void)snprintf(text, sizeof text, "%s was aborted: %s", why, reason);
+        late_end *late = NULL;
+        if (owner.abort != NULL) {
+            owner.abort(owner.ctx, text);
+        } else {
+            late = start_abort(relative, text);
+        }
+        if (late != NULL) {
+            late->next = started;
+            started = late;
+        }
+        dd_nccl_comm_release(relative);
+    }
+    return started;
+}
+
+static void
+await_relatives(late_end *started)
+{
+    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
+    while (started != NULL) {
+        late_end *late = started;
+        started = late->next;
+        (void)!await_late(late, &patience, NULL);
+        release_late(late);
+    }
+}
+
+static dd_status
+abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error *err)
+{
+    bool is_inside;
     dd_status status = dd_nccl_comm_check_fork(comm, err);
-    if (status != DD_OK) {
+    dd_nccl_comm_handle handle = status == DD_OK ? take_to_abort(comm, reason, &is_inside) : NULL;
+    if (handle == NULL) {
         return status;
     }
-    dd_lock_take(&comm->mu);
-    if (comm->state != DD_NCCL_COMM_READY) {
-        dd_lock_release(&comm->mu);
-        return DD_OK;
-    }
-    (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
-    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
-    bool is_inside = comm->is_inside;
-    dd_lock_release(&comm->mu);
+    late_end *relatives = abort_relatives(comm, reason, reach);
     if (is_inside && !can_be_told(comm)) {
         /* One that blocks is too old to be told: it is freed beside the thread, if it must be. */
         is_inside = !leaves_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
-    return is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
+    status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
+    await_relatives(relatives);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    return abort_comm(comm, reason, DD_NCCL_REACH_ALL, err);
+}
+
+dd_status
+dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    return abort_comm(comm, reason, DD_NCCL_REACH_SHARING, err);
 }
 
 /* ---- destroying */
+
+#define HAS_FAILED "it had failed, and was destroyed"
 
 /* Take the handle out of the communicator once no thread is inside; *handle is NULL if the
  * communicator has ended. One that has failed must be aborted: destroying it would wait for ranks that
@@ -293,7 +379,13 @@ dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
     dd_nccl_comm_handle handle;
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_status status = take_to_destroy(comm, &wait, &handle, &must_abort, err);
-    return handle != NULL ? end_handle(comm, handle, must_abort, err) : status;
+    if (handle == NULL) {
+        return status;
+    }
+    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
+    status = end_handle(comm, handle, must_abort, err);
+    await_relatives(relatives);
+    return status;
 }
 
 dd_status
@@ -305,6 +397,8 @@ dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *e
     if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
         return status;
     }
+    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
     status = end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, err);
+    await_relatives(relatives);
     return status == DD_TIMED_OUT ? DD_OK : status;
 }

@@ -2,6 +2,7 @@
 #ifndef DD_NCCL_NCCL_COMM_INTERNAL_H
 #define DD_NCCL_NCCL_COMM_INTERNAL_H
 
+#include "core/list.h"
 #include "core/lock.h"
 #include "core/thread.h"
 #include "nccl/nccl_comm.h"
@@ -20,6 +21,22 @@ typedef enum dd_nccl_comm_state {
     DD_NCCL_COMM_DESTROYED,
 } dd_nccl_comm_state;
 
+/* The communicators that an abort reaches; nccl_comm_family.c. */
+typedef enum dd_nccl_reach {
+    DD_NCCL_REACH_NONE,    /* it is not aborted */
+    DD_NCCL_REACH_SHARING, /* those that share its resources */
+    DD_NCCL_REACH_ALL,     /* also those that were split from it */
+} dd_nccl_reach;
+
+/* Guarded by the lock of all families. */
+typedef struct dd_nccl_family {
+    dd_list link;         /* of all that have relatives */
+    dd_nccl_comm *parent; /* that it was split from; NULL if there is none */
+    uint64_t flag;        /* the same for all that share resources */
+    dd_nccl_reach reach;
+    dd_nccl_comm_owner owner;
+} dd_nccl_family;
+
 struct dd_nccl_comm {
     atomic_uint refs;
     const dd_nccl_lib *lib; /* const after it is made, with all until mu */
@@ -29,6 +46,9 @@ struct dd_nccl_comm {
     int rank;
     int size;
     bool is_blocking;
+    bool shares_splits; /* those that are split from it share its resources */
+    bool shares_shrunk;
+    dd_nccl_family family;
     dd_lock mu;
     pthread_cond_t changed;       /* state, is_inside */
     dd_nccl_comm_state state;     /* guarded by mu */
@@ -56,6 +76,17 @@ dd_status dd_nccl_comm_await_turn_locked(dd_nccl_comm *comm, const atomic_bool *
  * inside; one that does not block may be asked by no other. */
 dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,
                             dd_error *err) DD_MUST_CHECK;
+/* A child that has just been made. is_split: an abort of the parent reaches it. shares: NCCL has one abort flag for both. */
+void dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split, bool shares);
+/* Before the record is freed. */
+void dd_nccl_family_remove(dd_nccl_comm *comm);
+/* comm is about to be aborted. Call dd_nccl_family_next afterwards until it gives NULL. */
+void dd_nccl_family_doom(dd_nccl_comm *comm, dd_nccl_reach reach);
+/* Give a communicator that an abort reaches, once, acquired; NULL if there are no more. *owner is acquired, or empty. *why begins the
+ * reason. */
+dd_nccl_comm *dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why);
+/* DD_ABORTED with the reason if it has been aborted. */
+dd_status dd_nccl_comm_check_aborted(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 /* "rank 1 of 4 on device 1"; returns out. */
 const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size);
 /* DD_ABORTED when stop says so, DD_OP_TIMED_OUT after the deadline, DD_INTERRUPTED; `what` is for the message. */

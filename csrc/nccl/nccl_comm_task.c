@@ -4,6 +4,9 @@
 #include "core/mem.h"
 #include "core/thread.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 void
 dd_nccl_task_release(dd_nccl_task *t)
 {
@@ -168,6 +171,17 @@ check_handles(dd_nccl_task *t, dd_error *err)
     return DD_OK;
 }
 
+/* As NCCL reads it: the environment, the configuration, or with none that of the parent. */
+static bool
+has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
+{
+    const char *text = getenv(variable);
+    if (text != NULL && text[0] != '\0') {
+        return strcmp(text, "0") != 0;
+    }
+    return t->has_config ? value == 1 : is_parents;
+}
+
 static dd_status
 fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 {
@@ -181,6 +195,10 @@ fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_
     comm->is_blocking =
         !t->is_async && (t->kind == DD_NCCL_TASK_INIT_ALL || dd_nccl_config_is_blocking(&t->config));
     comm->handle = handle;
+    comm->shares_splits = has_sharing(t, "NCCL_COMM_SPLIT_SHARE_RESOURCES", t->config.values.splitShare,
+                                      t->parent != NULL && t->parent->shares_splits);
+    comm->shares_shrunk = has_sharing(t, "NCCL_COMM_SHRINK_SHARE_RESOURCES", t->config.values.shrinkShare,
+                                      t->parent != NULL && t->parent->shares_shrunk);
     dd_nccl_note_last_error(&t->lib, handle, &comm->when_well);
     return status;
 }
@@ -297,6 +315,29 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     return status;
 }
 
+/* Of what a split has made. If the parent has been aborted before it is a relative, it is aborted here. */
+static dd_status
+join_family(dd_nccl_task *t, dd_error *err)
+{
+    bool is_split = t->kind == DD_NCCL_TASK_SPLIT;
+    bool shares = is_split ? t->parent->shares_splits
+                           : t->kind == DD_NCCL_TASK_SHRINK && !t->is_abort && t->parent->shares_shrunk;
+    for (int i = 0; i < t->ncomms && (is_split || shares); i++) {
+        if (t->handles[i] != NULL) {
+            dd_nccl_family_add(t->parent, t->comms[i], is_split, shares);
+        }
+    }
+    dd_status status = is_split || shares ? dd_nccl_comm_check_aborted(t->parent, err) : DD_OK;
+    for (int i = 0; i < t->ncomms && status != DD_OK; i++) {
+        if (t->handles[i] != NULL) {
+            (void)!dd_nccl_comm_abort(t->comms[i], "its parent was aborted", NULL);
+            dd_nccl_comm_release(t->comms[i]);
+            t->comms[i] = NULL;
+        }
+    }
+    return status;
+}
+
 dd_status
 dd_nccl_task_run(dd_nccl_task *t, dd_nccl_comm **comms, const atomic_bool *stop, const dd_wait *wait,
                  dd_error *err)
@@ -319,8 +360,11 @@ dd_nccl_task_run(dd_nccl_task *t, dd_nccl_comm **comms, const atomic_bool *stop,
     } else {
         dd_thread_detach(thread);
     }
+    if (status == DD_OK && t->parent != NULL) {
+        status = join_family(t, err);
+    }
     for (int i = 0; i < t->ncomms && status == DD_OK; i++) {
-        bool is_made = t->comms[i]->handle != NULL;
+        bool is_made = t->handles[i] != NULL;
         comms[i] = is_made ? t->comms[i] : NULL;
         t->comms[i] = is_made ? NULL : t->comms[i];
     }

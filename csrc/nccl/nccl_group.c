@@ -133,6 +133,16 @@ nccl_group_acquire_internal(dd_nccl_group *group)
     return group;
 }
 
+bool
+nccl_group_try_acquire(void *ctx)
+{
+    dd_nccl_group *group = ctx;
+    unsigned refs = atomic_load(&group->refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&group->refs, &refs, refs + 1)) {
+    }
+    return refs > 0;
+}
+
 void
 nccl_group_release_internal(dd_nccl_group *group)
 {

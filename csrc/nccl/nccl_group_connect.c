@@ -90,6 +90,10 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
     }
     dd_cond_broadcast(&group->ended);
     dd_lock_release(&group->lock);
+    if (comm != NULL) {
+        dd_nccl_comm_set_owner(
+            comm, &(dd_nccl_comm_owner){group, nccl_group_try_acquire, nccl_group_abort_as_relative});
+    }
     if (ended != DD_OK) {
         nccl_group_start_abort(group);
         return dd_error_copy(err, &why);

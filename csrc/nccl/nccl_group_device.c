@@ -288,7 +288,11 @@ nccl_device_destroy(dd_nccl_group *group, nccl_device *device)
     }
     int at = 0;
     for (nccl_channel *channel; (channel = next_channel(group, device, &at)) != NULL;) {
-        dd_nccl_comm_release(atomic_load(&channel->comm));
+        dd_nccl_comm *comm = atomic_load(&channel->comm);
+        if (comm != NULL) {
+            dd_nccl_comm_set_owner(comm, NULL);
+        }
+        dd_nccl_comm_release(comm);
     }
     nccl_device_close(group, device);
     for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {

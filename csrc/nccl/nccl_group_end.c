@@ -39,6 +39,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         group->cause = *cause;
         group->origin = origin != NULL ? *origin : (nccl_origin){.record = DD_NO_RECORD};
         group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
+        group->is_let_go = how == NCCL_END_LET_GO;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
         bool is_lost = !dd_list_is_empty(&ended) || (origin != NULL && origin->is_captured);
@@ -160,9 +161,11 @@ abort_channel(void *arg)
     } else {
         dd_error_set(&cause, DD_ABORTED, "the group has ended");
     }
+    bool is_let_go = group->is_let_go;
     dd_lock_release(&group->lock);
     /* How it ends changes nothing: there is a cause already. */
-    (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
+    dd_nccl_comm *comm = atomic_load(&channel->comm);
+    (void)!(is_let_go ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
     dd_lock_take(&group->lock);
     group->naborts--;
     dd_cond_broadcast(&group->ended);
@@ -211,6 +214,17 @@ nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *e
     return status;
 }
 
+void
+nccl_group_abort_as_relative(void *ctx, const char *reason)
+{
+    dd_nccl_group *group = ctx;
+    dd_error cause;
+    dd_error_set(&cause, DD_ABORTED, "%s", reason);
+    nccl_group_end(group, &cause, NULL, NCCL_END_FAILED);
+    nccl_group_start_abort(group); /* also where failures abort nothing */
+    nccl_group_release_internal(group);
+}
+
 dd_status
 dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err)
 {
@@ -220,6 +234,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
     }
     dd_lock_take(&group->lock);
     bool has_ended = group->is_over || group->is_driver_gone;
+    group->is_let_go = false;
     dd_lock_release(&group->lock);
     if (!has_ended) {
         dd_error cause;

@@ -133,6 +133,7 @@ struct dd_nccl_group {
     dd_error cause;          /* lock; code DD_OK while all is well */
     nccl_origin origin;      /* lock; of the cause */
     bool is_unheard;         /* lock; the cause has ended operations, and no caller has been told of it yet */
+    bool is_let_go;          /* lock; its end is no abort, and none of the groups split from it */
     bool is_closed;          /* lock; dd_nccl_group_close has begun */
     bool is_over;            /* lock; it has been closed: nothing can fail any more */
     bool is_driver_gone;     /* lock; nothing of CUDA and NCCL is called any more */
@@ -200,6 +201,8 @@ typedef struct nccl_launch {
 
 dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
 void nccl_group_release_internal(dd_nccl_group *group);
+/* False if the last reference has gone. */
+bool nccl_group_try_acquire(void *group);
 void nccl_group_destroy(dd_nccl_group *group); /* when the last reference has gone */
 dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
 /* Why every call fails. Counts as telling a caller. */
@@ -289,6 +292,8 @@ void nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_orig
 /* All communicators are aborted, each on a thread of its own: one that hangs in NCCL or the driver, perhaps since it waits for a kernel of
  * another, keeps none of the others from it. */
 void nccl_group_start_abort(dd_nccl_group *group);
+/* Since a relative of its communicator is aborted (dd_nccl_comm_owner). */
+void nccl_group_abort_as_relative(void *group, const char *reason);
 /* DD_OP_TIMED_OUT: some go on. */
 dd_status nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* The works whose time is up: fails the group. */

@@ -375,6 +375,56 @@ def an_abort_hangs(ctx):
         ctx.stubs.nccl.release()
 
 
+def open_family(ctx):
+    """A group, a part of it with all ranks, and a part of that; and one more of each that has been closed."""
+    group = ctx.open()
+    everybody = list(range(ctx.size))
+    part, closed = group.split(everybody, "part"), group.split(everybody, "closed")
+    grandchild, orphan = part.split(everybody, "grandchild"), closed.split(everybody, "orphan")
+    for each in (group, part, closed, grandchild, orphan):
+        each.all_reduce(ctx.array(1))
+        each.barrier()
+    closed.close()
+    return group, part, grandchild, orphan
+
+
+def an_abort_reaches_split_groups(ctx):
+    """Works under way in groups that were split from the aborted one end with its reason, and so do later calls."""
+    group, *parts = open_family(ctx)
+    if ctx.is_culprit:
+        ctx.meet()  # it never calls
+    else:
+        under_way = [start_works(ctx, part, 1) for part in parts]
+        ctx.meet()
+    since = time.monotonic()
+    group.abort("enough of it")
+    if ctx.is_culprit:
+        under_way = [([], [])] * len(parts)
+    texts = ("the communicator that it was split from was aborted", 'group "an_abort_reaches_split_groups"', "enough of it")
+    for part, (works, called) in zip(parts, under_way, strict=True):
+        wait_until(lambda part=part: part.error is not None, "the abort")
+        check_ends(ctx, part, works, called, since, SOON_S, dldist.DistAbortedError, *texts)
+        part.close()
+    group.close()
+
+
+def an_abort_leaves_the_parent(ctx):
+    """Nor does a group that is dropped without close() take its parts along."""
+    group, part, grandchild, orphan = open_family(ctx)
+    part.abort("enough of it")
+    check_error(raised_by(lambda: grandchild.all_reduce(ctx.array(1))), dldist.DistAbortedError, "enough of it")
+    for _ in range(2):
+        for each in filter(None, (group, orphan)):
+            x = ctx.array(1)
+            each.all_reduce(x)
+            assert x.numpy().tolist() == [ctx.size]
+        ctx.meet()
+        group = None
+        gc.collect()
+    for each in (part, grandchild, orphan):
+        each.close()
+
+
 def memory_runs_out(ctx):
     """What cannot be had is an error of the call, on all ranks alike, and the group goes on."""
     group = ctx.open()

@@ -27,6 +27,8 @@ CASES = (
     "slow_kernels",
     "one_rank_aborts",
     "an_abort_hangs",
+    "an_abort_reaches_split_groups",
+    "an_abort_leaves_the_parent",
     "memory_runs_out",
 )
 
