@@ -446,6 +446,7 @@ drop_queued(dd_peer *peer, const dd_message *message)
         out_frame *out = DD_CONTAINER_OF(node, out_frame, link);
         if (out->message == message) {
             dd_list_remove(&out->link);
+            peer->nreplies[out->reply]--;
             engine_give_out(peer->engine, out);
             return true;
         }
