@@ -323,16 +323,18 @@ hear_bell_while_closing(team_rank *self)
 {
     dd_group *group = self->group;
     CHECK_OK(team_barrier(group));
+    if (self->rank == 0) {
+        dd_engine_lock(self->engine); /* else the background thread may answer the bell */
+    }
+    team_rendezvous(self, "locked");
     if (self->rank == 1) {
-        dd_engine_lock(self->engine);
-        CHECK(dd_arena_is_bell_due(group->arena, 0));
-        dd_engine_unlock(self->engine);
+        (void)dd_arena_is_bell_due(group->arena, 0);
     }
     team_rendezvous(self, "rung");
     if (self->rank == 0) {
-        dd_engine_lock(self->engine);
         dd_context *context = group->context;
         group->context = NULL;
+        CHECK(dd_arena_is_rung(group->arena));
         group_context_handler.on_bell(group);
         group->context = context;
         dd_engine_unlock(self->engine);
