@@ -247,7 +247,7 @@ take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
     dd_nccl_comm_handle handle = NULL;
     dd_lock_take(&comm->mu);
     if (comm->state == DD_NCCL_COMM_READY) {
-        (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+        (void)snprintf(comm->reason, sizeof comm->reason, "%.*s", (int)sizeof comm->reason - 1, reason);
         handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
     }
     *is_inside = comm->is_inside;
