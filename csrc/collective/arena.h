@@ -131,6 +131,10 @@ typedef enum dd_arena_state {
 
 /* One call does at most about a chunk of work (some tens of microseconds), so that others get their turn. */
 dd_arena_state dd_arena_progress(dd_arena *arena);
+/* True if dd_arena_progress would return DD_ARENA_BLOCKED until another rank publishes. Use it to
+ * poll: it copies nothing and compares nothing. After false, call dd_arena_progress, which may
+ * still return DD_ARENA_BLOCKED. Like dd_arena_progress, it cancels dd_arena_fall_asleep. */
+bool dd_arena_is_blocked(dd_arena *arena);
 
 /* Before sleeping: from now on publications of others make them `wake` us. False when one has come: do not
  * sleep. */

@@ -418,14 +418,20 @@ dd_arena_compare_headers(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
+bool
+dd_arena_lacks_header(dd_arena *arena)
+{
+    uint64_t mark = dd_arena_mark(arena->nsettled + 1, 0);
+    return !dd_arena_is_reached(arena->floor, mark) &&
+           dd_arena_find_missing(arena, &arena->unsettled, mark, &arena->unsettled);
+}
+
 dd_arena_state
 dd_arena_settle(dd_arena *arena, uint32_t number)
 {
     while (arena->nsettled != number) {
         uint32_t next = arena->nsettled + 1;
-        uint64_t mark = dd_arena_mark(next, 0);
-        if (!dd_arena_is_reached(arena->floor, mark) &&
-            dd_arena_find_missing(arena, &arena->unsettled, mark, &arena->unsettled)) {
+        if (dd_arena_lacks_header(arena)) {
             return DD_ARENA_BLOCKED;
         }
         header_check check = {.arena = arena,

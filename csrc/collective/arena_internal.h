@@ -437,6 +437,8 @@ void dd_arena_write_header(dd_arena *arena);
 dd_arena_state dd_arena_compare_headers(dd_arena *arena);
 /* Compares what has come of the headers up to that of operation `number`. DD_ARENA_MOVED: all have, and fit. */
 dd_arena_state dd_arena_settle(dd_arena *arena, uint32_t number);
+/* True if a rank has not published its header of the first operation that is not settled. */
+bool dd_arena_lacks_header(dd_arena *arena);
 
 /* ---- arena_regions.c */
 

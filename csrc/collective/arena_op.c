@@ -379,12 +379,32 @@ step(dd_arena *arena)
     return state;
 }
 
-/* Two ranks may wait for each other in different operations, so a rank that waits compares what has come. */
+/* The last operation whose headers a blocked rank compares. */
+static uint32_t
+last_compared(const dd_arena *arena)
+{
+    bool is_settled = arena->nsettled == arena->number;
+    return arena->number - (arena->op.knows_all && !is_settled);
+}
+
+/* Two ranks may wait for each other in different operations. So a blocked rank compares the headers
+ * that have been published. */
 static dd_arena_state
 compare_while_blocked(dd_arena *arena)
 {
-    dd_arena_state state = dd_arena_settle(arena, arena->number - arena->op.knows_all);
+    dd_arena_state state = dd_arena_settle(arena, last_compared(arena));
     return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
+}
+
+/* False before the operation is opened: until then, progress must check for a failed rank. */
+bool
+dd_arena_is_blocked(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    dd_arena_stay_awake(arena);
+    return op->phase != ARENA_OPENING && op->is_awaiting &&
+           dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &op->awaited) &&
+           (arena->nsettled == last_compared(arena) || dd_arena_lacks_header(arena));
 }
 
 dd_arena_state
@@ -399,7 +419,7 @@ dd_arena_progress(dd_arena *arena)
         if (state == DD_ARENA_BLOCKED && has_moved) {
             return DD_ARENA_MOVED;
         }
-        if (state == DD_ARENA_BLOCKED && op->phase != ARENA_OPENING && arena->nsettled != arena->number) {
+        if (state == DD_ARENA_BLOCKED && op->phase != ARENA_OPENING) {
             state = compare_while_blocked(arena);
         }
         if (state == DD_ARENA_MISMATCH) {

@@ -102,6 +102,13 @@ on_arena_failed(dd_run *run, dd_arena_state state)
 
 /* ---- pieces */
 
+/* A piece of a large operation releases the lock. So polling a blocked operation takes no piece. */
+static bool
+may_arena_move(const dd_run *run)
+{
+    return run->is_arena_busy && !(run->mover.is_large && dd_arena_is_blocked(run->env.arena));
+}
+
 /* False when there is nothing to be done, or another thread is doing it. */
 static bool
 take_piece(dd_run *run, bool is_arena_blocked, dd_run_piece *next)
@@ -109,7 +116,7 @@ take_piece(dd_run *run, bool is_arena_blocked, dd_run_piece *next)
     if (run->mover.is_taken) {
         return false;
     }
-    next->is_of_arena = run->is_arena_busy && !is_arena_blocked;
+    next->is_of_arena = !is_arena_blocked && may_arena_move(run);
     return next->is_of_arena ||
            (run->plan != NULL && dd_plan_run_take_step_locked(run->plan->plan, &next->step));
 }

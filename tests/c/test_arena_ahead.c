@@ -89,12 +89,16 @@ start(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t sequence
     dd_arena_start(self->arena, &self->args, &options);
 }
 
+/* No other rank runs between the two looks: they must agree. */
 static dd_arena_state
 go_on(ahead_team *team, int rank)
 {
+    dd_arena *arena = team->ranks[rank].arena;
     dd_arena_state state = DD_ARENA_MOVED;
     while (state == DD_ARENA_MOVED) {
-        state = dd_arena_progress(team->ranks[rank].arena);
+        bool is_blocked = dd_arena_is_blocked(arena);
+        state = dd_arena_progress(arena);
+        CHECK(!is_blocked || state == DD_ARENA_BLOCKED);
     }
     return state;
 }
@@ -316,6 +320,25 @@ TEST(nobody_goes_on_after_a_poison)
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 3), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 2), DD_ARENA_BLOCKED);
     CHECK(dd_arena_fall_asleep(team.ranks[0].arena) && dd_arena_fall_asleep(team.ranks[1].arena));
+    close_team(&team);
+}
+
+/* dd_arena_is_blocked must return false until the operation is opened: only dd_arena_progress
+ * checks for a poison. */
+TEST(a_rank_that_waits_to_open_an_operation_finds_a_poison)
+{
+    ahead_team team;
+    open_team(&team, false);
+    dd_arena *arena = team.ranks[0].arena;
+    for (uint64_t i = 1; i <= ARENA_WINDOW; i++) {
+        CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+    }
+    CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
+    CHECK(!arena->op.is_barred && !dd_arena_is_blocked(arena));
+    dd_arena_poison(team.ranks[2].arena);
+    CHECK(!dd_arena_is_blocked(arena));
+    CHECK_INT(go_on(&team, 0), DD_ARENA_BLOCKED);
+    CHECK(arena->op.is_barred && !dd_arena_is_blocked(arena));
     close_team(&team);
 }
 

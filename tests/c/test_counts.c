@@ -3,8 +3,11 @@
  *
  * Whoever makes an operation cheaper lowers its limits in the tables below. None may rise. */
 #include "check.h"
+#include "collective/run.h"
 #include "copy_counter.h"
+#include "core/lock.h"
 #include "core/mem.h"
+#include "group/group_internal.h"
 #include "group_team.h"
 #include "syscall_counter.h"
 
@@ -418,6 +421,76 @@ measure_messages(shared_state *state)
 TEST(messages)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_messages});
+}
+
+/* ---- locks of a rank that polls for the others */
+
+#define NPOLLS 100
+#define MOVES_MOST 10000
+/* More than a root that only sends, or a rank that sends only to a root, can put into its slot. */
+#define POLLED ((size_t)1 << 20)
+
+/* Returns with the engine's lock held. The engine's thread may move the data first. */
+static void
+move_until_blocked(const team_member *self)
+{
+    dd_engine *engine = self->rank->engine;
+    dd_run *run = self->rank->group->run;
+    dd_engine_lock(engine);
+    for (int i = 0; i < MOVES_MOST && (dd_run_progress_locked(run) || dd_run_is_moving_locked(run)); i++) {
+        dd_engine_settle_driver_locked(engine);
+        dd_engine_unlock(engine);
+        usleep(100);
+        dd_engine_lock(engine);
+    }
+    CHECK(!dd_work_is_done(self->work) && !dd_run_is_moving_locked(run));
+}
+
+/* No other rank has called the collective. */
+static void
+poll_while_blocked(team_member *self, dd_coll coll)
+{
+    begin(self, WAY_ASYNC);
+    move_until_blocked(self);
+    unsigned long before = dd_lock_ntaken();
+    for (int i = 0; i < NPOLLS; i++) {
+        CHECK(!dd_run_progress_locked(self->rank->group->run));
+    }
+    unsigned long nlocks = dd_lock_ntaken() - before;
+    dd_engine_settle_driver_locked(self->rank->engine);
+    dd_engine_unlock(self->rank->engine);
+    if (getenv("DLDIST_TEST_COUNTS") != NULL || nlocks > 0) {
+        printf("    %-14s of %zu KiB, polled %d times: %lu locks; at most 0\n", dd_coll_name(coll),
+               POLLED >> 10, NPOLLS, nlocks);
+    }
+    CHECK_INT(nlocks, 0);
+}
+
+static void
+measure_polls(shared_state *state)
+{
+    int last = state->size - 1;
+    for (int coll = DD_COLL_BARRIER + 1; coll < DD_COLL_COUNT; coll++) {
+        for (int rank = 0; rank <= last; rank++) {
+            REQUIRE(member_init(&state->members[rank], (dd_coll)coll, POLLED));
+        }
+        poll_while_blocked(&state->members[last], (dd_coll)coll);
+        for (int rank = 0; rank < last; rank++) {
+            begin(&state->members[rank], WAY_ASYNC);
+        }
+        for (int rank = 0; rank <= last; rank++) {
+            end(&state->members[rank], WAY_ASYNC);
+            member_fini(&state->members[rank]);
+        }
+    }
+}
+
+TEST(polls_of_a_blocked_collective_take_no_lock)
+{
+    for (int size = 2; size <= RANKS_MOST; size++) {
+        shared_state state = {.size = size, .measure = measure_polls};
+        team_run(&(team_options){.size = size}, gather_team, &state);
+    }
 }
 
 /* ---- wake-ups: all others are asleep when the last rank comes */
