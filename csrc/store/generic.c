@@ -73,6 +73,44 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
     return status;
 }
 
+/* Read one or more keys into as many empty values. Halve the keys until all keys of a part are
+ * present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
+static dd_status
+get_present(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob *values, const dd_wait *wait,
+            dd_error *err)
+{
+    dd_store_request step = {.op = DD_STORE_CHECK, .keys = keys, .nkeys = nkeys};
+    dd_store_result found = {0};
+    dd_status status = dd_store_run(store, &step, &found, wait, err);
+    if (status != DD_OK || (!found.flag && nkeys == 1)) {
+        return status;
+    }
+    if (!found.flag) {
+        size_t half = nkeys / 2;
+        status = get_present(store, keys, half, values, wait, err);
+        return status == DD_OK ? get_present(store, keys + half, nkeys - half, values + half, wait, err)
+                               : status;
+    }
+    step.op = DD_STORE_MULTI_GET;
+    status = dd_store_run(store, &step, &found, wait, err);
+    for (size_t i = 0; status == DD_OK && i < nkeys; i++) {
+        values[i] = found.list.items[i];
+        found.list.items[i] = (dd_blob){0};
+    }
+    dd_store_result_fini(&found);
+    return status;
+}
+
+static dd_status
+try_get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values, const dd_wait *wait,
+             dd_error *err)
+{
+    dd_status status = dd_blob_list_init(values, request->nkeys, err);
+    return status == DD_OK && request->nkeys > 0
+               ? get_present(store, request->keys, request->nkeys, values->items, wait, err)
+               : status;
+}
+
 static dd_status
 set_each(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
@@ -134,7 +172,8 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
         return append(store, request, wait, err);
     }
     if (op == DD_STORE_MULTI_GET) {
-        return get_each(store, request, &result->list, wait, err);
+        return request->number == 0 ? get_each(store, request, &result->list, wait, err)
+                                    : try_get_each(store, request, &result->list, wait, err);
     }
     if (op == DD_STORE_MULTI_SET) {
         return set_each(store, request, wait, err);

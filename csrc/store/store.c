@@ -134,6 +134,21 @@ dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, 
 }
 
 dd_status
+dd_store_try_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
+                       const dd_wait *wait, dd_error *err)
+{
+    dd_store_request request = {.op = DD_STORE_MULTI_GET, .keys = keys, .nkeys = nkeys, .number = 1};
+    dd_store_result result = {0};
+    dd_status status = dd_store_run(store, &request, &result, wait, err);
+    if (status == DD_OK) {
+        *values = result.list;
+        result.list = (dd_blob_list){0};
+    }
+    dd_store_result_fini(&result);
+    return status;
+}
+
+dd_status
 dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
 {
     dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = amount};

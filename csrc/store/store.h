@@ -33,7 +33,8 @@ typedef struct dd_store dd_store;
  *   delete_key            a value, not a queue; tells whether there was one
  *   num_keys, list_keys   those with a value; a kind may count keys of its own, which are not in the list
  *   append                to the value; a missing key counts as empty
- *   multi_get, multi_set  get and set for many keys; multi_get waits until all have values
+ *   multi_get, multi_set  get and set for many keys; multi_get waits until all have values, unless
+ *                         its number is 1
  *   queue_*               queues live beside values: a key may have both. First in, first out. DD_QUEUE_EMPTY from a
  *                         queue_pop that does not wait
  *   barrier               returns when as many callers as its number says have come to the key. A key is good for one
@@ -84,9 +85,10 @@ typedef struct dd_store_request {
     /* SET, APPEND, QUEUE_PUSH: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one; MEET: what the rank
      * publishes, a nonce and its card */
     const dd_bytes *values;
-    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET: 0, or 1 of a keyspace,
-     * where a missing value is then an empty one; APPEND: 0, or 1 of dd_store_run_generic on a kind without CHECK: a
-     * missing key is then made first, with nothing in it, and others can see it so; MEET: dd_store_meet_number */
+    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0;
+     * MULTI_GET: 0 to wait for missing values, or 1 to return an empty value for each missing key;
+     * APPEND: 0, or 1 of dd_store_run_generic on a kind without CHECK: a missing key is then made first,
+     * with nothing in it, and others can see it so; MEET: dd_store_meet_number */
     int64_t number;
 } dd_store_request;
 
@@ -183,13 +185,19 @@ dd_status dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_w
                        dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
+/* Read many keys without waiting: one value for each key, empty if the key is missing. It is one
+ * request to a dldist server, and three to a PyTorch server if no key is missing. The caller zeroes
+ * `values`, and frees it on DD_OK. */
+dd_status dd_store_try_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
+                                 const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
                                dd_blob *value, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* An operation made of others, for kinds that have no native one: APPEND by TRY_GET and COMPARE_SET, MULTI_GET and
- * MULTI_SET one by one, TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
+ * MULTI_SET one by one, MULTI_GET that does not wait by CHECK and a MULTI_GET of the present keys,
+ * TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
  * "<key>/last_member", MEET as meeting_join.c has it. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

@@ -260,7 +260,8 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
         dd_error *err)
 {
     tcp_store *store = tcp_store_of(head);
-    if (request->op == DD_STORE_MEET && !store->target.is_extended) {
+    bool is_try_multi_get = request->op == DD_STORE_MULTI_GET && request->number != 0;
+    if ((request->op == DD_STORE_MEET || is_try_multi_get) && !store->target.is_extended) {
         return dd_store_run_generic(head, request, result, wait, err);
     }
     dd_status status = run(store, request, result, wait, err);

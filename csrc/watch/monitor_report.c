@@ -65,18 +65,20 @@ static void
 compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *own, dd_blob *report)
 {
     rank_list found[NSORTS] = {0};
+    dd_blob_list states = {0};
     dd_error err;
     watch_report_add(report, "the ranks of group \"%s\":", member->name);
     watch_publish(monitor, member);
-    for (int rank = 0; rank < member->info.size; rank++) {
+    dd_status status = watch_read_states(monitor, member, &states, &err);
+    for (int rank = 0; status == DD_OK && rank < member->info.size; rank++) {
         dd_signal_state state;
-        dd_status status = watch_read_state(monitor, member, rank, &state, &err);
-        if (status == DD_QUEUE_EMPTY) {
+        dd_bytes published = dd_blob_view(&states.items[rank]);
+        if (published.len == 0) {
             add_rank(&found[SILENT], rank);
             continue;
         }
+        status = dd_signal_decode_state(published, &state, &err);
         if (status != DD_OK) {
-            watch_report_add(report, "  %s", err.message);
             break;
         }
         if (state.called != own->called) {
@@ -88,6 +90,10 @@ compare_ranks(dd_monitor *monitor, watch_member *member, const dd_signal_state *
             watch_report_add(report, "  rank %d: %s", rank, state.text);
         }
     }
+    if (status != DD_OK) {
+        watch_report_add(report, "  %s", err.message);
+    }
+    dd_blob_list_fini(&states);
     char what[DD_SIGNAL_NAME_MAX + 24] = "none";
     if (own->called >= 0) {
         snprintf(what, sizeof what, "%" PRId64 " %s", own->called, own->name);

@@ -3,6 +3,7 @@
 
 #include "core/little_endian.h"
 #include "core/log.h"
+#include "core/mem.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -268,20 +269,36 @@ watch_publish(dd_monitor *monitor, watch_member *member)
     }
 }
 
-dd_status
-watch_read_state(dd_monitor *monitor, watch_member *member, int rank, dd_signal_state *state, dd_error *err)
+static dd_status
+request_states(dd_monitor *monitor, watch_member *member, const dd_bytes *keys, dd_blob_list *states,
+               dd_error *err)
 {
-    char key[KEY_MAX];
-    dd_blob value = {0};
-    dd_status status = DD_OK;
+    dd_wait wait = watch_wait(monitor);
+    size_t nkeys = (size_t)member->info.size;
+    dd_status status = dd_store_try_multi_get(member->info.store, keys, nkeys, states, &wait, err);
+    if (!is_answered(monitor, member, status, err)) {
+        dd_error_prepend(err, "the store of group \"%s\" does not answer", member->name);
+    }
+    return status;
+}
+
+dd_status
+watch_read_states(dd_monitor *monitor, watch_member *member, dd_blob_list *states, dd_error *err)
+{
     if (!can_tell(member)) {
         return dd_error_set(err, DD_STORE, "the store of group \"%s\" does not answer", member->name);
     }
-    if (look_up(monitor, member, member->info.store, KEY_OF_STATE(member, key, rank), &value)) {
-        status = dd_signal_decode_state(dd_blob_view(&value), state, err);
-    } else {
-        status = dd_error_set(err, DD_QUEUE_EMPTY, "rank %d has published nothing", rank);
+    size_t size = (size_t)member->info.size;
+    char(*texts)[KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
+    dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
+    dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *texts);
+    for (size_t rank = 0; status == DD_OK && rank < size; rank++) {
+        keys[rank] = KEY_OF_STATE(member, texts[rank], (int)rank);
     }
-    dd_blob_fini(&value);
+    if (status == DD_OK) {
+        status = request_states(monitor, member, keys, states, err);
+    }
+    dd_mem_free(keys);
+    dd_mem_free(texts);
     return status;
 }

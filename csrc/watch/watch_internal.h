@@ -91,9 +91,11 @@ bool watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
 /* Then: groups that have failed elsewhere fail here, and this rank says how far it is. */
 void watch_hear_errors(dd_monitor *monitor);
 void watch_publish(dd_monitor *monitor, watch_member *member);
-/* DD_QUEUE_EMPTY when the rank has published nothing. */
-dd_status watch_read_state(dd_monitor *monitor, watch_member *member, int rank, dd_signal_state *state,
-                           dd_error *err) DD_MUST_CHECK;
+/* Read the published states of all ranks of the group, by rank; empty if the rank has published
+ * none. All states take one request to a dldist server: when all ranks report a failure at the same
+ * time, the server gets one request from each. The caller zeroes `states`, and frees it in any case. */
+dd_status watch_read_states(dd_monitor *monitor, watch_member *member, dd_blob_list *states,
+                            dd_error *err) DD_MUST_CHECK;
 
 /* ---- monitor_dump.c */
 

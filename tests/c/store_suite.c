@@ -642,6 +642,35 @@ multi_get_waits(dd_store *store, const store_suite *suite)
     helper_join(&setter);
 }
 
+/* Read five keys, once for each subset of them that can be present. */
+static void
+try_multi_get(dd_store *store, const store_suite *suite)
+{
+    (void)suite;
+    dd_wait wait = patient();
+    dd_bytes keys[] = {BYTES("0"), BYTES("1"), BYTES("2"), BYTES("3"), BYTES("4")};
+    dd_blob_list list = {0};
+    bool is_deleted;
+    CHECK_OK(dd_store_try_multi_get(store, NULL, 0, &list, &wait, check_err()));
+    CHECK_INT(list.count, 0);
+    dd_blob_list_fini(&list);
+    for (unsigned present = 0; present < 1u << 5; present++) {
+        for (size_t i = 0; i < 5; i++) {
+            if ((present >> i & 1) != 0) {
+                CHECK_OK(dd_store_set(store, keys[i], keys[i], &wait, check_err()));
+            } else {
+                CHECK_OK(dd_store_delete_key(store, keys[i], &is_deleted, &wait, check_err()));
+            }
+        }
+        REQUIRE_OK(dd_store_try_multi_get(store, keys, 5, &list, &wait, check_err()));
+        CHECK_INT(list.count, 5);
+        for (size_t i = 0; i < list.count; i++) {
+            CHECK_BYTES(dd_blob_view(&list.items[i]), (present >> i & 1) != 0 ? keys[i] : (dd_bytes){0});
+        }
+        dd_blob_list_fini(&list);
+    }
+}
+
 /* ---- queues */
 
 static void
@@ -995,6 +1024,18 @@ fault_multi_get(dd_store *s, const dd_wait *wait, dd_blob *value)
 }
 
 static dd_status
+fault_try_multi_get(dd_store *s, const dd_wait *wait, dd_blob *value)
+{
+    dd_bytes keys[] = {fault_keys[0], BYTES("new"), fault_keys[1]};
+    dd_blob_list list = {0};
+    (void)value;
+    dd_status status = dd_store_try_multi_get(s, keys, 3, &list, wait, check_err());
+    CHECK_INT(list.count, status == DD_OK ? 3 : 0);
+    dd_blob_list_fini(&list);
+    return status;
+}
+
+static dd_status
 fault_list_keys(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     dd_blob_list list = {0};
@@ -1025,6 +1066,7 @@ static const fault_call fault_calls[] = {
     {"wait", fault_wait, false},
     {"check", fault_check, false},
     {"multi_get", fault_multi_get, false},
+    {"try_multi_get", fault_try_multi_get, false},
     {"list_keys", fault_list_keys, false},
     {"clone", fault_clone, false},
     {"compare_set", fault_compare_set, false},
@@ -1148,6 +1190,7 @@ static const suite_case cases[] = {
     CASE(blocked_calls_hold_up_nobody),
     CASE(multi_set_and_get),
     CASE(multi_get_waits),
+    CASE(try_multi_get),
     CASE(queues),
     CASE(queue_beside_value),
     CASE(pop_waits),

@@ -4,6 +4,8 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "store/tcp_store.h"
+#include "tcp_raw.h"
 #include "watch/monitor.h"
 
 #include <errno.h>
@@ -16,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_RANKS 3
+#define MAX_RANKS 16
 #define CALL_TIMEOUT_NS (5 * DD_NS_PER_S)
 
 typedef struct rank_rig {
@@ -672,11 +674,87 @@ TEST(the_report_names_who_did_not_call)
     close_rig(&r);
 }
 
+/* Return how often the server receives bytes while rank 0 reports the failure of a group of this
+ * size, in which the last rank has published no state. */
+static uint64_t
+count_requests_of_report(int size)
+{
+    rig r;
+    dd_tcp_server_options server_options = raw_options();
+    dd_tcp_server *server = raw_server(&server_options);
+    dd_tcp_store_options options = {.host = "127.0.0.1",
+                                    .port = dd_tcp_server_port(server),
+                                    .timeout_ns = CALL_TIMEOUT_NS,
+                                    .world_size = -1};
+    dd_wait wait = dd_wait_after(CALL_TIMEOUT_NS);
+    init_rig(&r, size);
+    dd_store_release(r.store);
+    CHECK_OK(dd_tcp_store_open(&r.store, &options, &wait, check_err()));
+    r.options.is_desync = true;
+    for (int i = 0; i < size; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    for (int i = 0; i < size - 1; i++) {
+        call(&r, i, i > 0 ? "broadcast" : "all_reduce");
+        dd_monitor_step(r.ranks[i].monitor);
+    }
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_tcp_server_stats before;
+    dd_tcp_server_stats after;
+    dd_tcp_server_get_stats(server, &before);
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_tcp_server_get_stats(server, &after);
+    char silent[64];
+    snprintf(silent, sizeof silent, "never called anything, or are gone: rank %d\n", size - 1);
+    CHECK_CONTAINS(report_of(&r, 0), "called something else instead of 1 all_reduce: rank 1, 2");
+    CHECK_CONTAINS(report_of(&r, 0), silent);
+    close_rig(&r);
+    dd_tcp_server_release(server);
+    return after.reads - before.reads;
+}
+
+TEST(a_report_of_more_ranks_sends_no_more_requests)
+{
+    CHECK_INT(count_requests_of_report(MAX_RANKS), count_requests_of_report(4));
+}
+
+static const dd_store_ops *whole_ops;
+
+static dd_status
+refuse_multi_get(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                 const dd_wait *wait, dd_error *err)
+{
+    if (request->op != DD_STORE_MULTI_GET) {
+        return whole_ops->run(store, request, result, wait, err);
+    }
+    return dd_error_set(err, DD_NETWORK, "the server exited");
+}
+
+TEST(a_report_names_the_store_that_does_not_answer)
+{
+    rig r;
+    init_rig(&r, 2);
+    r.options.is_desync = true;
+    for (int i = 0; i < 2; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    dd_store_ops ops = *r.store->ops;
+    whole_ops = r.store->ops;
+    ops.run = refuse_multi_get;
+    r.store->ops = &ops;
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_CONTAINS(report_of(&r, 0), "  the store of group \"g\" does not answer: the server exited\n");
+    CHECK_LACKS(report_of(&r, 0), "are gone");
+    r.store->ops = whole_ops;
+    close_rig(&r);
+}
+
 /* ---- stores */
 
 static int ncalls_of_gone;
-
-static const dd_store_ops *whole_ops;
 
 static dd_status
 refuse_try_get(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,

@@ -7,6 +7,7 @@ import signal
 import stat
 import time
 
+import dldist
 import group_team
 import procs
 import pytest
@@ -84,6 +85,26 @@ def test_the_report_names_who_did_not_call(children):
     missing = [line for line in report.splitlines() if line.startswith("  never called ")]
     assert len(missing) == 1 and missing[0].endswith("all_reduce: rank 2"), report
     assert "rank 1: last called" in report and "barrier" in report, report
+
+
+def test_a_report_from_a_python_store_names_silent_ranks(children):
+    env = {"DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = []
+    for rank in range(3):
+        env["DLDIST_DESYNC_DEBUG"] = "0" if rank == 2 else "1"  # rank 2 publishes no state
+        args = (store.port, rank, 3, "the ranks of group", True)
+        ranks.append(children.start(workers.lagging, *args, env=env))
+    deadline = time.monotonic() + workers.LIMIT_S
+    while not published(store, 1, b"all_reduce") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ranks[0].send("go")
+    report = ranks[0].recv()
+    for rank in ranks:
+        rank.send("leave")
+        rank.result()
+    assert "rank 1: last called" in report, report
+    assert "never called anything, or are gone: rank 2\n" in report, report
 
 
 def published(store, rank, what):

@@ -13,9 +13,9 @@ from dldist import flight_recorder
 LIMIT_S = 10.0
 
 
-def open_world(port, rank, size, timeout=20.0):
+def open_world(port, rank, size, timeout=20.0, has_python_store=False):
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
-    return dldist.World(store, rank, size, timeout=timeout)
+    return dldist.World(Fragile(store) if has_python_store else store, rank, size, timeout=timeout)
 
 
 def await_file(path, since):
@@ -61,9 +61,9 @@ def one_times_out(channel, port, rank, size, prefix, members):
     return dldist._core._monitor_request_dump()
 
 
-def lagging(channel, port, rank, size, awaited):
+def lagging(channel, port, rank, size, awaited, has_python_store=False):
     """All but the last rank call an all_reduce that times out; the report of rank 0, once `awaited` is in it."""
-    world = open_world(port, rank, size)
+    world = open_world(port, rank, size, has_python_store=has_python_store)
     world.barrier()
     if rank == 0:
         channel.recv(LIMIT_S)  # when the others have had the time to publish where they are
@@ -255,9 +255,9 @@ def signal_after_the_end(channel):
 class Fragile(dldist.Store):
     """A store written in Python that can begin to fail."""
 
-    def __init__(self):
+    def __init__(self, inner=None):
         super().__init__()
-        self.inner = dldist.HashStore()
+        self.inner = inner if inner is not None else dldist.HashStore()
         self.error = None
 
 

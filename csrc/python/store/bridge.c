@@ -265,7 +265,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
            dd_error *err)
 {
     dd_store_op op = request->op;
-    if (op == DD_STORE_MEET) {
+    if (op == DD_STORE_MEET || (op == DD_STORE_MULTI_GET && request->number != 0)) {
         return dd_store_run_generic(store, request, result, wait, err);
     }
     if (((py_bridge *)store)->is_generic && py_store_ops[op].unbound == PY_UNBOUND_GENERIC) {
