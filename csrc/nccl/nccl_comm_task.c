@@ -171,7 +171,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     return DD_OK;
 }
 
-/* As NCCL reads it: the environment, the configuration, or with none that of the parent. */
+/* As NCCL reads it: the environment, the configuration, or the parent's setting if both are unset. */
 static bool
 has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
 {

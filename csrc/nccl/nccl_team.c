@@ -170,7 +170,7 @@ find_repeated(const int *devices, int n)
     return -1;
 }
 
-/* An NCCL that can have two ranks on a device says itself whether it may: that is up to its environment. */
+/* Versions of NCCL that support two ranks on a device decide by their environment, and report it if they refuse. */
 static dd_status
 check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {

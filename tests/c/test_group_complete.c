@@ -32,7 +32,7 @@ typedef struct float_call {
     dd_coll_args args;
 } float_call;
 
-/* Each element is rank + 1. In place, but for all_gather. */
+/* Each element is rank + 1. In place, except for all_gather. */
 static void
 make_call(const team_rank *self, const held_case *which, float_call *call)
 {
@@ -131,7 +131,8 @@ run_held(const team_options *options, const held_case *cases, size_t ncases)
 
 #define NCASES(cases) (sizeof(cases) / sizeof((cases)[0]))
 
-/* What the last rank of two ends without the other's help, once that has called: by the data in the arena, or in messages. */
+/* Calls of two ranks that the last rank ends without the help of the other rank, once both have called: the data is in
+ * the arena or in messages. */
 static const held_case of_two[] = {
     {.coll = DD_COLL_ALL_REDUCE, .count = 1, .ncalls = 1},
     {.coll = DD_COLL_ALL_GATHER, .count = 5, .ncalls = 1},
