@@ -405,7 +405,7 @@ run_closing(void *arg)
 void
 dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
 {
-    closing *all = n > 1 ? dd_mem_zalloc(sizeof *all + n * sizeof *groups) : NULL;
+    closing *all = n > 1 ? dd_mem_zalloc(sizeof *all + n * sizeof(dd_nccl_group *)) : NULL;
     if (all == NULL) {
         return;
     }
