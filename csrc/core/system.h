@@ -98,7 +98,8 @@
     X(int, sched_yield, (void), ())                                                               \
     X(int, sched_getcpu, (void), ())                                                              \
     X(pid_t, getpid, (void), ())                                                                  \
-    X(uid_t, geteuid, (void), ())
+    X(uid_t, geteuid, (void), ())                                                                 \
+    X(char *, getenv, (const char *name), (name))
 
 #define X(result, name, parameters, arguments) result dd_sys_##name parameters;
 DD_SYSTEM_CALLS(X)

@@ -2,9 +2,9 @@
 
 #include "core/lock.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 void
@@ -175,7 +175,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
 static bool
 has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
 {
-    const char *text = getenv(variable);
+    const char *text = dd_sys_getenv(variable);
     if (text != NULL && text[0] != '\0') {
         return strcmp(text, "0") != 0;
     }
