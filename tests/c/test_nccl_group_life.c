@@ -133,12 +133,13 @@ static void
 post_close_body(nccl_rig_rank *self)
 {
     nccl_rig_check_sum(self);
-    dd_nccl_group *groups[3] = {dd_nccl_group_acquire(self->group)};
+    dd_nccl_group *groups[3] = {self->group};
     for (int i = 1; i < 3; i++) {
         CHECK(nccl_rig_open_group(self, i == 1 ? "second" : "third"));
         nccl_rig_check_sum(self);
-        groups[i] = dd_nccl_group_acquire(self->group);
+        groups[i] = self->group;
     }
+    (void)dd_nccl_group_acquire(self->group); /* the rig releases it, too */
     nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->nccl_stub.hang("ncclCommDestroy", 0, -1);

@@ -228,6 +228,7 @@ run_checks(member *self)
                        self->comm, self->stream)
     CHECK_INT(PUT(plain, 1, peer, window, 0, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_CONTAINS(nccl.ncclGetLastError(self->comm), "in no window");
+    pthread_barrier_wait(&self->team->barrier); /* both ranks have read it: it is the text of the process */
     CHECK_INT(PUT(data, 16, peer, window, 4, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_INT(PUT(data, 1, peer, window, 65, 0, 0), DD_NCCL_INVALID_ARGUMENT);
     CHECK_INT(PUT(data, 1, 2, window, 0, 0, 0), DD_NCCL_INVALID_ARGUMENT);
