@@ -252,12 +252,10 @@ deliver_own(dd_peer *self, const out_frame *out)
     engine_deliver(entry);
 }
 
-/* As in peer_recv.c. */
 static bool
-is_farewell_postponed(const dd_engine *engine)
+is_next_postponed(const dd_engine *engine)
 {
-    const out_frame *next = DD_CONTAINER_OF(engine->self->out.next, out_frame, link);
-    return engine->is_taking_in && next->frame.type == DD_FRAME_GOODBYE;
+    return engine_postpones(engine, &DD_CONTAINER_OF(engine->self->out.next, out_frame, link)->frame);
 }
 
 bool
@@ -269,7 +267,7 @@ self_pump(dd_engine *engine)
         return false; /* a callback calls dd_engine_take_in_locked: the frames behind its own come later */
     }
     engine->is_pumping_self = true;
-    while (!dd_list_is_empty(&self->out) && !is_farewell_postponed(engine)) {
+    while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
         out_frame *out = peer_take_out(self);
         out_frame own = *out;
         engine_give_out(engine, out);

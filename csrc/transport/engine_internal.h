@@ -79,7 +79,7 @@ struct dd_lane {
     int number;
     bool is_ended;       /* no more input */
     bool is_receiving;   /* lane_receive is on the stack */
-    bool is_held_up;     /* a farewell waits in buf for what other lanes still bring */
+    bool is_held_up;     /* a frame waits in buf for what other lanes still bring, or for the next round */
     bool is_output_dead; /* nothing more can be written */
     uint32_t watched;    /* events asked of epoll */
 
@@ -282,7 +282,7 @@ struct dd_engine {
     bool has_rung;            /* somebody: contexts have to be told */
     bool is_taking_in;        /* dd_engine_take_in_locked is on the stack */
     bool is_pumping_self;     /* self_pump is */
-    bool has_postponed;       /* a farewell waits in a lane for the next round */
+    bool has_postponed;       /* a frame waits in a lane for the next round: engine_postpones */
     bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
     /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
     unsigned nsleeping;
@@ -490,6 +490,10 @@ bool self_pump(dd_engine *engine);
 
 /* Reads what there is; true when anything came. */
 bool lane_receive(dd_lane *lane);
+/* True for a frame that would fail messages while a failing group reads the links (dd_engine_take_in_locked): a farewell, a
+ * cancelled message, or a refusal by a closed group. It counts in the next round, when messages of the group have failed
+ * with its own cause, which is the better reason. */
+bool engine_postpones(const dd_engine *engine, const dd_frame *frame);
 
 /* ---- peer_link.c: links that come. The handler of the connector; also for tests that bring links of their own */
 

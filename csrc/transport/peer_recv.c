@@ -289,13 +289,20 @@ overtakes_data(const dd_lane *lane, const dd_frame *frame)
     return false;
 }
 
-/* A farewell would fail what the group that is failing reports with a better reason: it counts in the next round. */
+bool
+engine_postpones(const dd_engine *engine, const dd_frame *frame)
+{
+    bool fails_messages = frame->type == DD_FRAME_GOODBYE || frame->type == DD_FRAME_BYE ||
+                          frame->type == DD_FRAME_CANCEL ||
+                          (frame->type == DD_FRAME_REFUSE && frame->reason == DD_REFUSED_CLOSED);
+    return engine->is_taking_in && fails_messages;
+}
+
 static bool
 is_postponed(const dd_lane *lane, const dd_frame *frame)
 {
     dd_engine *engine = lane->peer->engine;
-    bool is_postponed =
-        engine->is_taking_in && (frame->type == DD_FRAME_GOODBYE || frame->type == DD_FRAME_BYE);
+    bool is_postponed = engine_postpones(engine, frame);
     engine->has_postponed = engine->has_postponed || is_postponed;
     return is_postponed;
 }

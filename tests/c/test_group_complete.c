@@ -213,16 +213,11 @@ TEST(a_mismatch_of_others_fails_no_complete_collective)
 
 /* ---- messages */
 
-/* One rank sends to rank 0, another aborts the group, and rank 0 reads the abort first, or the message. */
 static void
-hold_and_receive_both(team_rank *self)
+make_links_to_rank_0(team_rank *self)
 {
-    int sender = *(const int *)self->arg;
-    uint8_t byte = self->rank == sender ? 9 : 0;
-    dd_block block = {.data = &byte, .nbytes = 1};
-    dd_work *work = NULL;
     CHECK(team_check_sum(self->group));
-    for (int rank = 1; rank < 3; rank++) { /* there are links */
+    for (int rank = 1; rank < 3; rank++) {
         dd_block nothing = {.data = NULL};
         if (self->rank == rank) {
             CHECK_OK(
@@ -233,6 +228,17 @@ hold_and_receive_both(team_rank *self)
                                         &team_no_wait, check_err()));
         }
     }
+}
+
+/* One rank sends to rank 0, another aborts the group, and rank 0 reads the abort first, or the message. */
+static void
+hold_and_receive_both(team_rank *self)
+{
+    int sender = *(const int *)self->arg;
+    uint8_t byte = self->rank == sender ? 9 : 0;
+    dd_block block = {.data = &byte, .nbytes = 1};
+    dd_work *work = NULL;
+    make_links_to_rank_0(self);
     if (self->rank == 0) {
         REQUIRE_OK(team_recv(self->group, block, sender, 7, &team_no_options, &work, check_err()));
         dd_engine_lock(self->engine);
@@ -260,6 +266,48 @@ TEST(an_abort_fails_no_receive_whose_bytes_have_arrived)
     for (int sender = 1; sender < 3; sender++) {
         team_options options = {.size = 3};
         team_run_both(&options, hold_and_receive_both, &sender);
+    }
+}
+
+/* One rank sends to rank 0, another aborts the group, and the sender cancels its message by that. */
+static void
+hold_and_receive_a_cancel(team_rank *self)
+{
+    int sender = *(const int *)self->arg;
+    size_t nbytes = 3000000;
+    dd_block block = {.data = calloc(1, nbytes), .nbytes = nbytes};
+    dd_work *work = NULL;
+    REQUIRE(block.data != NULL);
+    make_links_to_rank_0(self);
+    if (self->rank == 0) {
+        REQUIRE_OK(team_recv(self->group, block, sender, 7, &team_no_options, &work, check_err()));
+        dd_engine_lock(self->engine);
+    }
+    team_rendezvous(self, "called");
+    if (self->rank == sender) {
+        REQUIRE_OK(team_send(self->group, block, 0, 7, &team_no_options, &work, check_err()));
+    }
+    team_rendezvous(self, "sent");
+    if (self->rank == 3 - sender) {
+        dd_group_abort(self->group, "that was all");
+    } else if (self->rank == sender) {
+        CHECK_STATUS(team_wait(self->group, work), DD_ABORTED);
+    }
+    team_rendezvous(self, "over");
+    if (self->rank == 0) {
+        dd_engine_hear_locked(self->engine);
+        dd_engine_unlock(self->engine);
+        CHECK_STATUS(team_wait(self->group, work), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "that was all");
+    }
+    free(block.data);
+}
+
+TEST(a_cancelled_message_fails_with_the_cause_of_the_group)
+{
+    for (int sender = 1; sender < 3; sender++) {
+        team_options options = {.size = 3};
+        team_run_both(&options, hold_and_receive_a_cancel, &sender);
     }
 }
 
