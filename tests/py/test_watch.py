@@ -71,9 +71,8 @@ def test_nothing_is_written_unless_wanted(children, tmp_path):
     assert not os.path.exists(prefix + "0"), report
 
 
-def test_the_report_names_who_did_not_call(children):
-    env = {"DLDIST_DESYNC_DEBUG": "1", "DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
-    ranks, store = group_team.start_ranks(children, workers.lagging, 3, "the ranks of group", env=env)
+def report_of_rank_0(ranks, store):
+    """Wait until rank 1 is in its all_reduce, have rank 0 run into its timeout, and end all ranks."""
     deadline = time.monotonic() + workers.LIMIT_S
     while not published(store, 1, b"all_reduce") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -82,6 +81,13 @@ def test_the_report_names_who_did_not_call(children):
     for rank in ranks:
         rank.send("leave")
         rank.result()
+    return report
+
+
+def test_the_report_names_who_did_not_call(children):
+    env = {"DLDIST_DESYNC_DEBUG": "1", "DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
+    ranks, store = group_team.start_ranks(children, workers.lagging, 3, "the ranks of group", env=env)
+    report = report_of_rank_0(ranks, store)
     missing = [line for line in report.splitlines() if line.startswith("  never called ")]
     assert len(missing) == 1 and missing[0].endswith("all_reduce: rank 2"), report
     assert "rank 1: last called" in report and "barrier" in report, report
@@ -95,14 +101,7 @@ def test_a_report_from_a_python_store_names_silent_ranks(children):
         env["DLDIST_DESYNC_DEBUG"] = "0" if rank == 2 else "1"  # rank 2 publishes no state
         args = (store.port, rank, 3, "the ranks of group", True)
         ranks.append(children.start(workers.lagging, *args, env=env))
-    deadline = time.monotonic() + workers.LIMIT_S
-    while not published(store, 1, b"all_reduce") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    ranks[0].send("go")
-    report = ranks[0].recv()
-    for rank in ranks:
-        rank.send("leave")
-        rank.result()
+    report = report_of_rank_0(ranks, store)
     assert "rank 1: last called" in report, report
     assert "never called anything, or are gone: rank 2\n" in report, report
 
