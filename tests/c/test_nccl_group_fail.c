@@ -20,10 +20,21 @@ open_group(const dd_nccl_base *base, dd_store *store, int rank, int size, dd_ncc
     return dd_nccl_group_open(base, store, rank, size, &options, NULL, group, check_err());
 }
 
+/* The group of the rig starts the watchdog's thread, which frees a block when it begins to run. */
+static void
+await_thread_of_watchdog(const dd_nccl_watchdog *watchdog)
+{
+    dd_wait wait = nccl_rig_patience();
+    while (dd_nccl_watchdog_heartbeat(watchdog) == 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+}
+
 static void
 open_without_memory(const dd_nccl_base *base)
 {
     dd_nccl_group *group = NULL;
+    await_thread_of_watchdog(base->watchdog);
     long before = dd_mem_count_blocks();
     for (long count = 0; count < 2; count++) {
         dd_mem_fail_after(count);
