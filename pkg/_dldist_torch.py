@@ -33,6 +33,7 @@ def register() -> None:
     if dist.is_available() and "DLDIST" not in dist.Backend._plugins:
         dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=_devices())
         _register_for_independent_groups()
+        _leave_recording_to_dldist()
 
 
 def _devices() -> list[str]:
@@ -49,6 +50,15 @@ def _register_for_independent_groups() -> None:
         return  # not before 2.8
     if "dldist" not in _dist2._BACKENDS:
         _dist2.register_backend("dldist", _create_independent_group)
+
+
+def _leave_recording_to_dldist() -> None:
+    """Keep PyTorch from recording the calls of our groups a second time: dldist's recorder has them. Since PyTorch 2.15."""
+    from torch.distributed import distributed_c10d
+
+    self_recording = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if self_recording is not None:
+        self_recording.add("dldist")
 
 
 def _create_group(opts: Any, backend_options: Any) -> Any:

@@ -35,14 +35,16 @@ def _answer() -> None:
     for name in ("name", "_get_backend_name"):  # of others than its own, PyTorch says "custom"
         _replace_method(name, lambda runner: runner.serves_as)
     _replace_method("_get_sequence_number_for_group", Runner.sequence)
-    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start
+    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start; before 2.14
     _replace_function("monitored_barrier", _monitored_barrier)
     _replace_function("_set_pg_timeout", _set_pg_timeout)
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
-    """Have PyTorch's groups over a backend of ours give what `ours` gives for it."""
-    torchs = getattr(dist.ProcessGroup, name)
+    """Have PyTorch's groups over a backend of ours give what `ours` gives for it, if this PyTorch has such a method."""
+    torchs = getattr(dist.ProcessGroup, name, None)
+    if torchs is None:
+        return
 
     @functools.wraps(torchs)
     def method(group: Any) -> Any:

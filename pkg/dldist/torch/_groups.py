@@ -44,8 +44,15 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
 
 
 @not_compiled
-def create_gloo(store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None) -> Any:
-    """What ProcessGroupGloo(...) gives where dldist is in its place. `options` are Gloo's, or a time-out."""
+def create_gloo(
+    store: Any, rank: int, size: int, options: Any = None, *, timeout: timedelta | None = None, enable_reconfigure: bool = False
+) -> Any:
+    """Create the group for ProcessGroupGloo(...) while dldist replaces Gloo.
+
+    Args:
+        options: Gloo's options, or a timeout.
+        enable_reconfigure: True if the group must support reconfigure(). Since PyTorch 2.14.
+    """
     given = timeout if options is None else getattr(options, "_timeout", options)
     limit = dist.distributed_c10d.default_pg_timeout if given is None else given
     ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
