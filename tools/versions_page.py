@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Prints the results of scripts/test_versions.sh as a table, and puts them into a page of the documentation.
+
+    tools/versions_page.py [--page FILE] FOLDER ROW:PYTHON:TESTS...
+
+FOLDER has ROW.xml, pytest's report in the form of JUnit, and ROW.txt, the output of `pip freeze`. The page keeps its lines about rows
+that are not named, so that rows can be tested on several days and machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import pathlib
+import re
+import xml.etree.ElementTree as ElementTree
+
+NAMED_PACKAGES = ("torch", "jax", "jaxlib", "numpy")
+HEAD = "| row | Python | packages | tests | passed | failed | skipped | date |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+
+
+def results_of(report: pathlib.Path) -> tuple[int, int, collections.Counter[str]]:
+    """The numbers of tests that passed and failed, and the skipped ones by their reason."""
+    npassed = nfailed = 0
+    skipped: collections.Counter[str] = collections.Counter()
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        skip = case.find("skipped")
+        if skip is not None:
+            skipped[reason_of(skip)] += 1
+        elif case.find("failure") is not None or case.find("error") is not None:
+            nfailed += 1
+        else:
+            npassed += 1
+    return npassed, nfailed, skipped
+
+
+def reason_of(skip: ElementTree.Element) -> str:
+    return re.sub(r"\s+", " ", skip.get("message") or skip.text or "no reason").removeprefix("Skipped: ")
+
+
+def packages_of(frozen: pathlib.Path) -> str:
+    pins = dict(line.split("==", 1) for line in frozen.read_text(encoding="utf-8").split() if "==" in line)
+    return ", ".join(f"{name} {pins[name]}" for name in NAMED_PACKAGES if name in pins)
+
+
+def line_of(folder: pathlib.Path, row: str) -> str:
+    """The row's line of the table."""
+    name, python, tests = row.split(":")
+    report, frozen = folder / f"{name}.xml", folder / f"{name}.txt"
+    packages, counts = "", [f"not run: see {name}.log", "", ""]
+    if report.exists():
+        packages = packages_of(frozen)
+        npassed, nfailed, skipped = results_of(report)
+        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        counts = [str(npassed), str(nfailed), f"{skipped.total()}: {reasons}" if skipped else "0"]
+    return f"| {' | '.join([name, python, packages, tests, *counts, datetime.date.today().isoformat()])} |"
+
+
+def put(page: str, line: str) -> str:
+    """The page with `line` instead of its line about the same row, or as the last line of its table."""
+    name = line.split(" | ", maxsplit=1)[0]
+    lines = page.splitlines()
+    table = [i for i, each in enumerate(lines) if each.startswith("| ")]
+    same = [i for i in table if lines[i].startswith(f"{name} | ")]
+    if same:
+        lines[same[0]] = line
+    else:
+        lines.insert(table[-1] + 1, line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("rows", nargs="*")
+    arguments = parser.parse_args()
+    lines = [line_of(arguments.folder, row) for row in arguments.rows]
+    print("\n".join([HEAD, *lines]))
+    if arguments.page:
+        page = arguments.page.read_text(encoding="utf-8")
+        for line in lines:
+            page = put(page, line)
+        arguments.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
