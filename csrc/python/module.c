@@ -381,7 +381,7 @@ static PyMethodDef core_methods[] = {
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
-#ifdef Py_mod_gil
+#ifdef Py_MOD_GIL_USED /* 3.15 defines Py_mod_gil also for limited APIs that lack its values */
     /* Objects rely on the GIL, so a free-threaded Python must turn it on. */
     {Py_mod_gil, Py_MOD_GIL_USED},
 #endif
