@@ -29,18 +29,14 @@ py_state_of_type(PyTypeObject *type, PyObject **module)
 PyObject *
 py_state_timedelta(py_state *state)
 {
-    if (state->timedelta == NULL) {
-        PyObject *datetime = PyImport_ImportModule("datetime");
-        PyObject *timedelta = datetime != NULL ? PyObject_GetAttrString(datetime, "timedelta") : NULL;
-        Py_XDECREF(datetime);
-        /* Another thread may have been here during the import. */
-        if (state->timedelta == NULL) {
-            state->timedelta = timedelta;
-        } else {
-            Py_XDECREF(timedelta);
-        }
+    PyObject *timedelta = PY_ONCE_GET(&state->timedelta);
+    if (timedelta != NULL) {
+        return timedelta;
     }
-    return state->timedelta;
+    PyObject *datetime = PyImport_ImportModule("datetime");
+    timedelta = datetime != NULL ? PyObject_GetAttrString(datetime, "timedelta") : NULL;
+    Py_XDECREF(datetime);
+    return py_once_object(&state->timedelta, timedelta);
 }
 
 const char *

@@ -3,7 +3,7 @@
 #define DD_PYTHON_BASE_STATE_H
 
 #include "core/list.h"
-#include "python/base/api.h"
+#include "python/base/lock.h"
 #include "store/tcp_server.h"
 #include "transport/engine.h"
 
@@ -75,8 +75,7 @@ typedef struct py_state {
     PyObject *errors[PY_ERROR_COUNT];
     PyObject *names[PY_NAME_COUNT]; /* interned str */
     dd_tcp_registry *tcp_registry;
-    /* guarded by the GIL: datetime.timedelta, NULL until first used */
-    PyObject *timedelta;
+    PyObject *timedelta; /* once; owned: datetime.timedelta */
     /* guarded by the GIL; owned: numpy.ndarray, or NULL until arrays are read directly (tensor/numpy.h) */
     PyObject *ndarray_type;
     bool has_seen_ndarray;

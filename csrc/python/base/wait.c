@@ -58,6 +58,15 @@ py_wait_let_go(void *wait)
 }
 
 void
+py_wait_begin(py_wait *wait)
+{
+    wait->wait.let_go = py_wait_let_go;
+#ifdef Py_GIL_DISABLED
+    py_wait_let_go(wait);
+#endif
+}
+
+void
 py_wait_return(py_wait *wait)
 {
     if (wait->thread != NULL) {

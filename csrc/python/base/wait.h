@@ -17,6 +17,14 @@
         py_value;                                       \
     })
 
+/* The value of an expression that calls the core for a microsecond, less than releasing and retaking the GIL. Without a
+ * GIL, the thread detaches for it: see base/lock.h. */
+#ifdef Py_GIL_DISABLED
+#define PY_BRIEFLY(expression) PY_WITHOUT_GIL(expression)
+#else
+#define PY_BRIEFLY(expression) (expression)
+#endif
+
 /* One call into the core. Lives on the stack of the caller's thread. */
 typedef struct py_wait {
     dd_wait wait;
@@ -34,9 +42,12 @@ void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_t
  * say how long it took. */
 void py_wait_init_endless(py_wait *wait, py_state *state);
 
-/* Releases the GIL; may be called again. For calls that may take only a microsecond, less than releasing and retaking
- * the GIL: they start with the GIL held, and the core calls this (wait.let_go) when they take longer. */
+/* Releases the GIL; may be called again. */
 void py_wait_let_go(void *wait);
+/* Begins a call into the core that may take only a microsecond, less than releasing and retaking the GIL: it starts with
+ * the GIL held, and the core calls py_wait_let_go (wait.let_go) when it takes longer. Without a GIL, the thread detaches
+ * now. */
+void py_wait_begin(py_wait *wait);
 /* Retakes the GIL if it was released. */
 void py_wait_return(py_wait *wait);
 

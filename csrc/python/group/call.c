@@ -174,7 +174,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_o
     py_wait wait;
     dd_error err;
     py_wait_init_endless(&wait, call->group->state);
-    wait.wait.let_go = py_wait_let_go;
+    py_wait_begin(&wait);
     if (is_long || call->operands->is_staged) {
         py_wait_let_go(&wait);
     }

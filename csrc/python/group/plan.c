@@ -192,8 +192,8 @@ static void
 begin_using(py_plan *self, py_wait *wait)
 {
     py_wait_init_endless(wait, self->state);
-    wait->wait.let_go = py_wait_let_go;
     self->nusers++;
+    py_wait_begin(wait);
 }
 
 static void

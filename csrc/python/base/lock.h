@@ -1,0 +1,97 @@
+/* How the binding protects its state, with the GIL and on free-threaded builds of Python (Py_GIL_DISABLED).
+ *
+ * Every field of an object, of the module's state and every static variable has one of these protections, which its
+ * declaration names:
+ *
+ * - const after new, init or exec: written before another thread can find it.
+ * - atomic: a flag or a number on its own.
+ * - once: a pointer that changes from NULL to its value (PY_ONCE_GET and below) and stays until its owner is freed.
+ * - "guarded by <lock>", a py_lock: everything else. With the GIL, a py_lock is nothing, because the GIL serializes
+ *   the code that it encloses. Free-threaded, it is a mutex of one byte. Zeroed memory is a free py_lock.
+ *
+ * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take references
+ * (Py_NewRef). It must not call Python, release a reference, allocate Python objects, take another lock of any kind, or
+ * detach (PY_WITHOUT_GIL). So no deadlock is possible. A fork and the collector stop all attached threads only at calls
+ * of Python: they find every py_lock free and every state whole. A py_lock must not be taken with a lock of the core
+ * (dd_lock) held, because waiting for it may detach.
+ *
+ * The collector's functions (tp_traverse, tp_clear) and tp_dealloc take no locks: in the former all other threads are
+ * stopped, and in the latter no other thread has the object.
+ *
+ * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it, since retaking it
+ * takes longer: see PY_BRIEFLY and py_wait_let_go in base/wait.h. Free-threaded, these detach as well. An attached
+ * thread may take a lock of the core that guards a list or a flag. It must not do anything that ends operations,
+ * because the code for their end may wait for a lock of the interpreter, and so detach, with locks of the core held.
+ *
+ * Containers that a caller gave may change while they are read. Copy a list (PySequence_Tuple), or take a new reference
+ * to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem, PyDict_GetItem,
+ * PyDict_Next) are for tuples, and for containers that only this thread knows: the arguments of a call (kwargs), new
+ * lists, results of PySequence_List. */
+#ifndef DD_PYTHON_BASE_LOCK_H
+#define DD_PYTHON_BASE_LOCK_H
+
+#include "python/base/api.h"
+
+#include <stdbool.h>
+
+#ifdef Py_GIL_DISABLED
+typedef struct py_lock {
+    PyMutex mutex;
+} py_lock;
+#else
+typedef struct py_lock {
+} py_lock;
+#endif
+
+static inline void
+py_lock_take(py_lock *lock)
+{
+#ifdef Py_GIL_DISABLED
+    PyMutex_Lock(&lock->mutex);
+#else
+    (void)lock;
+#endif
+}
+
+static inline void
+py_lock_release(py_lock *lock)
+{
+#ifdef Py_GIL_DISABLED
+    PyMutex_Unlock(&lock->mutex);
+#else
+    (void)lock;
+#endif
+}
+
+/* The value of an expression, computed with the lock held. */
+#define PY_LOCKED(lock, expression)                     \
+    __extension__({                                     \
+        py_lock *py_held = (lock);                      \
+        py_lock_take(py_held);                          \
+        __typeof__(expression) py_value = (expression); \
+        py_lock_release(py_held);                       \
+        py_value;                                       \
+    })
+
+/* Reads the value of a `once` pointer; NULL if it has none. */
+#define PY_ONCE_GET(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
+
+/* Gives a `once` pointer its value. False if it has one already: the caller still owns `value`. */
+#define PY_ONCE_SET(place, value)                                                                           \
+    __extension__({                                                                                         \
+        __typeof__(*(place)) py_none = NULL;                                                                \
+        __atomic_compare_exchange_n((place), &py_none, (value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
+    })
+
+/* Gives a `once` object its value, unless it has one, and returns the value that it has: borrowed from `place`. Takes
+ * over `value`, which may be NULL: then it returns NULL if there is no value yet. */
+static inline PyObject *
+py_once_object(PyObject **place, PyObject *value)
+{
+    if (value == NULL || !PY_ONCE_SET(place, value)) {
+        Py_XDECREF(value);
+    }
+    return PY_ONCE_GET(place);
+}
+
+#endif
