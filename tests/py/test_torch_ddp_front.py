@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-from test_torch_programs import cases, check_alike, teams  # noqa: E402, F401
+from test_torch_programs import Team, Teams, cases, check_alike  # noqa: E402
 from torch_programs import EXACT, FRONT  # noqa: E402
 
 # The hook adds in float32 what torch's adds in float16.
@@ -16,8 +16,15 @@ ROUNDED_LATER = {"built_in_compression"}
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
 
 
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    teams = Teams(lambda: Team(tmp_path_factory.mktemp("torch-programs")))
+    yield teams
+    teams.close()
+
+
 @pytest.mark.parametrize("program, world", [case for case in cases() if case.id.startswith("ddp.") and "logging_data" not in case.id])
-def test_same_results(teams, program, world):  # noqa: F811
+def test_same_results(teams, program, world):
     """Statistics are left out: test_reducer.py compares their names, and says which values differ."""
     with teams as team:
         theirs = team.run(program, "gloo", world)

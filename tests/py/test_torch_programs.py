@@ -2,6 +2,8 @@
 
 Four processes run every program of torch_programs/, the first two of them alone if it is for two ranks, first with one backend and
 then with the other. Results of two ranks have to be equal bit by bit; on more, sums may be in another order.
+
+DLDIST_TEST_TORCH_WAYS=1 runs every program in each of four ways: by the backend's name and as "gloo", with groups in C++ and in Python.
 """
 
 import importlib
@@ -13,7 +15,7 @@ import sys
 import numpy as np
 import procs as procs_module
 import pytest
-from torch_programs import EXACT, MODULES
+from torch_programs import AS_GLOO, EXACT, MODULES
 
 pytest.importorskip("torch.distributed")
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
@@ -21,6 +23,16 @@ pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
 RANKS = 4
 START_TIMEOUT_S = 90
 PROGRAM_TIMEOUT_S = 60
+
+
+IN_PYTHON = {"DLDIST_TORCH_BACKEND": "python"}
+WAYS = {
+    "name": ("dldist", None),
+    "gloo": (AS_GLOO, None),
+    "name-python": ("dldist", IN_PYTHON),
+    "gloo-python": (AS_GLOO, IN_PYTHON),
+}
+CHOSEN_WAYS = WAYS if os.environ.get("DLDIST_TEST_TORCH_WAYS") == "1" else ["name"]
 
 
 def cases():
@@ -36,12 +48,12 @@ def cases():
 class Team:
     """Processes that run programs together."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, env=None):
         from torch_programs import worker
 
         self.keys = itertools.count()
         self.group = procs_module.Group()
-        self.ranks = [self.group.start(worker.serve, rank, str(folder / "store")) for rank in range(RANKS)]
+        self.ranks = [self.group.start(worker.serve, rank, str(folder / "store"), env=env) for rank in range(RANKS)]
 
     def run(self, program, backend, world):
         """What each rank has."""
@@ -80,13 +92,6 @@ class Teams:
         self.current = None
 
 
-@pytest.fixture(scope="module")
-def teams(tmp_path_factory):
-    teams = Teams(lambda: Team(tmp_path_factory.mktemp("torch-programs")))
-    yield teams
-    teams.close()
-
-
 def check_alike(theirs, ours, tolerance, where="result"):
     assert type(theirs) is type(ours), where
     if isinstance(theirs, np.ndarray):
@@ -115,11 +120,20 @@ def check_arrays(theirs, ours, tolerance, where):
         )
 
 
+@pytest.fixture(scope="module", params=CHOSEN_WAYS)
+def backend_and_teams(request, tmp_path_factory):
+    backend, env = WAYS[request.param]
+    teams = Teams(lambda: Team(tmp_path_factory.mktemp("torch-programs"), env))
+    yield backend, teams
+    teams.close()
+
+
 @pytest.mark.parametrize("program, world", list(cases()))
-def test_same_results(teams, program, world):
+def test_same_results(backend_and_teams, program, world):
+    backend, teams = backend_and_teams
     with teams as team:
         theirs = team.run(program, "gloo", world)
-        ours = team.run(program, "dldist", world)
+        ours = team.run(program, backend, world)
     tolerance = EXACT if world == 2 else program.tolerance
     for rank in range(world):
         check_alike(theirs[rank], ours[rank], tolerance, f"rank {rank}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 MODULES = ["ddp", "messages", "optimizers", "sharded", "tensors"]
 FRONT = "dldist's front"  # the backend of which torch knows nothing: DDP itself calls dldist
+AS_GLOO = "dldist as gloo"  # programs ask for "gloo", and dldist replaces it
 EXACT = 0.0
 # Four addends: backends add in orders of their own, and each addition of float32 rounds by 2^-24 of what it makes.
 ORDER_OF_SUMS = 1e-5

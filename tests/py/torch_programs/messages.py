@@ -115,6 +115,19 @@ def functional():
 
 
 @program(worlds=[2, 4])
+def functional_compiled():
+    """Collectives as operators in a graph of the compiler."""
+
+    def step(x):
+        total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+        parts = funcol.reduce_scatter_tensor(total + 1, "sum", 0, dist.group.WORLD)
+        return total, funcol.all_gather_tensor(parts.relu(), 0, dist.group.WORLD)
+
+    torch._dynamo.reset()
+    return torch.compile(step, backend="aot_eager", fullgraph=True)(ramp(dist.get_world_size(), 4))
+
+
+@program(worlds=[2, 4])
 def kinds_of_calls():
     """Each collective of torch.distributed, several types, waited for late."""
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,7 @@
 """One rank: runs programs on the backends it is told, one after the other, each in a world of its own."""
 
 import os
+import sys
 import traceback
 from datetime import timedelta
 
@@ -41,23 +42,33 @@ def run_on_front(rank, store_file, name, world):
             dldist.destroy_process_group()
 
 
-def run(rank, store_file, name, backend, world, key):
-    if backend == "dldist":
-        import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
+def run(rank, store_file, name, way, world, key):
+    if way in ("dldist", torch_programs.AS_GLOO):
+        import dldist.torch  # registers the backend, as the entry point of an installed dldist does
+
+        dldist.torch.install(as_gloo=way == torch_programs.AS_GLOO)
+    elif "dldist.torch" in sys.modules:
+        sys.modules["dldist.torch"].install(as_gloo=False)
     torch.manual_seed(0)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
-    if backend == torch_programs.FRONT:
+    if way == torch_programs.FRONT:
         return run_on_front(rank, f"{store_file}-{key}", name, world)
+    backend = "dldist" if way == "dldist" else "gloo"
     # A store for each world: torch wants fresh keys, and a file needs no port.
     store = dist.FileStore(f"{store_file}-{key}", world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         assert dist.get_backend() == backend
+        assert is_ours(dist.group.WORLD) == (way != "gloo")
         return plain(torch_programs.load(name)())
     finally:
-        if backend == "gloo":
+        if way == "gloo":
             kept.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
+
+
+def is_ours(group):
+    return "dldist.torch" in sys.modules and sys.modules["dldist.torch._runner"].runner_of(group) is not None
 
 
 def plain(tree):
