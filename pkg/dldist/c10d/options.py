@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class _Enum:
     """A closed set of named numbers. The integers in the body of a subclass become its members.
 
+    Names with two leading underscores are Python's: since 3.13 each class has an integer `__firstlineno__`.
+
     It behaves like pybind11's enums: `__members__` lists the members, int() and hash() give the number, and a member is equal
     only to itself.
     """
@@ -36,7 +38,7 @@ class _Enum:
     def __init_subclass__(cls) -> None:
         members = {}
         for name, value in list(vars(cls).items()):
-            if type(value) is int:
+            if type(value) is int and not name.startswith("__"):
                 member = object.__new__(cls)
                 member._name, member._value = name, value
                 members[name] = member
