@@ -149,9 +149,10 @@ def plan(
         24
     """
     first = range(source.size) if source_ranks is None else source_ranks
-    start = max(first, default=-1) + 1
+    sources = _check_ranks("source", first, source)
+    start = max(sources) + 1
     second = range(start, start + destination.size) if destination_ranks is None else destination_ranks
-    sources, destinations = _check_ranks("source", first, source), _check_ranks("destination", second, destination)
+    destinations = _check_ranks("destination", second, destination)
     known = hosts or {}
     places = tuple(known.get(rank) for rank in (*sources, *destinations))
     return _plan(tuple(int(length) for length in shape), source, destination, sources, destinations, places)
