@@ -85,7 +85,7 @@ compare(const window_card *first, int rank, const window_card *other, dd_error *
 static dd_status
 judge(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
 {
-    window_card first;
+    window_card first = {0};
     dd_status status = DD_OK;
     for (int rank = 0; rank < group->size && status == DD_OK; rank++) {
         window_card card;
