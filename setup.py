@@ -2,22 +2,27 @@
 
 DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
 optimisation, DLDIST_COVERAGE=1 counts which lines run, DLDIST_FAULTS=1 has `_core._fail_allocation` and its like, by which tests
-make allocations and calls of the system fail.
+make allocations and calls of the system fail, DLDIST_ABI3T=1 builds for the stable ABI of free-threaded Pythons with a Python
+that has a GIL.
 """
 
 import os
 import shutil
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from itertools import chain
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-# Free-threaded Python has a stable ABI only since 3.15, which is not used; csrc/python/base/api.h makes the same choice.
-IS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
+# The ABI (csrc/python/base/api.h). Free-threaded Pythons have a stable one since 3.15, abi3t, which also loads in Pythons with a GIL.
+IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+IS_ABI3T = sys.version_info >= (3, 15) and (IS_FREE_THREADED or os.environ.get("DLDIST_ABI3T") == "1")
+IS_LIMITED_API = IS_ABI3T or not IS_FREE_THREADED
 
 compile_args = [
     "-std=gnu11",
@@ -30,6 +35,8 @@ compile_args = [
 ]
 link_args = ["-pthread"]
 
+if IS_ABI3T:
+    compile_args += ["-DPy_TARGET_ABI3T=0x030F0000"]
 if os.environ.get("DLDIST_WERROR") == "1":
     compile_args += (
         "-Werror -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef "
@@ -63,6 +70,11 @@ def what_is_missing(compiler):
 class parallel_build_ext(build_ext):
     """Compiles the files side by side."""
 
+    def get_ext_filename(self, fullname):
+        filename = super().get_ext_filename(fullname)
+        # setuptools names a file by the Python that builds it.
+        return filename.replace(".abi3.", ".abi3t.") if IS_ABI3T else filename
+
     def build_extension(self, ext):
         if missing := what_is_missing(self.compiler.compiler_so[0]):
             raise SystemExit(f"error: dldist is compiled when it is installed, and there is {missing}")
@@ -86,6 +98,14 @@ class parallel_build_ext(build_ext):
         )
 
 
+class tagged_bdist_wheel(bdist_wheel):
+    """Names a wheel by the ABI that it is built for."""
+
+    def get_tag(self):
+        python, abi, platform = super().get_tag()
+        return python, "abi3.abi3t" if IS_ABI3T else abi, platform
+
+
 def extension(name, sources):
     return Extension(
         name,
@@ -105,6 +125,6 @@ setup(
         extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline, *simulator}),
         extension("dldist.jax._mpi", trampoline),
     ],
-    cmdclass={"build_ext": parallel_build_ext},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED_API else {},
+    cmdclass={"build_ext": parallel_build_ext, "bdist_wheel": tagged_bdist_wheel},
+    options={"bdist_wheel": {"py_limited_api": "cp315" if IS_ABI3T else "cp311"}} if IS_LIMITED_API else {},
 )

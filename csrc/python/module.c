@@ -122,7 +122,7 @@ core_exec(PyObject *module)
     py_state *state = PyModule_GetState(module);
     dd_error err;
     dd_list_init(&state->groups);
-    if (refuse_subinterpreter() < 0) {
+    if (refuse_subinterpreter() < 0 || py_object_read_size(state) < 0) {
         return -1;
     }
     state->tensor_types = py_tensor_types_create();
@@ -388,10 +388,37 @@ static PyModuleDef_Slot core_slots[] = {
     {0, NULL},
 };
 
+#define CORE_DOC "The C part of dldist."
+
+#ifdef Py_TARGET_ABI3T
+const char py_module_token[] = PY_MODULE_NAME;
+PyABIInfo_VAR(core_abi);
+
+static PySlot core_export[] = {
+    PySlot_STATIC_DATA(Py_mod_abi, &core_abi),
+    PySlot_STATIC_DATA(Py_mod_token, (void *)(uintptr_t)py_module_token),
+    PySlot_STATIC_DATA(Py_mod_name, (void *)(uintptr_t)PY_MODULE_NAME),
+    PySlot_STATIC_DATA(Py_mod_doc, (void *)(uintptr_t)CORE_DOC),
+    PySlot_SIZE(Py_mod_state_size, sizeof(py_state)),
+    PySlot_STATIC_DATA(Py_mod_methods, core_methods),
+    PySlot_STATIC_DATA(Py_mod_slots, core_slots),
+    PySlot_FUNC(Py_mod_state_traverse, core_traverse),
+    PySlot_FUNC(Py_mod_state_free, core_free),
+    PySlot_END,
+};
+
+PyMODEXPORT_FUNC PyModExport__core(void);
+
+PyMODEXPORT_FUNC
+PyModExport__core(void)
+{
+    return core_export;
+}
+#else
 static PyModuleDef core_module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = PY_MODULE_NAME,
-    .m_doc = "The C part of dldist.",
+    .m_doc = CORE_DOC,
     .m_size = sizeof(py_state),
     .m_methods = core_methods,
     .m_slots = core_slots,
@@ -406,3 +433,4 @@ PyInit__core(void)
 {
     return PyModuleDef_Init(&core_module);
 }
+#endif

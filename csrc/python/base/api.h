@@ -1,5 +1,9 @@
-/* The only place that includes Python.h. It asks for the limited API of 3.11, so that one binary serves every later
- * version. */
+/* The only place that includes Python.h, and the one that selects the ABI:
+ *
+ * - By default the stable ABI of 3.11 (abi3): one binary serves every later Python that has a GIL.
+ * - With Py_TARGET_ABI3T, which setup.py defines, the stable ABI of 3.15 (abi3t): one binary serves every later Python,
+ *   with a GIL and without. PyObject and PyModuleDef have no members there: see base/object.h and module.c.
+ * - On free-threaded Pythons before 3.15, which have no stable ABI, the API of that version. */
 #ifndef DD_PYTHON_BASE_API_H
 #define DD_PYTHON_BASE_API_H
 
@@ -8,8 +12,7 @@
 
 #include <pyconfig.h>
 
-/* Free-threaded builds have no stable ABI before Python 3.15. */
-#if !defined(Py_GIL_DISABLED) && !defined(Py_LIMITED_API)
+#if !defined(Py_GIL_DISABLED) && !defined(Py_TARGET_ABI3T) && !defined(Py_LIMITED_API)
 #define Py_LIMITED_API 0x030B0000
 #endif
 #define PY_SSIZE_T_CLEAN

@@ -7,7 +7,8 @@
  * - atomic: a flag or a number on its own.
  * - once: a pointer that changes from NULL to its value (PY_ONCE_GET and below) and stays until its owner is freed.
  * - "guarded by <lock>", a py_lock: everything else. With the GIL, a py_lock is nothing, because the GIL serializes
- *   the code that it encloses. Free-threaded, it is a mutex of one byte. Zeroed memory is a free py_lock.
+ *   the code that it encloses. Free-threaded, it is a mutex: PyMutex, or the C library's where the stable ABI (abi3t)
+ *   has no PyMutex. Zeroed memory is a free py_lock.
  *
  * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take references
  * (Py_NewRef). It must not call Python, release a reference, allocate Python objects, take another lock of any kind, or
@@ -34,7 +35,12 @@
 
 #include <stdbool.h>
 
-#ifdef Py_GIL_DISABLED
+#ifdef Py_TARGET_ABI3T
+#include <pthread.h>
+typedef struct py_lock {
+    pthread_mutex_t mutex;
+} py_lock;
+#elif defined(Py_GIL_DISABLED)
 typedef struct py_lock {
     PyMutex mutex;
 } py_lock;
@@ -46,7 +52,9 @@ typedef struct py_lock {
 static inline void
 py_lock_take(py_lock *lock)
 {
-#ifdef Py_GIL_DISABLED
+#ifdef Py_TARGET_ABI3T
+    pthread_mutex_lock(&lock->mutex);
+#elif defined(Py_GIL_DISABLED)
     PyMutex_Lock(&lock->mutex);
 #else
     (void)lock;
@@ -56,7 +64,9 @@ py_lock_take(py_lock *lock)
 static inline void
 py_lock_release(py_lock *lock)
 {
-#ifdef Py_GIL_DISABLED
+#ifdef Py_TARGET_ABI3T
+    pthread_mutex_unlock(&lock->mutex);
+#elif defined(Py_GIL_DISABLED)
     PyMutex_Unlock(&lock->mutex);
 #else
     (void)lock;

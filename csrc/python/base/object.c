@@ -2,6 +2,27 @@
 
 #include <stddef.h>
 
+int
+py_object_read_size(py_state *state)
+{
+    PyObject *attribute = PyObject_GetAttrString((PyObject *)&PyBaseObject_Type, "__basicsize__");
+    Py_ssize_t size = attribute != NULL ? PyLong_AsSsize_t(attribute) : -1;
+    Py_XDECREF(attribute);
+    if (size == -1) {
+        return -1;
+    }
+    if ((size_t)size > sizeof(py_object_space)) {
+        PyErr_Format(
+            PyExc_ImportError,
+            "import dldist: the head of a Python object has %zd bytes, expected at most %zu: this build is "
+            "for older Pythons",
+            size, sizeof(py_object_space));
+        return -1;
+    }
+    state->object_size = size;
+    return 0;
+}
+
 PyObject *
 py_object_alloc(PyTypeObject *type)
 {

@@ -8,16 +8,29 @@
 
 #include "python/base/state.h"
 
+/* The space for Python's own fields at the start of an object. abi3t hides their size, which differs between Pythons with
+ * and without a GIL (16 and 32 bytes in 3.15), so the structs reserve more. The import fails if it is not enough. */
+#ifdef Py_TARGET_ABI3T
+typedef struct py_object_space {
+    void *reserved[8];
+} py_object_space;
+#else
+typedef PyObject py_object_space;
+#endif
+
 /* The head of our objects: the first fields of their structs. */
-#define PY_OBJECT_HEAD                                           \
-    PyObject ob_base; /* PyObject_HEAD */                        \
-    PyObject *module; /* const after new: keeps `state` alive */ \
-    py_state *state;  /* const after new */                      \
+#define PY_OBJECT_HEAD                                                  \
+    py_object_space ob_base; /* PyObject_HEAD */                        \
+    PyObject *module;        /* const after new: keeps `state` alive */ \
+    py_state *state;         /* const after new */                      \
     PyObject *weakrefs
 
 typedef struct py_object {
     PY_OBJECT_HEAD;
 } py_object;
+
+/* Sets the state's object_size. -1 with an exception, also if py_object_space is too small for this Python. */
+int py_object_read_size(py_state *state);
 
 /* A new object of a type of ours, or of a class derived from one: zeroed except for its head, and tracked by the
  * collector if its type has GC. Ignores the arguments: it can be a tp_new. NULL with an exception. */

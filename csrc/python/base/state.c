@@ -5,8 +5,13 @@
 static bool
 is_ours(PyObject *module)
 {
+#ifdef Py_TARGET_ABI3T
+    void *token;
+    return PyModule_GetToken(module, &token) == 0 && token == py_module_token;
+#else
     const PyModuleDef *def = PyModule_GetDef(module);
     return def != NULL && strcmp(def->m_name, PY_MODULE_NAME) == 0;
+#endif
 }
 
 py_state *

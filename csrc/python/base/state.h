@@ -51,6 +51,7 @@ const char *py_name_text(py_name name);
 
 /* Lives as long as the module. Objects keep the module alive, so a state taken from an object is valid. */
 typedef struct py_state {
+    Py_ssize_t object_size; /* const after the module's exec: the bytes of Python's own fields in an object */
     /* const after the module's exec; owned */
     PyTypeObject *store_type;
     PyTypeObject *tcp_store_type;
@@ -92,6 +93,11 @@ typedef struct py_state {
 } py_state;
 
 #define PY_MODULE_NAME "dldist._core"
+
+#ifdef Py_TARGET_ABI3T
+/* Identifies the module: the value of its Py_mod_token. */
+extern const char py_module_token[];
+#endif
 
 /* The state and the module (borrowed) of one of our types, or of a class derived from one. NULL with an exception for
  * any other type. */

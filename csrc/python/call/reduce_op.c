@@ -8,7 +8,7 @@
 #include <strings.h>
 
 typedef struct py_reduce_op {
-    PyObject ob_base; /* PyObject_HEAD */
+    py_object_space ob_base; /* PyObject_HEAD */
     dd_redop op;
     bool has_factor;  /* of PREMUL_SUM: without a factor it stands for the operation in general */
     double factor;    /* 1.0 if there is none or it is a tensor */

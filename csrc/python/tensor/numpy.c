@@ -7,21 +7,19 @@
 #define ARRAY_IS_WRITEABLE 0x0400
 #define ARRAY_WARNS_ON_WRITE ((int)(1u << 31))
 
-/* The beginning of an ndarray. */
+/* The fields at the start of an ndarray, behind the head of the object. */
 typedef struct numpy_array {
-    PyObject ob_base; /* PyObject_HEAD */
     char *data;
     int ndim;
     Py_ssize_t *shape;
     Py_ssize_t *strides;
     PyObject *base;
-    const struct numpy_descr *descr;
+    PyObject *descr;
     int flags;
 } numpy_array;
 
-/* The beginning of a dtype. */
+/* The fields at the start of a dtype, behind the head of the object. */
 typedef struct numpy_descr {
-    PyObject ob_base; /* PyObject_HEAD */
     PyTypeObject *type;
     char kind;
     char letter;
@@ -52,11 +50,18 @@ static const unsigned char dtypes_plus_one[] = {
     [23] = PLUS_ONE(DD_DTYPE_FLOAT16),
 };
 
+static const void *
+fields_of(const py_state *state, PyObject *object)
+{
+    return (const char *)object + state->object_size;
+}
+
 /* False: the array must be read in another way. */
 static bool
-read_array(const numpy_array *array, dd_view *view)
+read_array(const py_state *state, PyObject *object, dd_view *view)
 {
-    const numpy_descr *descr = array->descr;
+    const numpy_array *array = fields_of(state, object);
+    const numpy_descr *descr = fields_of(state, array->descr);
     unsigned number = (unsigned)descr->number;
     if (number >= sizeof dtypes_plus_one || dtypes_plus_one[number] == 0 || array->ndim < 0 ||
         array->ndim > DD_VIEW_MAX_DIMS || (descr->byte_order != '=' && descr->byte_order != '|') ||
@@ -77,7 +82,7 @@ read_array(const numpy_array *array, dd_view *view)
 bool
 py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
 {
-    return (PyObject *)Py_TYPE(object) == state->ndarray_type && read_array((numpy_array *)object, view);
+    return (PyObject *)Py_TYPE(object) == state->ndarray_type && read_array(state, object, view);
 }
 
 /* numpy.ndarray, if NumPy is imported: a new reference. Otherwise NULL without an exception. */
@@ -110,7 +115,7 @@ py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
         state->has_seen_ndarray = true; /* if it is not as expected, buffers are used from now on */
-        if (read_array((numpy_array *)object, &direct) && is_same(&direct, view)) {
+        if (read_array(state, object, &direct) && is_same(&direct, view)) {
             state->ndarray_type = Py_NewRef(type);
         }
     }
