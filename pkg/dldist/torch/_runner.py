@@ -62,6 +62,8 @@ class Runner:
     def perform(self, method: str, *arguments: Any) -> Any:
         """Start a call of c10d's, with its lists and options. Returns a dldist.Work, or None if the call has ended."""
         backend = self.serving(device_type_of(arguments))
+        if method == "gather_single" and arguments[-1].rootRank != self.group.rank:
+            arguments = (None, *arguments[1:])  # torch passes an empty tensor
         with torchs_errors:
             return self._perform(backend, method, arguments)
 
