@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
+import _dldist_torch_names as names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
 def autoload() -> None:
-    """What PyTorch calls at the end of `import torch`, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
+    """Register the backend at the end of `import torch`, which calls this unless TORCH_DEVICE_BACKEND_AUTOLOAD=0."""
     try:
         register()
     except Exception as error:
@@ -25,15 +27,18 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Register the backend, once, and let it take Gloo's place if the environment says so."""
+    """Register the backend, once, and replace Gloo if the environment requests it.
+
+    PyTorch 2.15 calls this when a program makes a group of "dldist" and nothing has registered the name before.
+    """
     import torch.distributed as dist
 
-    if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
-        set_as_gloo(True)
-    if dist.is_available() and "DLDIST" not in dist.Backend._plugins:
+    if dist.is_available() and "dldist" not in dist.Backend.backend_list:
         dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=_devices())
         _register_for_independent_groups()
         _leave_recording_to_dldist()
+    if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
+        set_as_gloo(True)
 
 
 def _devices() -> list[str]:
@@ -44,19 +49,15 @@ def _devices() -> list[str]:
 
 
 def _register_for_independent_groups() -> None:
-    try:
-        from torch.distributed import _dist2
-    except ImportError:
-        return  # not before 2.8
-    if "dldist" not in _dist2._BACKENDS:
-        _dist2.register_backend("dldist", _create_independent_group)
+    known = names.find("torch.distributed._dist2._BACKENDS")
+    register_backend = names.find("torch.distributed._dist2.register_backend")
+    if known is not None and register_backend is not None and "dldist" not in known:
+        register_backend("dldist", _create_independent_group)
 
 
 def _leave_recording_to_dldist() -> None:
-    """Keep PyTorch from recording the calls of our groups a second time: dldist's recorder has them. Since PyTorch 2.15."""
-    from torch.distributed import distributed_c10d
-
-    self_recording = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    """Keep PyTorch from recording the calls of our groups a second time: dldist's recorder has them."""
+    self_recording = names.find("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS")
     if self_recording is not None:
         self_recording.add("dldist")
 
@@ -78,13 +79,21 @@ def _create_independent_group(store: Any, rank: int, world_size: int, timeout: A
 # ---- in the place of Gloo
 
 
+_CREATE_WRAPPER = "torch.distributed.distributed_c10d._create_process_group_wrapper"
+_OF_WRAPPER = (
+    _CREATE_WRAPPER,
+    "torch.distributed.distributed_c10d._ProcessGroupWrapper",
+    "torch.distributed.distributed_c10d.PG_WRAPPER_STORE_PREFIX",
+)
+
+
 class _InPlaceOfGloo(type):
     """Of a class that PyTorch and its programs take for ProcessGroupGloo. Only its first object imports dldist."""
 
     torchs: Any
     """PyTorch's class."""
     torchs_create_wrapper: Any
-    """PyTorch's function, which makes an object of that class."""
+    """PyTorch's function, which wraps a group of that class; None if it has no such function."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
         from dldist.torch._groups import create_gloo
@@ -114,18 +123,24 @@ def set_as_gloo(is_wanted: bool) -> None:
     if isinstance(current, _InPlaceOfGloo) == is_wanted:
         return
     if is_wanted:
-        kept = {"torchs": current, "torchs_create_wrapper": distributed_c10d._create_process_group_wrapper}
+        kept = {"torchs": current, "torchs_create_wrapper": names.find(_CREATE_WRAPPER)}
         chosen, create_wrapper = _InPlaceOfGloo("ProcessGroupGloo", (), kept), _create_wrapper_with(current)
     else:
         chosen, create_wrapper = current.torchs, current.torchs_create_wrapper
     modules: Any = (dist, distributed_c10d, _distributed_c10d)
     for module in modules:
         module.ProcessGroupGloo = chosen
-    distributed_c10d._create_process_group_wrapper = create_wrapper
+    if create_wrapper is not None:
+        distributed_c10d._create_process_group_wrapper = create_wrapper
 
 
 def _create_wrapper_with(torchs: Any) -> Any:
-    """The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL is in C++, and takes PyTorch's own class alone to talk to the other ranks."""
+    """The function that makes the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL; None if this PyTorch lacks a part of it.
+
+    The wrapper is in C++, and takes only PyTorch's own class to exchange messages with the other ranks.
+    """
+    if not names.are_present(*_OF_WRAPPER):
+        return None
     from torch.distributed import distributed_c10d
 
     def create_wrapper(wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None) -> Any:

@@ -1,5 +1,6 @@
 """PyTorch finds the backend of an installed dldist by itself, and is none the worse for it."""
 
+import configparser
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = pathlib.Path(dldist.__file__).parents[1]  # with the extension: built in place, or installed
-ENTRY_POINTS = "[torch.backends]\ndldist = _dldist_torch:autoload\n"
+ENTRY_POINTS = "[torch.backends]\ndldist = _dldist_torch:autoload\n[torch.distributed.backends]\ndldist = _dldist_torch:register\n"
 
 USES_IT = """
 import sys, torch
@@ -43,12 +44,14 @@ def python(program, environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
-def test_the_package_declares_the_entry_point():
+def test_the_package_declares_the_entry_points():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["torch.backends"] == {"dldist": "_dldist_torch:autoload"}
-    assert "_dldist_torch" in project["tool"]["setuptools"]["py-modules"]
+    declared = configparser.ConfigParser()
+    declared.read_string(ENTRY_POINTS)
+    assert project["project"]["entry-points"] == {group: dict(declared[group]) for group in declared.sections()}
+    assert project["tool"]["setuptools"]["py-modules"] == ["_dldist_torch", "_dldist_torch_names"]
     assert project["tool"]["setuptools"]["packages"] == {"find": {"where": ["pkg"]}}
 
 
@@ -66,11 +69,22 @@ def test_autoloading_can_be_turned_off(installed):
     assert done.stdout == "False\n", done.stderr
 
 
+def test_torch_registers_the_backend_when_a_group_asks_for_it(installed):
+    """By the entry point of the backend's name, if autoloading is off."""
+    import torch.distributed as dist
+
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip('this PyTorch has no entry points "torch.distributed.backends" (new in 2.15)')
+    done = python(USES_IT, {**installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "dldist [1.0, 1.0]\n"
+
+
 def test_what_goes_wrong_is_a_warning(installed):
     program = (
         "import warnings, torch.distributed as dist, _dldist_torch\n"
         "def broken(*args, **named): raise TypeError('no such thing')\n"
-        "dist.Backend._plugins.clear()\n"
+        "dist.Backend.backend_list.clear()\n"
         "dist.Backend.register_backend = broken\n"
         "with warnings.catch_warnings(record=True) as seen:\n"
         "    warnings.simplefilter('always')\n"

@@ -185,9 +185,9 @@ def what_cannot_be_seen_is_refused(rank, size):
         group.all_gather_single_coalesced([torch.empty(size, 2)], [kept])
     with Looking(), raises(NotImplementedError, "resolve_conj"):
         group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)
-    _dispatcher._can_replace_kernels = False  # as in releases before 2.9
+    _dispatcher._can_replace_kernels = False  # as in releases before 2.8
     try:
-        with raises(NotImplementedError, "allreduce()", "Mode", "2.9"):
+        with raises(NotImplementedError, "allreduce()", "Mode", "2.8"):
             make_fx(lambda x: dist.all_reduce(x))(kept)
         with raises(NotImplementedError, "TwoTensor"):
             dist.all_reduce(TwoTensor(kept, kept))

@@ -11,6 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import _dldist_torch_names as names
 import torch
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _MIN_BYTES = 65536  # smaller buckets have little to gain
 _MAX_BUCKETS = 128  # per group; each takes two descriptors
 _TORCHS_FILES = "/dev/shm"  # where torch makes shared storages
 
-_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+_use_count: Any = names.find("torch._C._storage_Use_Count")
+_share: Any = names.find("torch.UntypedStorage._share_fd_cpu_")
 _logger = logging.getLogger("dldist")
 
 
@@ -41,7 +43,7 @@ class Buckets:
     def __init__(self, world: dldist.World) -> None:
         self._world = world
         self._moved: dict[int, _Bucket] = {}
-        self._is_on = _use_count is not None
+        self._is_on = _use_count is not None and _share is not None
 
     def in_shared_memory(self, tensor: Any) -> Any:
         """A tensor on the same memory, which is now shared; `tensor` itself if it is not a bucket, or stays where it is."""
@@ -64,7 +66,7 @@ class Buckets:
         nbytes = storage.nbytes()
         try:
             self._check_use_and_room(nbytes)
-            descriptor, _ = storage._share_fd_cpu_()
+            descriptor, _ = _share(storage)
             array = self._world._adopt(storage.data_ptr(), descriptor, nbytes)
         except (OSError, RuntimeError) as error:
             self._is_on = False

@@ -12,16 +12,15 @@ make_fx() has made, reach our groups, too.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import _dldist_torch_names as names
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import dldist
 from dldist.c10d.low_level import CALLS, Call
@@ -70,10 +69,21 @@ _FIELDS = {
 }
 """Arguments of operations, and the attributes of options that they are in calls. The other arguments keep the calls' order."""
 
-_can_replace_kernels = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # not before 2.9
+_can_replace_kernels = names.are_present(
+    "torch.library.Library.impl(allow_override)",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch._C._DisableFuncTorch",
+    "torch._C.Future",
+    "torch._C._distributed_c10d._create_work_from_future",
+    "torch._C._distributed_c10d.Work.boxed",
+    "torch._C._distributed_c10d.Work.unbox",
+    "torch.distributed.ProcessGroup.boxed",
+    "torch.distributed.ProcessGroup.unbox",
+)
 
-_len_of_modes: Any = torch._C._len_torch_dispatch_stack
-_transform: Any = torch._C._functorch.peek_interpreter_stack
+_modes: Any = names.find("torch.utils._python_dispatch._get_current_dispatch_mode_stack") or list
+_len_of_modes: Any = names.find("torch._C._len_torch_dispatch_stack") or (lambda: len(_modes()))
+_transform: Any = names.find("torch._C._functorch.peek_interpreter_stack") or (lambda: None)
 _PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
 _no_dispatch: Any = torch.Tensor.__torch_dispatch__  # tensors with this one leave their operations to PyTorch
 
@@ -148,7 +158,7 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
 
 def _observer_of(arguments: tuple[Any, ...]) -> str:
     if _len_of_modes():
-        return type(_get_current_dispatch_mode_stack()[-1]).__name__
+        return type(_modes()[-1]).__name__ if _modes() else "a dispatch mode"
     return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
 
 
@@ -158,7 +168,7 @@ def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]
     if not _name_in_backends(method):
         return "PyTorch's own backends have it only in C++"
     if not _can_replace_kernels:
-        return "that takes PyTorch 2.9 or newer"
+        return "that takes PyTorch 2.8 or newer"
     # The dispatcher would pass copies to the operation, and whatever it writes to them would be lost.
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
 
@@ -173,7 +183,10 @@ class _ArgumentsKnown(Exception):
     """Ends an operation as soon as its arguments are known."""
 
 
-class _StopAtArguments(TorchDispatchMode):
+_Mode: Any = names.find("torch.utils._python_dispatch.TorchDispatchMode") or object
+
+
+class _StopAtArguments(_Mode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _ArgumentsKnown(args)
 

@@ -10,6 +10,7 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import _dldist_torch_names as names
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -31,18 +32,21 @@ def answer() -> None:
 
 @functools.cache
 def _answer() -> None:
-    add_to_torchs_dumps()
+    names.warn_of_absent_names()
+    if names.are_present("torch._C._distributed_c10d._dump_fr_trace", "torch._C._distributed_c10d._dump_fr_trace_json"):
+        add_to_torchs_dumps()
     for name in ("name", "_get_backend_name"):  # of others than its own, PyTorch says "custom"
         _replace_method(name, lambda runner: runner.serves_as)
     _replace_method("_get_sequence_number_for_group", Runner.sequence)
-    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start; before 2.14
+    _replace_method("_set_sequence_number_for_group", lambda _: None)  # all ranks count from the start
     _replace_function("monitored_barrier", _monitored_barrier)
     _replace_function("_set_pg_timeout", _set_pg_timeout)
+    _replace_function("_maybe_attach_flight_recorder", _maybe_attach_flight_recorder)
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
     """Have PyTorch's groups over a backend of ours give what `ours` gives for it, if this PyTorch has such a method."""
-    torchs = getattr(dist.ProcessGroup, name, None)
+    torchs = names.find(f"torch.distributed.ProcessGroup.{name}")
     if torchs is None:
         return
 
@@ -55,8 +59,10 @@ def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
 
 
 def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
-    """Put what `make` makes of PyTorch's function in its place, in each module that has it."""
-    torchs = getattr(distributed_c10d, name)
+    """Put what `make` makes of PyTorch's function in its place, in each module that has it, if this PyTorch has such a function."""
+    torchs = names.find(f"torch.distributed.distributed_c10d.{name}")
+    if torchs is None:
+        return
     ours = functools.wraps(torchs)(make(torchs))
     for module in (dist, distributed_c10d):
         if name in vars(module):
@@ -88,3 +94,16 @@ def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
             meant.set_timeout(timeout)
 
     return _set_pg_timeout
+
+
+def _maybe_attach_flight_recorder(torchs: Callable[..., None]) -> Callable[..., None]:
+    """Leave out groups in Python: PyTorch's hook needs a backend in C++ for the name of its entries.
+
+    dldist records their calls. Calls on other types of device run on groups that PyTorch makes, each with its own hook.
+    """
+
+    def _maybe_attach_flight_recorder(group: Any, *args: Any, **named: Any) -> None:
+        if not isinstance(getattr(group, "_runner", None), Runner):
+            torchs(group, *args, **named)
+
+    return _maybe_attach_flight_recorder

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from dldist.torch import _for_our_groups, _native
 from dldist.torch._compiler import not_compiled
@@ -51,10 +52,10 @@ def create_gloo(
 
     Args:
         options: Gloo's options, or a timeout.
-        enable_reconfigure: True if the group must support reconfigure(). Since PyTorch 2.14.
+        enable_reconfigure: True if the group must support reconfigure(). PyTorch passes it since 2.14.
     """
     given = timeout if options is None else getattr(options, "_timeout", options)
-    limit = dist.distributed_c10d.default_pg_timeout if given is None else given
+    limit = default_pg_timeout if given is None else given
     ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
     return _over(Runner.meeting(store, "gloo", ranks, rank, limit, serves_as="gloo"))
 

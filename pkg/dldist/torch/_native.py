@@ -26,8 +26,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import _dldist_torch_names as names
 import torch
-import torch.distributed as dist
 
 from dldist.base import settings
 
@@ -99,7 +99,7 @@ def build() -> pathlib.Path:
 def _folder() -> pathlib.Path:
     """The folder of what is compiled from this source for this PyTorch and this Python."""
     base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
-    versions = f"{torch.__version__}-{torch.version.git_version}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
+    versions = f"{torch.__version__}-{names.find('torch.version.git_version')}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
     mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
     return base / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{mark}"
 
@@ -214,9 +214,10 @@ def _places() -> list[str]:
     if not os.path.exists(os.path.join(headers, "Python.h")):
         raise CannotBuild(f"there is no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev")
     include = home / "include"
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    abi = names.find("torch._C._GLIBCXX_USE_CXX11_ABI")
+    flags = [] if abi is None else [f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}"]
     folders = (include, include / "torch" / "csrc" / "api" / "include", headers)
-    return [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-I{each}" for each in folders), f"-L{home / 'lib'}"]
+    return [*flags, *(f"-I{each}" for each in folders), f"-L{home / 'lib'}"]
 
 
 def _first_error(text: str) -> str:
@@ -236,6 +237,8 @@ def _loaded(library: pathlib.Path) -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise CannotBuild(f"{library} cannot be loaded: {error}") from error
-    for name in ("create_default_device", "create_device"):  # as programs ask one of Gloo's backends for devices
-        setattr(module.Backend, name, staticmethod(getattr(dist.ProcessGroupGloo, name)))
+    for name in ("create_default_device", "create_device"):  # programs call them on a class of Gloo's backends
+        create = names.find(f"torch.distributed.ProcessGroupGloo.{name}")
+        if create is not None:
+            setattr(module.Backend, name, staticmethod(create))
     return module

@@ -47,7 +47,7 @@ class FromTorch:
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
         timeout = opts.timeout
-        # Not all options of older releases have asyncOp.
+        # Some options do not have asyncOp before PyTorch 2.8.
         return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
 
 

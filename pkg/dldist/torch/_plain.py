@@ -10,9 +10,9 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import _dldist_torch_names as names
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from dldist.c10d.backend_base import Backend
@@ -30,6 +30,11 @@ from dldist.world import call_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+_IN_TORCH = "torch.distributed.distributed_c10d"
+_has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")
+_can_make_torchs = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
+_ErrorType: Any = names.find("torch._C._distributed_c10d.ErrorType")
 
 _KEPT_NUMBERS = 64  # more than programs start between a forward pass and its backward pass
 
@@ -154,13 +159,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _names_of_backends(self) -> dict[str, str]:
         """The name of the backend for each type of device, from the group's configuration."""
-        return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config))
+        return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config) if _has_configs else self._config)
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
         # While torch makes this group it asks what the backend supports. Later it asks every group for its CUDA backend, even on
         # machines without CUDA, where no tensor will ever need one.
-        is_being_made = self not in distributed_c10d._world.pg_backend_config
+        is_being_made = not _has_configs or self not in distributed_c10d._world.pg_backend_config
         if kind != "cpu" and (is_being_made or self._is_absent(kind)):
             return Backend(self.rank(), self.size())
         backend = self._serving(kind)
@@ -188,6 +193,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return group
 
     def _make_torchs(self, name: str, own_name: Any) -> Any:
+        if not _can_make_torchs:
+            raise RuntimeError(f'the backend "dldist" cannot make a group of the backend {name!r} with PyTorch {torch.__version__}')
         runner, ranks = self._runner, self._runner.ranks
         group, _ = distributed_c10d._new_process_group_helper(
             self.size(), self.rank(), ranks, dist.Backend(name), runner.store, own_name, timeout=runner.group.timeout
@@ -246,7 +253,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def get_error(self) -> Any:
         """The state of the group: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
-        return _distributed_c10d.ErrorType(int(self._runner.error_type()))  # type: ignore[attr-defined]
+        found = int(self._runner.error_type())
+        return found if _ErrorType is None else _ErrorType(found)
 
     def _has_hooks(self) -> bool:
         return False
@@ -306,6 +314,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 @cache
 def _names_in(config: str) -> dict[str, str]:
+    """The backend of each type of device, from "cpu:dldist,cuda:nccl" or "dldist"."""
     return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+import _dldist_torch_names as names
 from torch.autograd.profiler import record_function
 
 from dldist.c10d.low_level import CALLS
@@ -14,7 +14,10 @@ from dldist.torch._compiler import not_compiled
 if TYPE_CHECKING:
     from dldist.torch._work import Work
 
-_is_on: Any = torch.autograd._profiler_enabled
+_enabled: Any = names.find("torch.autograd._profiler_enabled")
+_can_record = names.are_present(
+    "torch.autograd._profiler_enabled", "torch.autograd.profiler.record_function._call_end_callbacks_on_future"
+)
 
 
 def title_of(method: str) -> str:
@@ -51,4 +54,4 @@ _nothing = _Nothing()
 @not_compiled
 def entry(backend: str, title: str) -> Any:
     """A `with` block to start a call in. Pass the call's work to lasts_until()."""
-    return _Entry(f"{backend}:{title}") if _is_on() else _nothing
+    return _Entry(f"{backend}:{title}") if _can_record and _enabled() else _nothing

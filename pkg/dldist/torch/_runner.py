@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import _dldist_torch_names as names
 import torch
 import torch.distributed as dist
 
@@ -23,6 +24,9 @@ from dldist.world import call_all
 
 if TYPE_CHECKING:
     from dldist.torch._cuda import CudaBackend
+
+
+_has_backends = names.are_present("torch.distributed.ProcessGroup._get_backend")
 
 
 class CpuBackend(FromTorch, ProcessGroupGloo):
@@ -174,6 +178,8 @@ def runner_of(group: Any) -> Runner | None:
     runner = getattr(group, "_runner", None)
     if isinstance(runner, Runner):
         return runner
+    if not _has_backends:
+        return None
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import _dldist_torch_names as names
 import torch.distributed as dist
 
 import dldist
 from dldist.torch._errors import Converting
+
+_QueueEmptyError: Any = names.find("torch.distributed.QueueEmptyError")
 
 
 def _as_ours(error: BaseException) -> BaseException:
@@ -20,13 +23,14 @@ def _as_ours(error: BaseException) -> BaseException:
     text = str(error).partition("\nException raised from")[0]
     if _is_timeout(text):
         return dldist.DistStoreTimeoutError(text)
-    if isinstance(error, getattr(dist, "QueueEmptyError", ())):
+    if _QueueEmptyError is not None and isinstance(error, _QueueEmptyError):
         return dldist.DistQueueEmptyError(text)
     if isinstance(error, dist.DistNetworkError):
         return dldist.DistNetworkError(text)
     return dldist.DistStoreError(text)
 
 
+_can_clone = names.are_present("torch.distributed.Store.clone")
 _our_errors = Converting(_as_ours)
 
 
@@ -120,8 +124,8 @@ for _name, _result in _RESULTS.items():
 
 
 def _clone_of(store: Any) -> Any:
-    """A clone of the store, or the store itself if it cannot be cloned (stores written in Python, releases before 2.8)."""
+    """A clone of the store, or the store itself if it cannot be cloned, as most stores written in Python."""
     try:
-        return store.clone()
+        return store.clone() if _can_clone else store
     except (AttributeError, RuntimeError):
         return store

@@ -7,6 +7,7 @@ import functools
 from datetime import timedelta
 from typing import Any
 
+import _dldist_torch_names as names
 import torch
 from torch._C._distributed_c10d import Work as _Base
 
@@ -16,6 +17,10 @@ from dldist.c10d.operations import flat
 from dldist.c10d.options import OpType
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
+
+_Future: Any = names.find("torch._C.Future")
+_fork: Any = names.find("torch._C.fork") or torch.jit.fork
+_collect_all: Any = names.find("torch._C._collect_all") or torch.futures.collect_all
 
 _SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
 
@@ -133,7 +138,7 @@ class Typed(Work):
         if self._future is None:
             outputs = flat(self._outputs)
             if self._has_ended() and self.is_success():
-                self._future = torch._C.fork(lambda: outputs)
+                self._future = _fork(lambda: outputs)
             else:
                 self._future = _in_cpp().after(_future_of(self._work, bool), outputs)
         return self._future
@@ -164,12 +169,12 @@ class Together(Work):
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def get_future(self) -> Any:
-        together = torch._C._collect_all([work.get_future() for work in self._works])
+        together = _collect_all([work.get_future() for work in self._works])
         return together.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
 
 
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
-    future: Any = torch._C.Future([])
+    future: Any = torch.futures.Future() if _Future is None else _Future([])
     if work is not None and completions.is_completion_thread():
         # A callback that waits for this future, as PowerSGD's do, would block the thread that has to complete the future.
         with contextlib.suppress(dldist.DistError):
