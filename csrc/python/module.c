@@ -391,7 +391,6 @@ static PyModuleDef_Slot core_slots[] = {
 #define CORE_DOC "The C part of dldist."
 
 #ifdef Py_TARGET_ABI3T
-const char py_module_token[] = PY_MODULE_NAME;
 PyABIInfo_VAR(core_abi);
 
 static PySlot core_export[] = {

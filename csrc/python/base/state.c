@@ -2,6 +2,10 @@
 
 #include <string.h>
 
+#ifdef Py_TARGET_ABI3T
+const char py_module_token[] = PY_MODULE_NAME;
+#endif
+
 static bool
 is_ours(PyObject *module)
 {
