@@ -91,7 +91,8 @@ class Connection(BaseHTTPRequestHandler):
         self._token = token
         self._on_turn = on_turn
         self._inlet = _Inlet(sock)
-        self._reader = io.BufferedReader(self._inlet)
+        # The wait for a request fills the buffer before its head is limited, and since 3.14 the default holds more than a head.
+        self._reader = io.BufferedReader(self._inlet, LINE_BYTES)
         self.rfile = self._reader  # where BaseHTTPRequestHandler looks
         self._left = REQUESTS
         self.close_connection = False
