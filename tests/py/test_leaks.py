@@ -211,7 +211,8 @@ def test_reference_counts():
     gc.collect()
     after = [sys.getrefcount(item) for item in objects]
     for item, old, new in zip(objects, before, after):
-        assert abs(new - old) < 20, f"{item!r}: {old} -> {new}"
+        # The count of an immortal object, as None is since 3.12, has no meaning.
+        assert old > 1 << 30 or abs(new - old) < 20, f"{item!r}: {old} -> {new}"
     array.append(0)  # no buffer is held any more: else BufferError
 
 
