@@ -233,11 +233,12 @@ store_set_timeout(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
         (self->kind != NULL && py_store_opened(self) == NULL)) {
         return NULL;
     }
-    if (self->store == NULL) {
-        self->timeout_ns = timeout_ns;
-        Py_RETURN_NONE;
+    dd_store *store = py_store_of(self);
+    if (store == NULL) {
+        atomic_store_explicit(&self->timeout_ns, timeout_ns, memory_order_relaxed);
+    } else {
+        store->ops->set_timeout_ns(store, timeout_ns);
     }
-    self->store->ops->set_timeout_ns(self->store, timeout_ns);
     Py_RETURN_NONE;
 }
 
@@ -248,7 +249,8 @@ store_has_extended_api(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->kind != NULL && py_store_opened(self) == NULL) {
         return NULL;
     }
-    return PyBool_FromLong(self->store != NULL && self->store->ops->has_extended_api(self->store));
+    dd_store *store = py_store_of(self);
+    return PyBool_FromLong(store != NULL && store->ops->has_extended_api(store));
 }
 
 PyMethodDef py_store_methods[] = {

@@ -3,8 +3,8 @@
 
 typedef struct py_prefix_store {
     py_store base;
-    PyObject *prefix;     /* const after init: what __init__ was given */
-    PyObject *underlying; /* const after init: the object itself, for underlying_store */
+    PyObject *prefix;     /* written before `underlying`, const then: what __init__ was given */
+    PyObject *underlying; /* once, after the store: the object itself, for underlying_store */
 } py_prefix_store;
 
 typedef struct view_options {
@@ -54,8 +54,8 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (open_view(&self->base, prefix, underlying) < 0) {
         return -1;
     }
-    self->prefix = Py_NewRef(prefix);
-    self->underlying = Py_NewRef(underlying);
+    self->prefix = Py_NewRef(prefix); /* only one __init__ has opened the store */
+    (void)PY_ONCE_SET(&self->underlying, Py_NewRef(underlying));
     return 0;
 }
 
@@ -94,11 +94,16 @@ prefix_store_dealloc(PyObject *object)
     py_store_dealloc(object);
 }
 
+/* Borrowed; NULL with an exception until __init__ has set it. */
 static PyObject *
 underlying_of(PyObject *object)
 {
-    py_prefix_store *self = (py_prefix_store *)object;
-    return py_store_opened(&self->base) != NULL ? self->underlying : NULL;
+    const py_prefix_store *self = (const py_prefix_store *)object;
+    PyObject *underlying = PY_ONCE_GET(&self->underlying);
+    if (underlying == NULL) {
+        py_store_raise_unopened(&self->base);
+    }
+    return underlying;
 }
 
 static PyObject *

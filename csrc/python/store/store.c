@@ -32,7 +32,7 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     py_store *self = (py_store *)py_object_new(type, args, kwargs);
     if (self != NULL) {
         (void)py_store_own_type(self->state, type, &self->kind);
-        self->timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
+        atomic_init(&self->timeout_ns, DD_STORE_DEFAULT_TIMEOUT_NS);
     }
     return (PyObject *)self;
 }
@@ -74,19 +74,17 @@ py_store_dealloc(PyObject *object)
     py_object_end_dealloc(object);
 }
 
-static bool
-require_new(const py_store *self)
+static void
+raise_opened(const py_store *self)
 {
-    if (self->store != NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was already called on this object", self->kind);
-    }
-    return self->store == NULL;
+    PyErr_Format(PyExc_RuntimeError, "%s.__init__() was already called on this object", self->kind);
 }
 
 int
 py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options)
 {
-    if (!require_new(self)) {
+    if (py_store_of(self) != NULL) {
+        raise_opened(self);
         return -1;
     }
     py_wait wait;
@@ -94,11 +92,11 @@ py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const v
     dd_store *store = NULL;
     py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(open(options, &store, &wait.wait, &err));
-    bool is_done = py_wait_finish(&wait, status, &err);
-    /* Another thread may have run __init__ in the meantime. */
-    if (is_done && require_new(self)) {
-        self->store = store;
-        return 0;
+    if (py_wait_finish(&wait, status, &err)) {
+        if (PY_ONCE_SET(&self->store, store)) {
+            return 0;
+        }
+        raise_opened(self); /* another thread has run __init__ */
     }
     if (status == DD_OK) {
         py_store_drop(store);
@@ -118,14 +116,21 @@ py_store_wrap(PyTypeObject *type, dd_store *store)
     return object;
 }
 
-dd_store *
-py_store_opened(py_store *self)
+void
+py_store_raise_unopened(const py_store *self)
 {
-    if (self->store == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was not called on this object",
-                     self->kind != NULL ? self->kind : "Store");
+    PyErr_Format(PyExc_RuntimeError, "%s.__init__() was not called on this object",
+                 self->kind != NULL ? self->kind : "Store");
+}
+
+dd_store *
+py_store_opened(const py_store *self)
+{
+    dd_store *store = py_store_of(self);
+    if (store == NULL) {
+        py_store_raise_unopened(self);
     }
-    return self->store;
+    return store;
 }
 
 dd_store *
@@ -182,7 +187,7 @@ py_call_begin(py_call *call, py_store *self, const char *function, py_unbound un
         return false;
     }
     call->fallback = NULL;
-    call->store = self->store;
+    call->store = py_store_of(self);
     if (call->store == NULL) {
         if (self->kind != NULL) {
             return py_store_opened(self) != NULL;
@@ -219,8 +224,9 @@ store_get_timeout(PyObject *object, void *Py_UNUSED(closure))
     if (self->kind != NULL && py_store_opened(self) == NULL) {
         return NULL;
     }
-    int64_t timeout_ns =
-        self->store != NULL ? self->store->ops->get_timeout_ns(self->store) : self->timeout_ns;
+    dd_store *store = py_store_of(self);
+    int64_t timeout_ns = store != NULL ? store->ops->get_timeout_ns(store)
+                                       : atomic_load_explicit(&self->timeout_ns, memory_order_relaxed);
     return py_from_timeout_ns(self->state, timeout_ns);
 }
 

@@ -7,12 +7,15 @@
 #include "python/base/wait.h"
 #include "store/store.h"
 
+#include <stdatomic.h>
+
 /* The head of every store object. The type of each kind has it as its first member. */
 typedef struct py_store {
     PY_OBJECT_HEAD;
-    const char *kind;   /* const after new: "TCPStore", or NULL for a class written in Python */
-    dd_store *store;    /* const after init; NULL for a class written in Python */
-    int64_t timeout_ns; /* guarded by the GIL; of a class written in Python */
+    const char *kind; /* const after new: "TCPStore", or NULL for a class written in Python */
+    dd_store *store;  /* once, by init; NULL for a class written in Python */
+    /* atomic (relaxed: a setting); of a class written in Python */
+    atomic_int_fast64_t timeout_ns;
 } py_store;
 
 /* A new reference to the store of a Python object. An instance of exactly one of our types gives its own store. An
@@ -28,6 +31,13 @@ bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *func
  * from Store alone, the type is Store and the kind NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
+/* The store of an object, or NULL if it is not open or is of a class written in Python. */
+static inline dd_store *
+py_store_of(const py_store *self)
+{
+    return PY_ONCE_GET(&self->store);
+}
+
 /* The end of a kind's __init__: opens its store, without the GIL. -1 with an exception, also if the object is open. */
 typedef dd_status py_store_opener(const void *options, dd_store **store, const dd_wait *wait, dd_error *err);
 int py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, const void *options);
@@ -36,7 +46,9 @@ int py_store_open(py_store *self, int64_t timeout_ns, py_store_opener *open, con
 PyObject *py_store_wrap(PyTypeObject *type, dd_store *store);
 
 /* The store of an object (borrowed). NULL with an exception if the object is not open. */
-dd_store *py_store_opened(py_store *self);
+dd_store *py_store_opened(const py_store *self);
+/* The exception of py_store_opened. */
+void py_store_raise_unopened(const py_store *self);
 
 /* One call of a method: everything around the call into the core. */
 typedef struct py_call {

@@ -9,7 +9,7 @@
 
 typedef struct py_tcp_store {
     py_store base;
-    bool is_libuv; /* const after init: the value of use_libuv, which has no effect */
+    atomic_bool is_libuv; /* atomic: the value of use_libuv, which has no effect */
 } py_tcp_store;
 
 /* The arguments of __init__ as the core's options. */
@@ -241,7 +241,7 @@ tcp_store_repr(PyObject *object)
     if (host == NULL) {
         return NULL;
     }
-    dd_store *store = ((py_store *)object)->store;
+    dd_store *store = py_store_of((py_store *)object);
     PyObject *text =
         PyUnicode_FromFormat("TCPStore(host=%R, port=%d, server=%s)", host, (int)dd_tcp_store_port(store),
                              dd_tcp_store_is_server(store) ? "True" : "False");
