@@ -77,17 +77,19 @@ typedef struct py_state {
     PyObject *names[PY_NAME_COUNT]; /* interned str */
     dd_tcp_registry *tcp_registry;
     PyObject *timedelta; /* once; owned: datetime.timedelta */
-    /* guarded by the GIL; owned: numpy.ndarray, or NULL until arrays are read directly (tensor/numpy.h) */
+    /* once; owned: numpy.ndarray, or NULL until arrays are read directly (tensor/numpy.h) */
     PyObject *ndarray_type;
-    bool has_seen_ndarray;
+    atomic_bool has_seen_ndarray;
     struct py_tensor_types *tensor_types; /* const after exec; owned */
-    struct py_devices *devices;           /* owned; NULL until the first tensor on a device */
-    struct py_nccl *nccl;                 /* owned; NULL until NCCL is loaded */
+    struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
+    struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
     struct py_engine *engines;            /* owned; one for each secret of this process's groups */
     struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
-    struct py_watch *watch; /* lives as long as the process; NULL until the first group of several ranks */
-    dd_list groups;         /* py_group, those that have been opened, of both kinds */
-    struct py_recorder *recorder; /* lives as long as the process; NULL until the first group */
+    /* atomic (find_watch); lives as long as the process; NULL until the first group of several ranks */
+    struct py_watch *watch;
+    dd_list groups; /* py_group, those that have been opened, of both kinds */
+    /* atomic (py_recorder_current); lives as long as the process; NULL until the first group */
+    struct py_recorder *recorder;
     /* atomic (relaxed: read in every slice of a wait) */
     atomic_bool is_log_stopping;
 } py_state;

@@ -1,33 +1,42 @@
 #include "python/base/thread_values.h"
 
+#include "python/base/lock.h"
+
 PyObject *
-py_thread_value_get(PyObject *values)
+py_thread_value_get(PyObject *const *values)
 {
-    PyObject *thread = values != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
-    PyObject *value = thread != NULL ? PyDict_GetItemWithError(values, thread) : NULL;
+    PyObject *dict = PY_ONCE_GET(values);
+    if (dict == NULL || PyDict_Size(dict) == 0) {
+        return NULL;
+    }
+    PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *value = thread != NULL ? PyDict_GetItemWithError(dict, thread) : NULL;
     Py_XDECREF(thread);
     return value;
+}
+
+/* The dict (borrowed), which is made if needed. NULL with an exception. */
+static PyObject *
+dict_of(PyObject **values)
+{
+    PyObject *dict = PY_ONCE_GET(values);
+    return dict != NULL ? dict : py_once_object(values, PyDict_New());
 }
 
 PyObject *
 py_thread_value_swap(PyObject **values, PyObject *value)
 {
-    if (*values == NULL) {
-        *values = PyDict_New();
-    }
-    PyObject *thread = *values != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
+    PyObject *dict = dict_of(values);
+    PyObject *thread = dict != NULL ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
     if (thread == NULL) {
         return NULL;
     }
-    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(*values, thread));
+    PyObject *before = Py_XNewRef(PyDict_GetItemWithError(dict, thread));
     int rc = PyErr_Occurred() != NULL ? -1 : 0;
     if (rc == 0 && value != NULL) {
-        rc = PyDict_SetItem(*values, thread, value);
+        rc = PyDict_SetItem(dict, thread, value);
     } else if (rc == 0 && before != NULL) {
-        rc = PyDict_DelItem(*values, thread);
-    }
-    if (rc == 0 && PyDict_Size(*values) == 0) {
-        Py_CLEAR(*values);
+        rc = PyDict_DelItem(dict, thread);
     }
     Py_DECREF(thread);
     if (rc < 0) {

@@ -52,7 +52,7 @@ struct py_group {
     int size;                  /* const after init */
     PyObject *store; /* const after init; owned or NULL; other ranks may need it longer than we do */
     /* guarded by the GIL */
-    PyObject *recorders; /* owned: dict from thread to what records its calls; NULL: no calls are recorded */
+    PyObject *recorders; /* values of threads (base/thread_values.h): objects that record their calls */
     bool is_closed;
     struct py_forms *forms;        /* owned; NULL until a collective has run */
     struct py_group *device_group; /* owned: the NcclGroup that serves device memory, or NULL */

@@ -409,7 +409,7 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
         return NULL;
     }
     PyObject *answer = NULL;
-    if (call.group->recorders != NULL && !is_plan && is_coalescable(op, &call) &&
+    if (PY_ONCE_GET(&call.group->recorders) != NULL && !is_plan && is_coalescable(op, &call) &&
         py_group_call_record(&call, &answer) != 0) {
         return answer;
     }

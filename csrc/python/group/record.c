@@ -34,7 +34,7 @@ py_group_set_recorder(PyObject *object, PyObject *recorder)
 int
 py_group_call_record(py_group_call *call, PyObject **result)
 {
-    PyObject *recorder = Py_XNewRef(py_thread_value_get(call->group->recorders));
+    PyObject *recorder = Py_XNewRef(py_thread_value_get(&call->group->recorders));
     if (recorder == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }

@@ -62,15 +62,16 @@ read_fields(const py_state *state, PyObject *dict, set_field *set, void *config,
         py_raise_wrong_type(function, "config", "a dict", dict);
         return false;
     }
+    PyObject *copy = PyDict_Copy(dict); /* other threads may change the caller's dict */
     PyObject *name;
     PyObject *value;
     Py_ssize_t position = 0;
-    while (PyDict_Next(dict, &position, &name, &value)) {
-        if (!read_field(state, name, value, set, config, function)) {
-            return false;
-        }
+    bool is_ok = copy != NULL;
+    while (is_ok && PyDict_Next(copy, &position, &name, &value)) {
+        is_ok = read_field(state, name, value, set, config, function);
     }
-    return true;
+    Py_XDECREF(copy);
+    return is_ok;
 }
 
 bool
@@ -144,7 +145,7 @@ bool
 py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule, const dd_nccl_abi_coll_config **config)
 {
     *config = NULL;
-    *capsule = Py_XNewRef(py_thread_value_get(nccl->coll_configs));
+    *capsule = Py_XNewRef(py_thread_value_get(&nccl->coll_configs));
     if (*capsule == NULL) {
         return PyErr_Occurred() == NULL;
     }

@@ -9,23 +9,30 @@
 /* DLPack's name for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
-/* What is known about streams; guarded by the GIL. */
+/* Functions that return streams, and the streams that threads have set. */
 struct py_devices {
-    PyObject *torch_stream;     /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
-    PyObject *cupy_stream;      /* cupy.cuda.get_current_stream */
-    PyObject *explicit_streams; /* dict from thread to its stream; NULL: no thread has one */
+    PyObject *torch_stream;     /* once: torch._C._cuda_getCurrentRawStream; NULL until it is found */
+    PyObject *cupy_stream;      /* once: cupy.cuda.get_current_stream */
+    PyObject *explicit_streams; /* values of threads (base/thread_values.h) */
 };
 
+/* NULL with an exception. */
 static struct py_devices *
 devices_of(py_state *state)
 {
-    if (state->devices == NULL) {
-        state->devices = dd_mem_zalloc(sizeof *state->devices);
-        if (state->devices == NULL) {
-            PyErr_NoMemory();
-        }
+    struct py_devices *devices = PY_ONCE_GET(&state->devices);
+    if (devices != NULL) {
+        return devices;
     }
-    return state->devices;
+    devices = dd_mem_zalloc(sizeof *devices);
+    if (devices == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (!PY_ONCE_SET(&state->devices, devices)) {
+        dd_mem_free(devices); /* another thread has made one */
+    }
+    return PY_ONCE_GET(&state->devices);
 }
 
 void
@@ -79,8 +86,8 @@ to_handle(PyObject *number, void **handle)
 static int
 ask_explicit(const py_state *state, void **handle)
 {
-    PyObject *streams = state->devices != NULL ? state->devices->explicit_streams : NULL;
-    PyObject *stream = py_thread_value_get(streams);
+    const struct py_devices *devices = PY_ONCE_GET(&state->devices);
+    PyObject *stream = devices != NULL ? py_thread_value_get(&devices->explicit_streams) : NULL;
     if (stream == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }
@@ -107,20 +114,16 @@ static PyObject *
 torch_function(struct py_devices *devices)
 {
     static const char *const path[] = {"_C", "_cuda_getCurrentRawStream", NULL};
-    if (devices->torch_stream == NULL) {
-        devices->torch_stream = find_imported("torch", path);
-    }
-    return devices->torch_stream;
+    PyObject *function = PY_ONCE_GET(&devices->torch_stream);
+    return function != NULL ? function : py_once_object(&devices->torch_stream, find_imported("torch", path));
 }
 
 static PyObject *
 cupy_function(struct py_devices *devices)
 {
     static const char *const path[] = {"cuda", "get_current_stream", NULL};
-    if (devices->cupy_stream == NULL) {
-        devices->cupy_stream = find_imported("cupy", path);
-    }
-    return devices->cupy_stream;
+    PyObject *function = PY_ONCE_GET(&devices->cupy_stream);
+    return function != NULL ? function : py_once_object(&devices->cupy_stream, find_imported("cupy", path));
 }
 
 /* What the function says of the device: a new reference. NULL with an exception, which is set already if there is no function. */
@@ -311,7 +314,7 @@ find_device(const py_argument *argument, int *device)
 int
 py_device_has(const py_argument *argument)
 {
-    if ((PyObject *)Py_TYPE(argument->value) == argument->state->ndarray_type) {
+    if ((PyObject *)Py_TYPE(argument->value) == PY_ONCE_GET(&argument->state->ndarray_type)) {
         return 0;
     }
     py_tensor_facts facts;

@@ -82,7 +82,8 @@ read_array(const py_state *state, PyObject *object, dd_view *view)
 bool
 py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
 {
-    return (PyObject *)Py_TYPE(object) == state->ndarray_type && read_array(state, object, view);
+    return (PyObject *)Py_TYPE(object) == PY_ONCE_GET(&state->ndarray_type) &&
+           read_array(state, object, view);
 }
 
 /* numpy.ndarray, if NumPy is imported: a new reference. Otherwise NULL without an exception. */
@@ -90,8 +91,9 @@ static PyObject *
 find_ndarray(void)
 {
     PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
-    PyObject *numpy = PyDict_GetItemString(modules, "numpy");
+    PyObject *numpy = PyMapping_GetItemString(modules, "numpy");
     PyObject *type = numpy != NULL ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
+    Py_XDECREF(numpy);
     PyErr_Clear();
     return type;
 }
@@ -108,15 +110,16 @@ is_same(const dd_view *a, const dd_view *b)
 void
 py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
 {
-    if (state->has_seen_ndarray) {
+    if (atomic_load_explicit(&state->has_seen_ndarray, memory_order_relaxed)) {
         return;
     }
     PyObject *type = find_ndarray();
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
-        state->has_seen_ndarray = true; /* if it is not as expected, buffers are used from now on */
-        if (read_array(state, object, &direct) && is_same(&direct, view)) {
-            state->ndarray_type = Py_NewRef(type);
+        bool is_expected = read_array(state, object, &direct) && is_same(&direct, view);
+        /* If it is not as expected, buffers are used from now on. */
+        if (!atomic_exchange(&state->has_seen_ndarray, true) && is_expected) {
+            (void)PY_ONCE_SET(&state->ndarray_type, Py_NewRef(type));
         }
     }
     Py_XDECREF(type);

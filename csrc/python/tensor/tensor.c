@@ -143,27 +143,64 @@ read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
     return true;
 }
 
-static bool
-read_interface_layout(dd_view *view, PyObject *interface)
+/* The fields of an __array_interface__: new references, or NULL. */
+typedef struct array_interface {
+    PyObject *shape;
+    PyObject *strides;
+    PyObject *type;
+    PyObject *data;
+} array_interface;
+
+static PyObject *
+find_field(PyObject *interface, const char *name)
 {
-    PyObject *shape = PyDict_GetItemString(interface, "shape");
-    PyObject *strides = PyDict_GetItemString(interface, "strides");
+    PyObject *field = PyMapping_GetItemString(interface, name);
+    if (field == NULL) {
+        PyErr_Clear();
+    }
+    return field;
+}
+
+static void
+interface_init(array_interface *fields, PyObject *interface)
+{
+    *fields = (array_interface){
+        .shape = find_field(interface, "shape"),
+        .strides = find_field(interface, "strides"),
+        .type = find_field(interface, "typestr"),
+        .data = find_field(interface, "data"),
+    };
+}
+
+static void
+interface_fini(array_interface *fields)
+{
+    Py_XDECREF(fields->shape);
+    Py_XDECREF(fields->strides);
+    Py_XDECREF(fields->type);
+    Py_XDECREF(fields->data);
+}
+
+static bool
+read_interface_layout(dd_view *view, const array_interface *fields)
+{
+    PyObject *shape = fields->shape;
     Py_ssize_t ndim = shape != NULL && PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
     if (ndim < 0 || ndim > DD_VIEW_MAX_DIMS || !read_integers(shape, ndim, view->shape)) {
         return false;
     }
     view->ndim = (int)ndim;
-    if (strides != NULL && strides != Py_None) {
-        return read_integers(strides, ndim, view->strides);
+    if (fields->strides != NULL && fields->strides != Py_None) {
+        return read_integers(fields->strides, ndim, view->strides);
     }
     return py_tensor_set_row_major(view);
 }
 
 static bool
-read_interface_data(dd_view *view, PyObject *interface)
+read_interface_data(dd_view *view, const array_interface *fields)
 {
-    PyObject *type = PyDict_GetItemString(interface, "typestr");
-    PyObject *data = PyDict_GetItemString(interface, "data");
+    PyObject *type = fields->type;
+    PyObject *data = fields->data;
     const char *text = type != NULL && PyUnicode_Check(type) ? PyUnicode_AsUTF8AndSize(type, NULL) : NULL;
     if (text == NULL || py_dtype_is_foreign(text) || data == NULL || !PyTuple_Check(data) ||
         PyTuple_Size(data) != 2) {
@@ -172,6 +209,16 @@ read_interface_data(dd_view *view, PyObject *interface)
     view->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
     view->is_readonly = PyObject_IsTrue(PyTuple_GetItem(data, 1)) != 0;
     return PyErr_Occurred() == NULL;
+}
+
+static bool
+read_interface(dd_view *view, PyObject *interface)
+{
+    array_interface fields;
+    interface_init(&fields, interface);
+    bool is_read = read_interface_layout(view, &fields) && read_interface_data(view, &fields);
+    interface_fini(&fields);
+    return is_read;
 }
 
 /* NumPy exports arrays with extension dtypes neither as buffers nor by DLPack. Returns like try_buffer. */
@@ -183,9 +230,7 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
         return 0;
     }
     PyObject *interface = PyObject_GetAttrString(argument->value, "__array_interface__");
-    bool is_read = interface != NULL && PyDict_Check(interface) &&
-                   read_interface_layout(&tensor->view, interface) &&
-                   read_interface_data(&tensor->view, interface);
+    bool is_read = interface != NULL && PyDict_Check(interface) && read_interface(&tensor->view, interface);
     Py_XDECREF(interface);
     if (!is_read) {
         PyErr_Clear();

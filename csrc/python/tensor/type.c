@@ -1,6 +1,7 @@
 #include "python/tensor/type.h"
 
 #include "core/mem.h"
+#include "python/base/lock.h"
 
 #include <string.h>
 
@@ -16,23 +17,34 @@ typedef struct known_type {
 
 /* Each class has exactly one place in the table, and evicts the class that was there before. */
 struct py_tensor_types {
-    PyObject *forget; /* owned: the callback of the weak references */
-    known_type known[MAX_TYPES];
+    PyObject *forget; /* const, owned: the callback of the weak references */
+    py_lock lock;
+    known_type known[MAX_TYPES]; /* guarded by the lock */
 };
 
 /* ---- classes that die */
 
-/* Called when the class behind `ref` has died. The table comes in a capsule, which is renamed when the table goes. */
+/* Frees the place of a weak reference. Returns false if it has none. */
+static bool
+clear_place(py_tensor_types *types, const PyObject *ref)
+{
+    for (size_t i = 0; i < MAX_TYPES; i++) {
+        if (types->known[i].ref == ref) {
+            types->known[i] = (known_type){0};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Called when the class behind `ref` has died. The table is in a capsule, which is renamed when the table is freed. */
 static PyObject *
 forget(PyObject *capsule, PyObject *ref)
 {
-    bool is_there = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
-    py_tensor_types *types = is_there ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
-    for (size_t i = 0; types != NULL && i < MAX_TYPES; i++) {
-        if (types->known[i].ref == ref) {
-            types->known[i] = (known_type){0};
-            Py_DECREF(ref);
-        }
+    bool is_valid = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
+    py_tensor_types *types = is_valid ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
+    if (types != NULL && PY_LOCKED(&types->lock, clear_place(types, ref))) {
+        Py_DECREF(ref);
     }
     Py_RETURN_NONE;
 }
@@ -135,24 +147,39 @@ learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
 }
 
 static known_type *
-place_of(const py_state *state, const PyObject *type)
+place_of(py_tensor_types *types, const PyObject *type)
 {
     uintptr_t number = (uintptr_t)type / 64; /* types are larger than 64 bytes */
-    return &state->tensor_types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
+    return &types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
+}
+
+static bool
+recall(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
+{
+    py_lock_take(&types->lock);
+    const known_type *known = place_of(types, type);
+    bool is_known = known->type == type;
+    if (is_known) {
+        *facts = known->facts;
+    }
+    py_lock_release(&types->lock);
+    return is_known;
 }
 
 /* If memory runs out, the class is looked at again for its next object. */
 static void
-remember(const py_state *state, PyObject *type, const py_tensor_facts *facts)
+remember(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {
-    PyObject *ref = PyWeakref_NewRef(type, state->tensor_types->forget);
+    PyObject *ref = PyWeakref_NewRef(type, types->forget);
     if (ref == NULL) {
         PyErr_Clear();
         return;
     }
-    known_type *place = place_of(state, type);
+    py_lock_take(&types->lock);
+    known_type *place = place_of(types, type);
     PyObject *before = place->ref;
     *place = (known_type){.type = type, .ref = ref, .facts = *facts};
+    py_lock_release(&types->lock);
     Py_XDECREF(before);
 }
 
@@ -160,12 +187,9 @@ void
 py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *facts)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    const known_type *known = place_of(state, type);
-    if (known->type == type) {
-        *facts = known->facts;
-    } else {
+    if (!recall(state->tensor_types, type, facts)) {
         learn(state, object, facts); /* may run Python code, which may come here again */
-        remember(state, type, facts);
+        remember(state->tensor_types, type, facts);
     }
     choose_version(facts);
 }

@@ -26,7 +26,7 @@ typedef struct py_tensor_facts {
 
 typedef struct py_tensor_types py_tensor_types;
 
-/* A table that is guarded by the GIL and keeps no class alive. NULL with an exception. */
+/* A table for any thread, which keeps no class alive. NULL with an exception. */
 py_tensor_types *py_tensor_types_create(void);
 void py_tensor_types_destroy(py_tensor_types *types);
 
