@@ -104,19 +104,19 @@ read_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX_DIMENS
 }
 
 static bool
-read_tensors(PyObject *list, shapes *out)
+read_items(PyObject *tuple, shapes *out)
 {
-    Py_ssize_t count = PyList_Size(list);
+    Py_ssize_t count = PyTuple_Size(tuple);
     *out = (shapes){.count = 0};
     for (Py_ssize_t i = 0; i < count; i++) {
         if (out->count == PY_RECORDER_MAX_TENSORS) {
             out->more = (uint32_t)(count - i);
             break;
         }
-        PyObject *pair = PyList_GetItem(list, i);
+        PyObject *pair = PyTuple_GetItem(tuple, i);
         dd_record_tensor *tensor = &out->tensors[out->count];
         *tensor = (dd_record_tensor){.count = 1};
-        PyObject *dtype = pair != NULL ? PyTuple_GetItem(pair, 0) : NULL;
+        PyObject *dtype = PyTuple_GetItem(pair, 0);
         PyObject *shape = dtype != NULL ? PyTuple_GetItem(pair, 1) : NULL;
         if (shape == NULL || !read_dtype(dtype, &tensor->dtype) ||
             !read_shape(shape, tensor, out->lengths[out->count])) {
@@ -124,7 +124,16 @@ read_tensors(PyObject *list, shapes *out)
         }
         out->count++;
     }
-    return count >= 0;
+    return true;
+}
+
+static bool
+read_tensors(PyObject *list, shapes *out)
+{
+    PyObject *tuple = PySequence_Tuple(list);
+    bool is_ok = tuple != NULL && read_items(tuple, out);
+    Py_XDECREF(tuple);
+    return is_ok;
 }
 
 /* ---- records */

@@ -81,29 +81,30 @@ create(py_state *state)
     return self;
 }
 
+/* False for the recorder of the parent of a forked child, which leaves it alone. */
 static bool
-is_there(const py_state *state)
+is_of_process(const py_recorder *self)
 {
-    /* A forked child leaves the parent's recorder alone. */
-    return state->recorder != NULL && state->recorder->generation == dd_fork_generation();
+    return self != NULL && self->generation == dd_fork_generation();
 }
 
 dd_recorder *
 py_recorder_get(py_state *state)
 {
-    if (is_there(state)) {
-        return state->recorder->recorder;
+    py_recorder *before = py_recorder_current(state);
+    if (is_of_process(before)) {
+        return before->recorder;
     }
     py_recorder *made = create(state);
     if (made == NULL) {
         return NULL;
     }
-    if (is_there(state)) {
-        destroy(made); /* another thread made one during the import */
-    } else {
-        state->recorder = made;
+    if (!__atomic_compare_exchange_n(&state->recorder, &before, made, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+        destroy(made); /* another thread has made one, which is now `before` */
+        return before->recorder;
     }
-    return state->recorder->recorder;
+    return made->recorder;
 }
 
 dd_recorder_group *

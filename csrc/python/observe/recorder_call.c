@@ -147,7 +147,8 @@ name_of(dd_coll coll, const py_operands *operands)
 static bool
 is_recording(const py_state *state)
 {
-    return state->recorder != NULL && dd_recorder_capacity(state->recorder->recorder) > 0;
+    const py_recorder *self = py_recorder_current(state);
+    return self != NULL && dd_recorder_capacity(self->recorder) > 0;
 }
 
 static void

@@ -32,11 +32,19 @@ struct py_recorder {
     size_t folder_len;
     frame_field back;        /* const; f_back */
     frame_field instruction; /* const; f_lasti */
-    /* guarded by the GIL */
+    py_lock lock;
+    /* guarded by the lock */
     seen_code *codes; /* hashed by address */
     size_t ncodes;
     seen_stack *stacks; /* hashed by their two innermost frames */
 };
+
+/* The recorder of this process or of its parent; NULL if there is none. */
+static inline py_recorder *
+py_recorder_current(const py_state *state)
+{
+    return PY_ONCE_GET(&state->recorder);
+}
 
 /* ---- observe/stack.c */
 

@@ -2,7 +2,9 @@
  *
  * A frame is identified by its code object and its current instruction. Code objects that have been seen are kept
  * alive, so that their addresses are not reused. If a program makes more code objects than fit, a stack ends at
- * the first new one. */
+ * the first new one.
+ *
+ * A thread reads its own frames without the recorder's lock, which guards only the two tables. */
 #include "core/mem.h"
 #include "python/observe/recorder_internal.h"
 
@@ -60,9 +62,9 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* The entry of the code, or the free entry where it belongs. There is always a free one. */
+/* The entry of the code, or the free entry where it belongs. There is always a free one. The caller holds the lock. */
 static seen_code *
-find_code(const py_recorder *self, const PyObject *code)
+find_code_locked(const py_recorder *self, const PyObject *code)
 {
     size_t place = (size_t)(((uint64_t)(uintptr_t)code * UINT64_C(0x9E3779B97F4A7C15)) >> 40);
     for (;; place++) {
@@ -84,20 +86,49 @@ text_of(PyObject *code, const char *attribute, PyObject **object)
     return text != NULL ? text : "";
 }
 
-/* False if there is no room. */
-static bool
-add_code(py_recorder *self, seen_code *seen, PyObject *code)
+typedef enum code_kind {
+    CODE_SHOWN,
+    CODE_HIDDEN,  /* it belongs to the package itself */
+    CODE_UNKNOWN, /* it is not in the table */
+} code_kind;
+
+static code_kind
+kind_of(const seen_code *seen)
 {
-    if (self->ncodes == MAX_CODES) {
-        return false;
+    return seen->code == NULL ? CODE_UNKNOWN : seen->is_hidden ? CODE_HIDDEN : CODE_SHOWN;
+}
+
+static code_kind
+find_kind(py_recorder *self, const PyObject *code)
+{
+    return PY_LOCKED(&self->lock, kind_of(find_code_locked(self, code)));
+}
+
+/* Adds the code, unless another thread has added it. CODE_UNKNOWN if there is no room. */
+static code_kind
+add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
+{
+    seen_code *seen = find_code_locked(self, code);
+    if (seen->code == NULL && self->ncodes < MAX_CODES) {
+        *seen = (seen_code){.code = Py_NewRef(code), .is_hidden = is_hidden};
+        self->ncodes++;
+    }
+    return kind_of(seen);
+}
+
+/* CODE_UNKNOWN if there is no room. */
+static code_kind
+find_or_add_code(py_recorder *self, PyObject *code)
+{
+    code_kind kind = find_kind(self, code);
+    if (kind != CODE_UNKNOWN) {
+        return kind;
     }
     PyObject *object;
     const char *file = text_of(code, "co_filename", &object);
-    seen->is_hidden = self->folder != NULL && strncmp(file, self->folder, self->folder_len) == 0;
-    seen->code = Py_NewRef(code);
-    self->ncodes++;
+    bool is_hidden = self->folder != NULL && strncmp(file, self->folder, self->folder_len) == 0;
     Py_XDECREF(object);
-    return true;
+    return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
 /* A frame of this thread. It runs for as long as we are called, so it needs no reference. NULL at the end. */
@@ -151,30 +182,20 @@ caller_of(const py_recorder *self, frame_cursor cursor)
     return cursor_at(self, (PyFrameObject *)back);
 }
 
-/* Adds the frame to the stack. 1: it is shown. 0: it is hidden. -1: there is no room for its code, and it was not
- * added. */
-static int
-visit(py_recorder *self, seen_stack *stack, dd_call_site_key key)
-{
-    PyObject *code = (PyObject *)key.code;
-    seen_code *seen = find_code(self, code);
-    if (seen->code == NULL && !add_code(self, seen, code)) {
-        return -1;
-    }
-    stack->keys[stack->nframes++] = key;
-    return seen->is_hidden ? 0 : 1;
-}
-
 static void
 walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObject **frames)
 {
     int nshown = 0;
     stack->nframes = 0;
     for (; cursor.frame != NULL; cursor = caller_of(self, cursor)) {
+        code_kind kind = find_or_add_code(self, (PyObject *)cursor.key.code);
+        if (kind == CODE_UNKNOWN) {
+            break; /* there is no room */
+        }
         frames[stack->nframes] = cursor.frame;
-        int shown = visit(self, stack, cursor.key);
-        nshown += shown;
-        if (shown < 0 || nshown == self->max_frames || stack->nframes == DD_STACK_MAX_FRAMES) {
+        stack->keys[stack->nframes++] = cursor.key;
+        nshown += kind == CODE_SHOWN ? 1 : 0;
+        if (nshown == self->max_frames || stack->nframes == DD_STACK_MAX_FRAMES) {
             break;
         }
     }
@@ -192,7 +213,7 @@ tell(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
         sites[i] = (dd_call_site){.function = text_of(code, "co_name", &texts[2 * i]),
                                   .file = text_of(code, "co_filename", &texts[2 * i + 1]),
                                   .line = PyFrame_GetLineNumber(frames[i]),
-                                  .is_hidden = find_code(self, code)->is_hidden};
+                                  .is_hidden = find_kind(self, code) == CODE_HIDDEN};
     }
     uint32_t added =
         dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, sites, stack->nframes);
@@ -243,26 +264,44 @@ has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor 
     return !stack->is_whole || cursor.frame == NULL;
 }
 
+/* Copies the stack that is kept, because reading frames may run Python code, which may replace it. False if none with
+ * this innermost frame is kept. */
+static bool
+copy_kept(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
+{
+    py_lock_take(&self->lock);
+    bool is_kept = place->stack != 0 && is_key(place->keys[0], inner);
+    if (is_kept) {
+        stack->stack = place->stack;
+        stack->nframes = place->nframes;
+        stack->is_whole = place->is_whole;
+        memcpy(stack->keys, place->keys, place->nframes * sizeof place->keys[0]);
+    }
+    py_lock_release(&self->lock);
+    return is_kept;
+}
+
 uint32_t
 py_recorder_stack(py_state *state)
 {
-    py_recorder *self = state->recorder;
+    py_recorder *self = py_recorder_current(state);
     frame_cursor inner = cursor_at(self, self->max_frames > 0 ? PyEval_GetFrame() : NULL);
     if (inner.frame == NULL) {
         return 0;
     }
     frame_cursor outer = caller_of(self, inner);
-    seen_stack *kept = place_of(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
-    if (kept->stack != 0 && is_key(kept->keys[0], inner.key) && has_outer_frames(self, kept, outer)) {
-        return kept->stack;
-    }
-    /* look_up may run Python code, and so other threads: the place is written only once the stack is complete. */
+    seen_stack *place = place_of(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
     seen_stack stack;
+    if (copy_kept(self, place, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
+        return stack.stack;
+    }
     PyFrameObject *frames[DD_STACK_MAX_FRAMES];
     walk_stack(self, inner, &stack, frames);
     stack.stack = stack.nframes > 0 ? look_up(self, &stack, frames) : 0;
     if (stack.stack != 0) {
-        *kept = stack;
+        py_lock_take(&self->lock);
+        *place = stack;
+        py_lock_release(&self->lock);
     }
     return stack.stack;
 }

@@ -21,13 +21,14 @@
 
 /* Never freed, because groups may be released until the process ends. */
 typedef struct py_watch {
-    uint64_t generation;        /* const */
-    dd_monitor *monitor;        /* const */
-    int64_t beat_timeout_ns;    /* const */
-    bool is_beat_fatal;         /* const */
-    bool is_failure_fatal;      /* const; for groups that are told of failures */
-    bool has_heartbeat;         /* guarded by the GIL */
-    struct heard_signal *heard; /* owned; guarded by the GIL */
+    uint64_t generation;       /* const */
+    dd_monitor *monitor;       /* const */
+    int64_t beat_timeout_ns;   /* const */
+    bool is_beat_fatal;        /* const */
+    bool is_failure_fatal;     /* const; for groups that are told of failures */
+    atomic_bool has_heartbeat; /* atomic */
+    py_lock lock;
+    struct heard_signal *heard; /* owned; guarded by the lock */
 } py_watch;
 
 /* A signal that asks for dumps, and its action before. */
@@ -67,16 +68,18 @@ die(void *Py_UNUSED(ctx), const char *reason)
 static py_watch *
 find_watch(const py_state *state)
 {
+    py_watch *watch = __atomic_load_n(&state->watch, __ATOMIC_ACQUIRE);
     /* A forked child leaves the parent's monitor alone. */
-    return state->watch != NULL && state->watch->generation == dd_fork_generation() ? state->watch : NULL;
+    return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
 /* The monitor, which is started if needed. `rank` is the rank in the group that starts it. NULL with an exception. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
-    if (find_watch(state) != NULL) {
-        return state->watch;
+    py_watch *watch = find_watch(state);
+    if (watch != NULL) {
+        return watch;
     }
     PyObject *module = PyImport_ImportModule("dldist.base.watch");
     PyObject *done = module != NULL ? PyObject_CallMethod(module, "start", "i", rank) : NULL;
@@ -85,10 +88,11 @@ require_watch(py_state *state, int rank)
         return NULL;
     }
     Py_DECREF(done);
-    if (find_watch(state) == NULL) {
+    watch = find_watch(state);
+    if (watch == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "dldist.base.watch did not start a monitor");
     }
-    return find_watch(state);
+    return watch;
 }
 
 static bool
@@ -122,7 +126,7 @@ read_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return true;
 }
 
-/* Makes the monitor, which runs once a thread calls _monitor_run. */
+/* Makes the monitor, which runs once a thread calls _monitor_run. Only one thread at a time may call this. */
 PyObject *
 py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -146,7 +150,7 @@ py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
         return NULL;
     }
     watch->generation = dd_fork_generation();
-    state->watch = watch;
+    __atomic_store_n(&state->watch, watch, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
 }
 
@@ -196,8 +200,10 @@ hear_signal(py_watch *watch, long number)
         return true;
     }
     heard->number = (int)number;
+    py_lock_take(&watch->lock);
     heard->next = watch->heard;
     watch->heard = heard;
+    py_lock_release(&watch->lock);
     return true;
 }
 
@@ -205,14 +211,18 @@ hear_signal(py_watch *watch, long number)
 static void
 give_signals_back(py_watch *watch)
 {
-    while (watch->heard != NULL) {
-        heard_signal *heard = watch->heard;
+    py_lock_take(&watch->lock);
+    heard_signal *heard = watch->heard;
+    watch->heard = NULL;
+    py_lock_release(&watch->lock);
+    while (heard != NULL) {
+        heard_signal *next = heard->next;
         struct sigaction now;
         if (sigaction(heard->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
             (void)sigaction(heard->number, &heard->before, NULL);
         }
-        watch->heard = heard->next;
         dd_mem_free(heard);
+        heard = next;
     }
 }
 
@@ -305,7 +315,7 @@ void
 py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
 {
     py_watch *watch = find_watch(state);
-    if (watch == NULL || watch->has_heartbeat == (heartbeat != NULL)) {
+    if (watch == NULL || atomic_exchange(&watch->has_heartbeat, heartbeat != NULL) == (heartbeat != NULL)) {
         return;
     }
     dd_monitor_heartbeat whole = {0};
@@ -314,7 +324,6 @@ py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
         whole.timeout_ns = watch->beat_timeout_ns;
         whole.is_fatal = watch->is_beat_fatal;
     }
-    watch->has_heartbeat = heartbeat != NULL;
     dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
 }
 
