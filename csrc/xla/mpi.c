@@ -65,7 +65,7 @@ dd_mpi_comm_create_broken(int rank, int size, const char *reason)
     return create(&what);
 }
 
-static comm *world;
+static _Atomic(comm *) world;
 
 void
 dd_mpi_set_world(dd_mpi_handle handle)

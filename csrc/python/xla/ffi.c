@@ -45,17 +45,17 @@ read_block(py_state *state, PyObject *object, dd_block *block)
 }
 
 static bool
-read_blocks(py_state *state, PyObject *list, dd_block *blocks)
+read_blocks(py_state *state, PyObject *tuple, dd_block *blocks)
 {
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
-        if (!read_block(state, PyList_GetItem(list, i), &blocks[i])) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        if (!read_block(state, PyTuple_GetItem(tuple, i), &blocks[i])) {
             return false;
         }
     }
     return true;
 }
 
-/* The arguments of _ffi_program. */
+/* The arguments of _ffi_program: lists, then tuples of the same items. */
 typedef struct program_request {
     int64_t number;
     PyObject *group;
@@ -78,8 +78,8 @@ require_lists(const program_request *wanted)
 static dd_ffi_program *
 create(py_state *state, const program_request *wanted)
 {
-    size_t nsources = (size_t)PyList_Size(wanted->sources);
-    size_t nresults = (size_t)PyList_Size(wanted->results);
+    size_t nsources = (size_t)PyTuple_Size(wanted->sources);
+    size_t nresults = (size_t)PyTuple_Size(wanted->results);
     dd_block *blocks = dd_mem_alloc_array(nsources + nresults, sizeof *blocks);
     if (blocks == NULL) {
         PyErr_NoMemory();
@@ -172,8 +172,8 @@ add_message(py_state *state, dd_ffi_program *program, PyObject *told)
 static bool
 add_calls(py_state *state, dd_ffi_program *program, PyObject *calls)
 {
-    for (Py_ssize_t i = 0; i < PyList_Size(calls); i++) {
-        PyObject *told = PyList_GetItem(calls, i);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(calls); i++) {
+        PyObject *told = PyTuple_GetItem(calls, i);
         if (!(PyTuple_Check(told) ? add_message(state, program, told) : add_plan(state, program, told))) {
             return false;
         }
@@ -203,6 +203,26 @@ require_group(const py_state *state, PyObject *group, const char *function)
     return py_group_require_cpu((py_group *)group, function);
 }
 
+/* Makes the program of a request with tuples: a capsule, or NULL with an exception. */
+static PyObject *
+make_program(py_state *state, const program_request *wanted)
+{
+    dd_ffi_program *program = create(state, wanted);
+    PyObject *capsule = program != NULL ? PyCapsule_New(program, PROGRAM, destroy) : NULL;
+    if (capsule == NULL) {
+        if (program != NULL) {
+            dd_ffi_program_destroy(program);
+        }
+        return NULL;
+    }
+    if (!add_calls(state, program, wanted->calls)) {
+        Py_DECREF(capsule);
+        return NULL;
+    }
+    dd_ffi_program_publish(program);
+    return capsule;
+}
+
 PyObject *
 py_ffi_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -216,19 +236,13 @@ py_ffi_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObje
         !require_group(state, wanted.group, "_ffi_program")) {
         return NULL;
     }
-    dd_ffi_program *program = create(state, &wanted);
-    PyObject *capsule = program != NULL ? PyCapsule_New(program, PROGRAM, destroy) : NULL;
-    if (capsule == NULL) {
-        if (program != NULL) {
-            dd_ffi_program_destroy(program);
-        }
-        return NULL;
-    }
-    if (!add_calls(state, program, wanted.calls)) {
-        Py_DECREF(capsule);
-        return NULL;
-    }
-    dd_ffi_program_publish(program);
+    wanted.sources = PySequence_Tuple(wanted.sources); /* other threads may change lists */
+    wanted.results = wanted.sources != NULL ? PySequence_Tuple(wanted.results) : NULL;
+    wanted.calls = wanted.results != NULL ? PySequence_Tuple(wanted.calls) : NULL;
+    PyObject *capsule = wanted.calls != NULL ? make_program(state, &wanted) : NULL;
+    Py_XDECREF(wanted.calls);
+    Py_XDECREF(wanted.results);
+    Py_XDECREF(wanted.sources);
     return capsule;
 }
 

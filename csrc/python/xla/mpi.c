@@ -2,12 +2,20 @@
 
 #include "python/base/error.h"
 #include "python/base/gate.h"
+#include "python/base/lock.h"
 #include "python/base/params.h"
 #include "python/group/group.h"
 #include "xla/mpi.h"
 
-/* make(first, place), which gives a Group. Owned; set once, before XLA calls anything. */
+#include <pthread.h>
+
+/* make(first, place), which returns a Group. Owned; guarded by the lock. */
 static PyObject *maker;
+static py_lock maker_lock;
+
+/* The functions that XLA calls; const once they are filled in. */
+static dd_mpi_calls calls;
+static pthread_once_t calls_once = PTHREAD_ONCE_INIT;
 
 /* A communicator that fails with the exception that is set, which ends here. */
 static dd_mpi_handle
@@ -29,7 +37,9 @@ make_broken(int place)
 static dd_mpi_handle
 make_comm(int first, int place)
 {
-    PyObject *group = PyObject_CallFunction(maker, "ii", first, place);
+    PyObject *make = PY_LOCKED(&maker_lock, Py_NewRef(maker));
+    PyObject *group = PyObject_CallFunction(make, "ii", first, place);
+    Py_DECREF(make);
     dd_mpi_handle made = group != NULL ? dd_mpi_comm_create(py_group_core(group)) : make_broken(place);
     Py_XDECREF(group);
     return made;
@@ -51,10 +61,26 @@ comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
     return DD_MPI_SUCCESS;
 }
 
+static void
+fill_calls(void)
+{
+    calls = dd_mpi_group_calls;
+    calls.Comm_split = comm_split;
+}
+
+static void
+set_maker(PyObject *make)
+{
+    py_lock_take(&maker_lock);
+    PyObject *before = maker;
+    maker = Py_NewRef(make);
+    py_lock_release(&maker_lock);
+    Py_XDECREF(before);
+}
+
 PyObject *
 py_mpi_calls(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static dd_mpi_calls calls;
     int rank;
     int size;
     PyObject *make;
@@ -69,9 +95,7 @@ py_mpi_calls(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         return PyErr_NoMemory();
     }
     dd_mpi_set_world(world);
-    Py_XDECREF(maker);
-    maker = Py_NewRef(make);
-    calls = dd_mpi_group_calls;
-    calls.Comm_split = comm_split;
+    set_maker(make);
+    (void)pthread_once(&calls_once, fill_calls);
     return PyCapsule_New(&calls, PY_MPI_CALLS, NULL);
 }
