@@ -35,8 +35,24 @@ def a_mode_sees_every_call(rank, size):
     with Looking() as mode:
         for case in ("every_collective", "messages", "objects", "sparse", "every_reduction", "unusual_tensors", "works"):
             getattr(backend_cases, case)(rank, size)
+        if _dispatcher._name_in_backends("gather_single"):  # since PyTorch 2.14
+            single_tensors(rank, size)
     served = {known.name for name, known in _dispatcher._OPERATIONS.items() if _dispatcher._name_in_backends(name)}
-    assert served - mode.seen <= {"recv_any_source_"}, served - mode.seen
+    uncalled = {"recv_any_source_"} if _native.load() is None else {"recv_any_source_", "gather_into_tensor_"}
+    assert served - mode.seen <= uncalled, served - mode.seen
+
+
+def single_tensors(rank, size):
+    """The calls that PyTorch's backends have in Python since 2.14."""
+    group = dist.group.WORLD
+    if _native.load() is None:
+        backend_cases.gather_into_one_tensor(rank, size)
+    outs = [torch.zeros(2 * size)]
+    group.all_gather_single_coalesced(outs, [of(rank, 2)]).wait()
+    check(outs[0], torch.cat([of(other, 2) for other in range(size)]))
+    outs = [torch.zeros(1)]
+    group.reduce_scatter_single_coalesced(outs, [of(rank, size)]).wait()
+    check(outs[0], total(size, size)[rank : rank + 1])
 
 
 def any_source(rank, size):
@@ -179,10 +195,11 @@ def what_cannot_be_seen_is_refused(rank, size):
         return  # PyTorch itself makes operations of the calls there, which can all be seen
     group = dist.group.WORLD
     kept = torch.ones(2)
-    with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
-        group.gather_single(torch.empty(size, 2), kept, 0)
-    with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
-        group.all_gather_single_coalesced([torch.empty(size, 2)], [kept])
+    if not _dispatcher._name_in_backends("gather_single"):  # before PyTorch 2.14
+        with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
+            group.gather_single(torch.empty(size, 2), kept, 0)
+        with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
+            group.all_gather_single_coalesced([torch.empty(size, 2)], [kept])
     with Looking(), raises(NotImplementedError, "resolve_conj"):
         group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)
     _dispatcher._can_replace_kernels = False  # as in releases before 2.8
