@@ -7,6 +7,7 @@ that has a GIL.
 """
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -73,7 +74,7 @@ class parallel_build_ext(build_ext):
     def get_ext_filename(self, fullname):
         filename = super().get_ext_filename(fullname)
         # setuptools names a file by the Python that builds it.
-        return filename.replace(".abi3.", ".abi3t.") if IS_ABI3T else filename
+        return re.sub(r"\.abi3(?!t)", ".abi3t", filename) if IS_ABI3T else filename
 
     def build_extension(self, ext):
         if missing := what_is_missing(self.compiler.compiler_so[0]):
