@@ -13,7 +13,7 @@ from pathlib import Path
 
 # By the beginning of a file's path in the package: what it exports.
 EXPORTS = {
-    "_core": re.compile(r"PyInit__core"),
+    "_core": re.compile(r"Py(Init|ModExport)__core"),
     "jax/_mpi": re.compile(r"MPIX?ABI_\w+|mpi(abi|wrapper)_version_\w+|mpiwrapper_export_fortran_constants_"),
 }
 # ld-linux comes with libc on some machines.

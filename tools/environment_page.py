@@ -97,6 +97,7 @@ which order it looks for launchers. A value that makes no sense is an error that
 | --- | --- | --- |
 | `DLDIST_WERROR` | `1` | Warnings of the C compiler are errors. Off by default, so that a newer compiler's opinion does not stop an installation. |
 | `DLDIST_SANITIZE` | `address` (with undefined behaviour), `thread` | Compiles with these sanitizers. The runtime has to be loaded before Python, for instance `LD_PRELOAD=$(gcc -print-file-name=libasan.so)`, and with `ASAN_OPTIONS=detect_leaks=0`, as the interpreter itself keeps memory at exit. `make test-py-asan` does all of it. |
+| `DLDIST_ABI3T` | `1` | With Python 3.15 or later: builds for the stable ABI of free-threaded Pythons, `abi3t`, also if this Python has a GIL ([installing.md](installing.md#free-threaded-pythons)). |
 | `DLDIST_DEBUG` | `1` | No optimisation, full debug information. |
 | `CXX` | a C++ compiler | Compiles the backend for PyTorch ([torch.md](torch.md#in-c-or-in-python)), when it is first needed; `g++`, `c++` or `clang++` without it. |
 | `DLDIST_FAULTS` | `1` | Adds `_core._fail_allocation` and `_core._fail_system_call`, by which tests make allocations and calls of the core fail. |
