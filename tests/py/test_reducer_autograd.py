@@ -302,3 +302,108 @@ def test_sampled_statistics():
             reducer.prepare_for_backward()
             parameter.sum().backward()
         assert reducer.stats()["iteration"] == 15 and reducer._times._samples == 10
+
+
+# ---- passes that the caller ends
+
+
+def start(reducer, net, group, step, *, has_outputs=True, **options):
+    output = net(data_of(group, step), **options)
+    reducer.prepare_for_backward(output if has_outputs else ())
+    return output
+
+
+@pytest.mark.parametrize("options", [{}, {"lazy_bucket_allocation": True}, {"gradient_as_bucket_view": True}], ids=str)
+def test_the_caller_ends_passes_if_required(options):
+    def case(group):
+        net = Net()
+        reducer = make(group, net, **options)
+        reducer._set_manual_finalization_required(True)
+        for step in range(3):
+            output = start(reducer, net, group, step)
+            assert reducer._should_finalize_after_backward() is (step == 0), "buckets are rebuilt after the first pass"
+            output.sum().backward()
+            assert reducer._is_open
+            reducer._finalize_backward_manual()
+            check(net, expected(group, step))
+            net.zero_grad()
+        reducer._set_manual_finalization_required(False)
+        start(reducer, net, group, 3).sum().backward()
+        assert not reducer._is_open
+        check(net, expected(group, 3))
+
+    in_groups(2, case)
+
+
+def test_a_pass_may_end_in_a_hook_of_backward():
+    def case(group):
+        net = Net()
+        reducer = make(group, net)
+        start(reducer, net, group, 0).sum().backward()
+        net.zero_grad()
+        reducer._set_manual_finalization_required(True)
+        output = start(reducer, net, group, 1)
+        assert reducer._should_finalize_after_backward() is False
+        nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in net.parameters()]
+        ended = []
+
+        def end(*_):
+            if reducer._next == len(reducer._buckets) and not ended:
+                ended.append(True)
+                reducer._finalize_backward_manual()
+
+        for node in nodes:
+            node.register_hook(end)
+        output.sum().backward()
+        assert ended and not reducer._is_open
+        check(net, expected(group, 1))
+
+    in_groups(2, case)
+
+
+def test_unused_parameters_and_static_graphs_end_by_hand():
+    def case(group):
+        for options, has_outputs in (
+            ({"find_unused_parameters": True}, True),
+            ({"find_unused_parameters": True}, False),
+            ({"static_graph": True}, True),
+        ):
+            net = Net()
+            reducer = make(group, net, **options)
+            reducer._set_manual_finalization_required(True)
+            for step in range(2):
+                output = start(reducer, net, group, step, has_outputs=has_outputs, uses_second=False)
+                is_late = not has_outputs or ("static_graph" in options and step == 0)
+                assert reducer._should_finalize_after_backward() is is_late, (options, step)
+                output.sum().backward()
+                reducer._finalize_backward_manual()
+                check(net, expected(group, step, uses_second=False))
+                net.zero_grad()
+
+    in_groups(2, case)
+
+
+def test_a_pass_is_ended_by_hand_once_and_in_time():
+    with dldist.Group(None, 0, 1) as group:
+        net = Net()
+        reducer = make(group, net)
+        with pytest.raises(RuntimeError, match=r"_finalize_backward_manual\(\): autograd ends passes"):
+            reducer._finalize_backward_manual()
+        reducer._set_manual_finalization_required(True)
+        with pytest.raises(RuntimeError, match="there is no pass to end"):
+            reducer._finalize_backward_manual()
+        output = start(reducer, net, group, 0)
+        with pytest.raises(RuntimeError, match="0 of [1-9] buckets are full"):
+            reducer._finalize_backward_manual()
+        with pytest.raises(RuntimeError, match="_set_manual_finalization_required.*a pass is under way"):
+            reducer._set_manual_finalization_required(False)
+        output.sum().backward()
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+            reducer.prepare_for_backward()
+        reducer._finalize_backward_manual()
+        with pytest.raises(RuntimeError, match="there is no pass to end"):
+            reducer._finalize_backward_manual()
+        with reducer.no_sync():
+            start(reducer, net, group, 1).sum().backward()
+            with pytest.raises(RuntimeError, match=r"no_sync\(\) is active"):
+                reducer._finalize_backward_manual()

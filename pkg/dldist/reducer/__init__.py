@@ -94,6 +94,7 @@ class Reducer(C10dNames):
         bucket_bytes_cap_list: The same for all buckets, the last for those that follow. If it is not empty, buckets are filled up to
             these limits after the first pass.
         batched_grad_copy: Copy the gradients of a bucket all at once, when the last one has come.
+        lazy_bucket_allocation: Has no effect: the ranks share the memory of buckets, so they allocate it together.
         op: "avg" or "sum".
         static_graph: In all passes the same parameters have no gradient as in the first one.
         timeout: Seconds or a timedelta for each collective. None is the group's own time-out.
@@ -124,6 +125,7 @@ class Reducer(C10dNames):
         use_python_reducer: bool = False,
         bucket_bytes_cap_list: Sequence[int] = (),
         batched_grad_copy: bool = False,
+        lazy_bucket_allocation: bool = False,
         *,
         op: str = "avg",
         static_graph: bool = False,
@@ -148,6 +150,7 @@ class Reducer(C10dNames):
         self._is_view = gradient_as_bucket_view
         self._op = op
         self._is_static = static_graph
+        self._is_finished_manually = False
         self._timeout = timeout
         self._hook: Callable[[Any, GradBucket], Any] | None = None
         self._hook_state: Any = None

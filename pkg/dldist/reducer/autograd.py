@@ -51,7 +51,8 @@ class Autograd:
         """By the names of parameters with sparse gradients: the rows that any rank may have."""
         self._used_before: set[int] = set()
         """Parameters that got gradients in passes without synchronisation, which this one sends."""
-        self._has_outputs = False
+        self.has_outputs = False
+        """Whether the pass knows from which tensors backward() starts."""
         self._is_finish_queued = False
         self._fired = [0] * len(reducer._slots)
         """How often each hook was called in the first pass of a static graph."""
@@ -77,7 +78,7 @@ class Autograd:
     def begin_pass(self, outputs: list[Any]) -> None:
         """After prepare_for_backward(): the parameters that `outputs` do not depend on get no gradient."""
         self.has_begun = self._is_finish_queued = False
-        self._has_outputs = bool(outputs)
+        self.has_outputs = bool(outputs)
         reducer = self._reducer
         self._left = list(self._fired) if reducer._static_unused is not None else []
         if not outputs or not reducer._is_sync:
@@ -122,9 +123,9 @@ class Autograd:
             if self._left[index] > 0:
                 return
         self._take("autograd", slot)
-        if not self._is_finish_queued and (
-            reducer._next == len(reducer._buckets) or (is_first and reducer._finds_unused and not self._has_outputs)
-        ):
+        if self._is_finish_queued or reducer._is_finished_manually:
+            return
+        if reducer._next == len(reducer._buckets) or (is_first and reducer._finds_unused and not self.has_outputs):
             self._queue(reducer.finish)
 
     def _take(self, call: str, slot: Slot) -> None:
@@ -197,7 +198,7 @@ class Autograd:
             self._reducer._used_map[slot.parameter.index] = 1
 
     def finish_first_static_pass(self) -> None:
-        """All gradients are there: take them, and finish."""
+        """Take the gradients, which are all there, and finish the pass unless the caller does."""
         reducer = self._reducer
         if not reducer._is_open or reducer._static_unused is not None:
             return
@@ -206,7 +207,8 @@ class Autograd:
             for slot in bucket.slots:
                 if self._fired[slot.parameter.index]:
                     self._take("_delay_all_reduce", slot)
-        reducer.finish()
+        if not reducer._is_finished_manually:
+            reducer.finish()
 
     def wait_for_futures(self) -> None:
         futures, self.futures = self.futures, []

@@ -19,6 +19,8 @@ class C10dNames:
 
     _bucket_dtype: str | None
     """Of all buckets, if it is not that of their parameters."""
+    _is_finished_manually: bool
+    """False if autograd ends a pass itself, when the last bucket is full."""
     _forward_work: tuple[Any, bool] | None
     """With c10d's join: the work that counts the ranks with a pass of their own, and whether to divide by all ranks nevertheless."""
 
@@ -44,6 +46,34 @@ class C10dNames:
         if self._times.passes or self._is_open:
             raise RuntimeError("_set_static_graph(): must be called before the first pass")
         self._is_static = True
+
+    def _set_manual_finalization_required(self: Any, required: bool) -> None:
+        """Leave the end of later passes to _finalize_backward_manual() instead of autograd."""
+        if self._is_open:
+            raise RuntimeError("_set_manual_finalization_required(): a pass is under way: call it before the pass, or after its end")
+        self._is_finished_manually = bool(required)
+
+    def _should_finalize_after_backward(self: Any) -> bool:
+        """True if the pass can end only after backward() has returned, and not in one of its hooks."""
+        return bool(self._may_rebuild or self._finds_unused_at_end)
+
+    def _finalize_backward_manual(self: Any) -> None:
+        """Wait for all buckets, and hand out the averages."""
+        call = "_finalize_backward_manual()"
+        if not self._is_finished_manually:
+            raise RuntimeError(f"{call}: autograd ends passes: call _set_manual_finalization_required(True) first")
+        if not self._is_open or not self._is_sync:
+            raise RuntimeError(f"{call}: there is no pass to end: it has ended already, or no_sync() is active")
+        if self._next < len(self._buckets) and not (self._finds_unused_at_end and self._autograd.has_begun):
+            raise RuntimeError(f"{call}: {self._next} of {len(self._buckets)} buckets are full: {self._missing_text()}call it later")
+        self.finish()
+
+    @property
+    def _finds_unused_at_end(self: Any) -> bool:
+        """Whether only the end of the pass shows which parameters have no gradient."""
+        if self._autograd is None or not self._detects_unused:
+            return False
+        return bool(self._is_static or not self._autograd.has_outputs)
 
     def _delay_all_reduce(self: Any) -> None:
         _autograd_of(self, "_delay_all_reduce").finish_first_static_pass()
