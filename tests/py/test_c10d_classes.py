@@ -445,8 +445,12 @@ def test_fake_work():
     fake = work.FakeWork()
     assert isinstance(fake, dldist.Work)
     assert fake.wait() is True and fake.wait(THREE) is True
-    assert fake.is_completed() is False and fake.is_success() is True and fake.exception() is None
+    assert fake.is_completed() is True and fake.is_success() is True and fake.exception() is None
     assert fake.seq_id == -1 and fake.get_future().wait() is None
+    with pytest.raises(RuntimeError, match="recorded no output"):
+        fake.result()
+    outputs = [object(), object()]
+    assert work.FakeWork(outputs).result() == work.FakeWork(outputs).get_future().wait() == outputs
 
 
 def test_callback_work_waits_by_its_callback():

@@ -6,7 +6,7 @@ import dldist
 import numpy as np
 import pytest
 from dldist.c10d.fake import FakeProcessGroup, FakeStore
-from dldist.c10d.options import AllreduceOptions, ScatterOptions
+from dldist.c10d.options import AllreduceOptions, ReduceScatterOptions, ScatterOptions
 from dldist.c10d.work import FakeWork
 
 RANK, SIZE = 1, 2
@@ -152,7 +152,7 @@ def test_works_and_messages(fake):
     ]
     fake._start_coalescing()
     works.append(fake._end_coalescing())
-    assert all(type(work) is FakeWork and work.wait() and not work.is_completed() for work in works)
+    assert all(type(work) is FakeWork and work.wait() and work.is_completed() for work in works)
     assert x.tolist() == [1, 1]
     with pytest.raises(RuntimeError, match="Backend fake does not support monitored_barrier"):
         fake.monitored_barrier()
@@ -204,6 +204,7 @@ def test_other_ranks_may_leave_out_the_lists(fake):
 
 def test_options(fake):
     assert (fake.options.backend, fake.options.fake_option, fake.options.error_on_collective) == ("fake", 0, False)
+    assert fake.options.simulate_uniform_ranks is False
     assert (fake.rank(), fake.size(), fake.name()) == (RANK, SIZE, "fake")
     with pytest.raises(TypeError, match="No constructor defined"):
         FakeProcessGroup(0, 2)
@@ -219,6 +220,98 @@ def test_error_on_collective():
         with pytest.raises(RuntimeError, match=r"collective operation error \(error_on_collective=true\)"):
             call()
     assert fake.send([x], 1, 0).wait()
+
+
+@pytest.fixture
+def uniform():
+    opts = FakeProcessGroup.Options()
+    opts.simulate_uniform_ranks = True
+    return FakeProcessGroup._create_internal(RANK, 3, opts)
+
+
+X = np.array([[1, 2], [3, 4]], "i4")
+REDUCED = {"SUM": 3 * X, "AVG": X, "MIN": X, "MAX": X, "PRODUCT": X**3, "BAND": X, "BOR": X, "BXOR": X}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_uniform_ranks_reduce_equal_inputs(uniform, name):
+    op, whole = getattr(dldist.ReduceOp, name), np.tile(X, (3, 1))
+    for call, kind in ((uniform.allreduce, np.ascontiguousarray), (uniform.allreduce, np.asfortranarray)):
+        x = kind(X.copy())
+        work = call([x], op)
+        assert (x == REDUCED[name]).all() and work.get_future().wait()[0] is x
+    outputs = [np.zeros_like(X) for _ in range(3)]
+    uniform.reduce_scatter(outputs[0], [X, X, X], op)
+    uniform.reduce_scatter_single(outputs[1], whole, op)
+    uniform.reduce_scatter_single_coalesced([outputs[2]], [whole], reduce_options(op))
+    assert all((output == REDUCED[name]).all() for output in outputs)
+
+
+def reduce_options(op):
+    opts = ReduceScatterOptions()
+    opts.reduceOp = op
+    return opts
+
+
+def test_bxor_of_an_even_number_of_uniform_ranks_is_zero():
+    opts = FakeProcessGroup.Options()
+    opts.simulate_uniform_ranks = True
+    x = X.copy()
+    FakeProcessGroup._create_internal(0, 4, opts).allreduce([x], dldist.ReduceOp.BXOR)
+    assert not x.any()
+
+
+def test_uniform_ranks_multiply_for_premul_sum(uniform):
+    x = np.array([1.0, 2.0], "f4")
+    uniform.allreduce([x], dldist._make_nccl_premul_sum(0.5))
+    assert x.tolist() == [1.5, 3.0]
+    with pytest.raises(ValueError, match="float32"):
+        uniform.allreduce([x], dldist.ReduceOp.BAND)
+
+
+def test_reduce_of_uniform_ranks_changes_the_root_only(uniform):
+    x = np.ones(2, "f4")
+    assert uniform.reduce([x], root=0).get_future().wait() is None and x.tolist() == [1, 1]
+    assert uniform.reduce([x], root=RANK).get_future().wait()[0] is x and x.tolist() == [3, 3]
+
+
+def test_uniform_ranks_exchange_equal_parts(uniform):
+    inputs, outputs = [f4(1), np.array([5, 6], "f4"), f4(2)], [f4(2), f4(3), f4(1)]
+    work = uniform.alltoall(outputs, inputs)
+    assert [output.tolist() for output in outputs] == [[5, 6], [5, 6, 5], [5]] and len(work.result()) == 3
+    output = np.full((7, 1), 9, "f4")
+    uniform.all_to_all_single(output, np.array([[1], [2], [3]], "f4"), [3, 0, 4], [1, 2, 0])
+    assert output[:, 0].tolist() == [2, 3, 2, 2, 3, 2, 3]
+    uniform.all_to_all_single(output, f4(3, 1), [3, 0, 4], [1, 0, 2])
+    assert not output.any(), "a rank that sends nothing leaves zeros"
+    output = f4(6)
+    uniform.all_to_all_single(output, np.arange(6, dtype="f4"), [], [])
+    assert output.tolist() == [2, 3] * 3
+
+
+def test_works_of_uniform_ranks_have_the_outputs(uniform):
+    outputs = [f4(2) for _ in range(3)]
+    assert uniform.allgather(outputs, np.ones(2, "f4")).result()[2].tolist() == [1, 1]
+    x = f4(2)
+    assert uniform.broadcast([x]).result()[0] is x
+    assert uniform.scatter(f4(2), [], 0).get_future().wait() is None
+    assert uniform.barrier().get_future().wait() is None
+
+
+def test_uniform_ranks_skip_tensors_without_memory(uniform):
+    torch = pytest.importorskip("torch", reason="torch is not there")
+    assert uniform.allreduce([torch.zeros(4, device="meta")]).wait()
+
+
+def test_a_fake_group_is_split():
+    opts = FakeProcessGroup.Options()
+    opts.error_on_collective = True
+    dldist.init_process_group("fake", rank=2, world_size=4, pg_options=opts)
+    part = dldist.split_group(split_ranks=[[1, 2], [0, 3]])
+    assert (part.rank(), part.size()) == (1, 2)
+    assert part._get_backend("cpu").options.error_on_collective and part._get_backend("cpu").options.global_ranks_in_group
+    assert part._get_backend("cpu").split(None, [0]) is None
+    dldist.destroy_process_group()
 
 
 @pytest.mark.parametrize("wrap", [lambda store: store, lambda store: dldist.PrefixStore("p", store)], ids=["bare", "prefix"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from functools import cache
 from math import prod
 from typing import Any, NoReturn
 
 from dldist import _core
+from dldist.base.ranks import read_ranks
 from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.low_level import CALLS, Call, Side
+from dldist.c10d.operations import flat
 from dldist.c10d.work import FakeWork
 
 _CPU = 1  # DLPack's number for the CPU
@@ -86,6 +89,64 @@ def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: i
     target.write_back()
 
 
+def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
+    """Fill the `room` elements of dst from index `at` with copies of `count` elements of src, the last one cut. Without elements to
+    copy, fill them with zeros."""
+    if count == 0 and room > 0:
+        src, start, count = _zeros_like(dst, room), 0, room
+    for written in range(0, room, count or 1):
+        part = min(count, room - written)
+        _put(call, dst, at + written, part, src, start, part)
+
+
+def _zeros_like(tensor: Any, count: int) -> Any:
+    """`count` zeros of the dtype of a tensor, in memory from which _put can copy to it."""
+    if not _is_on_cpu(tensor):
+        return tensor.new_zeros(count)
+    zeros = _alone().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
+    ctypes.memset(_core._describe_tensor(zeros, True)["data"], 0, zeros.nbytes)
+    return zeros
+
+
+def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
+    """Replace a tensor by the reduction of `size` tensors that are equal to it."""
+    if not _has_memory(tensor):
+        return
+    own = _Elements(tensor, writable=True)
+    power = own.packed if own.packed is not None else tensor
+    _alone().all_reduce(power, op)  # refuses a dtype that has no such reduction, and multiplies for PREMUL_SUM
+    if op.name != "AVG":
+        result = None
+        for bit in range(size.bit_length()):  # as in exponentiation by squaring
+            if bit:
+                _core._reduce_tensor(power, _copy_of(power), int(op.op))
+            if size >> bit & 1:
+                if result is None:
+                    result = _copy_of(power)
+                else:
+                    _core._reduce_tensor(result, power, int(op.op))
+        _core._copy_tensor(power, result)
+    own.write_back()
+
+
+def _copy_of(tensor: Any) -> Any:
+    found = _core._describe_tensor(tensor, False)
+    made = _alone().empty(found["shape"], found["dtype"])
+    _core._copy_tensor(made, tensor)
+    return made
+
+
+def _has_memory(tensor: Any) -> bool:
+    """False on a device without memory, such as torch's meta device. Raises RuntimeError if only a device can reduce the tensor."""
+    try:
+        device = _core._describe_tensor(tensor, False)["device_type"]
+    except (ValueError, BufferError):
+        return False
+    if device != _CPU:
+        raise RuntimeError("FakeProcessGroup: simulate_uniform_ranks reduces only tensors in CPU memory")
+    return True
+
+
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
     """Check the split sizes of an all-to-all as c10d does. An empty list stands for equal parts."""
     shape = _shape(tensor)
@@ -106,12 +167,18 @@ def check_splits(splits: list[int], tensor: Any, size: int) -> None:
 
 
 class FakeOptions(BackendOptions):
-    """FakeProcessGroup.Options: error_on_collective makes every collective raise RuntimeError."""
+    """FakeProcessGroup.Options.
+
+    error_on_collective makes every collective raise RuntimeError. With simulate_uniform_ranks, results are as in a group whose ranks
+    all have this rank's inputs: reductions reduce, every part of an all-to-all is the one that this rank sends to itself, and the
+    future of a work has the outputs.
+    """
 
     def __init__(self) -> None:
         super().__init__("fake")
         self.fake_option = 0
         self.error_on_collective = False
+        self.simulate_uniform_ranks = False
 
 
 _MESSAGES = {"send", "recv", "recv_anysource"}
@@ -140,20 +207,45 @@ class FakeProcessGroup(Backend):
     def getBackendName(self) -> str:
         return "fake"
 
+    supports_splitting = True
+
+    def split(self, store: Any, ranks: list[int], opts: Any = None) -> FakeProcessGroup | None:
+        """The backend for some of the ranks, with options like this one's unless FakeOptions are given."""
+        ranks = read_ranks(ranks, self._size)
+        if self._rank not in ranks:
+            return None
+        made = opts if isinstance(opts, FakeOptions) else copy.copy(self._options)
+        if opts is not None:
+            made._for(opts._timeout, ranks, opts.group_name)
+        return self._create_internal(ranks.index(self._rank), len(ranks), made)
+
     def _perform(self, method: str, *arguments: Any) -> Any:
         if self._options.error_on_collective and method not in _NOT_COLLECTIVE:
             raise RuntimeError("FakeProcessGroup collective operation error (error_on_collective=true)")
         call = CALLS.get(method)
         if call is None and method not in _MESSAGES:
             raise self._unsupported(method)
-        if call is not None and len(call.sides) == 2:
-            self._move(call, arguments)
-        return FakeWork()
+        if call is None or not call.sides:
+            return FakeWork()
+        values = call.raised(self, arguments, getattr(arguments[-1], "reduceOp", None))
+        if len(call.sides) == 2:
+            self._move(call, values, arguments)
+        return FakeWork(self._reduced(call, values) if self._options.simulate_uniform_ranks else ())
 
-    def _move(self, call: Call, arguments: tuple[Any, ...]) -> None:
-        """Fill the outputs as if every rank had the inputs of this one."""
+    def _reduced(self, call: Call, values: list[Any]) -> list[Any]:
+        """The outputs, reduced as if every rank had the inputs of this one."""
+        parameters = call.operation.parameters
+        outputs = flat(values[call.sides[0].parameter])
+        if "root" in parameters and call.name != "broadcast" and values[parameters.index("root")] != self._rank:
+            return []
+        if "op" in parameters:
+            for tensor in outputs:
+                _reduce_equal(tensor, values[parameters.index("op")], self._size)
+        return outputs
+
+    def _move(self, call: Call, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        """Fill the outputs from this rank's inputs."""
         output, input = call.sides
-        values = call.raised(self, arguments, None)
         outputs, inputs = values[output.parameter], values[input.parameter]
         if outputs is None or inputs is None:
             return  # only the root has these
@@ -161,11 +253,13 @@ class FakeProcessGroup(Backend):
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
         written, read = self._parts(call.name, output, outputs, inputs), self._parts(call.name, input, inputs, outputs)
-        if len(written) == 1 < len(read):
+        is_uniform_exchange = self._options.simulate_uniform_ranks and call.operation.collective == "all_to_all"
+        if is_uniform_exchange or len(written) == 1 < len(read):
             read = read[self._rank : self._rank + 1]
+        put = _fill if is_uniform_exchange else _put
         for rank, parts in enumerate(written):
             for part, source in zip(parts, read[rank if len(read) > 1 else 0], strict=True):
-                _put(call.name, *part, *source)
+                put(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
         """The parts of each tensor of a side: one list for each rank, or a single list for all ranks."""
@@ -196,6 +290,11 @@ class FakeProcessGroup(Backend):
     def _exchange(self, call: str, output: Any, input: Any, output_splits: list[int], input_splits: list[int]) -> None:
         check_splits(output_splits, output, self._size)
         check_splits(input_splits, input, self._size)
+        if self._options.simulate_uniform_ranks:
+            own = self._shares(input, input_splits)[self._rank]
+            for part in self._shares(output, output_splits):
+                _fill(call, *part, *own)
+            return
         if not output_splits:
             _put(call, *_all_of(output), *_all_of(input))
             return
@@ -205,6 +304,13 @@ class FakeProcessGroup(Backend):
             # As in c10d, every part is copied from the start of the input.
             _put(call, output, at, split * row, input, 0, split * row)
             at += split * row
+
+    def _shares(self, tensor: Any, splits: list[int]) -> list[_Part]:
+        """The part of each rank in a tensor of an all-to-all."""
+        _, _, count = _all_of(tensor)
+        row = prod(_shape(tensor)[1:])
+        counts = [split * row for split in splits] or [count // self._size] * self._size
+        return [(tensor, sum(counts[:rank]), counts[rank]) for rank in range(self._size)]
 
     def _start_coalescing(self) -> None:
         """Nothing to do: calls end at once."""

@@ -8,27 +8,33 @@ from dldist.c10d.options import to_timedelta
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from datetime import timedelta
     from typing import Any
 
 
 class FakeWork(_core.Work):
-    """The work of an operation that does nothing: wait() returns at once, and its future's value is None.
+    """The work of an operation that does nothing. The future's value is the outputs, None if there are none."""
 
-    is_completed() is False, as in c10d.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, outputs: Iterable[Any] = ()) -> None:
         super().__init__()
         self.seq_id = -1
+        self._outputs = list(outputs)
 
     def wait(self, timeout: Any = None) -> bool:
         return True
 
+    def is_completed(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        if not self._outputs:
+            raise RuntimeError("FakeWork: this work recorded no output")
+        return self._outputs
+
     def get_future(self) -> Future:
         future = Future()
-        future.set_result(None)
+        future.set_result(self._outputs or None)
         return future
 
     getFuture = get_future
