@@ -367,7 +367,7 @@ static PyMethodDef core_methods[] = {
     {"_reset_recorder", py_recorder_reset, METH_NOARGS,
      "_reset_recorder($module, /)\n--\n\nForgets the contents of the flight recorder."},
     {"_add_recorded_group", PY_FAST_METHOD(py_recorder_add_foreign),
-     "_add_recorded_group($module, name, rank, size)\n--\n\n"
+     "_add_recorded_group($module, name, desc, rank, global_ranks)\n--\n\n"
      "A group whose operations somebody else makes, for the flight recorder: what _begin_record takes."},
     {"_begin_record", PY_FAST_METHOD(py_recorder_begin),
      "_begin_record($module, group, name, is_p2p, peer, timeout_ns, inputs, outputs)\n--\n\n"

@@ -149,10 +149,12 @@ from dldist.c10d.work import _IllegalWork as _IllegalWork
 from dldist.c10d.work import _create_work_from_future as _create_work_from_future
 from dldist.c10d.wrapper import _ProcessGroupWrapper as _ProcessGroupWrapper
 from dldist.flight_recorder import _dump_fr_trace as _dump_fr_trace
+from dldist.flight_recorder import _dump_fr_trace_file as _dump_fr_trace_file
 from dldist.flight_recorder import _dump_fr_trace_json as _dump_fr_trace_json
 from dldist.flight_recorder import _dump_nccl_trace as _dump_nccl_trace
 from dldist.flight_recorder import _dump_nccl_trace_json as _dump_nccl_trace_json
 from dldist.flight_recorder import _reset_fr_recording_nccl as _reset_fr_recording_nccl
+from dldist.flight_recorder import _reset_fr_trace as _reset_fr_trace
 from dldist.reducer import _broadcast_coalesced as _broadcast_coalesced
 from dldist.reducer import _compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
 from dldist.reducer import _register_builtin_comm_hook as _register_builtin_comm_hook

@@ -149,10 +149,12 @@ from dldist.c10d.work import _IllegalWork as _IllegalWork
 from dldist.c10d.work import _create_work_from_future as _create_work_from_future
 from dldist.c10d.wrapper import _ProcessGroupWrapper as _ProcessGroupWrapper
 from dldist.flight_recorder import _dump_fr_trace as _dump_fr_trace
+from dldist.flight_recorder import _dump_fr_trace_file as _dump_fr_trace_file
 from dldist.flight_recorder import _dump_fr_trace_json as _dump_fr_trace_json
 from dldist.flight_recorder import _dump_nccl_trace as _dump_nccl_trace
 from dldist.flight_recorder import _dump_nccl_trace_json as _dump_nccl_trace_json
 from dldist.flight_recorder import _reset_fr_recording_nccl as _reset_fr_recording_nccl
+from dldist.flight_recorder import _reset_fr_trace as _reset_fr_trace
 from dldist.reducer import _broadcast_coalesced as _broadcast_coalesced
 from dldist.reducer import _compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
 from dldist.reducer import _register_builtin_comm_hook as _register_builtin_comm_hook
@@ -162,12 +164,14 @@ from dldist.rendezvous import _create_store_from_options as _create_store_from_o
 from dldist.c10d.bindings import _DMAConnectivity as _DMAConnectivity
 from dldist.c10d.bindings import _detect_dma_connectivity as _detect_dma_connectivity
 from dldist.c10d.bindings import _get_intra_node_comm_usage_counter as _get_intra_node_comm_usage_counter
+from dldist.c10d.bindings import _hash_tensors as _hash_tensors
 from dldist.c10d.bindings import _set_global_rank as _set_global_rank
 from dldist.c10d.coalescing import _CollOp as _CollOp
 from dldist.c10d.coalescing import _TimeEstimator as _TimeEstimator
 from dldist.c10d.coalescing import _get_comm_profiling_name as _get_comm_profiling_name
 from dldist.c10d.coalescing import _set_comm_profiling_name as _set_comm_profiling_name
 from dldist.c10d.collectives import _reduce_op as _reduce_op
+from dldist.c10d.completion import CompletionHookArgs as CompletionHookArgs
 from dldist.c10d.completion import WorkInfo as WorkInfo
 from dldist.c10d.groups import STORE_BASED_BARRIER_PREFIX as STORE_BASED_BARRIER_PREFIX
 from dldist.c10d.groups import _abort_process_group as _abort_process_group
@@ -176,6 +180,11 @@ from dldist.c10d.groups import _is_barrier_after_init as _is_barrier_after_init
 from dldist.c10d.groups import _new_group_with_tag as _new_group_with_tag
 from dldist.c10d.groups import set_timeout as _set_pg_timeout
 from dldist.c10d.groups import store_based_barrier as _store_based_barrier
+from dldist.c10d.health import HealthCheckHook as HealthCheckHook
+from dldist.c10d.hooks import FlightRecorderHook as FlightRecorderHook
+from dldist.c10d.hooks import NanCheckHook as NanCheckHook
+from dldist.c10d.hooks import PostHookArgs as PostHookArgs
+from dldist.c10d.hooks import PreHookArgs as PreHookArgs
 from dldist.c10d.maker import PG_WRAPPER_STORE_PREFIX as PG_WRAPPER_STORE_PREFIX
 from dldist.c10d.maker import check_timeout as _check_valid_timeout
 from dldist.c10d.maker import default_timeout as _get_default_timeout
@@ -185,6 +194,7 @@ from dldist.c10d.object_tensors import _pickler as _pickler
 from dldist.c10d.object_tensors import _tensor_to_object as _tensor_to_object
 from dldist.c10d.object_tensors import _unpickler as _unpickler
 from dldist.c10d.options import ErrorType as ErrorType
+from dldist.c10d.options import HookOpName as HookOpName
 from dldist.c10d.options import OpType as OpType
 from dldist.c10d.options import ReconfigureOptions as ReconfigureOptions
 from dldist.c10d.options import WorkResult as WorkResult
@@ -257,6 +267,7 @@ ProcessGroupNCCL: Any
 ProcessGroupUCC: Any
 ProcessGroupXCCL: Any
 default_pg_nccl_timeout: Any
+_DEFAULT_PG_NCCL_TIMEOUT: Any
 _MPI_AVAILABLE: Any
 _NCCL_AVAILABLE: Any
 _UCC_AVAILABLE: Any
@@ -264,6 +275,7 @@ _XCCL_AVAILABLE: Any
 _backend: Any
 _default_pg_init_method: Any
 _group_count: Any
+_is_process_group_registered: Any
 _pg_backend_config: Any
 _pg_group_ranks: Any
 _pg_map: Any

@@ -138,8 +138,14 @@ def registered_writer() -> Callable[[bytes], object] | None:
 # ---- c10d's names
 
 
+# The argument `backend` has no effect: one recorder has the operations of all backends.
+
+
 def _dump_fr_trace(
-    includeCollectives: bool | None = None, includeStackTraces: bool | None = None, onlyActive: bool | None = None
+    includeCollectives: bool | None = None,
+    includeStackTraces: bool | None = None,
+    onlyActive: bool | None = None,
+    backend: str = "gloo",
 ) -> bytes:
     """The content of the flight recorder as a pickle."""
     return dump_pickle(
@@ -149,9 +155,33 @@ def _dump_fr_trace(
     )
 
 
-def _dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+def _dump_fr_trace_json(
+    includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
+) -> bytes:
     """The content of the flight recorder in JSON, without stacks."""
     return dump_json(entries=includeCollectives is None or includeCollectives, stacks=False, only_active=bool(onlyActive))
+
+
+def _dump_fr_trace_file(
+    rank: int,
+    includeCollectives: bool | None = None,
+    includeStackTraces: bool | None = None,
+    onlyActive: bool | None = None,
+    backend: str = "gloo",
+) -> None:
+    """Give the content of the flight recorder as a pickle to the registered writer. Without one, write it to the default path of a
+    rank."""
+    dump(
+        None if _writer is not None else default_path(rank),
+        entries=includeCollectives is None or includeCollectives,
+        stacks=bool(includeStackTraces),
+        only_active=bool(onlyActive),
+    )
+
+
+def _reset_fr_trace(backend: str = "gloo") -> None:
+    """Forget all operations and go on recording."""
+    reset()
 
 
 _dump_nccl_trace = _dump_fr_trace

@@ -161,14 +161,14 @@ def groups():
         yield lambda: (repr(group), group.members, group.name, group.timeout)
         yield refused(ValueError, lambda: group.split([0, 0]))
         yield lambda: (group.suspend(), group.memory_stats(), group.resume())
-        recorded = _core._add_recorded_group("oom", 0, 1)
+        recorded = _core._add_recorded_group("oom", "of a test", 0, [0])
 
         def record():
             number = _core._begin_record(recorded, "send", True, 0, 10, [("float32", (2, 3))], [])
             _core._end_record(recorded, number, "lost")
 
         yield record
-        yield lambda: _core._add_recorded_group("oom", 0, 1)
+        yield lambda: _core._add_recorded_group("oom", "of a test", 0, [0])
         yield lambda: group.revoke("enough")
 
 

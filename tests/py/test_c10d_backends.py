@@ -793,11 +793,11 @@ def test_members_can_be_exchanged():
             assert isinstance(error_of(world.reconfigure, 2, bad), kind)
         # The others go on without rank 0, in the other order.
         opts = with_options(ReconfigureOptions, uuid=2, handles=[members[2], members[1]], timeout=timedelta(seconds=10))
-        wait(dldist.get_backend_impl().reconfigure(opts))
+        wait(world.reconfigure(opts=opts))
         assert dldist.get_rank() == 2 - rank
         assert dldist.get_process_group_ranks(None) == [0, 1]
         assert total() == total(dldist.new_group([0, 1])) == 2
-        wait(world.reconfigure(3, set(members[1:]), timedelta(seconds=10)))
+        wait(c10d._reconfigure(3, set(members[1:]), None, timedelta(seconds=10)))
         result = total()
         if rank == 1:
             late = error_of(world.reconfigure, 4, members, timedelta(seconds=0.1))

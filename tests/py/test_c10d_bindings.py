@@ -200,6 +200,21 @@ def test_estimates_of_a_backend_that_has_them(world):
     assert isinstance(estimator, c10d._TimeEstimator)
 
 
+def test_a_backend_may_have_the_name_of_estimates_of_torch_2_15():
+    class Estimating(backend_base.Backend):
+        _supports_time_estimate = True
+
+    class Former(backend_base.Backend):
+        supports_time_estimate = True
+
+    for kind, expected in ((Estimating, True), (Former, True), (backend_base.Backend, False)):
+        pg = dldist.ProcessGroup(0, 1)
+        pg._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, kind(0, 1))
+        assert pg._supports_time_estimate is expected
+    for call in (kind(0, 1)._start_time_estimate, kind(0, 1)._end_time_estimate):
+        assert isinstance(error_of(call), RuntimeError)
+
+
 # ---- names
 
 
@@ -258,6 +273,14 @@ def test_the_rank_in_the_log(monkeypatch):
 # ---- groups and futures
 
 
+def test_registered_names():
+    assert c10d._is_process_group_registered("one") is False
+    c10d._register_process_group("one", dldist.ProcessGroup(0, 1))
+    assert c10d._is_process_group_registered("one") is True
+    c10d._unregister_process_group("one")
+    assert c10d._is_process_group_registered("one") is False
+
+
 def test_a_group_in_a_box(world):
     pg = dldist.group.WORLD
     assert dldist.ProcessGroup.unbox(pg.boxed()) is pg
@@ -282,6 +305,18 @@ def test_values_that_are_unwrapped():
     assert isinstance(error_of(future.wait), KeyError) and isinstance(error_of(future.value), KeyError)
     assert future.exception() is None
     assert isinstance(error_of(future._set_unwrap_func, 3), TypeError)
+
+
+# ---- contents
+
+
+def test_hashes_tell_contents_apart():
+    x = np.arange(12, dtype="f4").reshape(3, 4)
+    same = [np.asfortranarray(x), memoryview(x), np.concatenate([x, x])[:3]]
+    assert {c10d._hash_tensors([each]) for each in same} == {c10d._hash_tensors([x])} == {7334315243873263101}
+    others = [[x.T.copy()], [x, x], [x[:2], x[2:]], [x[2:], x[:2]], [], [x.astype("f8")], [np.zeros(0)]]
+    assert len({c10d._hash_tensors(each) for each in [*others, [x]]}) == len(others) + 1
+    assert isinstance(error_of(c10d._hash_tensors, ["x"]), TypeError)
 
 
 # ---- stores

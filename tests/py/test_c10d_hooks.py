@@ -1,14 +1,18 @@
 """Hooks of a process group, and the one that looks for NaN."""
 
 import array
+import datetime
 import inspect
+import json
+import sys
 
 import dldist
 import dldist.c10d.backend_base
 import numpy as np
 import pytest
-from dldist import flight_recorder
-from dldist.c10d import hooks
+from dldist import control, flight_recorder
+from dldist.c10d import health, hooks
+from dldist.c10d.completion import CompletionHookArgs
 from dldist.c10d.low_level import LowLevelCalls
 from dldist.c10d.options import (
     AllgatherOptions,
@@ -55,14 +59,20 @@ def test_hooks_are_told_of_every_operation():
     ("method", "arguments", "name", "counts", "root"),
     [
         ("allreduce", ([X], AllreduceOptions()), "ALLREDUCE", (1, 0), -1),
-        ("allreduce_coalesced", ([X, Y], AllreduceCoalescedOptions()), "ALLREDUCE", (2, 0), -1),
+        ("allreduce_coalesced", ([X, Y], AllreduceCoalescedOptions()), "ALLREDUCE_COALESCED", (2, 0), -1),
+        ("allreduce_sparse", ([X], AllreduceOptions()), "ALLREDUCE", (1, 0), -1),
         ("reduce", ([X], ReduceOptions()), "REDUCE", (1, 0), 0),
-        ("all_gather_single", (Y, X, AllgatherOptions()), "ALLGATHER", (1, 1), -1),
+        ("all_gather_single", (Y, X, AllgatherOptions()), "ALLGATHER_BASE", (1, 1), -1),
+        ("allgather_coalesced", ([[Y], [Z]], [X], AllgatherOptions()), "ALLGATHER_COALESCED", (1, 2), -1),
+        ("all_gather_single_coalesced", ([Y], [X], AllgatherOptions()), "ALLGATHER_INTO_TENSOR_COALESCED", (1, 1), -1),
         ("gather", ([], [X], GatherOptions()), "GATHER", (1, 0), 0),
         ("gather_single", (None, X, GatherOptions()), "GATHER", (1, 0), 0),
         ("scatter", ([X], [[Y, Z]], ScatterOptions()), "SCATTER", (2, 1), 0),
         ("reduce_scatter", ([X], [[Y, Z]], ReduceScatterOptions()), "REDUCE_SCATTER", (2, 1), -1),
-        ("all_to_all_single", (X, Y, [], [], AllToAllOptions()), "ALLTOALL", (1, 1), -1),
+        ("reduce_scatter_single", (X, Y, ReduceScatterOptions()), "REDUCE_SCATTER_BASE", (1, 1), -1),
+        ("reduce_scatter_single_coalesced", ([X], [Y], ReduceScatterOptions()), "REDUCE_SCATTER_TENSOR_COALESCED", (1, 1), -1),
+        ("alltoall", ([X], [Y], AllToAllOptions()), "ALLTOALL", (1, 1), -1),
+        ("all_to_all_single", (X, Y, [], [], AllToAllOptions()), "ALLTOALL_BASE", (1, 1), -1),
         ("barrier", (BarrierOptions(),), "BARRIER", (0, 0), -1),
         ("recv", ([X], 2, 0), "RECV", (0, 1), 2),
         ("recv_anysource", ([X], 0), "RECV", (0, 1), -1),
@@ -129,6 +139,222 @@ def test_a_pre_hook_that_raises_stops_the_operation():
         registry.run("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
 
 
+def test_modules_calls_have_the_names_of_their_forms(slow):
+    told = []
+    dldist.group.WORLD.register_pre_hook(1, told.append)
+    dldist.all_reduce_coalesced([np.zeros(1), np.zeros(1)], async_op=True)
+    dldist.all_gather_single(np.zeros(1), np.zeros(1), async_op=True)
+    assert [args.name.name for args in told] == ["ALLREDUCE_COALESCED", "ALLGATHER_BASE"]
+
+
+# ---- completion hooks
+
+
+def test_a_completion_hook_is_called_once_for_each_operation():
+    """With the op_id of the pre and post hooks, and the time that the work has measured."""
+
+    def case(rank):
+        group, started, completed = dldist.group.WORLD, [], []
+        assert group.supports_completion_hooks is True and group._has_hooks() is False
+        group.register_post_hook(1, lambda args: started.append(args))
+        group.register_completion_hook(1, completed.append)
+        assert group._has_hooks() is True
+        x = np.zeros(4)
+        dldist.all_reduce(x)
+        group.allgather([[np.zeros(4), np.zeros(4)]], [x]).wait()
+        dldist.isend(x, 1 - rank)
+        dldist.recv(x, 1 - rank)
+        dldist.barrier()
+        group._wait_for_pending_works()
+        measured = {args.op_id: args.work._get_duration() for args in started}
+        assert {args.completion_key: args.duration_ms for args in completed} == measured
+        return sorted(args.completion_key for args in completed), all(time > 0 for time in measured.values())
+
+    assert in_worlds(2, case) == [(list(range(5)), True)] * 2
+
+
+def test_a_completion_hook_is_not_called_for_a_failure(slow):
+    completed = []
+    group = dldist.group.WORLD
+    group.register_completion_hook(7, completed.append)
+    for _ in range(3):
+        dldist.all_reduce(np.zeros(1), async_op=True)
+    assert completed == []
+    slow.works[2].future.set_result(None)
+    slow.works[0].future.set_exception(ValueError("a cable is loose"))
+    slow.works[1].future.set_exception(TimeoutError())
+    with pytest.raises(RuntimeError, match="no barriers"):
+        dldist.barrier()
+    assert completed == [CompletionHookArgs(2, None)], "this backend measures no time"
+
+
+def test_works_without_a_future_call_no_completion_hook(slow):
+    completed = []
+    group = dldist.group.WORLD
+    group.register_completion_hook(7, completed.append)
+    assert group.send([np.zeros(1)], 0, 0) is not None
+    assert completed == []
+
+
+def test_completion_hooks_are_replaced_and_unregistered(slow):
+    said = []
+    group = dldist.group.WORLD
+    group.register_completion_hook(1, lambda _: said.append("replaced"))
+    group.register_completion_hook(1, lambda _: said.append("first"))
+    group.register_completion_hook(2, lambda _: said.append("second"))
+    x = np.zeros(1)
+    for _ in range(3):
+        dldist.all_reduce(x, async_op=True)
+    slow.works[0].future.set_result(None)
+    assert said == ["first", "second"]
+    group.unregister_completion_hook(1)
+    group.unregister_completion_hook(99)
+    slow.works[1].future.set_result(None)
+    assert said == ["first", "second", "second"], "operations under way no longer call an unregistered hook"
+    group.unregister_completion_hook(2)
+    assert not group._has_hooks()
+    slow.works[2].future.set_result(None)
+    assert len(said) == 3
+    with pytest.raises(TypeError, match="register_completion_hook.*must be callable, not int"):
+        group.register_completion_hook(1, 3)
+
+
+def test_a_completion_hook_that_raises_stops_no_other(slow, monkeypatch):
+    raised, completed = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: raised.append(report.exc_value))
+    group = dldist.group.WORLD
+    group.register_completion_hook(1, lambda _: 1 / 0)
+    group.register_completion_hook(2, completed.append)
+    group._register_on_completion_hook(lambda info: completed.append(info.op_type.name))
+    work = dldist.all_reduce(np.zeros(1), async_op=True)
+    work.future.set_result(None)
+    assert completed == [CompletionHookArgs(0, None), "UNKNOWN"]
+    assert [type(error) for error in raised] == [ZeroDivisionError]
+    group._wait_for_completion_hooks()
+
+
+def test_a_coalesced_operation_completes_once():
+    def case(rank):
+        completed = []
+        group = dldist.group.WORLD
+        group.register_completion_hook(1, completed.append)
+        with dldist.coalescing():
+            for _ in range(3):
+                dldist.all_reduce(np.zeros(1))
+        group._wait_for_pending_works()
+        return [args.completion_key for args in completed]
+
+    assert in_worlds(2, case) == [[0], [0]]
+
+
+def test_a_backend_may_call_completion_hooks_itself(register):  # noqa: F811
+    given = []
+
+    class Own(Slow):
+        supports_completion_hooks = True
+
+        def register_completion_hook(self, hook_id, hook):
+            given.append((hook_id, hook))
+
+        def unregister_completion_hook(self, hook_id):
+            given.append(hook_id)
+
+    register("own_completion", lambda store, rank, size, timeout: Own(rank, size))
+    dldist.init_process_group("own_completion")
+    group = dldist.group.WORLD
+    group.register_completion_hook(1, print)
+    group.unregister_completion_hook(1)
+    assert given == [(1, print), 1] and not group._has_hooks()
+    dldist.destroy_process_group()
+
+
+def test_a_backend_refuses_completion_hooks_by_default(slow):
+    assert slow.supports_completion_hooks is False
+    for call in (lambda: slow.register_completion_hook(1, print), lambda: slow.unregister_completion_hook(1)):
+        with pytest.raises(RuntimeError, match="Backend slow does not support (un)?register_completion_hook"):
+            call()
+
+
+# ---- abort hooks and health
+
+
+def test_abort_hooks_are_refused_where_they_are_not_run(register):  # noqa: F811
+    class Own(Slow):
+        supports_abort_hooks = False
+
+    register("no_abort_hooks", lambda store, rank, size, timeout: Own(rank, size))
+    dldist.init_process_group("no_abort_hooks")
+    group = dldist.group.WORLD
+    assert group.supports_abort_hooks is False
+    with pytest.raises(RuntimeError, match="Backend slow does not support register_abort_hook"):
+        group.register_abort_hook(1, print)
+    group.unregister_abort_hook(1)
+    dldist.destroy_process_group()
+
+
+def test_an_abort_calls_its_hooks():
+    said = []
+    dldist.init_process_group()
+    group = dldist.group.WORLD
+    assert group.supports_abort_hooks is True
+    group.register_abort_hook(1, lambda: said.append("kept"))
+    group.register_abort_hook(2, lambda: said.append("gone"))
+    group.unregister_abort_hook(2)
+    dldist.abort()
+    assert said == ["kept"]
+
+
+@pytest.fixture
+def health_of_nothing(monkeypatch):
+    monkeypatch.setattr(health, "_aborted", set())
+
+
+def test_an_aborted_backend_is_unhealthy_from_then_on(health_of_nothing, slow):
+    assert health.unhealthy_backends() == []
+    dldist.group.WORLD.abort()
+    assert health.unhealthy_backends() == ["slow"]
+    dldist.destroy_process_group()
+    dldist.init_process_group()
+    assert health.unhealthy_backends() == ["slow"]
+
+
+def test_a_failed_group_is_unhealthy(health_of_nothing):
+    def case(rank):
+        alone = dldist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
+        before = health.unhealthy_backends()
+        if rank == 0:
+            with pytest.raises(dldist.DistError):
+                dldist.all_reduce(np.zeros(1), group=alone)
+            assert health.unhealthy_backends() == ["gloo"]
+        return before
+
+    assert in_worlds(2, case) == [[], []]
+
+
+def test_a_health_hook_is_attached_to_groups_made_by_hand(health_of_nothing):
+    group = dldist.ProcessGroup(0, 1)
+    group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
+    for _ in range(2):
+        health.HealthCheckHook.attach(group)
+    group.abort()
+    assert health.unhealthy_backends() == ["slow"]
+
+
+def test_the_control_plane_reports_health(health_of_nothing, slow):
+    class Answer:
+        def set_content(self, content, kind):
+            self.content, self.kind = json.loads(content), kind
+
+    answer = Answer()
+    control.get_handler("c10d_health_check")(None, answer)
+    assert (answer.content, answer.kind) == ({"healthy": True, "unhealthy_backends": []}, "application/json")
+    dldist.group.WORLD.abort()
+    control.get_handler("c10d_health_check")(None, answer)
+    assert answer.content == {"healthy": False, "unhealthy_backends": ["slow"]}
+
+
+# ---- NaN
+
 NAN = float("nan")
 
 
@@ -146,7 +372,7 @@ def test_nan_check_hook():
     handle = hooks.NanCheckHook.attach(group)
     another = hooks.NanCheckHook.attach(group)
     run(group.hooks, "allreduce", [np.array([1.0])], AllreduceOptions())
-    with pytest.raises(RuntimeError, match=r"NaN found in input tensor 1 of ALLREDUCE \(op_id 1\)"):
+    with pytest.raises(RuntimeError, match=r"NaN found in input tensor 1 of ALLREDUCE_COALESCED \(op_id 1\)"):
         run(group.hooks, "allreduce_coalesced", [np.array([1.0]), np.array([0, NAN])], AllreduceOptions())
     run(group.hooks, "recv", [np.array([NAN])], 0, 0)  # what is overwritten may hold anything
     run(group.hooks, "allgather", [[np.array([NAN])]], [np.array([1.0])], AllgatherOptions())
@@ -227,6 +453,11 @@ class Slow(dldist.c10d.backend_base.Backend):
         self.works.append(SlowWork())
         return self.works[-1]
 
+    allreduce_coalesced = allreduce
+
+    def all_gather_single(self, output, input, opts):
+        return self.allreduce([input], opts)
+
     def barrier(self, opts):
         raise RuntimeError("there are no barriers here")
 
@@ -249,7 +480,8 @@ def slow(register):  # noqa: F811
     register("slow", lambda store, rank, size, timeout: Slow(rank, size))
     dldist.init_process_group("slow")
     yield dldist.get_backend_impl()
-    dldist.destroy_process_group()
+    if dldist.is_initialized():
+        dldist.destroy_process_group()
 
 
 def test_a_flight_recorder_for_other_backends(slow):
@@ -264,7 +496,9 @@ def test_a_flight_recorder_for_other_backends(slow):
     assert second["input_dtypes"] == ["Double"] and "test_c10d_hooks.py" in str(second["frames"])
     slow.works[0].future.set_result(None)
     slow.works[1].future.set_exception(ValueError("a cable is loose"))
-    first, second = flight_recorder.entries()
+    dldist.all_reduce_coalesced([np.zeros(1)], async_op=True)
+    assert flight_recorder.entries().pop()["profiling_name"] == "gloo:allreduce_coalesced"
+    first, second, *_ = flight_recorder.entries()
     assert first["state"] == "completed" and "a cable is loose" in second["error"]
     group.send([np.zeros(1)], 0, 0)
     assert flight_recorder.entries()[-1]["is_p2p"] and flight_recorder.entries()[-1]["state"] == "completed"
@@ -274,6 +508,18 @@ def test_a_flight_recorder_for_other_backends(slow):
     count = len(flight_recorder.entries())
     dldist.all_reduce(np.zeros(1), async_op=True)
     assert len(flight_recorder.entries()) == count and not group._has_hooks()
+
+
+def test_a_flight_recorder_knows_the_ranks_of_a_subgroup(slow):
+    group = dldist.group.WORLD
+    with pytest.raises(ValueError, match="'global_ranks' has 2 ranks, expected 1"):
+        hooks.FlightRecorderHook.attach(group, [3, 4])
+    hook = hooks.FlightRecorderHook.attach(group, [5])
+    flight_recorder.reset()
+    dldist.all_reduce(np.zeros(1), async_op=True)
+    found = json.loads(flight_recorder.dump_json())["pg_config"][group.group_name]
+    assert found == {"name": group.group_name, "desc": "default_pg", "ranks": "[5]"}
+    hook.remove()
 
 
 def test_what_records_itself_is_recorded_once():

@@ -123,9 +123,13 @@ def test_devices_of_groups():
     assert c10d._get_object_coll_device(dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1)) == "cpu"
 
 
-def test_what_can_be_split_off_from():
+def test_what_can_be_split_off_from(monkeypatch):
     dldist.init_process_group("cuda:fake", store=dldist.HashStore(), rank=0, world_size=1)
-    assert c10d._get_split_source(dldist.group.WORLD) is None  # a fake cannot be split
+    assert c10d._get_split_source(dldist.group.WORLD) is dldist.group.WORLD._get_backend("cuda")
+    assert c10d._get_split_source(dldist.group.WORLD, "cpu:gloo,cuda:fake") is dldist.group.WORLD._get_backend("cuda")
+    assert c10d._get_split_source(dldist.group.WORLD, "cuda:gloo") is None
+    monkeypatch.setattr(dldist.FakeProcessGroup, "supports_splitting", False)
+    assert c10d._get_split_source(dldist.group.WORLD) is None
     dldist.destroy_process_group()
     dldist.init_process_group("cuda:gloo", store=dldist.HashStore(), rank=0, world_size=1)
     world = dldist.group.WORLD
@@ -146,6 +150,7 @@ def test_what_the_module_knows_now(monkeypatch):
     assert c10d._check_single_backend_availability("GLOO") and not c10d._check_single_backend_availability("unheard_of")
     assert c10d._check_single_backend_availability("ucc") is dldist.is_ucc_available() is c10d._UCC_AVAILABLE
     assert c10d._is_barrier_after_init() == 0
+    assert c10d.default_pg_nccl_timeout == c10d._DEFAULT_PG_NCCL_TIMEOUT
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
     assert c10d._is_barrier_after_init() == 1
     assert not hasattr(dldist, "_check_op"), "the package has c10d's public names"
@@ -264,6 +269,9 @@ def test_objects_as_tensors():
     padded = bytearray(c10d._object_to_tensor([1, "two"], None, None)[0] + b"more")
     assert c10d._tensor_to_object(np.frombuffer(padded, "u1"), np.int64(len(padded) - 4), None) == [1, "two"]
     assert isinstance(error_of(c10d._object_to_tensor, 1, "cuda:0", None), ValueError)
+    for call in (c10d._object_to_tensor, c10d._tensor_to_object):
+        error = error_of(call, padded, 1, None, weights_only=True)
+        assert isinstance(error, NotImplementedError) and "broadcast_object_list" in str(error)
 
 
 # ---- several calls as one

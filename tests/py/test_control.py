@@ -208,7 +208,7 @@ def test_torchs_debug_pages_take_our_recorder(monkeypatch):
 
 
 def test_handlers_by_name():
-    assert {"ping", "dump_traceback", "fr_trace_json", "wait_counter_values", "pyspy_dump"} <= set(control.handler_names())
+    assert {"c10d_health_check", "ping", "dump_traceback", "fr_trace_json", "wait_counter_values", "pyspy_dump"} <= set(control.handler_names())
     with pytest.raises(ValueError, match="Handler ping already registered"):
         control.register_handler("ping", control.get_handler("ping"))
     with pytest.raises(ValueError, match="Failed to find handler nope"):

@@ -205,7 +205,29 @@ def test_reset(group):
     distributed_c10d._reset_fr_recording_nccl()
     assert flight_recorder.entries() == []
     group.barrier()
-    assert last()["record_id"] == 0 and last()["collective_seq_id"] == 2
+    distributed_c10d._reset_fr_trace(backend="gloo")
+    assert flight_recorder.entries() == []
+    group.barrier()
+    assert last()["record_id"] == 0 and last()["collective_seq_id"] == 3
+
+
+def test_a_dump_goes_to_the_file_of_a_rank_or_to_the_writer(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "trace_"))
+    group.barrier()
+    assert distributed_c10d._dump_fr_trace_file(7) is None
+    dump = pickle.loads((tmp_path / "trace_7").read_bytes())
+    assert [entry["profiling_name"] for entry in dump["entries"]] == ["gloo:barrier"] and "frames" not in dump["entries"][0]
+    written = []
+    flight_recorder.register_writer(written.append)
+    try:
+        distributed_c10d._dump_fr_trace_file(8, includeCollectives=True, includeStackTraces=True, onlyActive=False, backend="gloo")
+        distributed_c10d._dump_fr_trace_file(8, includeCollectives=False)
+        distributed_c10d._dump_fr_trace_file(8, onlyActive=True)
+    finally:
+        flight_recorder.register_writer(None)
+    whole, without, active = map(pickle.loads, written)
+    assert whole["entries"][0]["frames"] and "entries" not in without and active["entries"] == []
+    assert not (tmp_path / "trace_8").exists()
 
 
 def test_files(group, tmp_path, monkeypatch):

@@ -13,9 +13,23 @@
 #define MAX_DIMENSIONS 16
 
 /* Names in records are static; torch's analyser knows these. */
-static const char *const names[] = {"send",    "recv",       "broadcast",      "all_reduce",
-                                    "reduce",  "all_gather", "reduce_scatter", "all_to_all",
-                                    "barrier", "scatter",    "gather"};
+static const char *const names[] = {"send",
+                                    "recv",
+                                    "broadcast",
+                                    "all_reduce",
+                                    "allreduce_coalesced",
+                                    "reduce",
+                                    "all_gather",
+                                    "all_gather_single",
+                                    "ALLGATHER_coalesced",
+                                    "all_gather_into_tensor_coalesced",
+                                    "reduce_scatter",
+                                    "reduce_scatter_single",
+                                    "reduce_scatter_tensor_coalesced",
+                                    "all_to_all",
+                                    "barrier",
+                                    "scatter",
+                                    "gather"};
 
 static const char *
 static_name(const char *name)
@@ -40,18 +54,39 @@ release_group(PyObject *capsule)
     dd_recorder_group_release(group_of(capsule));
 }
 
+/* NULL if there is no memory. */
+static dd_recorder_group *
+add_described_group(py_state *state, const dd_recorder_group_info *info)
+{
+    dd_recorder_group *group = py_recorder_add_group(state, info->kind, info->name, info->rank, info->size);
+    if (group != NULL && dd_recorder_group_rename(group, info, NULL) != DD_OK) {
+        dd_recorder_group_release(group);
+        group = NULL;
+    }
+    return group;
+}
+
 PyObject *
 py_recorder_add_foreign(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_state *state = PyModule_GetState(module);
-    dd_bytes name;
-    int rank, size;
-    const py_params params = PY_PARAMS("_add_recorded_group", 3, 3, {"name", PY_STRING, &name},
-                                       {"rank", PY_INT, &rank}, {"size", PY_INT, &size});
+    dd_recorder_group_info info = {.kind = "gloo"};
+    PyObject *ranks_object;
+    const py_params params = PY_PARAMS("_add_recorded_group", 4, 4, {"name", PY_STRING, &info.name},
+                                       {"desc", PY_STRING, &info.desc}, {"rank", PY_INT, &info.rank},
+                                       {"global_ranks", PY_OBJECT, &ranks_object});
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
-    dd_recorder_group *group = py_recorder_add_group(state, "gloo", name, rank, size);
+    const py_argument argument = {
+        .state = state, .function = "_add_recorded_group", .name = "global_ranks", .value = ranks_object};
+    int *ranks = py_params_ints(&argument, NULL, &info.size);
+    if (ranks == NULL) {
+        return NULL;
+    }
+    info.global_ranks = ranks;
+    dd_recorder_group *group = add_described_group(state, &info);
+    PyMem_Free(ranks);
     if (group == NULL) {
         return PyErr_NoMemory();
     }

@@ -50,7 +50,7 @@ PyObject *py_recorder_dump(PyObject *module, PyObject *const *args, Py_ssize_t n
 PyObject *py_recorder_reset(PyObject *module, PyObject *unused);
 PyObject *py_recorder_capacity(PyObject *module, PyObject *unused);
 
-/* Functions of the module, for operations of backends written in Python: _add_recorded_group(name, rank, size) gives what the others take,
+/* Functions of the module, for operations of backends written in Python: _add_recorded_group(name, desc, rank, global_ranks) gives what the others take,
  * _begin_record(group, name, is_p2p, peer, timeout_ns, inputs, outputs) the id of a record, and _end_record(group, record, failure=None)
  * ends it. Tensors are tuples of a dtype's name and a shape. */
 PyObject *py_recorder_add_foreign(PyObject *module, PyObject *const *args, Py_ssize_t nargs,

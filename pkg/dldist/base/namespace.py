@@ -78,7 +78,8 @@ BESIDE = {
     "dldist.c10d.work": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
     "dldist.c10d.wrapper": "_ProcessGroupWrapper",
     "dldist.flight_recorder": """
-        _dump_fr_trace _dump_fr_trace_json _dump_nccl_trace _dump_nccl_trace_json _reset_fr_recording_nccl
+        _dump_fr_trace _dump_fr_trace_file _dump_fr_trace_json _dump_nccl_trace _dump_nccl_trace_json _reset_fr_recording_nccl
+        _reset_fr_trace
     """,
     "dldist.reducer": """
         _broadcast_coalesced _compute_bucket_assignment_by_size _register_builtin_comm_hook _register_comm_hook
@@ -90,28 +91,30 @@ BESIDE = {
 
 OF_C10D = {
     "dldist.c10d.bindings": """
-        _DMAConnectivity _detect_dma_connectivity _get_intra_node_comm_usage_counter _set_global_rank
+        _DMAConnectivity _detect_dma_connectivity _get_intra_node_comm_usage_counter _hash_tensors _set_global_rank
     """,
     "dldist.c10d.coalescing": "_CollOp _TimeEstimator _get_comm_profiling_name _set_comm_profiling_name",
     "dldist.c10d.collectives": "_reduce_op",
-    "dldist.c10d.completion": "WorkInfo",
+    "dldist.c10d.completion": "CompletionHookArgs WorkInfo",
     "dldist.c10d.groups": """
         STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
         _new_group_with_tag _set_pg_timeout=set_timeout _store_based_barrier=store_based_barrier
     """,
+    "dldist.c10d.health": "HealthCheckHook",
+    "dldist.c10d.hooks": "FlightRecorderHook NanCheckHook PostHookArgs PreHookArgs",
     "dldist.c10d.maker": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout _get_default_timeout=default_timeout",
     "dldist.c10d.names": "_check_single_backend_availability",
     "dldist.c10d.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
-    "dldist.c10d.options": "ErrorType OpType ReconfigureOptions WorkResult",
+    "dldist.c10d.options": "ErrorType HookOpName OpType ReconfigureOptions WorkResult",
     "dldist.c10d.p2p": "_check_op _check_p2p_op_list _check_single_tensor",
     "dldist.c10d.private": """
-        _DEFAULT_NO_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
+        _DEFAULT_NO_TIMEOUT _DEFAULT_PG_NCCL_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
         _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _as_iterable _backend _canonicalize_group_rank
         _check_not_self_rank _check_tensor_list _current_process_group _default_pg_init_method _device_capability
         _ensure_all_tensors_same_dtype _find_or_create_pg_by_ranks_and_tag _get_all_pg_configs _get_default_store
         _get_global_rank _get_group_size _get_group_size_by_name _get_group_tag _get_object_coll_device _get_pg_config
         _get_pg_default_device _get_process_group_store _get_process_group_uid _get_split_source _group_count
-        _hash_ranks_to_str _is_fp8 _is_safe_to_split _new_process_group_helper _pg_backend_config _pg_group_ranks
+        _hash_ranks_to_str _is_fp8 _is_process_group_registered _is_safe_to_split _new_process_group_helper _pg_backend_config _pg_group_ranks
         _pg_map _pg_names _pg_to_tag _process_group_color _process_group_name _register_process_group
         _resolve_group_name_by_ranks_and_tag _resolve_process_group _set_process_group _tags_to_pg
         _unregister_all_process_groups _unregister_process_group _update_default_pg

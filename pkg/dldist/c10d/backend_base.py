@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any, Self
 
+    from dldist.c10d.completion import CompletionHookArgs
+
 _DEFAULT_TIMEOUT_S = 1800.0
 
 
@@ -107,9 +109,14 @@ class Backend(Member):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    """The name of `_supports_time_estimate` up to torch 2.14. A subclass may set either."""
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
+    supports_abort_hooks = True
+    """False in a subclass whose abort() does not run the abort hooks: registering one then raises."""
+    supports_completion_hooks = False
+    """True in a subclass that calls completion hooks itself. Groups call the hooks for other backends."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -126,6 +133,11 @@ class Backend(Member):
 
     def _unsupported(self, method: str) -> RuntimeError:
         return RuntimeError(f"Backend {self.name()} does not support {method}")
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        """True if the backend can estimate how long calls would take."""
+        return self.supports_time_estimate
 
     @property
     def options(self) -> Any:
@@ -161,14 +173,25 @@ class Backend(Member):
         """End unfinished operations with errors. Only runs the abort hooks unless overridden."""
         self._run_abort_hooks()
 
-    def register_abort_hook(self, id: int, fn: Callable[[], object]) -> None:
-        """Have fn() called when this backend aborts, perhaps more than once. It replaces a hook of this id."""
-        if not callable(fn):
-            raise TypeError(f"register_abort_hook(): argument 'fn' must be callable, not {type(fn).__name__}")
-        self._abort_hooks[id] = fn
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Have hook() called when this backend aborts, perhaps more than once. It replaces a hook of this id."""
+        if not self.supports_abort_hooks:
+            raise self._unsupported("register_abort_hook")
+        if not callable(hook):
+            raise TypeError(f"register_abort_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
+        self._abort_hooks[hook_id] = hook
 
-    def unregister_abort_hook(self, id: int) -> None:
-        self._abort_hooks.pop(id, None)
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Stop calling an abort hook. Does nothing if there is none of this id."""
+        self._abort_hooks.pop(hook_id, None)
+
+    def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
+        """Have hook(CompletionHookArgs) called when an operation has completed successfully, for subclasses that can."""
+        raise self._unsupported("register_completion_hook")
+
+    def unregister_completion_hook(self, hook_id: int) -> None:
+        """Stop calling a completion hook."""
+        raise self._unsupported("unregister_completion_hook")
 
     def _run_abort_hooks(self) -> None:
         """Run the abort hooks, for subclasses that override abort(). An error of a hook goes to sys.unraisablehook, because an
@@ -180,9 +203,17 @@ class Backend(Member):
         """How it is, as an ErrorType."""
         raise self._unsupported("get_error")
 
+    def _start_time_estimate(self) -> None:
+        """Estimate how long later calls would take instead of running them, until _end_time_estimate()."""
+        raise self._unsupported("_start_time_estimate")
+
+    def _end_time_estimate(self) -> float:
+        """The estimate, in microseconds."""
+        raise self._unsupported("_end_time_estimate")
+
     def _drop_time_estimate(self) -> None:
-        """End an estimate whose block has raised, for backends that have _start_time_estimate() and _end_time_estimate()."""
-        self._end_time_estimate()  # type: ignore[attr-defined]
+        """End an estimate whose block has raised."""
+        self._end_time_estimate()
 
     def revoke(self) -> None:
         """End unfinished operations with errors, and be of use for making other groups."""
@@ -206,8 +237,8 @@ class Backend(Member):
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         raise self._unsupported("_add_ephemeral_timeout")
 
-    def _set_group_uid(self, uid: str) -> None:
-        self._group_uid = uid
+    def _set_group_uid(self, pg_uid: str) -> None:
+        self._group_uid = pg_uid
 
     def _set_sequence_number_for_group(self) -> None:
         raise RuntimeError(f"Backend {self.name()} does not yet support sequence numbers.")

@@ -6,6 +6,7 @@ from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
 # ---- the rank in the log
@@ -41,6 +42,30 @@ def _detect_dma_connectivity(device_type: Any, connection_type: str) -> NoReturn
 def _get_intra_node_comm_usage_counter() -> int:
     """How often torch's kernels between the GPUs of a host have run: never, as they are not here."""
     return 0
+
+
+# ---- contents
+
+
+def _hash_tensors(tensors: Sequence[Any]) -> int:
+    """Hash the contents of arrays to 64 bits. The same bytes in the same order have the same hash in every process."""
+    from hashlib import blake2b
+
+    digest = blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(_core._describe_tensor(tensor, False)["count"].to_bytes(8, "little"))
+        digest.update(bytes(_packed(tensor)))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _packed(tensor: Any) -> Any:
+    """The elements of an array in row-major order, as an object with the buffer protocol."""
+    from dldist.reducer.buckets import private_memory
+
+    found = _core._describe_tensor(tensor, False)
+    packed: Any = private_memory((found["count"],), found["dtype"])
+    _core._copy_tensor(packed, tensor)
+    return memoryview(packed)
 
 
 # ---- stores

@@ -154,7 +154,7 @@ def _time_estimator(group: AnyGroup | None = None, device: Any = None) -> _TimeE
     broadcasts and gathers for all. All ranks estimate the same calls."""
     pg = group_or_default(group)
     backend = pg._get_backend(device) if device is not None else pg._backend_serving(None)
-    if not backend.supports_time_estimate:
+    if not backend._supports_time_estimate:
         raise NotImplementedError(f"collective time estimator is not supported in the current version of backend {backend.name()}")
     return _TimeEstimator(backend)
 

@@ -150,7 +150,7 @@ class Dispatcher(BackendCalls):
         run = getattr(self._backend_for(first_of(outputs if inputs is None else inputs))._operations, operation.name)
         root = values[operation.parameters.index("root")] if "root" in operation.parameters else -1
         return self._with_hooks(
-            operation.collective, is_async, inputs, outputs, root, lambda is_async: run(*values, timeout=timeout, async_op=is_async)
+            operation.name, is_async, inputs, outputs, root, lambda is_async: run(*values, timeout=timeout, async_op=is_async)
         )
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:

@@ -7,23 +7,29 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dldist import _core
-from dldist.c10d.low_level import CALL_OF, CALLS
-from dldist.c10d.operations import flat
-from dldist.c10d.options import HookOpName
+from dldist.c10d.low_level import CALLS
+from dldist.c10d.operations import OPERATIONS, Operation, flat
+from dldist.c10d.options import HookOpName, OpType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from dldist.c10d.completion import CompletionHook
+    from dldist.c10d.completion import Completions
 
-# The names of what is not a collective, which has that of its low-level call.
-_NAMES = {"monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
+# Calls that are not operations, under the names of those that they are forms of.
+_NAMES = {"all_reduce_sparse": "ALLREDUCE", "monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
 
 
-def _name_of(kind: str) -> Any:
-    """The name that a hook gets for a collective or another call."""
-    name = CALL_OF[kind].name if kind in CALL_OF else kind
-    return HookOpName.__members__.get(_NAMES.get(name, name.upper()), HookOpName.UNKNOWN)
+def _name_of(operation: Operation) -> Any:
+    """The name that a hook gets for a collective: its OpType's."""
+    return HookOpName.__members__[OpType(operation.op_type).name.lstrip("_")]
+
+
+def _name_of_call(kind: str) -> Any:
+    """The name that a hook gets for a collective, a message or another low-level call."""
+    if kind in OPERATIONS:
+        return _name_of(OPERATIONS[kind])
+    return HookOpName.__members__.get(_NAMES.get(kind, kind.upper()), HookOpName.UNKNOWN)
 
 
 class PreHookArgs(NamedTuple):
@@ -58,8 +64,8 @@ class Hooks:
         self._pre: dict[int, Callable[[PreHookArgs], object]] = {}
         self._post: dict[int, Callable[[PostHookArgs], object]] = {}
         self._op_id = 0
-        self.completion: CompletionHook | None = None
-        """What is told of operations that have ended."""
+        self.completion: Completions | None = None
+        """The hooks that are called when an operation has completed. None before the first one is registered."""
 
     def __bool__(self) -> bool:
         return bool(self._pre or self._post or self.completion)
@@ -69,6 +75,13 @@ class Hooks:
 
     def register_post(self, id: int, fn: Callable[[PostHookArgs], object]) -> None:
         self._post[id] = _callable("register_post_hook", fn)
+
+    def ensure_completion(self) -> Completions:
+        if self.completion is None:
+            from dldist.c10d.completion import Completions
+
+            self.completion = Completions()
+        return self.completion
 
     def unregister_pre(self, id: int) -> None:
         self._pre.pop(id, None)
@@ -82,7 +95,7 @@ class Hooks:
         if call is not None:
             opts = arguments[-1]
             root = getattr(opts, "rootRank", -1)
-            return self.around(call.operation.collective, bool(opts.asyncOp), *call.tensors(arguments), root, start)
+            return self.around(call.operation.name, bool(opts.asyncOp), *call.tensors(arguments), root, start)
         sent = arguments[0] if method == "send" else None
         received = arguments[0] if method in ("recv", "recv_anysource") else None
         peer = int(arguments[1]) if method in ("send", "recv") else -1
@@ -95,16 +108,30 @@ class Hooks:
 
         Inputs and outputs are tensors or lists of them. A tensor that is read and written in place counts as an input.
         """
-        name = _name_of(kind)
-        op_id, self._op_id = self._op_id, self._op_id + 1
+        name, op_id = _name_of_call(kind), self._next_op_id()
         if self._pre:
             told = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
             for pre in list(self._pre.values()):
                 pre(told)
-        work = start() if self.completion is None else self.completion.start(start, op_id)
+        work = self._start(start, op_id)
         for post in list(self._post.values()):
             post(PostHookArgs(name, is_async, work, op_id))
         return work
+
+
+    def start_coalesced(self, start: Callable[[], Any]) -> Any:
+        """Start the operation that stands for several coalesced calls by calling `start`. Returns its work.
+
+        Only completion hooks see it: pre and post hooks have seen the calls.
+        """
+        return self._start(start, self._next_op_id())
+
+    def _start(self, start: Callable[[], Any], op_id: int) -> Any:
+        return self.completion.start(start, op_id) if self.completion else start()
+
+    def _next_op_id(self) -> int:
+        op_id, self._op_id = self._op_id, self._op_id + 1
+        return op_id
 
 
 def _callable(method: str, fn: Any) -> Any:
@@ -154,26 +181,30 @@ class FlightRecorderHook:
     operation has started.
     """
 
-    def __init__(self, pg: Any, id: int) -> None:
+    def __init__(self, pg: Any, id: int, global_ranks: Sequence[int] = ()) -> None:
         self._pg = weakref.ref(pg)  # the group itself holds the hook
         self._id = id
-        self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.rank(), pg.size())
+        ranks = list(global_ranks) or list(range(pg.size()))
+        if len(ranks) != pg.size():
+            raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has {len(ranks)} ranks, expected {pg.size()}")
+        self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.group_desc, pg.rank(), ranks)
         self._records: dict[int, int] = {}
         """By the op_id of operations that are being started."""
 
     @classmethod
-    def attach(cls, pg: Any) -> FlightRecorderHook:
+    def attach(cls, pg: Any, global_ranks: Sequence[int] = ()) -> FlightRecorderHook:
         """Record all later operations of the process group, until remove(). A group with two hooks has two records of each.
 
         Args:
             pg: A process group.
+            global_ranks: The ranks of its members in the default group, for dumps. Empty means 0 to size - 1.
 
         Example:
             >>> from dldist.c10d.hooks import FlightRecorderHook
             >>> hook = FlightRecorderHook.attach(dist.group.WORLD)
             >>> hook.remove()
         """
-        hook = cls(pg, next(_next_id))
+        hook = cls(pg, next(_next_id), global_ranks)
         pg.register_pre_hook(hook._id, hook._begin)
         pg.register_post_hook(hook._id, hook._started)
         return hook
@@ -228,18 +259,11 @@ class FlightRecorderHook:
 
 
 _RECORDED: dict[Any, str] = {
+    **{_name_of(operation): operation.recorded for operation in OPERATIONS.values()},
     HookOpName.SEND: "send",
     HookOpName.RECV: "recv",
-    HookOpName.BROADCAST: "broadcast",
-    HookOpName.ALLREDUCE: "all_reduce",
-    HookOpName.REDUCE: "reduce",
-    HookOpName.ALLGATHER: "all_gather",
-    HookOpName.REDUCE_SCATTER: "reduce_scatter",
-    HookOpName.ALLTOALL: "all_to_all",
-    HookOpName.BARRIER: "barrier",
-    HookOpName.SCATTER: "scatter",
-    HookOpName.GATHER: "gather",
 }
+"""The names of operations in the flight recorder."""
 
 
 def _records_itself(backend: Any) -> bool:

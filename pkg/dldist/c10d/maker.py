@@ -6,6 +6,7 @@ from dldist import _core
 from dldist.base import settings
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Member
+from dldist.c10d.health import HealthCheckHook
 from dldist.c10d.names import CHECKS, Backend, BackendConfig
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
@@ -152,6 +153,7 @@ class Maker:
                 pg, name=name, backend=self.backend, config=repr(self.config), store=own, ranks=ranks, tag=tag
             )
             _check_for_nan_if_asked(pg)
+            HealthCheckHook.attach(pg)
         except BaseException as error:
             _give_up(pg, error)
             raise

@@ -19,7 +19,7 @@ from dldist.c10d.groups import (
     get_backend_impl,
 )
 from dldist.c10d.maker import Maker, default_timeout
-from dldist.c10d.names import device_type_of, is_backend_available, is_nccl_available, warn
+from dldist.c10d.names import BackendConfig, device_type_of, is_backend_available, is_nccl_available, warn
 from dldist.c10d.objects import _check_not_self
 from dldist.c10d.options import ReconfigureOptions, as_timedelta
 from dldist.c10d.p2p import _check_single_tensor
@@ -58,6 +58,7 @@ _OF_REGISTRY = {
     **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
     "_default_pg_init_method": "init_method",
     "_group_count": "group_count",
+    "_is_process_group_registered": "is_named",
     "_register_process_group": "name_group",
     "_resolve_process_group": "resolve",
     "_unregister_all_process_groups": "unname_all",
@@ -77,7 +78,7 @@ def __getattr__(name: str) -> Any:
         return None if world.default_pg is None else world.pg_map[world.default_pg][0]
     if name in _AVAILABLE:
         return is_backend_available(_AVAILABLE[name])
-    if name == "default_pg_nccl_timeout":
+    if name in ("default_pg_nccl_timeout", "_DEFAULT_PG_NCCL_TIMEOUT"):
         return default_timeout("nccl") if is_nccl_available() else None
     if name == "ProcessGroupNCCL" and is_nccl_available():
         from dldist.c10d.nccl import ProcessGroupNCCL
@@ -147,7 +148,7 @@ def _get_reconfigure_handle(group: Any = None) -> Any:
 
 
 def _reconfigure(
-    uuid: int, handles: Any, timeout: timedelta | None = None, hints: dict[str, str] | None = None, group: Any = None
+    uuid: int, handles: Any, group: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
 ) -> Any:
     """Make the group one of the processes of these handles: a list has them in the order of ranks, a set in none."""
     opts = ReconfigureOptions()
@@ -225,11 +226,22 @@ def _is_safe_to_split() -> bool:
     return default_group().bound_device_id is not None
 
 
-def _get_split_source(pg: Any) -> Any:
-    """The backend that others are split off from: that of the device which the group is bound to, or of the default group's GPU."""
+def _backend_name(config: str, kind: str) -> str | None:
+    """The name of the backend that a configuration has for a type of device."""
+    return BackendConfig(config).get_device_backend_map().get(kind)
+
+
+def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
+    """The backend to split others off from: the one of the device that the group is bound to, or of the default group's GPU. None if
+    another backend than the group's is requested for the device."""
     device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
-    backend = None if device is None else pg._backend_of_device(device_type_of(device))
+    if device is None:
+        return None
+    kind = device_type_of(device)
+    backend = pg._backend_of_device(kind)
     if backend is None or not backend.supports_splitting:
+        return None
+    if requested_backend is not None and _backend_name(requested_backend, kind) != _backend_name(registry._world.pg_map[pg][0], kind):
         return None
     return getattr(backend, "wrapped_pg", backend)
 
@@ -281,6 +293,7 @@ def _new_process_group_helper(
     pg_tag: str | None = None,
     device_id: Any = None,
     group_desc: str | None = None,
+    enable_reconfigure: bool = False,
     *,
     pg_options: Any = None,
 ) -> tuple[Any, _core.Store | None]:
@@ -296,7 +309,8 @@ def _new_process_group_helper(
         raise ValueError("The specified group name has already been created, please use a different group name")
     device = _check_device_id(device_id)
     limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
-    maker = Maker(backend, limit, pg_options if backend_options is None else backend_options, device, group_desc)
+    options = pg_options if backend_options is None else backend_options
+    maker = Maker(backend, limit, options, device, group_desc, is_reconfigurable=enable_reconfigure)
     ranks = list(global_ranks_in_group)
     if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
         return found, world.pg_map[found][1]

@@ -7,6 +7,7 @@ from dldist.base.ranks import read_ranks
 from dldist.c10d import registry
 from dldist.c10d.backend_base import Backend, BackendOptions, Member
 from dldist.c10d.dispatch import BackendCalls, Dispatcher
+from dldist.c10d.health import HealthCheckHook
 from dldist.c10d.names import device_type_of
 from dldist.c10d.operations import first_of
 from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
-    from dldist.c10d.completion import WorkInfo
-    from dldist.c10d.hooks import Hooks
+    from dldist.c10d.completion import CompletionHookArgs, WorkInfo
+    from dldist.c10d.hooks import Hooks, PostHookArgs, PreHookArgs
 
 # DLPack's device types.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
@@ -103,9 +104,13 @@ class ProcessGroup(Member):
     supports_splitting = _if_all_backends("supports_splitting")
     supports_coalescing = _if_all_backends("supports_coalescing")
     supports_time_estimate = _if_all_backends("supports_time_estimate")
+    _supports_time_estimate = _if_all_backends("_supports_time_estimate")
     supports_shrinking = _if_all_backends("supports_shrinking")
     supports_reconfigure = _if_all_backends("supports_reconfigure")
     supports_window = _if_all_backends("supports_window")
+    supports_abort_hooks = _if_all_backends("supports_abort_hooks")
+    supports_completion_hooks = True
+    """With any backend: the group calls the hooks unless the backend does."""
 
     def __init__(self, *args: Any) -> None:
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
@@ -292,23 +297,50 @@ class ProcessGroup(Member):
             self._hooks = Hooks()
         return self._hooks
 
-    def register_pre_hook(self, id: int, fn: Callable[[Any], object]) -> None:
-        """Have fn(args) called before every operation. If it raises, the caller gets the error. It replaces a hook of this id."""
-        self._ensure_hooks().register_pre(id, fn)
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
+        """Have hook(PreHookArgs) called before every operation. If it raises, the caller gets the error. It replaces a hook of this
+        id."""
+        self._ensure_hooks().register_pre(hook_id, hook)
         self._choose_operations()
 
-    def unregister_pre_hook(self, id: int) -> None:
-        self._ensure_hooks().unregister_pre(id)
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self._ensure_hooks().unregister_pre(hook_id)
         self._choose_operations()
 
-    def register_post_hook(self, id: int, fn: Callable[[Any], object]) -> None:
-        """Have fn(args) called after every operation has started."""
-        self._ensure_hooks().register_post(id, fn)
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
+        """Have hook(PostHookArgs) called after every operation has started."""
+        self._ensure_hooks().register_post(hook_id, hook)
         self._choose_operations()
 
-    def unregister_post_hook(self, id: int) -> None:
-        self._ensure_hooks().unregister_post(id)
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self._ensure_hooks().unregister_post(hook_id)
         self._choose_operations()
+
+    def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
+        """Have hook(CompletionHookArgs) called once for each later operation that completes successfully. It replaces a hook of this id.
+
+        It runs on the thread that notices the completion, and an error that it raises goes to sys.unraisablehook.
+        """
+        backend = self._backend_with_completion_hooks()
+        if backend is not None:
+            backend.register_completion_hook(hook_id, hook)
+            return
+        self._ensure_hooks().ensure_completion().register(hook_id, hook)
+        self._choose_operations()
+
+    def unregister_completion_hook(self, hook_id: int) -> None:
+        """Stop calling a completion hook. Does nothing if there is none of this id."""
+        backend = self._backend_with_completion_hooks()
+        if backend is not None:
+            backend.unregister_completion_hook(hook_id)
+            return
+        self._ensure_hooks().ensure_completion().unregister(hook_id)
+        self._choose_operations()
+
+    def _backend_with_completion_hooks(self) -> Any:
+        """The backend that calls completion hooks for all operations. None if the group has to call them."""
+        backends = self._distinct_backends()
+        return backends[0] if len(backends) == 1 and backends[0].supports_completion_hooks else None
 
     register_abort_hook = _of_every_backend("register_abort_hook")
     unregister_abort_hook = _of_every_backend("unregister_abort_hook")
@@ -334,9 +366,9 @@ class ProcessGroup(Member):
     _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
 
     def shutdown(self) -> None:
-        """End the group in good order: say goodbye to the other ranks. The completion hook is told of everything first."""
+        """End the group cleanly: notify the other ranks, and wait for completion hooks."""
         calls = [backend.shutdown for backend in self._distinct_backends()]
-        call_all([*calls, self._wait_for_completion_hook, *self._take_shutdown_calls()])
+        call_all([*calls, self._wait_for_completion_hooks, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End the group and its unfinished operations at once. The other ranks are told the reason."""
@@ -365,9 +397,9 @@ class ProcessGroup(Member):
         return self._end_coalescing_of(self._get_backend(device_type))
 
     def _end_coalescing_of(self, backend: Any) -> Any:
-        """The work of all calls since the backend's _start_coalescing(). The completion hook is told of it, as of one operation."""
-        completion = None if self._hooks is None else self._hooks.completion
-        return backend._end_coalescing() if completion is None else completion.start(backend._end_coalescing, -1)
+        """The work of all calls since the backend's _start_coalescing(). It is one operation for completion hooks."""
+        hooks = self._hooks
+        return backend._end_coalescing() if not hooks else hooks.start_coalesced(backend._end_coalescing)
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
         """Have hook(WorkInfo) called whenever a later operation has ended well. There is one hook, which cannot be taken back."""
@@ -375,21 +407,16 @@ class ProcessGroup(Member):
             if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
                 backend._register_on_completion_hook(hook)  # one of another package, which has its own way
                 return
-        from dldist.c10d.completion import CompletionHook
-
-        hooks = self._ensure_hooks()
-        if hooks.completion is not None:
-            raise RuntimeError(f"{self!r} has a completion hook already: there can be one")
-        hooks.completion = CompletionHook(hook)
+        self._ensure_hooks().ensure_completion().register_on_work_info(hook)
         self._choose_operations()
 
     def _wait_for_pending_works(self) -> None:
-        """Wait until what this rank has under way has ended, and the completion hook knows. The other ranks need not call this."""
+        """Wait until this rank's operations have ended, and completion hooks have returned. The other ranks need not call this."""
         for backend in self._distinct_backends():
             backend._wait_for_pending_works()
-        self._wait_for_completion_hook()
+        self._wait_for_completion_hooks()
 
-    def _wait_for_completion_hook(self) -> None:
+    def _wait_for_completion_hooks(self) -> None:
         if self._hooks is not None and self._hooks.completion is not None:
             self._hooks.completion.wait(self.get_timeout())
 
@@ -468,16 +495,24 @@ class ProcessGroup(Member):
         made = {id(backend): make(backend, pg.group_name) for backend in self._distinct_backends(kinds)}
         for kind in kinds:
             pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(self._get_backend(kind))])
+        HealthCheckHook.attach(pg)
         return pg
 
     get_reconfigure_handle = _of_one_backend("get_reconfigure_handle")
 
     def reconfigure(
-        self, uuid: Any, handles: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
+        self,
+        uuid: Any = None,
+        handles: Any = None,
+        timeout: timedelta | None = None,
+        hints: dict[str, str] | None = None,
+        *,
+        opts: ReconfigureOptions | None = None,
     ) -> Any:
-        """Become a group of the processes with these handles: see ProcessGroupGloo. reconfigure(options) works, too."""
-        opts = uuid
-        if not isinstance(opts, ReconfigureOptions):
+        """Become a group of the processes with these handles: see ProcessGroupGloo. It also takes ReconfigureOptions."""
+        if isinstance(uuid, ReconfigureOptions):
+            opts = uuid
+        if opts is None:
             opts = ReconfigureOptions()
             opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
             if timeout is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from dldist import flight_recorder
+from dldist.c10d.health import unhealthy_backends
 from dldist.control.handlers import register_handler
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ def wait_counter_values(_: Request, response: Response) -> None:
     response.set_content("{}", "application/json")
 
 
+def c10d_health_check(_: Request, response: Response) -> None:
+    """The health of the process's backends in JSON, like torch's."""
+    unhealthy = unhealthy_backends()
+    response.set_content(json.dumps({"healthy": not unhealthy, "unhealthy_backends": unhealthy}), "application/json")
+
+
 def pyspy_dump(request: Request, response: Response) -> None:
     """What py-spy says of this process, where it is installed."""
     program = shutil.which("py-spy")
@@ -60,5 +68,5 @@ def pyspy_dump(request: Request, response: Response) -> None:
     response.set_content(done.stdout, "text/plain")
 
 
-for _handler in (dump_traceback, pyspy_dump, wait_counter_values, fr_trace_json, ping):
+for _handler in (c10d_health_check, dump_traceback, pyspy_dump, wait_counter_values, fr_trace_json, ping):
     register_handler(_handler.__name__, _handler)
