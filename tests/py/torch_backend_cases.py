@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pickle
+import tempfile
 import threading
 import time
 import warnings
@@ -794,6 +795,42 @@ def torchs_dumps_have_the_calls(rank, size):
     names = [entry["profiling_name"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"]]
     assert [name.partition(":")[2] for name in names[-2:]] == ["all_reduce", "barrier"], names
     dist.destroy_process_group(gloo)
+
+
+def torchs_dumps_have_each_call_once(rank, size):
+    gloo = dist.new_group(backend="gloo")
+    dldist.torch.install(as_gloo=True)
+    in_its_place = dist.new_group(backend="gloo")
+    dldist.torch.install(as_gloo=False)
+    for count, group in ((7001, None), (7002, gloo), (7003, in_its_place)):
+        dist.all_reduce(of(rank, count), group=group)
+    counts = {"gloo": {7001: 1, 7002: 1, 7003: 1}, "dldist": {7001: 1, 7003: 1}, "other": {}}
+    has_names = hasattr(c10d, "_dump_fr_trace_file")  # since PyTorch 2.15
+    for backend, expected in counts.items() if has_names else [(None, counts["gloo"])]:
+        named = {} if backend is None else {"backend": backend}
+        # PyTorch imports its compiler for stacks, which may take longer than a case may
+        assert sizes_of_7000(pickle.loads(c10d._dump_fr_trace(includeStackTraces=False, **named))) == expected, backend
+        assert sizes_of_7000(json.loads(c10d._dump_fr_trace_json(**named))) == expected, backend
+        if has_names and expected:
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ["DLDIST_FR_DUMP_FILE"] = f"{folder}/new/trace_"
+                c10d._dump_fr_trace_file(rank, **named)
+                del os.environ["DLDIST_FR_DUMP_FILE"]
+                with open(f"{folder}/new/trace_{rank}", "rb") as file:
+                    assert sizes_of_7000(pickle.load(file)) == expected, backend
+    if has_names:
+        c10d._reset_fr_trace("other")
+        assert sizes_of_7000(json.loads(c10d._dump_fr_trace_json())) == counts["gloo"]
+        c10d._reset_fr_trace()
+        assert sizes_of_7000(json.loads(c10d._dump_fr_trace_json())) == {}
+    for group in (gloo, in_its_place):
+        dist.destroy_process_group(group)
+
+
+def sizes_of_7000(dump):
+    """How often a dump has a call on 7000 to 7009 elements, by their number."""
+    found = [size for entry in dump.get("entries", ()) for (size, *_) in entry["input_sizes"]]
+    return dict(collections.Counter(size for size in found if 7000 <= size < 7010))
 
 
 # ---- what is built on it

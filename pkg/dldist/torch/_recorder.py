@@ -2,11 +2,16 @@
 
 Calls over dldist are recorded by dldist's recorder, in the form that PyTorch's has, and not a second time in C++: that would double what a
 small call costs. So a dump that is asked for from Python gets its entries from both.
+
+PyTorch 2.15 has a recorder for each name of a backend. The name "gloo", the default, stands for PyTorch's recorder of that name and for
+dldist's recorder, "dldist" only for dldist's, and each other name only for PyTorch's.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +24,90 @@ if TYPE_CHECKING:
 
 c10d: Any = _distributed_c10d
 
+_TORCHS = "gloo"
+_OURS = "dldist"
+
 
 def add_to_torchs_dumps() -> None:
-    """Have PyTorch's functions put our entries beside its own. Once in a process."""
-    pickled, as_json = c10d._dump_fr_trace, c10d._dump_fr_trace_json
+    """Replace PyTorch's functions, as far as this PyTorch has them. Once in a process."""
+    for name, make in {
+        "_dump_fr_trace": _pickled,
+        "_dump_fr_trace_json": _as_json,
+        "_dump_fr_trace_file": _to_file,
+        "_reset_fr_trace": _reset,
+    }.items():
+        torchs = getattr(c10d, name, None)
+        if torchs is not None:
+            setattr(c10d, name, functools.wraps(torchs)(make(torchs)))
 
+
+def _pickled(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
     def _dump_fr_trace(
-        includeCollectives: bool | None = None, includeStackTraces: bool | None = None, onlyActive: bool | None = None
+        includeCollectives: bool | None = None,
+        includeStackTraces: bool | None = None,
+        onlyActive: bool | None = None,
+        backend: str = _TORCHS,
     ) -> bytes:
         given = includeCollectives, includeStackTraces, onlyActive
-        return _both(pickled(*given), flight_recorder._dump_fr_trace(*given), pickle.loads, lambda dump: pickle.dumps(dump, protocol=2))
+        return _dump(torchs, flight_recorder._dump_fr_trace, given, backend, pickle.loads, functools.partial(pickle.dumps, protocol=2))
 
-    def _dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+    return _dump_fr_trace
+
+
+def _as_json(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
+    def _dump_fr_trace_json(
+        includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = _TORCHS
+    ) -> bytes:
         given = includeCollectives, onlyActive
-        return _both(as_json(*given), flight_recorder._dump_fr_trace_json(*given), json.loads, lambda dump: json.dumps(dump).encode())
+        return _dump(torchs, flight_recorder._dump_fr_trace_json, given, backend, json.loads, lambda dump: json.dumps(dump).encode())
 
-    _dump_fr_trace.__doc__, _dump_fr_trace_json.__doc__ = pickled.__doc__, as_json.__doc__
-    c10d._dump_fr_trace, c10d._dump_fr_trace_json = _dump_fr_trace, _dump_fr_trace_json
+    return _dump_fr_trace_json
+
+
+def _to_file(torchs: Callable[..., None]) -> Callable[..., None]:
+    def _dump_fr_trace_file(
+        rank: int,
+        includeCollectives: bool | None = None,
+        includeStackTraces: bool | None = None,
+        onlyActive: bool | None = None,
+        backend: str = _TORCHS,
+    ) -> None:
+        if backend not in (_TORCHS, _OURS):
+            torchs(rank, includeCollectives, includeStackTraces, onlyActive, backend)
+            return
+        dump = c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend)
+        writer = flight_recorder.registered_writer()
+        if writer is not None:
+            writer(dump)
+        else:
+            _write(flight_recorder.default_path(rank), dump)
+
+    return _dump_fr_trace_file
+
+
+def _reset(torchs: Callable[[str], None]) -> Callable[..., None]:
+    def _reset_fr_trace(backend: str = _TORCHS) -> None:
+        torchs(backend)
+        if backend in (_TORCHS, _OURS):
+            flight_recorder.reset()
+
+    return _reset_fr_trace
+
+
+def _dump(
+    torchs: Callable[..., bytes],
+    ours: Callable[..., bytes],
+    given: tuple[bool | None, ...],
+    backend: str,
+    read: Callable[[bytes], Any],
+    write: Callable[[Any], bytes],
+) -> bytes:
+    """The dump of the recorders that the name of the backend stands for."""
+    if backend == _OURS:
+        return ours(*given)
+    if backend == _TORCHS:
+        return _both(torchs(*given), ours(*given), read, write)
+    return torchs(*given, backend)
 
 
 def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> bytes:
@@ -51,3 +123,12 @@ def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Calla
         entries = [*first.get("entries", ()), *second.get("entries", ())]
         merged["entries"] = sorted(entries, key=lambda entry: entry["time_created_ns"])
     return write(merged)
+
+
+def _write(path: str, dump: bytes) -> None:
+    """Write a file, which appears complete or not at all."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    unfinished = f"{path}.{os.getpid()}"
+    with open(unfinished, "wb") as file:
+        file.write(dump)
+    os.replace(unfinished, path)
