@@ -829,8 +829,8 @@ def torchs_dumps_have_each_call_once(rank, size):
 
 def sizes_of_7000(dump):
     """How often a dump has a call on 7000 to 7009 elements, by their number."""
-    found = [size for entry in dump.get("entries", ()) for (size, *_) in entry["input_sizes"]]
-    return dict(collections.Counter(size for size in found if 7000 <= size < 7010))
+    shapes = [tuple(shape) for entry in dump.get("entries", ()) for shape in entry["input_sizes"]]
+    return dict(collections.Counter(size for (size,) in (shape for shape in shapes if len(shape) == 1) if 7000 <= size < 7010))
 
 
 # ---- what is built on it

@@ -87,11 +87,16 @@ class ProcessGroupGloo(OverWorld):
     def _open(self, store: _core.Store, opts: Any) -> World | None:
         if not opts.enable_reconfigure:
             return super()._open(store, opts)
-        from uuid import uuid4
-
-        self._store = store
-        self._handle = uuid4().hex
+        self._allow_reconfigure(store)
         return None
+
+    def _allow_reconfigure(self, store: _core.Store) -> None:
+        """From the first call on, the backend has a handle, and reconfigure() meets in this store."""
+        if self._store is None:
+            from uuid import uuid4
+
+            self._store = store
+            self._handle = uuid4().hex
 
     # ---- several tensors in a call, and sparse ones
 

@@ -21,6 +21,8 @@ def create_group(opts: Any) -> Any:
     """The backend, or the whole group, for torch's _DistributedBackendOptions. All ranks of the group make it."""
     is_default = not opts.global_ranks_in_group
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)
+    if getattr(opts, "enable_reconfigure", False):  # since PyTorch 2.14
+        return _over(Runner.without_members(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout))
     label = "default" if is_default else ""
     return _over(Runner.meeting(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout, label))
 
@@ -57,7 +59,8 @@ def create_gloo(
     given = timeout if options is None else getattr(options, "_timeout", options)
     limit = default_pg_timeout if given is None else given
     ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
-    return _over(Runner.meeting(store, "gloo", ranks, rank, limit, serves_as="gloo"))
+    create = Runner.without_members if enable_reconfigure else Runner.meeting
+    return _over(create(store, "gloo", ranks, rank, limit, serves_as="gloo"))
 
 
 def is_in_place_of_gloo(thing: Any) -> bool:
@@ -69,7 +72,9 @@ def _over(runner: Runner, device_type: str = "cpu") -> Any:
     _for_our_groups.answer()
     native = _native.load()
     if native is not None:
-        return native.Backend(runner, runner.group.timeout)
+        return native.Backend(runner, runner.cpu.options._timeout)
+    if runner.group is None:
+        raise RuntimeError("enable_reconfigure=True: needs the backend in C++ (python -m dldist.torch --build)")
     from dldist.torch._plain import ProcessGroup
 
     config = ",".join(f"{served}:{runner.serves_as}" for served in dict.fromkeys(("cpu", device_type)))

@@ -13,6 +13,7 @@ import dldist
 from dldist import _core
 from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
 from dldist.c10d.operations import flat
+from dldist.c10d.options import ReconfigureOptions
 from dldist.c10d.work import FollowedWork
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
@@ -38,17 +39,27 @@ class Runner:
     """Runs the calls of one group. `group` is the World behind it; `ranks` are the global ranks of its members; `serves_as` is the
     name of the backend."""
 
-    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
+    def __init__(self, store: Any, cpu: CpuBackend, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
         self.store = store
         """torch's store in which the ranks have met."""
-        self.group = world
         self.name = name
         self.ranks = ranks
         self.serves_as = serves_as
-        self.cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
-        self.cpu.serves_as = serves_as
-        self.buckets = Buckets(world)
+        self.cpu = cpu
+        cpu.serves_as = serves_as
+        self._desc = "undefined"
         self._cuda: CudaBackend | None = None
+        self._adopt_group()
+
+    def _adopt_group(self) -> None:
+        self.group: Any = self.cpu.group
+        """The World; None before the first reconfigure() of a group without members."""
+        self.buckets = Buckets(self.group)
+
+    @classmethod
+    def _over(cls, store: Any, world: dldist.World, name: str, ranks: list[int], serves_as: str) -> Runner:
+        cpu = CpuBackend._of(world, GlooOptions()._for(world.timeout, ranks, name))
+        return cls(store, cpu, name, ranks, serves_as)
 
     @classmethod
     def meeting(
@@ -59,7 +70,16 @@ class Runner:
         meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
         with torchs_errors:
             world = dldist.World(meeting_place, rank, size, timeout=timeout, name=label or name)
-        return cls(store, world, name, ranks, serves_as)
+        return cls._over(store, world, name, ranks, serves_as)
+
+    @classmethod
+    def without_members(
+        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, serves_as: str = "dldist"
+    ) -> Runner:
+        """Create the runner of a group whose members reconfigure() will name."""
+        options = GlooOptions()._for(timeout, ranks, name)
+        cpu = CpuBackend(TorchStore(store), rank, len(ranks), options, enable_reconfigure=True)
+        return cls(store, cpu, name, ranks, serves_as)
 
     # ---- calls
 
@@ -126,7 +146,9 @@ class Runner:
         """Say what torch calls the group, in reports and dumps, and, where it says so only now, which ranks are its members."""
         self.name = name
         self.ranks = ranks or self.ranks
-        self.group._describe(name, desc, self.ranks)
+        self._desc = desc
+        if self.group is not None:
+            self.group._describe(name, desc, self.ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of later calls."""
@@ -154,8 +176,31 @@ class Runner:
     def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
         """The runner of a group of these ranks, in this order. They alone call this."""
         with torchs_errors:
-            part = dldist.Group.split(self.group, list(ranks), name, timeout)
-        return Runner(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
+            part = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
+        return self._over(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the handle that names this process in reconfigure()."""
+        self.cpu._allow_reconfigure(TorchStore(self.store))
+        return self.cpu.get_reconfigure_handle()
+
+    def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None) -> None:
+        """Replace the members of the group by the processes with these handles, which all call this. See c10d.gloo."""
+        opts = ReconfigureOptions()
+        opts.uuid, opts.handles = uuid, handles
+        if timeout is not None:
+            opts.timeout = timeout
+        self.cpu._allow_reconfigure(TorchStore(self.store))
+        if self._cuda is not None:
+            self._cuda.abort()  # the next call on that device makes one among the new members
+            self._cuda = None
+        try:
+            with torchs_errors:
+                self.cpu.reconfigure(opts)
+        finally:
+            self._adopt_group()
+        self.ranks = list(range(self.cpu.size()))
+        self.group._describe(self.name, self._desc, self.ranks)
 
     def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
         """The runner of a group of `size` ranks: those of this group, and those of the others that come to the same store. The

@@ -5,6 +5,14 @@
 // directly. All other calls go through `runner`, a dldist.torch._runner.Runner, which is the half of this backend in Python.
 //
 // No function here may keep the GIL while it waits: the group's methods release it.
+//
+// One source for PyTorch 2.6 and newer. A virtual method that only some releases have is written
+// without `override`: for the others it is a plain method. All else that depends on the release is
+// in the section "features" below, which looks at PyTorch's headers, and never at its version.
+
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
 
 #include <algorithm>
 #include <array>
@@ -13,6 +21,7 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -36,7 +45,23 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+// ---- features
+
+namespace c10d {
+struct CompletionHookArgs; // without a definition before 2.15
+} // namespace c10d
+
 namespace {
+
+template <class Type>
+concept IsDefined = requires { sizeof(Type); };
+
+// The members of a group can be exchanged since 2.14.
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+#define DLDIST_HAS_RECONFIGURE 1
+#else
+#define DLDIST_HAS_RECONFIGURE 0
+#endif
 
 using at::Tensor;
 using c10::intrusive_ptr;
@@ -44,6 +69,7 @@ using c10::ivalue::Future;
 using c10d::OpType;
 using c10d::WorkResult;
 using std::chrono::milliseconds;
+using Milliseconds = std::chrono::duration<float, std::milli>;
 
 using Tensors = std::vector<Tensor>;
 using TensorLists = std::vector<Tensors>;
@@ -100,6 +126,7 @@ struct Names {
   PyObject* async;             // ("async_op",)
   PyObject* asyncAndTimeout;   // ("async_op", "timeout")
   PyObject* refusals;          // (DistArgumentError, TypeError)
+  PyObject* failures;          // DistError
   PyObject* asTorchs;          // dldist.torch._errors.as_torchs
   PyObject* isCompletionThread;
   PyObject* wait;
@@ -133,6 +160,7 @@ Names makeNames() {
       py::make_tuple("async_op").release().ptr(),
       py::make_tuple("async_op", "timeout").release().ptr(),
       py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr(),
+      attribute("dldist._core", "DistError"),
       attribute("dldist.torch._errors", "as_torchs"),
       attribute("dldist.base.completions", "is_completion_thread"),
       text("wait"),
@@ -234,6 +262,85 @@ py::list listOf(const TensorLists& lists) {
   return list;
 }
 
+// ---- hooks
+
+// Hooks by the id with which each can be removed. They run without the lock: a hook may take locks
+// of its own, or change this table.
+template <class... Args>
+class HookTable {
+ public:
+  using Hook = std::function<void(Args...)>;
+
+  void add(int64_t id, Hook hook) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(hooks_[id], hook); // the destructor of a replaced hook may take the GIL, so it runs without the lock
+    isEmpty_ = false;
+  }
+
+  void remove(int64_t id) {
+    Hook removed; // see add()
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = hooks_.find(id);
+    if (found != hooks_.end()) {
+      removed = std::move(found->second);
+      hooks_.erase(found);
+    }
+    isEmpty_ = hooks_.empty();
+  }
+
+  bool isEmpty() const { return isEmpty_.load(std::memory_order_relaxed); }
+
+  // Calls the hooks in the order of their ids. A hook in C++ may wait for a thread that needs the GIL.
+  void call(const char* kind, Args... args) const {
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check() != 0) {
+      released.emplace();
+    }
+    for (const Hook& hook : copies()) {
+      try {
+        hook(args...);
+      } catch (const std::exception& error) { // the operation has ended, so no caller can handle it
+        LOG(ERROR) << kind << " hook failed: " << error.what();
+      }
+    }
+  }
+
+ private:
+  std::vector<Hook> copies() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Hook> copies;
+    for (const auto& [id, hook] : hooks_) {
+      copies.push_back(hook);
+    }
+    return copies;
+  }
+
+  std::atomic<bool> isEmpty_{true};
+  mutable std::mutex mutex_; // guards the next
+  std::map<int64_t, Hook> hooks_;
+};
+
+// The hooks of a backend. Its works may outlive it, and share them.
+struct Hooks {
+  HookTable<> abort;
+  HookTable<const c10d::CompletionHookArgs&> completion;
+
+  // An operation has failed, or the group is aborted: hooks may save information before the program ends.
+  void runAbortHooks() const {
+    if (!abort.isEmpty()) {
+      abort.call("abort");
+    }
+  }
+
+  // An operation has succeeded.
+  template <class CompletionHookArgs = c10d::CompletionHookArgs>
+  void runCompletionHooks(uint64_t key, float duration_ms) const {
+    if constexpr (IsDefined<CompletionHookArgs>) {
+      completion.call("completion", CompletionHookArgs{key, duration_ms});
+    }
+  }
+};
+
 // ---- works
 
 extern "C" PyObject* runThen(PyObject* capsule, PyObject*) {
@@ -269,11 +376,18 @@ Tensors flat(const TensorLists& lists) {
   return all;
 }
 
+// The facts of a call that its work reports.
+struct CallFacts {
+  uint64_t number; // of the backend's works, from 1
+  milliseconds timeout;
+  std::shared_ptr<const Hooks> hooks;
+};
+
 // A call of the backend. Its Python object has the methods of dldist.Work; where there is none, the call has ended well.
 class Work final : public c10d::Work {
  public:
-  Work(int rank, OpType type, const char* title, const std::optional<Tensors>& inputs)
-      : c10d::Work(rank, type, title, inputs), isProfiled_(title != nullptr) {}
+  Work(int rank, OpType type, const char* title, const std::optional<Tensors>& inputs, CallFacts facts)
+      : c10d::Work(rank, type, title, inputs), facts_(std::move(facts)), isProfiled_(title != nullptr) {}
 
   // The call has started. With the GIL.
   void begin(py::object work, TensorLists outputs) {
@@ -294,7 +408,9 @@ class Work final : public c10d::Work {
       try {
         waitForEnd(timeout);
       } catch (...) {
-        isCompleted(); // ends the profiler's entry, unless the call goes on
+        if (isCompleted()) { // ends the profiler's entry, unless the call goes on
+          reportFailure();
+        }
         throw;
       }
     }
@@ -330,6 +446,7 @@ class Work final : public c10d::Work {
     if (error.is_none()) {
       return nullptr;
     }
+    reportFailure();
     try {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
       throwAsTorchs();
@@ -356,7 +473,7 @@ class Work final : public c10d::Work {
 
   float getDuration() const override {
     if (!work_) {
-      return 0;
+      return duration_ms_;
     }
     Gil gil;
     return callMethod(work_.get(), names().duration).cast<float>();
@@ -368,6 +485,22 @@ class Work final : public c10d::Work {
     }
     Gil gil;
     return callMethod(work_.get(), names().sequence).cast<uint64_t>();
+  }
+
+  milliseconds getTimeout() const { return facts_.timeout; }
+
+  uint64_t getCompletionKey() const { return facts_.number; }
+
+  // Calls the completion hooks once the call has succeeded. With the GIL. If the call has ended
+  // already, it took `duration_ms`.
+  void reportCompletion(float duration_ms) {
+    duration_ms_ = duration_ms;
+    auto self = intrusive_ptr<Work>::reclaim_copy(this);
+    watch([self] {
+      if (self->isSuccess()) {
+        self->facts_.hooks->runCompletionHooks(self->getCompletionKey(), self->getDuration());
+      }
+    });
   }
 
   intrusive_ptr<Future> getFuture() override {
@@ -483,6 +616,13 @@ class Work final : public c10d::Work {
     }
   }
 
+  // Runs the abort hooks, once.
+  void reportFailure() const {
+    if (!isFailureReported_.exchange(true)) {
+      facts_.hooks->runAbortHooks();
+    }
+  }
+
   // Ends the profiler's entry. That must happen while the profiler still runs: before anybody sees that the call has ended.
   void endEntry() {
     if (isProfiled_) {
@@ -492,6 +632,9 @@ class Work final : public c10d::Work {
 
   Held work_;
   TensorLists outputs_;
+  const CallFacts facts_;
+  float duration_ms_ = 0; // measured only for completion hooks; a Python object measures its own
+  mutable std::atomic<bool> isFailureReported_{false};
   const bool isProfiled_;
   std::once_flag ended_;
   std::mutex futures_; // guards the next two
@@ -582,6 +725,7 @@ enum Which : size_t {
   ALL_GATHER_COALESCED,
   ALL_GATHER_SINGLE_COALESCED,
   GATHER,
+  GATHER_SINGLE,
   SCATTER,
   REDUCE_SCATTER,
   REDUCE_SCATTER_SINGLE,
@@ -605,6 +749,7 @@ constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
     {"all_gather_coalesced", "allgather_coalesced", OpType::ALLGATHER_COALESCED, "all_gather"},
     {"all_gather_single_coalesced", "all_gather_single_coalesced", OpType::COALESCED, "all_gather"},
     {"gather", "gather", OpType::GATHER, "gather"},
+    {"gather_single", "gather_single", OpType::GATHER, "gather"},
     {"scatter", "scatter", OpType::SCATTER, "scatter"},
     {"reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER, "reduce_scatter"},
     {"reduce_scatter_single", "reduce_scatter_single", OpType::_REDUCE_SCATTER_BASE, "reduce_scatter"},
@@ -709,6 +854,8 @@ struct OwnOptions final : c10d::Backend::Options {
 
   std::vector<std::shared_ptr<void>> devices;
   int threads{2}; // as many as Gloo says; here, the thread that waits does the work
+
+  intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<OwnOptions>(*this); }
 };
 
 class Backend : public c10d::Backend {
@@ -716,20 +863,16 @@ class Backend : public c10d::Backend {
   // With the GIL.
   Backend(const py::object& runner, milliseconds timeout)
       : c10d::Backend(
-            runner.attr("group").attr("rank").cast<int>(), runner.attr("group").attr("size").cast<int>()),
+            runner.attr("cpu").attr("rank")().cast<int>(), runner.attr("cpu").attr("size")().cast<int>()),
         options_(c10::make_intrusive<OwnOptions>(runner.attr("serves_as").cast<std::string>(), timeout)),
-        group_(py::object(runner.attr("group")).release().ptr()),
         runner_(py::object(runner).release().ptr()) {
     options_->global_ranks_in_group = runner.attr("ranks").cast<std::vector<uint64_t>>();
     options_->group_name = runner.attr("name").cast<std::string>();
     init();
     for (const Operation& operation : OPERATIONS) {
-      methods_.emplace_back(PyObject_GetAttrString(group_.get(), operation.method));
-      if (!methods_.back()) {
-        throw py::error_already_set();
-      }
       titles_.push_back(kept(options_->backend + ":" + operation.title));
     }
+    adoptGroup();
   }
 
   const std::string getBackendName() const override { return options_->backend; }
@@ -740,6 +883,9 @@ class Backend : public c10d::Backend {
   }
 
   bool supportsSplitting() const override { return true; }
+
+  // False until reconfigure() has given it a group, if that is how it gets one.
+  bool isInitialized() { return static_cast<bool>(methods_); }
 
   // ---- collectives
 
@@ -845,6 +991,18 @@ class Backend : public c10d::Backend {
           arguments.add(opts.rootRank);
         },
         [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+  }
+
+  intrusive_ptr<c10d::Work> gather_single(Tensor& output, Tensor& input, const c10d::GatherOptions& opts) {
+    bool isRoot = opts.rootRank == getRank();
+    return run(
+        GATHER_SINGLE, opts, true, input, isRoot ? Operands(output) : Operands(),
+        [&](Arguments& arguments) {
+          arguments.add(input);
+          isRoot ? arguments.add(output) : arguments.addNone(); // other ranks get an empty tensor from PyTorch
+          arguments.add(opts.rootRank);
+        },
+        [&] { return py::make_tuple(isRoot ? py::cast(output) : py::none(), input, opts); });
   }
 
   intrusive_ptr<c10d::Work> scatter(
@@ -1002,6 +1160,16 @@ class Backend : public c10d::Backend {
 
   void enableCollectivesTiming() override {} // works always measure their time
 
+  bool supportsAbortHooks() const { return true; }
+  void registerAbortHook(int64_t id, std::function<void()> hook) { hooks_->abort.add(id, std::move(hook)); }
+  void unregisterAbortHook(int64_t id) { hooks_->abort.remove(id); }
+
+  bool supportsCompletionHooks() const { return true; }
+  void registerCompletionHook(int64_t id, std::function<void(const c10d::CompletionHookArgs&)> hook) {
+    hooks_->completion.add(id, std::move(hook));
+  }
+  void unregisterCompletionHook(int64_t id) { hooks_->completion.remove(id); }
+
   // ---- the end
 
   void shutdown() override {
@@ -1010,6 +1178,7 @@ class Backend : public c10d::Backend {
   }
 
   void abort() override {
+    hooks_->runAbortHooks();
     Gil gil;
     callRunner("abort");
   }
@@ -1040,6 +1209,29 @@ class Backend : public c10d::Backend {
     return c10::make_intrusive<Backend>(all, opts->timeout);
   }
 
+#if DLDIST_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+
+  c10d::ReconfigureHandle get_reconfigure_handle() const override {
+    Gil gil;
+    return callRunner("get_reconfigure_handle").cast<std::string>();
+  }
+
+  intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override {
+    Gil gil;
+    methods_ = Held(); // the group ends, and there is none if this fails
+    callRunner("reconfigure", opts.uuid, opts.handles, opts.timeout);
+    rank_ = runner().attr("cpu").attr("rank")().cast<int>();
+    size_ = runner().attr("cpu").attr("size")().cast<int>();
+    adoptGroup();
+    options_->global_ranks_in_group = runner().attr("ranks").cast<std::vector<uint64_t>>();
+    auto work = c10::make_intrusive<Work>(
+        getRank(), OpType::UNKNOWN, nullptr, std::nullopt, facts(opts.timeout.value_or(options_->timeout)));
+    work->begin(py::none(), {});
+    return work;
+  }
+#endif
+
   // ---- what it is called
 
   void setGroupUid(const std::string& uid) override {
@@ -1052,12 +1244,29 @@ class Backend : public c10d::Backend {
   py::object runner() const { return py::reinterpret_borrow<py::object>(runner_.get()); }
 
  private:
+  // Takes the methods of the runner's group, if it has one. With the GIL.
+  void adoptGroup() {
+    py::object group = runner().attr("group");
+    if (group.is_none()) {
+      return;
+    }
+    py::tuple methods(OPERATIONS.size());
+    for (size_t i = 0; i < OPERATIONS.size(); i++) {
+      methods[i] = group.attr(OPERATIONS[i].method);
+    }
+    methods_ = Held(methods.release().ptr());
+  }
+
+  CallFacts facts(milliseconds timeout) {
+    return {++works_, timeout >= milliseconds(0) ? timeout : options_->timeout, hooks_};
+  }
+
   template <class... Args>
-  py::object callRunner(const char* method, const Args&... args) {
+  py::object callRunner(const char* method, const Args&... args) const {
     return callRunnerWith(method, py::make_tuple(args...));
   }
 
-  py::object callRunnerWith(const char* method, const py::tuple& arguments) {
+  py::object callRunnerWith(const char* method, const py::tuple& arguments) const {
     py::object bound = checked(PyObject_GetAttrString(runner_.get(), method));
     return checked(PyObject_CallObject(bound.ptr(), arguments.ptr()));
   }
@@ -1073,7 +1282,7 @@ class Backend : public c10d::Backend {
       const Operands& outputs,
       Fill&& fill,
       Lower&& lower) {
-    return start(which, inputs, outputs, fits, opts.asyncOp, lower, [&](PyObject* method) {
+    return start(which, inputs, outputs, fits, opts.asyncOp, opts.timeout, lower, [&](PyObject* method) {
       Arguments arguments;
       fill(arguments);
       return arguments.call(method, opts.asyncOp, opts.timeout);
@@ -1083,7 +1292,7 @@ class Backend : public c10d::Backend {
   template <class Lower>
   intrusive_ptr<c10d::Work> runMessage(
       Which which, const Tensors& tensors, const Operands& outputs, std::optional<int> rank, int tag, Lower&& lower) {
-    return start(which, tensors, outputs, tensors.size() == 1, true, lower, [&](PyObject* method) {
+    return start(which, tensors, outputs, tensors.size() == 1, true, options_->timeout, lower, [&](PyObject* method) {
       Arguments arguments;
       arguments.add(tensors[0]);
       rank ? arguments.add(static_cast<int64_t>(*rank)) : arguments.addNone();
@@ -1099,24 +1308,30 @@ class Backend : public c10d::Backend {
       const Operands& outputs,
       bool fits,
       bool isAsync,
+      milliseconds timeout,
       Lower&& lower,
       Call&& call) {
     const Operation& operation = OPERATIONS[which];
     intrusive_ptr<Work> work;
     if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // a profiler's entry begins now
-      work = c10::make_intrusive<Work>(getRank(), operation.type, titles_[which], flat(inputs.lists()));
+      work = c10::make_intrusive<Work>(
+          getRank(), operation.type, titles_[which], flat(inputs.lists()), facts(timeout));
     }
     Gil gil;
     if (!isDescribed_.exchange(true)) {
       describe(); // the description has come after the name
     }
-    bool isHooked = onCompletionHook_ != nullptr;
+    bool isHooked = onCompletionHook_ != nullptr || !hooks_->completion.isEmpty();
     auto began = isHooked ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     bool isPlain = fits && inputs.arePlain() && outputs.arePlain();
-    py::object started = isPlain ? resultOf(call(methods_[which].get())) : py::object();
-    if (!started) {
-      py::tuple arguments = py::make_tuple(operation.call) + lower();
-      started = callRunnerWith("perform", arguments);
+    py::object started;
+    try {
+      started = perform(which, isPlain, lower, call);
+    } catch (const py::error_already_set& error) {
+      if (error.matches(names().failures) && !error.matches(names().refusals)) {
+        hooks_->runAbortHooks();
+      }
+      throw;
     }
     bool isWorkWanted = isAsync || work || isHooked || isCoalescing() ||
         c10d::allow_inflight_collective_as_graph_input(); // then PyTorch registers what it gets
@@ -1124,17 +1339,32 @@ class Backend : public c10d::Backend {
       return nullptr; // as PyTorch's other backends do: there is nothing to wait for
     }
     if (!work) {
-      work = c10::make_intrusive<Work>(getRank(), operation.type, nullptr, std::nullopt);
+      work = c10::make_intrusive<Work>(getRank(), operation.type, nullptr, std::nullopt, facts(timeout));
     }
     work->begin(std::move(started), outputs.lists());
-    if (isHooked) {
+    if (onCompletionHook_ != nullptr) {
       tellWhenDone(work, operation.type, began);
+    }
+    if (isHooked) {
+      work->reportCompletion(Milliseconds(std::chrono::steady_clock::now() - began).count());
     }
     std::lock_guard<std::mutex> lock(coalescing_);
     if (coalesced_) {
       coalesced_->push_back(work);
     }
     return work;
+  }
+
+  // Starts the operation by the group's method if the tensors are plain and the method takes them, else by the runner.
+  template <class Lower, class Call>
+  py::object perform(Which which, bool isPlain, Lower&& lower, Call&& call) {
+    if (isPlain && methods_) {
+      auto method = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(methods_.get(), which));
+      if (py::object started = resultOf(call(method.ptr()))) {
+        return started;
+      }
+    }
+    return callRunnerWith("perform", py::make_tuple(OPERATIONS[which].call) + lower());
   }
 
   bool isCoalescing() {
@@ -1197,10 +1427,11 @@ class Backend : public c10d::Backend {
 
   const std::shared_ptr<void> place_; // as ProcessGroupGloo::store_ (see OwnOptions); there is nothing in it
   const intrusive_ptr<OwnOptions> options_;
-  const Held group_;
   const Held runner_;
-  std::vector<Held> methods_; // of OPERATIONS, as are the next
-  std::vector<const char*> titles_;
+  Held methods_;                     // a tuple: the group's methods for OPERATIONS; empty before reconfigure()
+  std::vector<const char*> titles_;  // for OPERATIONS
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  std::atomic<uint64_t> works_{0};
   const std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   std::atomic<bool> isDescribed_{false};
   std::mutex coalescing_;     // guards the next one; nobody runs Python under it
@@ -1251,7 +1482,7 @@ void passLazyTensors(torch::Library& library) {
        {"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_", "_allgather_base_",
         "allgather_coalesced_", "allgather_into_tensor_coalesced_", "gather_", "scatter_", "reduce_scatter_",
         "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "alltoall_", "alltoall_base_", "send", "recv_",
-        "recv_any_source_"}) {
+        "recv_any_source_", "gather_into_tensor_"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&passLazy<KEY>>());
   }
 }
