@@ -16,6 +16,7 @@ pytest.importorskip("jax", reason="JAX is not installed")
 import dldist.jax  # noqa: E402
 import jax_workers as workers  # noqa: E402
 import procs  # noqa: E402
+from dldist.base import jax_names  # noqa: E402
 
 LIMIT_S = 60
 
@@ -228,8 +229,23 @@ jax.distributed.shutdown()
     assert run_program(None, "-m", "dldist.run", "-n", "2", str(program)).count("[1, 2]") == 2
 
 
+@pytest.mark.parametrize("name", jax_names.PLACES)
+def test_private_names_of_jax_are_present(name):
+    assert jax_names.find(name) is not None
+
+
+def test_a_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
+    monkeypatch.setitem(jax_names.PLACES, "a_token", ("jax.ffi", "jax.no_such_module"))
+    with pytest.raises(ImportError, match=r"JAX \d.* has no jax.ffi.a_token or jax.no_such_module.a_token"):
+        jax_names.find("a_token")
+
+
 def test_the_structures_are_those_of_jaxlib(tmp_path):
     """csrc/xla/ffi_api.h beside the header that comes with jaxlib: sizes of those that we make, offsets of what we look at."""
+    headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
+    with open(os.path.join(headers, "xla", "ffi", "api", "c_api.h"), encoding="utf-8") as file:
+        has_renamed_base = "XLA_FFI_InternalExtension" in file.read()  # since 0.12
+    extension = "XLA_FFI_InternalExtension" if has_renamed_base else "XLA_FFI_Extension_Base"
     fields = {
         ("dd_ffi_frame", "XLA_FFI_CallFrame"): ["api", "stage", "args", ("results", "rets"), ("attributes", "attrs")],
         ("dd_ffi_buffers", "XLA_FFI_Args"): ["size", "types", ("values", "args")],
@@ -237,7 +253,7 @@ def test_the_structures_are_those_of_jaxlib(tmp_path):
         ("dd_ffi_buffer", "XLA_FFI_Buffer"): ["dtype", "data", "rank", "dims"],
         ("dd_ffi_attributes", "XLA_FFI_Attrs"): ["size", "types", "names", ("values", "attrs")],
         ("dd_ffi_scalar", "XLA_FFI_Scalar"): ["dtype", "value"],
-        ("dd_ffi_extension", "XLA_FFI_Extension_Base"): ["struct_size", "type", "next"],
+        ("dd_ffi_extension", extension): ["struct_size", "type", "next"],
         ("dd_ffi_metadata_extension", "XLA_FFI_Metadata_Extension"): [("base", "extension_base"), "metadata"],
         ("dd_ffi_metadata", "XLA_FFI_Metadata"): [("version", "api_version"), "traits"],
         ("dd_ffi_version", "XLA_FFI_Api_Version"): [("extensions", "extension_start"), ("major", "major_version"), ("minor", "minor_version")],
@@ -261,7 +277,6 @@ def test_the_structures_are_those_of_jaxlib(tmp_path):
     source = tmp_path / "layout.c"
     source.write_text("\n".join(lines))
     csrc = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "csrc")
-    headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
     done = subprocess.run(["cc", "-fsyntax-only", f"-I{csrc}", f"-I{headers}", str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

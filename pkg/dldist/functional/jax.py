@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from dldist import _core
+from dldist.base import jax_names
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _TARGET = "dldist_collective"
 
 # The effect of ordered callbacks has no public name, but a function that has it shows it.
 (_ORDERED,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
+
+_TOKEN = jax_names.find("abstract_token")
 
 _collective = Primitive("dldist_collective")
 _collective.multiple_results = True
@@ -172,9 +175,7 @@ def _lower(ctx: Any, *operands: Any, form: Form) -> Any:
         return _lower_to_callback(ctx, *operands, form=form)
     program = _Program(form, group, ctx.avals_in, ctx.avals_out)
     ctx.module_context.add_keepalive(program)
-    with_token = ctx.replace(
-        avals_in=[jax.core.abstract_token, *ctx.avals_in], avals_out=[jax.core.abstract_token, *ctx.avals_out]
-    )
+    with_token = ctx.replace(avals_in=[_TOKEN, *ctx.avals_in], avals_out=[_TOKEN, *ctx.avals_out])
     call = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
     token, *results = call(with_token, ctx.tokens_in.get(_ORDERED), *operands, program=numpy.int64(program.number))
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDERED: token})))

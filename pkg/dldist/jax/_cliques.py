@@ -15,6 +15,8 @@ import math
 import re
 from threading import Lock
 
+from dldist.base import jax_names
+
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -85,10 +87,8 @@ class Programs:
 
 def watch(programs: Programs) -> None:
     """Have JAX tell which programs it begins to run from now on."""
-    from jax._src import compiler  # what compiles has no public name, nor has what runs
-    from jax._src.interpreters import pxla
-
-    runner: Any = pxla.ExecuteReplicated
+    compiler: Any = jax_names.place_of("compile_or_get_cached")
+    runner: Any = jax_names.find("ExecuteReplicated")
     compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
     devices_of: dict[int, list[int]] = {}  # of executables that have not run, by their id()
 

@@ -6,9 +6,10 @@ Sums are rounded once. Where XLA itself puts a reduction into a program, for an 
 from __future__ import annotations
 
 from jax import lax
-from jax._src.lax import parallel  # primitives have no public names
 from jax.interpreters import mlir
 from jax.numpy import dtype
+
+from dldist.base import jax_names
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ _MOVES = "all_gather_p all_gather_invariant_p".split()
 
 def install() -> None:
     """From now on; for CPUs."""
+    lowerings = jax_names.find("_lowerings")
     for names, other, convert in (
         (_REDUCTIONS, dtype("float32"), lax.convert_element_type),
         (_MOVES, dtype("uint16"), lax.bitcast_convert_type),
     ):
         for name in names:
-            primitive = getattr(parallel, name)
-            mlir.register_lowering(primitive, _in_other_type(mlir._lowerings[primitive].rule, other, convert), platform="cpu")
+            primitive = jax_names.find(name)
+            mlir.register_lowering(primitive, _in_other_type(lowerings[primitive].rule, other, convert), platform="cpu")
 
 
 def _in_other_type(rule: Any, other: Any, convert: Any) -> Any:

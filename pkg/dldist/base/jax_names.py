@@ -1,0 +1,52 @@
+"""Names of JAX that are not public or have moved, looked up in one place.
+
+Each name has the places where a JAX that dldist supports (0.10 to 0.12) has it, the newest first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from typing import Any
+
+PLACES = {
+    "abstract_token": ("jax.ffi", "jax.core"),  # jax.core: before 0.11
+    # Where programs are compiled and run, for dldist.jax.
+    "compile_or_get_cached": ("jax._src.compiler",),
+    "ExecuteReplicated": ("jax._src.interpreters.pxla",),
+    "global_state": ("jax._src.distributed",),
+    # Reductions of float16.
+    "_lowerings": ("jax.interpreters.mlir",),
+    "psum_p": ("jax._src.lax.parallel",),
+    "psum_invariant_p": ("jax._src.lax.parallel",),
+    "pmax_p": ("jax._src.lax.parallel",),
+    "pmin_p": ("jax._src.lax.parallel",),
+    "reduce_scatter_p": ("jax._src.lax.parallel",),
+    "all_gather_p": ("jax._src.lax.parallel",),
+    "all_gather_invariant_p": ("jax._src.lax.parallel",),
+}
+
+
+def place_of(name: str) -> Any:
+    """Return the module that has a name of PLACES.
+
+    Raises:
+        ImportError: if the installed JAX has the name in no known place.
+    """
+    for module_name in PLACES[name]:
+        try:
+            module = import_module(module_name)
+        except ImportError:
+            continue
+        if hasattr(module, name):
+            return module
+    import jax
+
+    raise ImportError(f"JAX {jax.__version__} has no {' or '.join(f'{each}.{name}' for each in PLACES[name])}, which dldist needs")
+
+
+def find(name: str) -> Any:
+    """Return what a name of PLACES stands for in the installed JAX."""
+    return getattr(place_of(name), name)
