@@ -30,12 +30,13 @@ _OURS = "dldist"
 
 def add_to_torchs_dumps() -> None:
     """Replace PyTorch's functions, as far as this PyTorch has them. Once in a process."""
-    for name, make in {
+    makers: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "_dump_fr_trace": _pickled,
         "_dump_fr_trace_json": _as_json,
         "_dump_fr_trace_file": _to_file,
         "_reset_fr_trace": _reset,
-    }.items():
+    }
+    for name, make in makers.items():
         torchs = getattr(c10d, name, None)
         if torchs is not None:
             setattr(c10d, name, functools.wraps(torchs)(make(torchs)))
