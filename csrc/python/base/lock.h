@@ -1,4 +1,4 @@
-/* How the binding protects its state, with the GIL and on free-threaded builds of Python (Py_GIL_DISABLED).
+/* How the binding protects its state, with the GIL and on free-threaded builds of Python (PY_MAY_LACK_GIL).
  *
  * Every field of an object, of the module's state and every static variable has one of these protections, which its
  * declaration names:
@@ -12,12 +12,12 @@
  *
  * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take references
  * (Py_NewRef). It must not call Python, release a reference, allocate Python objects, take another lock of any kind, or
- * detach (PY_WITHOUT_GIL). So no deadlock is possible. A fork and the collector stop all attached threads only at calls
+ * detach (PY_WITHOUT_GIL); `engines_lock` is the one exception. So no deadlock is possible. A fork and the collector stop all attached threads only at calls
  * of Python: they find every py_lock free and every state whole. A py_lock must not be taken with a lock of the core
  * (dd_lock) held, because waiting for it may detach.
  *
- * The collector's functions (tp_traverse, tp_clear) and tp_dealloc take no locks: in the former all other threads are
- * stopped, and in the latter no other thread has the object.
+ * tp_traverse, tp_clear and tp_dealloc need no lock of their object: all other threads are stopped in the first, and none
+ * has the object in the other two.
  *
  * Calls into the core are made detached. With the GIL, a call that takes a microsecond keeps it, since retaking it
  * takes longer: see PY_BRIEFLY and py_wait_let_go in base/wait.h. Free-threaded, these detach as well. An attached
@@ -25,9 +25,9 @@
  * because the code for their end may wait for a lock of the interpreter, and so detach, with locks of the core held.
  *
  * Containers that a caller gave may change while they are read. Copy a list (PySequence_Tuple), or take a new reference
- * to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem, PyDict_GetItem,
- * PyDict_Next) are for tuples, and for containers that only this thread knows: the arguments of a call (kwargs), new
- * lists, results of PySequence_List. */
+ * to the item (PySequence_GetItem, PyObject_GetItem). Borrowed items (PyList_GetItem, PyDict_GetItem, PyDict_Next) are
+ * for tuples, and for containers that only this thread knows: the arguments of a call (kwargs), new lists, results of
+ * PySequence_List. The same holds for fields that change: take a new reference with the lock held. */
 #ifndef DD_PYTHON_BASE_LOCK_H
 #define DD_PYTHON_BASE_LOCK_H
 

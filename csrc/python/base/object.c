@@ -66,9 +66,12 @@ py_object_begin_dealloc(PyObject *object)
     if ((PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HAVE_GC) != 0) {
         PyObject_GC_UnTrack(object);
     }
-    if (((py_object *)object)->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
+#ifndef PY_MAY_LACK_GIL /* else another thread may be changing the list, and only the function waits for it */
+    if (((py_object *)object)->weakrefs == NULL) {
+        return;
     }
+#endif
+    PyObject_ClearWeakRefs(object);
 }
 
 void

@@ -83,11 +83,16 @@ typedef struct py_state {
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
     struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
-    struct py_engine *engines;            /* owned; one for each secret of this process's groups */
-    struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
+    /* held while an engine opens, which is brief and calls no Python: threads that open groups share an engine */
+    py_lock engines_lock;
+    /* owned; guarded by engines_lock; one for each secret of this process's groups */
+    struct py_engine *engines;
+    /* atomic (py_completions_get); lives as long as the process; NULL until the first work */
+    struct py_completions *completions;
     /* atomic (find_watch); lives as long as the process; NULL until the first group of several ranks */
     struct py_watch *watch;
-    dd_list groups; /* py_group, those that have been opened, of both kinds */
+    py_lock groups_lock;
+    dd_list groups; /* py_group, guarded by groups_lock: those that have been opened, of both kinds */
     /* atomic (py_recorder_current); lives as long as the process; NULL until the first group */
     struct py_recorder *recorder;
     /* atomic (relaxed: read in every slice of a wait) */

@@ -61,7 +61,7 @@ void
 py_wait_begin(py_wait *wait)
 {
     wait->wait.let_go = py_wait_let_go;
-#ifdef Py_GIL_DISABLED
+#ifdef PY_MAY_LACK_GIL
     py_wait_let_go(wait);
 #endif
 }

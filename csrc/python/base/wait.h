@@ -19,7 +19,7 @@
 
 /* The value of an expression that calls the core for a microsecond, less than releasing and retaking the GIL. Without a
  * GIL, the thread detaches for it: see base/lock.h. */
-#ifdef Py_GIL_DISABLED
+#ifdef PY_MAY_LACK_GIL
 #define PY_BRIEFLY(expression) PY_WITHOUT_GIL(expression)
 #else
 #define PY_BRIEFLY(expression) (expression)

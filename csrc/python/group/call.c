@@ -95,16 +95,17 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
     return true;
 }
 
-/* The first tensor among the arguments; borrowed, or NULL. */
+/* The first tensor among the arguments: a new reference; NULL without an exception if there is none. */
 static PyObject *
 first_tensor(const py_group_call *call)
 {
     for (int i = 0; i < call->params->count; i++) {
-        PyObject *value = call->params->list[i].kind == PY_CALL_TENSORS ? call->values[i] : NULL;
+        PyObject *value = call->params->list[i].kind == PY_CALL_TENSORS ? Py_XNewRef(call->values[i]) : NULL;
         while (value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
-            value = PySequence_Size(value) == 0 ? NULL
-                    : PyList_Check(value)       ? PyList_GetItem(value, 0)
-                                                : PyTuple_GetItem(value, 0);
+            PyObject *list = value;
+            value = PySequence_GetItem(list, 0);
+            Py_DECREF(list);
+            PyErr_Clear(); /* it is empty, or its class does not let its items be read */
         }
         if (value != NULL) {
             return value;
@@ -114,22 +115,23 @@ first_tensor(const py_group_call *call)
 }
 
 /* Chooses the group that serves the first tensor's device: a group of the CPU may have a second group for devices.
- * False with an exception. */
-static bool
-choose_group(py_group_call *call)
+ * A new reference; NULL with an exception. */
+static py_group *
+choose_group(const py_group_call *call)
 {
     PyObject *tensor = first_tensor(call);
-    py_group *chosen =
-        tensor != NULL ? py_group_serving(call->group, tensor, call->params->function) : call->group;
-    if (chosen == NULL || !py_group_require_open(chosen)) {
-        return false;
+    py_group *chosen = tensor != NULL ? py_group_serving(call->group, tensor, call->params->function)
+                                      : (py_group *)Py_NewRef((PyObject *)call->group);
+    Py_XDECREF(tensor);
+    if (chosen != NULL && !py_group_require_open(chosen)) {
+        Py_CLEAR(chosen);
     }
-    call->group = chosen;
-    return true;
+    return chosen;
 }
 
-bool
-py_group_call_begin(py_group_call *call)
+/* Begins a call on the group that has been chosen. */
+static bool
+begin_on_group(py_group_call *call)
 {
     const py_params *params = call->params;
     call->is_async = params->is_async;
@@ -138,8 +140,7 @@ py_group_call_begin(py_group_call *call)
     call->root = 0;
     call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
     call->factor = NULL;
-    if ((call->group->device_group != NULL && !choose_group(call)) ||
-        (params->is_plan && !py_plan_require(call->group, params)) || !read_common(call) ||
+    if ((params->is_plan && !py_plan_require(call->group, params)) || !read_common(call) ||
         !begin_flight(call)) {
         return false;
     }
@@ -151,6 +152,23 @@ py_group_call_begin(py_group_call *call)
     }
     call->operands->recorded = params->recorded;
     return true;
+}
+
+bool
+py_group_call_begin(py_group_call *call)
+{
+    if (__atomic_load_n(&call->group->device_group, __ATOMIC_RELAXED) == NULL) {
+        return begin_on_group(call);
+    }
+    py_group *chosen = choose_group(call);
+    if (chosen == NULL) {
+        return false;
+    }
+    call->group = chosen;
+    bool is_begun = begin_on_group(call);
+    /* The caller holds the group that it called, and the flight of every call of an NcclGroup holds that. */
+    Py_DECREF((PyObject *)chosen);
+    return is_begun;
 }
 
 PyObject *
@@ -256,7 +274,8 @@ static PyObject *
 run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
 {
     py_record record;
-    py_state *state = call->group->state;
+    py_group *group = call->group;
+    py_state *state = group->state;
     dd_call_options options = {.form = py_form_core(form)};
     if (form != NULL) {
         options.stack = py_record_stack(state);
@@ -269,7 +288,7 @@ run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
     } else if (py_group_call_wait(call, run_collective, args, &options, false)) {
         result = Py_NewRef(Py_None);
     }
-    py_form_give_back(form);
+    py_form_give_back(group, form);
     return result;
 }
 

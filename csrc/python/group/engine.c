@@ -45,9 +45,9 @@ typedef struct py_engine {
     dd_engine *engine;
 } py_engine;
 
-/* NULL without an exception: there is none. A forked child leaves the parent's engines alone. */
+/* NULL if there is none. A forked child does not use its parent's engines. */
 static dd_engine *
-find_engine(const py_state *state, dd_bytes secret)
+find_engine_locked(const py_state *state, dd_bytes secret)
 {
     for (const py_engine *one = state->engines; one != NULL; one = one->next) {
         if (dd_engine_check_fork(one->engine, NULL) == DD_OK &&
@@ -58,24 +58,36 @@ find_engine(const py_state *state, dd_bytes secret)
     return NULL;
 }
 
-static dd_engine *
-open_engine(py_state *state, const dd_connect_options *options)
+static dd_status
+open_engine_locked(py_state *state, const dd_connect_options *options, dd_engine **engine, dd_error *err)
 {
-    dd_error err;
-    dd_engine *engine = NULL;
     py_engine *one = dd_mem_zalloc(sizeof *one);
     if (one == NULL) {
-        PyErr_NoMemory();
-        return NULL;
+        return dd_error_no_memory(err, sizeof *one);
     }
-    dd_status status = dd_engine_open(options, &engine, &err);
-    if (!py_error_check_of_group(state, status, &err)) {
+    dd_status status = dd_engine_open(options, engine, err);
+    if (status != DD_OK) {
         dd_mem_free(one);
-        return NULL;
+        return status;
     }
-    *one = (py_engine){.next = state->engines, .engine = engine};
+    *one = (py_engine){.next = state->engines, .engine = *engine};
     state->engines = one;
-    return engine;
+    return DD_OK;
+}
+
+/* The engine for the secret of the options, which is opened if there is none. Borrowed; NULL with an exception. */
+static dd_engine *
+find_or_open_engine(py_state *state, const dd_connect_options *options)
+{
+    dd_error err;
+    dd_status status = DD_OK;
+    py_lock_take(&state->engines_lock);
+    dd_engine *engine = find_engine_locked(state, options->secret);
+    if (engine == NULL) {
+        status = open_engine_locked(state, options, &engine, &err);
+    }
+    py_lock_release(&state->engines_lock);
+    return py_error_check_of_group(state, status, &err) ? engine : NULL;
 }
 
 dd_engine *
@@ -88,8 +100,7 @@ py_engine_get(py_state *state, dd_bytes secret)
     dd_engine *engine = NULL;
     if (values != NULL && read_options(state, values, &options)) {
         options.secret = secret.len > 0 ? secret : options.secret;
-        engine = find_engine(state, options.secret);
-        engine = engine != NULL ? engine : open_engine(state, &options);
+        engine = find_or_open_engine(state, &options);
     }
     Py_XDECREF(values);
     Py_XDECREF(runtime);

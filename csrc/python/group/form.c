@@ -23,10 +23,12 @@ typedef struct form_block {
     size_t nbytes;
 } form_block;
 
+/* A place of a group's forms. The group's lock guards `nusers`, and all of a place without users; a form with users is
+ * const. */
 struct py_form {
     form_key key; /* nwords 0: the place is free */
     dd_coll_form *core;
-    int nusers; /* unfinished calls, which may have released the GIL */
+    int nusers; /* unfinished calls */
     size_t ninputs;
     size_t nblocks;
     form_block *blocks; /* owned */
@@ -100,22 +102,34 @@ are_plain(const py_operands *operands)
            pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
 }
 
+/* Takes the form with the key, which gets another user; NULL if there is none. */
+static py_form *
+find_locked(py_forms *forms, const form_key *key)
+{
+    py_form *form = forms != NULL ? place_of(forms, key) : NULL;
+    if (form == NULL || !is_key(&form->key, key)) {
+        return NULL;
+    }
+    form->nusers++;
+    return form;
+}
+
 py_form *
 py_form_take(py_group_call *call, dd_coll_args *args)
 {
     form_key key;
     py_operands *operands = call->operands;
-    if (call->group->forms == NULL || !are_plain(operands) || !fill_key(call, &key)) {
+    if (!are_plain(operands) || !fill_key(call, &key)) {
         return NULL;
     }
-    py_form *form = place_of(call->group->forms, &key);
-    if (!is_key(&form->key, &key)) {
+    py_form *form = PY_LOCKED(&call->group->lock, find_locked(call->group->forms, &key));
+    if (form == NULL) {
         return NULL;
     }
     if (!py_operands_reserve_blocks(operands, form->nblocks)) {
+        py_form_give_back(call->group, form);
         return NULL;
     }
-    form->nusers++;
     for (size_t i = 0; i < form->nblocks; i++) {
         const form_block *block = &form->blocks[i];
         operands->blocks[i] =
@@ -154,18 +168,20 @@ form_fini(py_form *form)
     dd_mem_free(form->blocks);
 }
 
-/* The place for the key, emptied. NULL: its form is in use, or memory ran out. */
+/* Swaps a form with the one in its place, which has no users. NULL if that has, or memory ran out. */
 static py_form *
-make_place(py_group *group, const form_key *key)
+swap_place_locked(py_group *group, py_form *made)
 {
     if (group->forms == NULL) {
         group->forms = dd_mem_zalloc(sizeof *group->forms);
     }
-    py_form *place = group->forms != NULL ? place_of(group->forms, key) : NULL;
+    py_form *place = group->forms != NULL ? place_of(group->forms, &made->key) : NULL;
     if (place == NULL || place->nusers > 0) {
         return NULL;
     }
-    form_fini(place);
+    py_form before = *place;
+    *place = *made;
+    *made = before;
     return place;
 }
 
@@ -182,20 +198,18 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     dd_record_call *told = py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     bool is_made = py_error_check_of_group(call->group->state, status, &err);
-    py_form *place = is_made ? make_place(call->group, &made.key) : NULL;
-    if (place == NULL) {
-        form_fini(&made);
-        return NULL;
-    }
-    *place = made;
+    py_form *place = is_made ? PY_LOCKED(&call->group->lock, swap_place_locked(call->group, &made)) : NULL;
+    form_fini(&made); /* the one before it if it has got the place */
     return place;
 }
 
 void
-py_form_give_back(py_form *form)
+py_form_give_back(py_group *group, py_form *form)
 {
     if (form != NULL) {
+        py_lock_take(&group->lock);
         form->nusers--;
+        py_lock_release(&group->lock);
     }
 }
 

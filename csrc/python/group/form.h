@@ -17,8 +17,8 @@ py_form *py_form_take(py_group_call *call, dd_coll_args *args);
 /* Makes the form of a call that has been prepared. The caller must give it back. NULL without an exception: such
  * calls are not kept, or there is no room. NULL with an exception on failure. */
 py_form *py_form_make(py_group_call *call, const dd_coll_args *args);
-/* Gives a form back, which may be NULL. */
-void py_form_give_back(py_form *form);
+/* Gives a form of the group back, which may be NULL. */
+void py_form_give_back(py_group *group, py_form *form);
 /* The core's form, for dd_call_options. NULL for NULL. */
 const dd_coll_form *py_form_core(const py_form *form);
 

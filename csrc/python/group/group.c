@@ -1,5 +1,6 @@
 #include "python/group/group.h"
 
+#include "core/mem.h"
 #include "python/base/error.h"
 #include "python/observe/recorder.h"
 #include "python/tensor/device.h"
@@ -49,9 +50,19 @@ py_group_require_new(const py_group *self, const py_group_kind *kind)
 }
 
 bool
+py_group_claim(py_group *self, const py_group_kind *kind)
+{
+    if (atomic_exchange(&self->is_claimed, true)) {
+        PyErr_Format(PyExc_RuntimeError, "%s.__init__() was already called on this object", kind->type_name);
+        return false;
+    }
+    return true;
+}
+
+bool
 py_group_require_open(const py_group *self)
 {
-    if (self->kind == NULL) {
+    if (PY_ONCE_GET(&self->kind) == NULL) {
         PyErr_Format(PyExc_RuntimeError, "%s.__init__() has not been called on this object",
                      py_group_type_name(self));
         return false;
@@ -79,14 +90,22 @@ py_group_require_cpu(const py_group *self, const char *function)
 }
 
 py_group *
+py_group_get_device_group(py_group *self)
+{
+    return PY_LOCKED(&self->lock, (py_group *)Py_XNewRef((PyObject *)self->device_group));
+}
+
+py_group *
 py_group_serving(py_group *self, PyObject *tensor, const char *function)
 {
-    if (self->device_group == NULL) {
-        return self;
-    }
+    py_group *device_group = py_group_get_device_group(self);
     py_argument argument = {.state = self->state, .function = function, .name = "tensor", .value = tensor};
-    int is_on_device = py_device_has(&argument);
-    return is_on_device < 0 ? NULL : is_on_device > 0 ? self->device_group : self;
+    int is_on_device = device_group != NULL ? py_device_has(&argument) : 0;
+    if (is_on_device > 0) {
+        return device_group;
+    }
+    Py_XDECREF((PyObject *)device_group);
+    return is_on_device == 0 ? (py_group *)Py_NewRef((PyObject *)self) : NULL;
 }
 
 int64_t
@@ -98,21 +117,71 @@ py_group_timeout_or_own(const py_group *self, int64_t timeout_ns)
 void
 py_group_become(py_group *self, const py_group_kind *kind, int rank, int size)
 {
-    self->kind = kind;
     self->rank = rank;
     self->size = size;
-    dd_list_push_back(&self->state->groups, &self->link);
+    self->weak = PyWeakref_NewRef((PyObject *)self, NULL);
+    if (self->weak == NULL) {
+        PyErr_WriteUnraisable(NULL); /* for lack of memory: the end of the process will not close the group */
+    }
+    dd_list_init(&self->link);
+    (void)PY_ONCE_SET(&self->kind, kind);
+    py_lock_take(&self->state->groups_lock);
+    if (self->weak != NULL) {
+        dd_list_push_back(&self->state->groups, &self->link);
+    }
+    py_lock_release(&self->state->groups_lock);
+}
+
+/* Weak references to the open groups of a kind. The list itself cannot give references to groups: another thread may be
+ * freeing one that is still in it. The caller frees the result with dd_mem_free; NULL if memory ran out. */
+static PyObject **
+list_weak(py_state *state, const py_group_kind *kind, size_t *count)
+{
+    size_t capacity = 1;
+    *count = 0;
+    py_lock_take(&state->groups_lock);
+    for (dd_list *node = state->groups.next; node != &state->groups; node = node->next) {
+        capacity++;
+    }
+    PyObject **found = dd_mem_alloc_array(capacity, sizeof *found);
+    for (dd_list *node = state->groups.next; found != NULL && node != &state->groups; node = node->next) {
+        const py_group *group = DD_CONTAINER_OF(node, py_group, link);
+        if (group->kind == kind) {
+            found[(*count)++] = Py_NewRef(group->weak);
+        }
+    }
+    py_lock_release(&state->groups_lock);
+    return found;
+}
+
+/* Appends the object of a weak reference, which it takes over, unless that is freed. False with an exception. */
+static bool
+append_if_alive(PyObject *list, PyObject *weak)
+{
+    PyObject *object = PyObject_CallNoArgs(weak);
+    bool is_ok = object != NULL && (object == Py_None || PyList_Append(list, object) == 0);
+    Py_XDECREF(object);
+    Py_DECREF(weak);
+    return is_ok;
 }
 
 PyObject *
-py_group_list(const py_state *state, const py_group_kind *kind)
+py_group_list(py_state *state, const py_group_kind *kind)
 {
+    size_t count;
     PyObject *list = PyList_New(0);
-    for (dd_list *node = state->groups.next; list != NULL && node != &state->groups; node = node->next) {
-        py_group *group = DD_CONTAINER_OF(node, py_group, link);
-        if (group->kind == kind && PyList_Append(list, (PyObject *)group) < 0) {
-            Py_CLEAR(list);
-        }
+    PyObject **found = list != NULL ? list_weak(state, kind, &count) : NULL;
+    if (found == NULL) {
+        Py_XDECREF(list);
+        return PyErr_NoMemory();
+    }
+    bool is_ok = true;
+    for (size_t i = 0; i < count; i++) {
+        is_ok = append_if_alive(list, found[i]) && is_ok;
+    }
+    dd_mem_free(found);
+    if (!is_ok) {
+        Py_CLEAR(list);
     }
     return list;
 }

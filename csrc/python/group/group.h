@@ -44,16 +44,19 @@ extern const py_group_kind py_group_kind_nccl;
 
 struct py_group {
     PY_OBJECT_HEAD;
-    dd_list link;              /* in the state's groups once it is open; guarded by the GIL */
-    const py_group_kind *kind; /* const after init; NULL: it was never opened */
+    dd_list link;           /* in the state's groups once it is open; guarded by the state's groups_lock */
+    PyObject *weak;         /* const after init; owned: a weak reference to this group, for py_group_list */
+    atomic_bool is_claimed; /* a thread is in the last steps of opening it, or it is open */
+    const py_group_kind *kind; /* once, set last by init; NULL if it was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL unless it is an NcclGroup */
     int rank;                  /* const after init */
     int size;                  /* const after init */
-    PyObject *store; /* const after init; owned or NULL; other ranks may need it longer than we do */
-    /* guarded by the GIL */
+    PyObject *store;     /* const after init; owned or NULL; other ranks may need it longer than we do */
     PyObject *recorders; /* values of threads (base/thread_values.h): objects that record their calls */
-    bool is_closed;
+    atomic_bool is_closed;
+    py_lock lock;
+    /* guarded by lock */
     struct py_forms *forms;        /* owned; NULL until a collective has run */
     struct py_group *device_group; /* owned: the NcclGroup that serves device memory, or NULL */
 };
@@ -68,6 +71,8 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 const char *py_group_type_name(const py_group *self);
 /* False with an exception if the group has been opened, or is of another type than the kind's. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
+/* Reserves the object for the group that the caller has opened. False with an exception if another thread was first. */
+bool py_group_claim(py_group *self, const py_group_kind *kind);
 /* False with an exception if the group was never opened. */
 bool py_group_require_open(const py_group *self);
 /* Likewise, and also false in a forked child, where a lock of the core may be held for ever. */
@@ -78,13 +83,16 @@ bool py_group_require_cpu(const py_group *self, const char *function);
 /* The time-out that was read, or the group's own. */
 int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
-/* The group that serves the tensor's device: this one or its device group (borrowed). NULL with an exception. */
+/* The group that serves device memory: a new reference; NULL if there is none. */
+py_group *py_group_get_device_group(py_group *self);
+/* The group that serves the tensor's device, this one or its device group: a new reference; NULL with an exception. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* Makes the object stand for a group, which it has taken over. */
+/* Makes the object stand for a group, which it has taken over. Other threads may use it from now on, so the other fields
+ * that are const after init must be set. */
 void py_group_become(py_group *self, const py_group_kind *kind, int rank, int size);
 /* The open groups of a kind: a new list, NULL with an exception. */
-PyObject *py_group_list(const py_state *state, const py_group_kind *kind);
+PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 
 /* Reads ranks from a list or tuple. The caller frees the result with PyMem_Free; NULL with an exception. */
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,

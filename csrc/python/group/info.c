@@ -148,7 +148,7 @@ PyObject *
 py_group_repr(PyObject *object)
 {
     const py_group *self = (py_group *)object;
-    if (self->kind == NULL) {
+    if (PY_ONCE_GET(&self->kind) == NULL) {
         return PyUnicode_FromFormat("<dldist.%s: never opened>", py_group_type_name(self));
     }
     PyObject *name = get_name(object, NULL);
@@ -180,8 +180,8 @@ py_group_make_member_type(void)
 static PyObject *
 get_device_group(PyObject *object, void *Py_UNUSED(closure))
 {
-    PyObject *group = (PyObject *)((py_group *)object)->device_group;
-    return Py_NewRef(group != NULL ? group : Py_None);
+    py_group *group = py_group_get_device_group((py_group *)object);
+    return group != NULL ? (PyObject *)group : Py_NewRef(Py_None);
 }
 
 static int
@@ -193,8 +193,10 @@ set_device_group(PyObject *object, PyObject *group, void *Py_UNUSED(closure))
         py_raise_wrong_type("Group", "_device_group", "NcclGroup", group);
         return -1;
     }
+    py_lock_take(&self->lock);
     py_group *before = self->device_group;
-    self->device_group = is_none ? NULL : (py_group *)Py_NewRef(group);
+    __atomic_store_n(&self->device_group, is_none ? NULL : (py_group *)Py_NewRef(group), __ATOMIC_RELAXED);
+    py_lock_release(&self->lock);
     Py_XDECREF((PyObject *)before);
     return 0;
 }
@@ -202,8 +204,7 @@ set_device_group(PyObject *object, PyObject *group, void *Py_UNUSED(closure))
 PyObject *
 py_group_find_serving(PyObject *object, PyObject *tensor)
 {
-    py_group *serving = py_group_serving((py_group *)object, tensor, "_serving");
-    return serving != NULL ? Py_NewRef((PyObject *)serving) : NULL;
+    return (PyObject *)py_group_serving((py_group *)object, tensor, "_serving");
 }
 
 PyGetSetDef py_group_getset[] = {

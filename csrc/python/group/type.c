@@ -74,18 +74,21 @@ const py_group_kind py_group_kind_cpu = {
     .drop = drop,
 };
 
-/* Takes over a group of the core. */
+/* Takes over a group of the core. The store, which may be NULL, stays the caller's. */
 static void
-take(py_group *self, dd_group *group)
+take(py_group *self, dd_group *group, PyObject *store)
 {
-    self->group = group;
-    py_group_become(self, &py_group_kind_cpu, dd_group_rank(group), dd_group_size(group));
-    dd_recorder_group *recorded = py_recorder_add_group(self->state, py_group_kind_cpu.recorded_name,
-                                                        dd_group_name(group), self->rank, self->size);
+    int rank = dd_group_rank(group);
+    int size = dd_group_size(group);
+    dd_recorder_group *recorded =
+        py_recorder_add_group(self->state, py_group_kind_cpu.recorded_name, dd_group_name(group), rank, size);
     if (recorded != NULL) {
         dd_group_set_recorder(group, recorded);
         dd_recorder_group_release(recorded);
     }
+    self->group = group;
+    self->store = Py_XNewRef(store);
+    py_group_become(self, &py_group_kind_cpu, rank, size);
 }
 
 /* ---- making */
@@ -114,7 +117,7 @@ default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 }
 
 static int
-open_group(py_group *self, dd_store *store, open_arguments *arguments)
+open_group(py_group *self, dd_store *store, PyObject *store_object, open_arguments *arguments)
 {
     dd_bytes secret = store != NULL ? dd_tcp_store_secret(store) : (dd_bytes){0};
     dd_engine *engine = py_engine_get(self->state, secret);
@@ -134,11 +137,11 @@ open_group(py_group *self, dd_store *store, open_arguments *arguments)
         }
         return -1;
     }
-    if (!py_group_require_new(self, &py_group_kind_cpu)) { /* another thread may have opened it */
+    if (!py_group_claim(self, &py_group_kind_cpu)) { /* another thread may have opened it */
         release(group);
         return -1;
     }
-    take(self, group);
+    take(self, group, store_object);
     return 0;
 }
 
@@ -169,11 +172,8 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (arguments.connect_timeout_ns < 0) {
         arguments.connect_timeout_ns = default_connect_timeout_ns(&arguments, store);
     }
-    int rc = open_group(self, store, &arguments);
+    int rc = open_group(self, store, store_object, &arguments);
     py_store_drop(store);
-    if (rc == 0) {
-        self->store = Py_NewRef(store_object);
-    }
     return rc;
 }
 
@@ -184,6 +184,7 @@ group_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->module);
     Py_VISIT(self->store);
+    Py_VISIT(self->weak);
     Py_VISIT(self->recorders);
     Py_VISIT((PyObject *)self->device_group);
     return 0;
@@ -204,13 +205,16 @@ group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
     if (self->kind != NULL) {
-        dd_list_remove(&self->link); /* before other threads can run, and find it there */
+        py_lock_take(&self->state->groups_lock);
+        dd_list_remove(&self->link);
+        py_lock_release(&self->state->groups_lock);
     }
     py_object_begin_dealloc(object);
     if (self->kind != NULL) {
         self->kind->drop(self);
     }
     group_clear(object);
+    Py_XDECREF(self->weak);
     py_object_end_dealloc(object);
 }
 
@@ -240,8 +244,7 @@ split(py_group *self, const int *ranks, int count, const dd_group_options *optio
         Py_DECREF(part);
         return NULL;
     }
-    take(part, group);
-    part->store = Py_XNewRef(self->store);
+    take(part, group, self->store);
     return (PyObject *)part;
 }
 

@@ -3,8 +3,12 @@
 #include "python/base/error.h"
 #include "python/window/window.h"
 
-/* Copies of up to this many bytes take no longer than releasing and retaking the GIL. */
+/* Copies of up to this many bytes take no longer than releasing and retaking the GIL. Without a GIL, none is quick. */
+#ifdef PY_MAY_LACK_GIL
+#define QUICK_NBYTES ((size_t)0)
+#else
 #define QUICK_NBYTES ((size_t)16384)
+#endif
 
 static bool
 check_channel(const py_window *self, int channel, const char *function)

@@ -506,7 +506,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 
 /* 1, 0, or -1 with an exception. */
 static int
-is_in_any_region(const py_state *state, const dd_view *view)
+is_in_any_region(py_state *state, const dd_view *view)
 {
     PyObject *groups = py_group_list(state, &py_group_kind_cpu); /* kept alive while the GIL is released */
     if (groups == NULL) {
