@@ -12,14 +12,18 @@
 
 typedef struct py_plan {
     PY_OBJECT_HEAD;
-    dd_coll coll;           /* const after new */
-    dd_standing_call *call; /* owned; NULL once closed */
-    py_flight *flight;      /* owned; NULL once closed; its work is that of `call` */
-    /* guarded by the GIL */
-    bool is_starting; /* a thread that has released the GIL is starting it */
+    dd_coll coll; /* const after new */
+    /* const after new, for the threads that hold the plan (see enter); NULL once it has ended */
+    dd_standing_call *call; /* owned */
+    py_flight *flight;      /* owned; its work is that of `call` */
+    py_lock lock;
+    /* guarded by lock */
+    bool is_closed;   /* no thread may enter; the last one that leaves ends the plan */
+    bool is_starting; /* a thread is starting it */
     bool is_started;  /* it has been started and not yet waited for */
     uint64_t nstarts;
-    int nusers; /* threads that use `call` and `flight` without the GIL */
+    int nholders; /* threads that use `call` and `flight` */
+    int nbusy;    /* the holders that are in start() or wait() */
     /* guarded by the flight's unpacking_mu */
     uint64_t nunpacked; /* the last start whose outputs have been unpacked */
 } py_plan;
@@ -106,33 +110,73 @@ plan_traverse(PyObject *object, visitproc visit, void *arg)
     const py_plan *self = (py_plan *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->module);
-    if (self->flight == NULL || self->is_started || self->nusers > 0) {
+    if (self->flight == NULL || self->is_started || self->nholders > 0) {
         return 0;
     }
     Py_VISIT(self->flight->group);
     return py_operands_traverse(&self->flight->operands, visit, arg);
 }
 
+static bool
+raise_closed(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "this plan has been closed");
+    return false;
+}
+
+static void
+hold_locked(py_plan *self, bool is_busy)
+{
+    self->nholders++;
+    self->nbusy += is_busy ? 1 : 0;
+}
+
+/* Makes this thread a holder, until it leaves. False with an exception if the plan is closed. */
+static bool
+enter(py_plan *self)
+{
+    py_lock_take(&self->lock);
+    bool is_open = !self->is_closed;
+    if (is_open) {
+        hold_locked(self, false);
+    }
+    py_lock_release(&self->lock);
+    return is_open || raise_closed();
+}
+
+/* An exception that is set stays set. */
+static void
+leave(py_plan *self, bool is_busy)
+{
+    py_lock_take(&self->lock);
+    self->nholders--;
+    self->nbusy -= is_busy ? 1 : 0;
+    bool is_end = self->is_closed && self->nholders == 0;
+    py_lock_release(&self->lock);
+    if (is_end) {
+        PyObject *exception = py_error_take();
+        end(self);
+        py_error_put(exception);
+    }
+}
+
 static PyObject *
 plan_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_plan *self = (py_plan *)object;
-    if (self->nusers > 0) {
+    py_lock_take(&self->lock);
+    bool is_busy = self->nbusy > 0;
+    bool is_end = !is_busy && !self->is_closed && self->nholders == 0;
+    self->is_closed = self->is_closed || !is_busy;
+    py_lock_release(&self->lock);
+    if (is_busy) {
         PyErr_SetString(PyExc_RuntimeError, "close(): another thread is in start() or wait() of this plan");
         return NULL;
     }
-    end(self);
-    Py_RETURN_NONE;
-}
-
-static bool
-require_open(const py_plan *self)
-{
-    if (self->call == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this plan has been closed");
-        return false;
+    if (is_end) {
+        end(self);
     }
-    return true;
+    Py_RETURN_NONE;
 }
 
 bool
@@ -142,8 +186,8 @@ py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *des
         py_raise_wrong_type("describe", "plan", "a Plan", plan);
         return false;
     }
-    const py_plan *self = (py_plan *)plan;
-    if (!require_open(self)) {
+    py_plan *self = (py_plan *)plan;
+    if (!enter(self)) {
         return false;
     }
     dd_standing_describe(self->call, &description->args, &description->timeout_ns);
@@ -151,56 +195,64 @@ py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *des
     return true;
 }
 
-/* ---- starting */
-
-/* The outcome of the last start: None, or NULL with its exception. */
-static PyObject *
-outcome_of(const py_plan *self)
+void
+py_plan_end_description(PyObject *plan)
 {
-    const dd_error *error = &self->flight->work->error;
-    return py_error_check_of_group(self->state, error->code, error) ? Py_NewRef(Py_None) : NULL;
+    leave((py_plan *)plan, false);
 }
 
-/* False with an exception. */
-static bool
-require_startable(const py_plan *self)
+/* ---- starting */
+
+/* Copies the outcome of a start that has ended. The caller holds the lock, so that no other thread starts the plan. */
+static void
+copy_outcome_locked(const py_plan *self, dd_error *err)
 {
-    if (!require_open(self)) {
-        return false;
+    const dd_error *error = &self->flight->work->error;
+    if (error->code != DD_OK) {
+        *err = *error;
     }
-    if (!self->is_started && !self->is_starting) {
+}
+
+/* Reserves the plan, so that only this thread starts it and no thread closes it. False with an exception. */
+static bool
+reserve(py_plan *self)
+{
+    dd_error err;
+    err.code = DD_OK;
+    py_lock_take(&self->lock);
+    bool is_open = !self->is_closed;
+    bool is_free = is_open && !self->is_started && !self->is_starting;
+    if (is_free) {
+        self->is_starting = true;
+        hold_locked(self, true);
+    } else if (is_open && self->is_started && dd_work_is_done(self->flight->work)) {
+        copy_outcome_locked(self, &err);
+    }
+    py_lock_release(&self->lock);
+    if (is_free) {
         return true;
     }
-    bool has_ended = self->is_started && dd_work_is_done(self->flight->work);
-    PyObject *outcome = has_ended ? outcome_of(self) : Py_NewRef(Py_None);
-    if (outcome != NULL) {
+    if (!is_open) {
+        return raise_closed();
+    }
+    if (py_error_check_of_group(self->state, err.code, &err)) {
         PyErr_Format(PyExc_RuntimeError, "%R cannot be started again before it has been waited for", self);
     }
-    Py_XDECREF(outcome);
     return false;
 }
 
+/* Ends a reservation, after a start or without one. */
 static void
-note_started(py_plan *self)
+end_reservation(py_plan *self, bool is_started)
 {
-    self->is_started = true;
-    self->nstarts++;
-}
-
-/* Begins a call into the core, which releases the GIL if the call takes longer than that. */
-static void
-begin_using(py_plan *self, py_wait *wait)
-{
-    py_wait_init_endless(wait, self->state);
-    self->nusers++;
-    py_wait_begin(wait);
-}
-
-static void
-end_using(py_plan *self, py_wait *wait)
-{
-    py_wait_return(wait);
-    self->nusers--;
+    py_lock_take(&self->lock);
+    self->is_starting = false;
+    if (is_started) {
+        self->is_started = true;
+        self->nstarts++;
+    }
+    py_lock_release(&self->lock);
+    leave(self, true);
 }
 
 /* `is_patient` means that the caller waits next. False with an exception. */
@@ -209,23 +261,19 @@ start(py_plan *self, bool is_patient)
 {
     dd_error err;
     py_wait wait;
-    if (!require_startable(self)) {
+    if (!reserve(self)) {
         return false;
     }
-    self->is_starting = true;
-    begin_using(self, &wait);
+    py_wait_init_endless(&wait, self->state);
+    py_wait_begin(&wait);
     if (self->flight->operands.is_staged) {
         py_wait_let_go(&wait);
         py_operands_pack(&self->flight->operands);
     }
     dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);
-    end_using(self, &wait);
-    self->is_starting = false;
-    if (!py_error_check_of_group(self->state, status, &err)) {
-        return false;
-    }
-    note_started(self);
-    return true;
+    py_wait_return(&wait);
+    end_reservation(self, status == DD_OK);
+    return py_error_check_of_group(self->state, status, &err);
 }
 
 static PyObject *
@@ -241,7 +289,6 @@ static void
 unpack_once(py_plan *self, uint64_t nstart)
 {
     py_flight *flight = self->flight;
-    self->nusers++;
     Py_BEGIN_ALLOW_THREADS
     dd_lock_take(&flight->unpacking_mu);
     if (self->nunpacked < nstart) {
@@ -250,40 +297,74 @@ unpack_once(py_plan *self, uint64_t nstart)
     }
     dd_lock_release(&flight->unpacking_mu);
     Py_END_ALLOW_THREADS
-    self->nusers--;
 }
 
-/* Ends the start with this number, whose operation has ended: its outputs are unpacked first. */
+/* Ends the start with this number if its operation has ended: its outputs are unpacked first. The caller holds the
+ * plan. Does nothing if another thread has done so, which may also have started the plan again. */
 static void
 settle(py_plan *self, uint64_t nstart)
 {
     const py_flight *flight = self->flight;
-    if (flight->operands.is_staged && flight->work->error.code == DD_OK) {
-        unpack_once(self, nstart);
-    }
-    if (self->nstarts == nstart) { /* otherwise another thread has also waited for it, and started the next */
+    py_lock_take(&self->lock);
+    bool is_pending = self->is_started && self->nstarts == nstart && dd_work_is_done(flight->work);
+    bool is_packed = is_pending && flight->operands.is_staged && flight->work->error.code == DD_OK;
+    if (is_pending && !is_packed) {
         self->is_started = false;
     }
+    py_lock_release(&self->lock);
+    if (is_packed) {
+        unpack_once(self, nstart);
+        py_lock_take(&self->lock);
+        if (self->nstarts == nstart) {
+            self->is_started = false;
+        }
+        py_lock_release(&self->lock);
+    }
+}
+
+/* If the plan has been started, holds it, sets the number of the start and returns true. Otherwise sets the outcome of
+ * the last start; while another thread is starting the plan, that is success. */
+static bool
+hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
+{
+    err->code = DD_OK;
+    if (self->is_closed) {
+        return false;
+    }
+    if (self->is_started) {
+        *nstart = self->nstarts;
+        hold_locked(self, is_busy);
+        return true;
+    }
+    if (!self->is_starting) {
+        copy_outcome_locked(self, err);
+    }
+    return false;
 }
 
 static PyObject *
 wait_for(py_plan *self)
 {
-    if (!require_open(self)) {
-        return NULL;
-    }
-    if (!self->is_started) {
-        return outcome_of(self);
-    }
-    uint64_t nstart = self->nstarts;
     py_wait wait;
     dd_error err;
-    begin_using(self, &wait);
-    dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
-    end_using(self, &wait);
-    if (self->nstarts == nstart && dd_work_is_done(self->flight->work)) {
-        settle(self, nstart);
+    uint64_t nstart;
+    py_lock_take(&self->lock);
+    bool is_closed = self->is_closed;
+    bool is_held = hold_start_locked(self, true, &nstart, &err);
+    py_lock_release(&self->lock);
+    if (is_closed) {
+        (void)raise_closed();
+        return NULL;
     }
+    if (!is_held) {
+        return py_error_check_of_group(self->state, err.code, &err) ? Py_NewRef(Py_None) : NULL;
+    }
+    py_wait_init_endless(&wait, self->state);
+    py_wait_begin(&wait);
+    dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
+    py_wait_return(&wait);
+    settle(self, nstart);
+    leave(self, true);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -314,16 +395,23 @@ static PyObject *
 plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_plan *self = (py_plan *)object;
-    if (!require_open(self)) {
+    dd_error unused;
+    uint64_t nstart;
+    py_lock_take(&self->lock);
+    bool is_closed = self->is_closed;
+    bool is_done = !self->is_starting;
+    bool is_held = hold_start_locked(self, false, &nstart, &unused);
+    py_lock_release(&self->lock);
+    if (is_closed) {
+        (void)raise_closed();
         return NULL;
     }
-    if (self->is_started) {
-        if (!dd_standing_look(self->call)) {
-            Py_RETURN_FALSE;
-        }
-        settle(self, self->nstarts);
+    if (is_held) {
+        is_done = PY_BRIEFLY(dd_standing_look(self->call));
+        settle(self, nstart);
+        leave(self, false);
     }
-    return PyBool_FromLong(!self->is_starting);
+    return PyBool_FromLong(is_done);
 }
 
 /* ---- several */
@@ -353,27 +441,25 @@ plan_at(PyObject *plans, Py_ssize_t i)
     return (py_plan *)PyTuple_GetItem(plans, i);
 }
 
+/* Ends the reservations of the first `count` plans, of which the first `nstarted` have been started. */
 static void
-release_all(PyObject *plans, Py_ssize_t count)
+release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
-        plan_at(plans, i)->is_starting = false;
-        plan_at(plans, i)->nusers--;
+        end_reservation(plan_at(plans, i), i < nstarted);
     }
 }
 
-/* Reserves the plans, so that only this thread may start them: all of them, or none and false with an exception. */
+/* Reserves all plans, or none and false with an exception. */
 static bool
 take_all(PyObject *plans, dd_standing_call **calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(plans); i++) {
         py_plan *self = plan_at(plans, i);
-        if (!require_startable(self)) {
-            release_all(plans, i);
+        if (!reserve(self)) {
+            release_all(plans, i, 0);
             return false;
         }
-        self->is_starting = true;
-        self->nusers++;
         calls[i] = self->call;
     }
     return true;
@@ -420,10 +506,7 @@ start_all(py_state *state, PyObject *plans, dd_standing_call **calls)
         return false;
     }
     Py_ssize_t nstarted = PY_WITHOUT_GIL(start_taken(plans, calls, &status, &err));
-    release_all(plans, PyTuple_Size(plans));
-    for (Py_ssize_t i = 0; i < nstarted; i++) {
-        note_started(plan_at(plans, i));
-    }
+    release_all(plans, PyTuple_Size(plans), nstarted);
     return py_error_check_of_group(state, status, &err);
 }
 
@@ -468,17 +551,24 @@ get_op(PyObject *object, void *Py_UNUSED(closure))
 static PyObject *
 get_tensors(PyObject *object, void *Py_UNUSED(closure))
 {
-    const py_plan *self = (py_plan *)object;
-    return require_open(self) ? py_operands_results(&self->flight->operands) : NULL;
+    py_plan *self = (py_plan *)object;
+    if (!enter(self)) {
+        return NULL;
+    }
+    PyObject *tensors = py_operands_results(&self->flight->operands);
+    leave(self, false);
+    return tensors;
 }
 
 static PyObject *
 plan_repr(PyObject *object)
 {
-    const py_plan *self = (py_plan *)object;
-    const char *how = self->call == NULL                      ? "closed"
+    py_plan *self = (py_plan *)object;
+    py_lock_take(&self->lock);
+    const char *how = self->is_closed                         ? "closed"
                       : self->is_started || self->is_starting ? "started"
                                                               : "ready";
+    py_lock_release(&self->lock);
     return PyUnicode_FromFormat("<dldist.Plan: %s, %s>", dd_coll_name(self->coll), how);
 }
 

@@ -17,8 +17,10 @@ typedef struct py_plan_description {
     int64_t timeout_ns;
     const py_operands *operands;
 } py_plan_description;
-/* False with an exception if it is no plan, or is closed. */
+/* False with an exception if it is no plan, or is closed. Otherwise the plan does not end until the caller calls
+ * py_plan_end_description. */
 bool py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *description);
+void py_plan_end_description(PyObject *plan);
 
 extern PyType_Spec py_plan_spec;
 

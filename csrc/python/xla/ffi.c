@@ -133,6 +133,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
     const py_operands *operands = description.operands;
     dd_ffi_part *parts = dd_mem_alloc_array(operands->npieces, sizeof *parts);
     if (parts == NULL) {
+        py_plan_end_description(plan);
         PyErr_NoMemory();
         return false;
     }
@@ -146,6 +147,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
     call.nparts = describe_parts(operands, parts);
     bool is_added = add(state, program, &call);
     dd_mem_free(parts);
+    py_plan_end_description(plan);
     return is_added;
 }
 
