@@ -122,7 +122,7 @@ work_result(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!py_work_require_flight(self, "result() not implemented.") || raise_if_failed(self)) {
         return NULL;
     }
-    return self->flight->is_settled ? Py_NewRef(self->flight->results) : py_flight_make_results(self->flight);
+    return py_flight_get_results(self->flight);
 }
 
 static PyObject *

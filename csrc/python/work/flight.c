@@ -16,10 +16,12 @@
 struct py_completions {
     uint64_t generation; /* const */
     py_state *state;     /* const */
-    bool has_thread;     /* guarded by the GIL */
-    dd_list spare;       /* guarded by the GIL; py_flight: free, to be reused */
-    size_t nspare;       /* guarded by the GIL */
-    dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
+    atomic_bool has_thread;
+    py_lock lock;
+    /* guarded by lock */
+    dd_list spare; /* py_flight: free, to be reused */
+    size_t nspare;
+    dd_list held; /* py_flight: failed, with tensors that a device may still use */
     dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
@@ -32,34 +34,57 @@ struct py_completions {
 
 /* ---- flights */
 
+/* A watcher of a flight that has not been called. */
+typedef struct py_watcher {
+    struct py_watcher *next;
+    PyObject *callback; /* owned */
+} py_watcher;
+
+static py_flight *
+take_spare_locked(py_completions *queue)
+{
+    if (queue->nspare == 0) {
+        return NULL;
+    }
+    py_flight *flight = DD_CONTAINER_OF(queue->spare.prev, py_flight, link);
+    dd_list_remove(&flight->link);
+    queue->nspare--;
+    return flight;
+}
+
 /* The memory and the lock of a flight; NULL without an exception. */
 static py_flight *
 take_spare(py_completions *queue)
 {
-    if (queue->nspare > 0) {
-        py_flight *flight = DD_CONTAINER_OF(queue->spare.prev, py_flight, link);
-        dd_list_remove(&flight->link);
-        queue->nspare--;
-        return flight;
-    }
-    py_flight *flight = dd_mem_alloc(sizeof *flight);
-    if (flight != NULL) {
-        dd_lock_init(&flight->unpacking_mu, DD_LOCK_UNPACKING);
+    py_flight *flight = PY_LOCKED(&queue->lock, take_spare_locked(queue));
+    if (flight == NULL) {
+        flight = dd_mem_alloc(sizeof *flight);
+        if (flight != NULL) {
+            dd_lock_init(&flight->unpacking_mu, DD_LOCK_UNPACKING);
+        }
     }
     return flight;
+}
+
+static bool
+keep_spare_locked(py_completions *queue, py_flight *flight)
+{
+    if (queue->nspare == MAX_SPARE) {
+        return false;
+    }
+    dd_list_push_back(&queue->spare, &flight->link);
+    queue->nspare++;
+    return true;
 }
 
 static void
 give_spare(py_flight *flight)
 {
     py_completions *queue = flight->queue;
-    if (queue->nspare < MAX_SPARE) {
-        dd_list_push_back(&queue->spare, &flight->link);
-        queue->nspare++;
-        return;
+    if (!PY_LOCKED(&queue->lock, keep_spare_locked(queue, flight))) {
+        dd_lock_fini(&flight->unpacking_mu);
+        dd_mem_free(flight);
     }
-    dd_lock_fini(&flight->unpacking_mu);
-    dd_mem_free(flight);
 }
 
 py_flight *
@@ -81,6 +106,7 @@ py_flight_create(py_group *group, const char *function, int op_type)
     flight->is_done = false;
     flight->is_watched = false;
     flight->is_orphan = false;
+    flight->watchers = NULL;
     py_operands_init(&flight->operands, state, function);
     flight->operands.is_pinned = true;
     flight->op_type = op_type;
@@ -112,7 +138,17 @@ is_memory_free(const py_flight *flight)
         const dd_error *error = &flight->work->error;
         return !dd_work_is_done(flight->work) || error->code == DD_OK || !error->keeps_memory;
     }
-    return flight->is_stream_ordered || dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
+    return flight->is_stream_ordered || PY_BRIEFLY(dd_nccl_work_memory_is_free(py_flight_nccl_work(flight)));
+}
+
+static void
+keep_held(py_flight *flight)
+{
+    py_completions *queue = flight->queue;
+    py_lock_take(&queue->lock);
+    dd_list_push_back(&queue->held, &flight->link);
+    py_lock_release(&queue->lock);
+    atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
 /* Keeps a flight whose tensors a device may still use, even if nobody waits for it. Once the device is done, the next
@@ -120,13 +156,11 @@ is_memory_free(const py_flight *flight)
 static void
 hold(py_flight *flight)
 {
-    py_completions *queue = flight->queue;
     DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them",
            flight->work->what);
-    dd_list_push_back(&queue->held, &flight->link);
-    atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
     PyObject *group = flight->group;
     flight->group = NULL;
+    keep_held(flight);
     Py_DECREF(group);
 }
 
@@ -143,7 +177,6 @@ py_flight_destroy(py_flight *flight)
         py_flight_destroy(others);
     }
     Py_XDECREF(flight->results);
-    Py_XDECREF(flight->watchers);
     dd_work_release(flight->work);
     PyObject *group = flight->group;
     give_spare(flight);
@@ -153,7 +186,7 @@ py_flight_destroy(py_flight *flight)
 static void
 release_owner(py_flight *flight)
 {
-    if (--flight->nowners == 0) {
+    if (atomic_fetch_sub(&flight->nowners, 1) == 1) {
         py_flight_destroy(flight);
     }
 }
@@ -204,8 +237,9 @@ py_flight_is_done(py_flight *flight)
     return is_done;
 }
 
-PyObject *
-py_flight_make_results(const py_flight *flight)
+/* The tensors that the calls of a flight fill, before it is settled: a new list; NULL with an exception. */
+static PyObject *
+make_results(const py_flight *flight)
 {
     PyObject *results = py_operands_results(&flight->operands);
     for (const py_flight *each = flight->others; results != NULL && each != NULL; each = each->others) {
@@ -229,10 +263,42 @@ unpack_once(py_flight *flight)
     dd_lock_release(&flight->unpacking_mu);
 }
 
+/* Makes this thread a reader of the operands, unless they are no longer needed. */
+static bool
+begin_reading(py_flight *flight)
+{
+    py_lock_take(&flight->lock);
+    bool is_needed = !flight->is_settled;
+    flight->nreaders += is_needed ? 1 : 0;
+    py_lock_release(&flight->lock);
+    return is_needed;
+}
+
+/* Ends what begin_reading began, and settles the flight with the results, which it takes over, unless they are NULL or
+ * another thread was first. The last reader of a settled flight releases its tensors. */
+static void
+end_reading(py_flight *flight, PyObject *results)
+{
+    py_lock_take(&flight->lock);
+    if (results != NULL && !flight->is_settled) {
+        flight->results = results;
+        flight->is_settled = true;
+        results = NULL;
+    }
+    flight->nreaders--;
+    bool is_last = flight->is_settled && flight->nreaders == 0;
+    py_lock_release(&flight->lock);
+    Py_XDECREF(results);
+    if (is_last && is_memory_free(flight)) {
+        release_operands(flight); /* may run Python code */
+    }
+}
+
+/* Threads that settle a flight at the same time each make results, and the first ones stay. */
 bool
 py_flight_settle(py_flight *flight)
 {
-    if (flight->is_settled) {
+    if (flight->is_settled || !begin_reading(flight)) {
         return true;
     }
     bool is_ok = flight->work->error.code == DD_OK;
@@ -240,20 +306,22 @@ py_flight_settle(py_flight *flight)
         Py_BEGIN_ALLOW_THREADS
         unpack_once(flight);
         Py_END_ALLOW_THREADS
-        if (flight->is_settled) {
-            return true;
-        }
     }
-    PyObject *results = is_ok ? py_flight_make_results(flight) : PyList_New(0);
-    if (results == NULL) {
-        return false;
+    PyObject *results = is_ok ? make_results(flight) : PyList_New(0);
+    bool is_made = results != NULL;
+    end_reading(flight, results);
+    return is_made;
+}
+
+PyObject *
+py_flight_get_results(py_flight *flight)
+{
+    if (flight->is_settled || !begin_reading(flight)) {
+        return Py_NewRef(flight->results);
     }
-    flight->results = results;
-    flight->is_settled = true;
-    if (is_memory_free(flight)) {
-        release_operands(flight); /* may run Python code */
-    }
-    return true;
+    PyObject *results = make_results(flight);
+    end_reading(flight, NULL);
+    return results;
 }
 
 /* Settles a flight that is done although nobody has asked for it, so that its outputs are filled. An exception
@@ -275,8 +343,8 @@ py_flight_abandon(py_flight *flight)
         return; /* it belongs to the parent of this forked child: its locks may be held for ever here */
     }
     dd_lock_take(&flight->queue->mu);
-    flight->is_orphan = !flight->is_done;
-    bool is_left = flight->is_orphan;
+    bool is_left = !flight->is_done;
+    flight->is_orphan = flight->is_orphan || is_left;
     dd_lock_release(&flight->queue->mu);
     if (!is_left) {
         settle_unasked(flight);
@@ -289,16 +357,15 @@ py_flight_abandon(py_flight *flight)
 static int
 start_thread(py_completions *queue)
 {
-    if (queue->has_thread) {
-        return 0;
+    if (atomic_exchange(&queue->has_thread, true)) {
+        return 0; /* another thread has started it, or is doing so */
     }
-    queue->has_thread = true; /* set now, because other threads may come here during the import */
     PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
     PyObject *started =
         runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
     Py_XDECREF(runtime);
     Py_XDECREF(started);
-    queue->has_thread = started != NULL;
+    atomic_store(&queue->has_thread, started != NULL);
     return started != NULL ? 0 : -1;
 }
 
@@ -326,11 +393,31 @@ call_watcher(PyObject *watcher)
     }
 }
 
+/* Makes a watcher the last one to be called. The caller holds the queue's lock. */
+static void
+add_watcher_locked(py_flight *flight, py_watcher *made)
+{
+    py_completions *queue = flight->queue;
+    py_watcher **end = &flight->watchers;
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = made;
+    if (!flight->is_watched) {
+        flight->is_watched = true;
+        atomic_fetch_add(&flight->nowners, 1);
+        if (flight->is_done && !queue->is_stopped) {
+            dd_list_push_back(&queue->watched, &flight->link);
+            pthread_cond_signal(&queue->cond);
+        }
+    }
+}
+
 int
 py_flight_watch(py_flight *flight, PyObject *watcher)
 {
     py_completions *queue = flight->queue;
-    if (py_flight_is_done(flight) && flight->watchers == NULL) {
+    if (py_flight_is_done(flight) && !flight->is_watched) {
         if (!py_flight_settle(flight)) {
             return -1;
         }
@@ -339,21 +426,14 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
     if (!py_group_require_usable((py_group *)flight->group) || start_thread(queue) < 0) {
         return -1;
     }
-    if (flight->watchers == NULL) {
-        flight->watchers = PyList_New(0);
-    }
-    if (flight->watchers == NULL || PyList_Append(flight->watchers, watcher) < 0) {
+    py_watcher *made = dd_mem_alloc(sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
         return -1;
     }
+    *made = (py_watcher){.callback = Py_NewRef(watcher)};
     dd_lock_take(&queue->mu);
-    if (!flight->is_watched) {
-        flight->is_watched = true;
-        flight->nowners++;
-        if (flight->is_done && !queue->is_stopped) {
-            dd_list_push_back(&queue->watched, &flight->link);
-            pthread_cond_signal(&queue->cond);
-        }
-    }
+    add_watcher_locked(flight, made);
     dd_lock_release(&queue->mu);
     if (flight->is_nccl) {
         py_nccl_hurry(queue->state);
@@ -377,17 +457,32 @@ py_completions_call_and_report(PyObject *module, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* Runs the callbacks, including those that are added meanwhile. The flight accepts no more afterwards. */
+/* The next watcher to call, which the caller takes over. NULL if there is none: the flight is no longer watched. */
+static py_watcher *
+take_watcher(py_flight *flight)
+{
+    dd_lock_take(&flight->queue->mu);
+    py_watcher *watcher = flight->watchers;
+    if (watcher != NULL) {
+        flight->watchers = watcher->next;
+    } else {
+        flight->is_watched = false;
+    }
+    dd_lock_release(&flight->queue->mu);
+    return watcher;
+}
+
+/* Runs the callbacks, including those that are added during the calls. */
 static void
 notify(py_flight *flight)
 {
+    py_watcher *watcher;
     settle_unasked(flight);
-    for (Py_ssize_t i = 0; i < PyList_Size(flight->watchers); i++) {
-        PyObject *watcher = Py_NewRef(PyList_GetItem(flight->watchers, i));
-        call_watcher(watcher);
-        Py_DECREF(watcher);
+    while ((watcher = take_watcher(flight)) != NULL) {
+        call_watcher(watcher->callback);
+        Py_DECREF(watcher->callback);
+        dd_mem_free(watcher);
     }
-    Py_CLEAR(flight->watchers);
 }
 
 /* ---- the queue */
@@ -412,17 +507,38 @@ create_queue(py_state *state)
     return queue;
 }
 
+static void
+destroy_unused_queue(py_completions *queue)
+{
+    dd_cond_fini(&queue->cond);
+    dd_lock_fini(&queue->mu);
+    dd_mem_free(queue);
+}
+
+/* The queue of this process; NULL if it has none: no thread has needed it since the last fork. */
+static py_completions *
+current_queue(py_state *state)
+{
+    py_completions *queue = PY_ONCE_GET(&state->completions);
+    return queue != NULL && queue->generation == dd_fork_generation() ? queue : NULL;
+}
+
 py_completions *
 py_completions_get(py_state *state)
 {
-    if (state->completions == NULL || state->completions->generation != dd_fork_generation()) {
-        py_completions *queue = create_queue(state);
-        if (queue == NULL) {
+    py_completions *queue = PY_ONCE_GET(&state->completions);
+    while (queue == NULL || queue->generation != dd_fork_generation()) {
+        py_completions *made = create_queue(state);
+        if (made == NULL) {
             return NULL;
         }
-        state->completions = queue;
+        if (__atomic_compare_exchange_n(&state->completions, &queue, made, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE)) {
+            return made;
+        }
+        destroy_unused_queue(made);
     }
-    return state->completions;
+    return queue;
 }
 
 static py_flight *
@@ -440,22 +556,39 @@ take_orphan(py_completions *queue)
     return flight;
 }
 
-/* Releases the held flights that devices are done with. */
+static py_flight *
+take_held_locked(py_completions *queue)
+{
+    if (dd_list_is_empty(&queue->held)) {
+        return NULL;
+    }
+    py_flight *flight = DD_CONTAINER_OF(queue->held.next, py_flight, link);
+    dd_list_remove(&flight->link);
+    return flight;
+}
+
+static size_t
+count_held_locked(const py_completions *queue)
+{
+    size_t count = 0;
+    for (const dd_list *node = queue->held.next; node != &queue->held; node = node->next) {
+        count++;
+    }
+    return count;
+}
+
+/* Destroys the held flights that devices are done with, and holds the others again. */
 static void
 look_at_held(py_completions *queue)
 {
-    dd_list *node = queue->held.next;
-    while (node != &queue->held) {
-        py_flight *flight = DD_CONTAINER_OF(node, py_flight, link);
-        node = node->next;
+    size_t count = PY_LOCKED(&queue->lock, count_held_locked(queue));
+    py_flight *flight;
+    while (count-- > 0 && (flight = PY_LOCKED(&queue->lock, take_held_locked(queue))) != NULL) {
         if (is_memory_free(flight)) {
-            dd_list_remove(&flight->link);
             py_flight_destroy(flight); /* may run Python code, which may come here again */
-            node = queue->held.next;
+        } else {
+            keep_held(flight);
         }
-    }
-    if (!dd_list_is_empty(&queue->held)) {
-        atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
     }
 }
 
@@ -477,7 +610,7 @@ drain(py_completions *queue)
 void
 py_completions_drain(py_state *state)
 {
-    py_completions *queue = state->completions;
+    py_completions *queue = PY_ONCE_GET(&state->completions);
     if (queue != NULL && atomic_load_explicit(&queue->has_orphans, memory_order_relaxed) &&
         queue->generation == dd_fork_generation()) {
         drain(queue);
@@ -539,7 +672,7 @@ finish_watched(py_flight *flight)
     /* A Work that was dropped before the end has left its reference, too. */
     if (flight->is_orphan) {
         flight->is_orphan = false;
-        flight->nowners--;
+        release_owner(flight);
     }
     release_owner(flight);
 }
@@ -570,8 +703,8 @@ PyObject *
 py_completions_stop(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     py_state *state = PyModule_GetState(module);
-    py_completions *queue = state->completions;
-    if (queue == NULL || queue->generation != dd_fork_generation()) {
+    py_completions *queue = current_queue(state);
+    if (queue == NULL) {
         Py_RETURN_NONE;
     }
     dd_lock_take(&queue->mu);

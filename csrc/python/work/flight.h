@@ -1,4 +1,5 @@
-/* Shared by work/work.c and work/flight.c. Everything here needs the GIL unless it says otherwise. */
+/* Shared by work/work.c and work/flight.c. Everything here needs the GIL, or an attached thread, unless it says
+ * otherwise. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -18,9 +19,6 @@ dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 /* Makes the host wait for the end. Called without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* The tensors that the calls of a flight fill, before it is settled: a new list; NULL with an exception. */
-PyObject *py_flight_make_results(const py_flight *flight);
-
 /* Reads the argument of wait(timeout=None). None gives 0, which means no limit. False with an exception. */
 bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                           int64_t *timeout_ns);
@@ -31,6 +29,10 @@ bool py_work_require_flight(const py_work *self, const char *text);
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
 /* 1: done and settled. 0: not done; always 0 without an operation. -1 with an exception. */
 int py_work_look(py_work *self);
+
+/* The tensors that the calls of a flight fill: the list that stays if it is settled, otherwise a new one. A new
+ * reference; NULL with an exception. */
+PyObject *py_flight_get_results(py_flight *flight);
 
 bool py_flight_is_done(py_flight *flight);
 

@@ -23,7 +23,8 @@ typedef struct py_completions py_completions;
 struct py_group;
 
 typedef struct py_flight {
-    py_operands operands; /* guarded by the GIL; unpacking by unpacking_mu */
+    /* const while the flight has readers, except for unpacking, which unpacking_mu guards; see py_flight_settle */
+    py_operands operands;
     /* const after start */
     py_completions *queue;
     uint64_t generation; /* of forks: a forked child touches nothing here */
@@ -37,19 +38,21 @@ typedef struct py_flight {
     /* its memory is reused only in the order of its stream, and that stream waits for the end */
     bool is_stream_ordered;
     struct py_flight *others; /* owned: further calls of the same operation, in order */
-    /* guarded by the GIL */
-    int nowners;        /* references: the Work's, or the one it left; the queue's, for callbacks */
-    PyObject *results;  /* owned; NULL until settled */
-    PyObject *watchers; /* owned list of callables, or NULL */
-    bool is_settled;
-    /* guarded by unpacking_mu, which is never held with the GIL */
+    atomic_int nowners;       /* references: the Work's, or the one it left; the queue's, for callbacks */
+    atomic_bool is_settled;   /* set once, after `results` */
+    py_lock lock;
+    /* guarded by lock */
+    PyObject *results; /* owned; NULL until settled, then const */
+    int nreaders;      /* threads that make results of the operands */
+    /* guarded by unpacking_mu, which only detached threads take */
     dd_lock unpacking_mu;
     bool is_unpacked;
     /* guarded by the queue's lock */
     dd_list link;
     bool is_done;
-    bool is_watched;
-    bool is_orphan;
+    atomic_bool is_watched;      /* there are watchers, or the last of them is being called */
+    bool is_orphan;              /* const once the flight is in a list of the queue */
+    struct py_watcher *watchers; /* owned: the next one to call */
 } py_flight;
 
 /* A new flight of a group, with its operands initialised. First releases what dropped Works have left. NULL with an
