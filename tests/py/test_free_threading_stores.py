@@ -1,6 +1,6 @@
-"""Stores, tensors, recorder and package under many threads at once; the GIL stays off on a free-threaded Python.
+"""Stores, tensors, recorder and package used by many threads; the GIL stays off on a free-threaded Python.
 
-With the GIL these tests pass, too. They are for free-threaded builds.
+These tests also pass with the GIL. They are for free-threaded builds.
 """
 
 import array

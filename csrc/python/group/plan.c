@@ -15,7 +15,7 @@ typedef struct py_plan {
     dd_coll coll; /* const after new */
     /* const after new, for the threads that hold the plan (see enter); NULL once it has ended */
     dd_standing_call *call; /* owned */
-    py_flight *flight;      /* owned; its work is that of `call` */
+    py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
     /* guarded by lock */
     bool is_closed;   /* no thread may enter; the last one that leaves ends the plan */

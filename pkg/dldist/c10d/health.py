@@ -36,7 +36,7 @@ class HealthCheckHook:
 
 
 def unhealthy_backends() -> list[str]:
-    """The names of backends that have aborted, and of those whose group cannot be used any more because of an error."""
+    """The names of backends that have aborted, and of the backends whose group is unusable because of an error."""
     failed = {backend.name() for pg in list(registry._world.pg_map) for backend in pg._distinct_backends() if _has_failed(backend)}
     return sorted(_aborted | failed)
 

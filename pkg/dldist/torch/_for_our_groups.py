@@ -45,7 +45,7 @@ def _answer() -> None:
 
 
 def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
-    """Have PyTorch's groups over a backend of ours give what `ours` gives for it, if this PyTorch has such a method."""
+    """Make PyTorch's groups over our backend return the result of `ours`, if this PyTorch has such a method."""
     torchs = names.find(f"torch.distributed.ProcessGroup.{name}")
     if torchs is None:
         return

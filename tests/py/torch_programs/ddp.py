@@ -369,6 +369,6 @@ def logging_data():
     model = DistributedDataParallel(WithBranches(), find_unused_parameters=True)
     train(model)
     data = model._get_ddp_logging_data()
-    # "custom" is PyTorch's word for backends in C++ that are not its own; groups in Python say "dldist" in Gloo's place, too.
+    # "custom" is PyTorch's word for backends in C++ that are not its own; groups in Python have the name "dldist" also as gloo.
     assert data["backend_name"] in (dist.get_backend(), "custom", "dldist")
     return {name: value for name, value in data.items() if "time" not in name and "gloo" not in name and name != "backend_name"}
