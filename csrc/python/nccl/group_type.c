@@ -187,16 +187,14 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
     if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
-    py_nccl_core *core = py_group_require_new(self, &py_group_kind_nccl)
-                             ? py_nccl_core_create(group, options, recorded, device)
-                             : NULL;
-    if (core == NULL) {
+    if (!py_group_require_new(self, &py_group_kind_nccl) ||
+        !py_nccl_group_take(self, &py_group_kind_nccl, group, options, recorded)) {
         py_nccl_group_drop(group);
         return false;
     }
-    core->is_bound = device != PY_NO_DEVICE;
-    core->is_blocking_wait = arguments->is_blocking_wait;
-    py_nccl_group_take(self, &py_group_kind_nccl, core);
+    self->nccl->device = device;
+    self->nccl->is_bound = device != PY_NO_DEVICE;
+    self->nccl->is_blocking_wait = arguments->is_blocking_wait;
     return true;
 }
 
@@ -263,25 +261,21 @@ py_nccl_post_close(PyObject *module, PyObject *list)
         py_raise_wrong_type("_post_close", "groups", "a list of NcclGroup", list);
         return NULL;
     }
-    PyObject *tuple = PySequence_Tuple(list); /* keeps the groups */
-    Py_ssize_t count = tuple != NULL ? PyTuple_Size(tuple) : -1;
-    dd_nccl_group **groups = count >= 0 ? PyMem_Calloc((size_t)count + 1, sizeof(dd_nccl_group *)) : NULL;
-    if (groups == NULL) {
-        Py_XDECREF(tuple);
-        return PyErr_Occurred() == NULL ? PyErr_NoMemory() : NULL;
-    }
     size_t n = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        py_group *group = (py_group *)PyTuple_GetItem(tuple, i);
+    dd_nccl_group **groups = PyMem_Calloc((size_t)PyList_Size(list) + 1, sizeof(dd_nccl_group *));
+    if (groups == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
+        py_group *group = (py_group *)PyList_GetItem(list, i);
         if (PyObject_TypeCheck((PyObject *)group, state->nccl_group_type) && !group->is_closed) {
-            groups[n++] = group->nccl->group;
+            groups[n++] = group->nccl->group; /* the list keeps it */
         }
     }
     Py_BEGIN_ALLOW_THREADS
     dd_nccl_groups_post_close(groups, n);
     Py_END_ALLOW_THREADS
     PyMem_Free(groups);
-    Py_DECREF(tuple);
     Py_RETURN_NONE;
 }
 
@@ -326,7 +320,11 @@ group_host_view(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     dd_nccl_group *group = dd_nccl_group_acquire(self->nccl->group);
-    return py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device);
+    PyObject *view = py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device);
+    if (view != NULL) {
+        py_nccl_core_of(view)->is_host_taken = true;
+    }
+    return view;
 }
 
 static PyObject *
@@ -478,8 +476,7 @@ get_device(PyObject *object, void *Py_UNUSED(closure))
     if (!py_group_require_open(self)) {
         return NULL;
     }
-    int device = py_nccl_core_device(self->nccl);
-    return device != PY_NO_DEVICE ? PyLong_FromLong(device) : Py_NewRef(Py_None);
+    return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
 }
 
 static PyObject *
