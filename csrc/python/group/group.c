@@ -143,7 +143,7 @@ list_weak(py_state *state, const py_group_kind *kind, size_t *count)
     for (dd_list *node = state->groups.next; node != &state->groups; node = node->next) {
         capacity++;
     }
-    PyObject **found = dd_mem_alloc_array(capacity, sizeof *found);
+    PyObject **found = dd_mem_alloc_array(capacity, sizeof(PyObject *));
     for (dd_list *node = state->groups.next; found != NULL && node != &state->groups; node = node->next) {
         const py_group *group = DD_CONTAINER_OF(node, py_group, link);
         if (group->kind == kind) {
