@@ -285,7 +285,7 @@ def test_recorder_is_read_while_it_records():
 
 
 def test_foreign_records_of_many_threads():
-    group = _core._add_recorded_group("foreign", 0, 2)
+    group = _core._add_recorded_group("foreign", "of a test", 0, [0, 1])
     shapes = [("float32", (2, 3))] * 4
 
     def record(index):
