@@ -8,7 +8,7 @@ import time
 
 import dldist
 import pytest
-from pairs import LIMIT_S, on_both, open_pair
+from pairs import LIMIT_S, on_both, open_pair, together
 
 NTHREADS = 8
 NROUNDS = 40
@@ -33,29 +33,6 @@ def frequent_switches():
 def switches():
     with frequent_switches():
         yield
-
-
-def together(*calls):
-    """Calls each on a thread of its own, all at the same time. Returns what they returned, or raises the first exception."""
-    barrier = threading.Barrier(len(calls))
-    results, errors = [None] * len(calls), []
-
-    def run(i):
-        barrier.wait(LIMIT_S)
-        try:
-            results[i] = calls[i]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not any(thread.is_alive() for thread in threads), f"a thread has not ended in {LIMIT_S} s"
-    if errors:
-        raise errors[0]
-    return results
 
 
 def outcome(call, *allowed):

@@ -4,6 +4,7 @@ These tests also pass with the GIL. They are for free-threaded builds.
 """
 
 import array
+import functools
 import gc
 import os
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 
 import dldist
+import pairs
 import pytest
 from dldist import _core
 
@@ -20,24 +22,7 @@ is_free_threaded = bool(getattr(sys, "_is_gil_enabled", None)) and "free-threadi
 
 def together(call, count=NTHREADS):
     """Run call(index) on this many threads, which start at the same time. Return the results, or raise the first exception."""
-    start = threading.Barrier(count)
-    results, errors = [None] * count, []
-
-    def run(index):
-        start.wait()
-        try:
-            results[index] = call(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    return pairs.together(*(functools.partial(call, index) for index in range(count)))
 
 
 # -- importing ----------------------------------------------------------------------------------------------------
