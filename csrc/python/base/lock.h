@@ -12,9 +12,9 @@
  *
  * A thread that holds a py_lock is attached to the interpreter, and may only read, write, and take references
  * (Py_NewRef). It must not call Python, release a reference, allocate Python objects, take another lock of any kind, or
- * detach (PY_WITHOUT_GIL); `engines_lock` is the one exception. So no deadlock is possible. A fork and the collector stop all attached threads only at calls
- * of Python: they find every py_lock free and every state whole. A py_lock must not be taken with a lock of the core
- * (dd_lock) held, because waiting for it may detach.
+ * detach (PY_WITHOUT_GIL); `engines_lock` is the one exception. So no deadlock is possible. A fork and the collector
+ * stop all attached threads only at calls of Python: they find every py_lock free and every state whole. A py_lock must
+ * not be taken with a lock of the core (dd_lock) held, because waiting for it may detach.
  *
  * tp_traverse, tp_clear and tp_dealloc need no lock of their object: all other threads are stopped in the first, and none
  * has the object in the other two.

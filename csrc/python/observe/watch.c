@@ -25,7 +25,7 @@ typedef struct py_watch {
     dd_monitor *monitor;       /* const */
     int64_t beat_timeout_ns;   /* const */
     bool is_beat_fatal;        /* const */
-    bool is_failure_fatal;     /* const; for groups that are told of failures */
+    bool is_failure_fatal;     /* const; for groups that receive failures */
     atomic_bool has_heartbeat; /* atomic */
     py_lock lock;
     struct heard_signal *heard; /* owned; guarded by the lock */
