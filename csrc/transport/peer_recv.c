@@ -32,12 +32,15 @@ static dd_context *
 find_context(dd_lane *lane, const dd_frame *frame)
 {
     dd_context *cached = lane->cached;
-    if (cached == NULL || cached->key.id != frame->context || cached->key.rank != frame->target) {
-        cached = engine_find_context(lane->peer->engine, frame->context, frame->target);
-        lane->cached = cached;
+    if (cached != NULL && cached->key.id == frame->context && cached->key.rank == frame->target) {
+        return cached;
     }
-    bool is_of_before = cached != NULL && context_knows_predecessor(cached, frame, lane->peer);
-    return is_of_before ? NULL : cached;
+    dd_context *found = engine_find_context(lane->peer->engine, frame->context, frame->target);
+    if (found != NULL && context_knows_predecessor(found, frame, lane->peer)) {
+        return NULL; /* and not cached: when it is closed, it does not know this lane */
+    }
+    lane->cached = found;
+    return found;
 }
 
 static bool

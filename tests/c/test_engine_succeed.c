@@ -318,6 +318,8 @@ TEST(old_groups_get_nothing_over_the_new_link)
     rig.ranks[1].context = later;
 
     rig_drive(&rig, 20 * DD_NS_PER_MS);
+    CHECK(rig.ranks[0].peers[1]->lanes[0]->cached !=
+          old[0].context); /* which is closed without a look at this lane */
     rig_run(&rig, send_and_recv);
     CHECK_INT(rig.ranks[0].news.naborts, 0);
     CHECK_INT(rig.ranks[0].news.nlosts, 1);
