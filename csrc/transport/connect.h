@@ -31,21 +31,22 @@ typedef struct dd_connect_options {
 typedef struct dd_connect_handler {
     void *ctx;
     /* Somebody wants a link (lane 0) with us, and has shown that he knows the secret; that is his uid.
-     * True: on_link or on_accept_failed follows, unless the connector is closed before. False: refuse as BUSY. */
+     * True: on_accepted or on_accept_failed follows, unless the connector is closed before. False: refuse as BUSY. */
     bool (*may_accept)(void *ctx, const dd_uid *peer);
-    /* It was welcome, and came to nothing: on_link will not be called for it. */
+    /* It was welcome, and came to nothing: on_accepted will not be called for it. */
     void (*on_accept_failed)(void *ctx, const dd_uid *peer);
-    /* A peer that was dialled has answered BUSY. False: its link is no longer wanted; the dial ends, and nothing more is
-     * said of it. */
-    bool (*wants_dial)(void *ctx, const dd_uid *peer);
-    /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed. Anybody who
-     * knows the secret can claim one (without a secret: anybody at all); a dialled peer is the one of the card in the same
-     * sense. 0 <= lane < nlanes. Links come as often as the peer likes, lanes also without lane 0: close what is
-     * not wanted. */
-    void (*on_link)(void *ctx, const dd_uid *peer, int lane, dd_link *link);
+    /* A link that another process has dialled; the receiver owns it. `peer` is the uid that the other side claimed: any
+     * process that knows the secret can claim one (without a secret, any process at all). 0 <= lane < nlanes. Links come
+     * as often as the peer likes, lanes also without lane 0: close the ones that are not wanted. */
+    void (*on_accepted)(void *ctx, const dd_uid *peer, int lane, dd_link *link);
+    /* Whether a dial of lane 0 is still wanted: called before the hello is sent, and with is_busy each time that the peer
+     * has answered BUSY. False: the dial ends, and has no other outcome. */
+    bool (*wants_dial)(void *ctx, const dd_uid *peer, uint64_t number, bool is_busy);
+    /* A dial has made a link; the receiver owns it. The peer is the one of the card in the sense of on_accepted. */
+    void (*on_dialled)(void *ctx, const dd_uid *peer, int lane, uint64_t number, dd_link *link);
     /* A dial has come to nothing: `error` names the addresses that were tried and what each said, and the
      * culprit's host and pid. DD_AUTH, DD_PROTOCOL, DD_NETWORK_TIMED_OUT at the deadline, or DD_NETWORK. */
-    void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
+    void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, uint64_t number, const dd_error *error);
 } dd_connect_handler;
 
 /* Listens: fills in card's has_unix and *addrs (`first`: see dd_card_find_addrs). The card, and what the options point to, must stay as they are until close. Its thread calls the handler, from before this
@@ -54,13 +55,14 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
                             const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                             dd_error *err) DD_MUST_CHECK;
 
-/* Starts a dial to a peer, lane by lane number; the outcome comes by on_link, on_dial_failed or an answer of false to
- * wants_dial, never from within this call: one of them, once, unless the connector is closed before. Same host, lane 0:
+/* Starts a dial to a peer, lane by lane number; the outcome comes by on_dialled, on_dial_failed or an answer of false to
+ * wants_dial, never from within this call: one of them, once, unless the connector is closed before. The handler receives
+ * `number` back. Same host, lane 0:
  * the Unix socket first; if that or its memory fails, TCP, and a log record says so. Addresses are tried in quick
  * succession, the first that answers is taken; a peer that refuses everywhere fails after a second try, in a tenth of a
  * second, one that is silent at the deadline. */
 dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, const dd_addr_list *addrs, int lane,
-                            int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
+                            uint64_t number, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 
 /* Listens on TCP again after dd_connector_close_ports; and listens on all addresses if so far it did on a
  * loopback address only and `first` is none. *addrs becomes where it listens, and is left alone if nothing

@@ -135,7 +135,7 @@ hand_over(dd_connector *self, connect_guest *guest)
     dd_link *link = guest->link;
     guest->link = NULL;
     guest->fd = -1;
-    self->handler.on_link(self->handler.ctx, &guest->hello.from, (int)guest->hello.lane, link);
+    self->handler.on_accepted(self->handler.ctx, &guest->hello.from, (int)guest->hello.lane, link);
 }
 
 /* The other side is known, as far as it can be. *is_over: there is nothing more to say to it. */

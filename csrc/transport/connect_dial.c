@@ -53,7 +53,8 @@ struct connect_dial {
     dd_addr unix_addr; /* of length 0: none to be tried */
     dd_addr_list addrs;
     int lane;
-    dd_wait wait; /* start and deadline */
+    uint64_t number; /* its owner's */
+    dd_wait wait;    /* start and deadline */
     /* the thread's */
     dial_step step;
     int64_t step_until_ns; /* NAPPING, and while somebody is talked to */
@@ -147,7 +148,7 @@ fail(connect_dial *self, const dd_error *why)
     }
     dd_error_prepend(&err, "cannot connect to %s", dd_card_print(&self->card, who));
     dd_error_blame(&err, -1, self->card.host, self->card.pid);
-    handler->on_dial_failed(handler->ctx, &self->card.uid, self->lane, &err);
+    handler->on_dial_failed(handler->ctx, &self->card.uid, self->lane, self->number, &err);
 }
 
 static void
@@ -158,16 +159,26 @@ succeed(connect_dial *self, dd_link *link)
     self->seal = NULL;     /* so is that, if there is one */
     stop_racing(self);
     self->step = DIAL_OVER;
-    handler->on_link(handler->ctx, &self->card.uid, self->lane, link);
+    handler->on_dialled(handler->ctx, &self->card.uid, self->lane, self->number, link);
+}
+
+/* False: the dial is over. */
+static bool
+is_wanted(connect_dial *self, bool is_busy)
+{
+    const dd_connect_handler *handler = &self->connector->handler;
+    if (self->lane != 0 || handler->wants_dial(handler->ctx, &self->card.uid, self->number, is_busy)) {
+        return true;
+    }
+    stop_racing(self);
+    self->step = DIAL_OVER;
+    return false;
 }
 
 static void
 come_again(connect_dial *self)
 {
-    const dd_connect_handler *handler = &self->connector->handler;
-    if (self->lane == 0 && !handler->wants_dial(handler->ctx, &self->card.uid)) {
-        stop_racing(self);
-        self->step = DIAL_OVER;
+    if (!is_wanted(self, true)) {
         return;
     }
     self->pause_ns = self->pause_ns == 0 ? BUSY_FIRST_NS : self->pause_ns * 2;
@@ -343,6 +354,9 @@ begin_talk(connect_dial *self, racer *one)
 {
     dd_error why = {0};
     dd_status status = dd_sock_end_connect(one->fd, &why);
+    if (status == DD_OK && !is_wanted(self, false)) {
+        return;
+    }
     if (status == DD_OK) {
         status = say_hello(self, one, &why);
     }
@@ -581,7 +595,7 @@ connect_drop_dials(dd_connector *self)
 
 dd_status
 dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *addrs, int lane,
-                  int64_t deadline_ns, dd_error *err)
+                  uint64_t number, int64_t deadline_ns, dd_error *err)
 {
     if (self->generation != dd_fork_generation()) {
         return dd_error_set(err, DD_FORKED, "cannot dial in a forked child");
@@ -598,6 +612,7 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *a
     dial->card = *peer;
     dial->addrs = *addrs;
     dial->lane = lane;
+    dial->number = number;
     dial->wait = (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = deadline_ns};
     if (lane == 0 && !self->options.is_shm_disabled && peer->has_unix &&
         dd_card_is_same_host(peer, self->card)) {

@@ -219,8 +219,9 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
         .ctx = engine,
         .may_accept = engine_may_accept,
         .on_accept_failed = engine_on_accept_failed,
+        .on_accepted = engine_on_accepted,
         .wants_dial = engine_wants_dial,
-        .on_link = engine_on_link,
+        .on_dialled = engine_on_dialled,
         .on_dial_failed = engine_on_dial_failed,
     };
     dd_status status = engine_start_background(engine, err);

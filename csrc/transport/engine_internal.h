@@ -143,7 +143,9 @@ struct dd_peer {
     bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
-    bool is_dialled;    /* a dial to it goes on, perhaps beside a dial of its own that has been accepted */
+    uint64_t
+        dial; /* its dial of lane 0 that counts, perhaps beside a dial of the peer's that has been accepted; 0: none */
+    int64_t dialled_ns; /* when that began */
     bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_over;       /* its process has ended, or has broken the protocol: no dd_peer succeeds this one */
     bool is_lost_there; /* it has lost its link to this process, as its group reports */
@@ -239,6 +241,7 @@ struct dd_engine {
     dd_lock opening_mu;         /* held while the connector and its ports are made; taken before mu */
     dd_addr_list addrs;         /* guarded by opening_mu: where it listens */
     unsigned nmeetings;         /* written with opening_mu and mu */
+    uint64_t ndials;            /* of lanes 0; the number of the last */
     bool has_met;               /* the same: somebody has said when meetings begin and end */
     dd_peer *self;
 
@@ -374,8 +377,9 @@ void peer_reap(dd_peer *peer);
 dd_status peer_succeed(dd_peer **peer, dd_error *err) DD_MUST_CHECK;
 /* The card of a peer that may have been unknown until now. */
 dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
-/* As dd_connector_dial, where there is a connector. */
-dd_status peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
+/* As dd_connector_dial, where there is a connector. The numbers of lanes other than 0 are 0. */
+dd_status peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns,
+                    dd_error *err) DD_MUST_CHECK;
 void peer_set_timer(dd_peer *peer, int64_t timer_ns);
 void peer_on_timer(dd_peer *peer);
 /* Breaks the peer of the lane; the first reason stays. */
@@ -499,9 +503,10 @@ bool engine_postpones(const dd_engine *engine, const dd_frame *frame);
 
 bool engine_may_accept(void *ctx, const dd_uid *uid);
 void engine_on_accept_failed(void *ctx, const dd_uid *uid);
-bool engine_wants_dial(void *ctx, const dd_uid *uid);
-void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
-void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
+void engine_on_accepted(void *ctx, const dd_uid *uid, int lane, dd_link *stream);
+bool engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy);
+void engine_on_dialled(void *ctx, const dd_uid *uid, int lane, uint64_t dial, dd_link *stream);
+void engine_on_dial_failed(void *ctx, const dd_uid *uid, int lane, uint64_t dial, const dd_error *error);
 
 /* ---- engine_bell.c */
 

@@ -11,6 +11,9 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
+/* A dial that takes longer may have gone to ports that are closed now, or into a network that was cut: the system tries again after 1,
+ * 3, 7 and 15 s, whether or not packets get through again. */
+#define PROMPT_NS (1 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
 /* Whoever has been told of a lost link has heard of it by then. */
@@ -181,7 +184,6 @@ peer_succeed(dd_peer **peer, dd_error *err)
         return status;
     }
     dd_map_replace(&engine->peers, &lost->node, &next->node);
-    next->is_dialled = lost->is_dialled; /* the connector reports the end of that dial by the uid */
     lost->is_succeeded = true;
     peer_set_timer(lost, DD_NEVER_NS);
     peer_reap(lost);
@@ -190,10 +192,33 @@ peer_succeed(dd_peer **peer, dd_error *err)
 }
 
 dd_status
+peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns, dd_error *err)
+{
+    dd_addr_list addrs = dd_peer_addrs_locked(peer);
+    return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, number, deadline_ns, err);
+}
+
+/* Dial lane 0. An earlier dial no longer counts, except for the link that it may still make. */
+static dd_status
+dial_first_lane(dd_peer *peer, dd_error *err)
+{
+    uint64_t number = ++peer->engine->ndials;
+    dd_status status = peer_dial(peer, 0, number, dd_deadline_after(DIAL_TIMEOUT_NS), err);
+    if (status == DD_OK) {
+        peer->dial = number;
+        peer->dialled_ns = dd_clock_now_ns();
+    }
+    return status;
+}
+
+dd_status
 peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
 {
     /* It may have opened other ports since the last one. */
     dd_status status = dd_blob_assign(&peer->published, published, err);
+    if (status == DD_OK && peer->state == PEER_DIALLING && dd_clock_now_ns() - peer->dialled_ns > PROMPT_NS) {
+        status = dial_first_lane(peer, err);
+    }
     if (status == DD_OK && !peer->is_card_known) {
         peer->card = *card;
         peer->is_card_known = true;
@@ -267,13 +292,6 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
 
 /* ---- connecting */
 
-dd_status
-peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err)
-{
-    dd_addr_list addrs = dd_peer_addrs_locked(peer);
-    return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, deadline_ns, err);
-}
-
 void
 dd_peer_connect_locked(dd_peer *peer)
 {
@@ -288,12 +306,11 @@ dd_peer_connect_locked(dd_peer *peer)
         status = dd_error_set(&error, DD_INVALID_ARGUMENT,
                               "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
                               peer->card.pid);
-    } else if (!peer->is_dialled) {
-        status = peer_dial(peer, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error);
+    } else if (peer->dial == 0) {
+        status = dial_first_lane(peer, &error);
     }
     if (status == DD_OK) {
         peer->state = PEER_DIALLING;
-        peer->is_dialled = true;
     } else {
         peer_break(peer, &error);
     }

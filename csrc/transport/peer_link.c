@@ -50,26 +50,6 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-bool
-engine_wants_dial(void *ctx, const dd_uid *uid)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    dd_peer *peer = engine_find_peer(engine, uid);
-    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
-    dd_error deaf;
-    if (is_wanted && dd_engine_check_accepting_locked(engine, &deaf) != DD_OK) {
-        peer_break(peer, &deaf); /* it is busy dialling us, in vain */
-        engine_wake(engine);
-        is_wanted = false;
-    }
-    if (peer != NULL && !is_wanted) {
-        peer->is_dialled = false;
-    }
-    dd_engine_unlock(engine);
-    return is_wanted;
-}
-
 /* If a link is wanted here, this side dials now, and hears what comes of it. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
@@ -134,55 +114,108 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     }
 }
 
-static void
-accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *stream)
+/* Find the peer that takes a link: that of the process, or a new one if it is lost or there was none. NULL for a link that has to be
+ * closed. */
+static dd_peer *
+find_taker(dd_engine *engine, const dd_uid *uid, int lane)
 {
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer == NULL && number == 0 && !engine->is_closing) {
+    if (engine->is_closing || lane != 0) {
+        return engine->is_closing ? NULL : peer;
+    }
+    if (peer == NULL) {
         (void)!peer_create(engine, uid, &peer, NULL);
+    } else if (peer->state == PEER_LOST || peer->is_breaking) {
+        /* The other side, which has accepted the link, takes it for one to the world that is being made. */
+        (void)!peer_succeed(&peer, NULL);
     }
-    bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
-    if (is_wanted && number == 0 && peer->state < PEER_CONNECTED) {
-        if (peer->state == PEER_DIALLING) {
-            peer->is_dialled = false; /* that dial has made the link; while ACCEPTING, it may still go on */
-        }
+    return peer;
+}
+
+static void
+take_link_locked(dd_engine *engine, const dd_uid *uid, int lane, dd_link *stream)
+{
+    dd_peer *peer = find_taker(engine, uid, lane);
+    bool is_wanted = peer != NULL && !peer->is_breaking && !peer->is_self;
+    if (is_wanted && lane == 0 && peer->state < PEER_CONNECTED) {
         accept_first_lane(peer, stream);
-        return;
+    } else if (!is_wanted || lane == 0 || peer->state != PEER_CONNECTED || peer->nlanes >= DD_LANES_MAX ||
+               attach_lane(peer, lane, stream, NULL) != DD_OK) {
+        dd_link_close(stream);
     }
-    if (number != 0 && peer != NULL && peer->ndialling > 0) {
-        peer->ndialling--;
-    }
-    if (is_wanted && number != 0 && peer->state == PEER_CONNECTED && peer->nlanes < DD_LANES_MAX &&
-        attach_lane(peer, number, stream, NULL) == DD_OK) {
-        return;
-    }
-    dd_link_close(stream);
 }
 
 void
-engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream)
+engine_on_accepted(void *ctx, const dd_uid *uid, int lane, dd_link *stream)
 {
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
-    accept_link_locked(engine, uid, number, stream);
+    take_link_locked(engine, uid, lane, stream);
+    engine_wake(engine);
+    dd_engine_unlock(engine);
+}
+
+/* ---- dials */
+
+/* A dial has had its outcome. The peer, if that dial counts; else NULL. */
+static dd_peer *
+end_dial(dd_engine *engine, const dd_uid *uid, int lane, uint64_t dial)
+{
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer == NULL) {
+        return NULL;
+    }
+    if (lane != 0) {
+        peer->ndialling -= peer->ndialling > 0 ? 1 : 0;
+        return peer;
+    }
+    if (peer->dial != dial) {
+        return NULL;
+    }
+    peer->dial = 0;
+    return peer;
+}
+
+bool
+engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING && peer->dial == dial;
+    dd_error deaf;
+    if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &deaf) != DD_OK) {
+        peer_break(peer, &deaf); /* it is busy with a dial to this process, which cannot accept one */
+        engine_wake(engine);
+        is_wanted = false;
+    }
+    if (!is_wanted) {
+        (void)end_dial(engine, uid, 0, dial);
+    }
+    dd_engine_unlock(engine);
+    return is_wanted;
+}
+
+void
+engine_on_dialled(void *ctx, const dd_uid *uid, int lane, uint64_t dial, dd_link *stream)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    (void)end_dial(engine, uid, lane, dial);
+    take_link_locked(engine, uid, lane, stream);
     engine_wake(engine);
     dd_engine_unlock(engine);
 }
 
 void
-engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error)
+engine_on_dial_failed(void *ctx, const dd_uid *uid, int lane, uint64_t dial, const dd_error *error)
 {
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
-    dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer != NULL && number == 0) {
-        peer->is_dialled = false;
-        if (peer->state == PEER_DIALLING) {
-            peer_break(peer, error);
-            engine_wake(engine);
-        }
-    } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
-        peer->ndialling--;
+    dd_peer *peer = end_dial(engine, uid, lane, dial);
+    if (peer != NULL && lane == 0 && peer->state == PEER_DIALLING) {
+        peer_break(peer, error);
+        engine_wake(engine);
     }
     dd_engine_unlock(engine);
 }

@@ -321,7 +321,7 @@ dial_lanes(dd_peer *peer)
     }
     peer->has_tried_lanes = true;
     for (int number = peer->nlanes + peer->ndialling; number < engine->options.nlanes; number++) {
-        if (peer_dial(peer, number, dd_deadline_after(5 * DD_NS_PER_S), NULL) == DD_OK) {
+        if (peer_dial(peer, number, 0, dd_deadline_after(5 * DD_NS_PER_S), NULL) == DD_OK) {
             peer->ndialling++;
         }
     }

@@ -17,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define DIAL_NUMBER UINT64_C(7)
+
 /* ---- a process, as far as making links goes */
 
 typedef struct node {
@@ -64,12 +66,13 @@ on_accept_failed(void *ctx, const dd_uid *peer)
 }
 
 static bool
-on_wants_dial(void *ctx, const dd_uid *peer)
+on_wants_dial(void *ctx, const dd_uid *peer, uint64_t number, bool is_busy)
 {
     node *self = ctx;
     (void)peer;
+    (void)number;
     dd_lock_take(&self->mu);
-    bool is_wanted = !self->is_sated;
+    bool is_wanted = !is_busy || !self->is_sated;
     self->nunwanted += is_wanted ? 0 : 1;
     pthread_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
@@ -77,7 +80,7 @@ on_wants_dial(void *ctx, const dd_uid *peer)
 }
 
 static void
-on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
+on_accepted(void *ctx, const dd_uid *peer, int lane, dd_link *link)
 {
     node *self = ctx;
     dd_lock_take(&self->mu);
@@ -91,11 +94,20 @@ on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
 }
 
 static void
-on_dial_failed(void *ctx, const dd_uid *peer, int lane, const dd_error *error)
+on_dialled(void *ctx, const dd_uid *peer, int lane, uint64_t number, dd_link *link)
+{
+    node *self = ctx;
+    CHECK_INT(number, DIAL_NUMBER);
+    on_accepted(self, peer, lane, link);
+}
+
+static void
+on_dial_failed(void *ctx, const dd_uid *peer, int lane, uint64_t number, const dd_error *error)
 {
     node *self = ctx;
     (void)peer;
     (void)lane;
+    CHECK_INT(number, DIAL_NUMBER);
     dd_lock_take(&self->mu);
     self->nfailed++;
     self->error = *error;
@@ -125,8 +137,9 @@ try_open_node(node *self, const dd_connect_options *options)
     dd_connect_handler handler = {.ctx = self,
                                   .may_accept = on_may_accept,
                                   .on_accept_failed = on_accept_failed,
+                                  .on_accepted = on_accepted,
                                   .wants_dial = on_wants_dial,
-                                  .on_link = on_link,
+                                  .on_dialled = on_dialled,
                                   .on_dial_failed = on_dial_failed};
     if (status == DD_OK) {
         status = dd_connector_open(options, &self->card, NULL, &handler, &self->addrs, &self->connector,
@@ -176,8 +189,8 @@ static bool
 dial(node *from, const node *to, int lane)
 {
     int64_t deadline_ns = dd_deadline_after(5 * DD_NS_PER_S * check_slow());
-    return CHECK_OK(
-        dd_connector_dial(from->connector, &to->card, &to->addrs, lane, deadline_ns, check_err()));
+    return CHECK_OK(dd_connector_dial(from->connector, &to->card, &to->addrs, lane, DIAL_NUMBER, deadline_ns,
+                                      check_err()));
 }
 
 /* Two links are the two ends of one. */
@@ -221,7 +234,7 @@ check_links(const dd_connect_options *options)
     CHECK(are_ends(b.links[1], a.links[1]));
     CHECK_INT(b.nasked, 1);
     dd_error err;
-    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 2, DD_NEVER_NS, &err),
+    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 2, DIAL_NUMBER, DD_NEVER_NS, &err),
                  DD_INVALID_ARGUMENT);
     close_node(&a);
     close_node(&b);
@@ -314,7 +327,7 @@ TEST(busy_for_ever_is_a_time_out)
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
     b.nrefusals = 1000000;
     int64_t deadline_ns = dd_deadline_after(500 * DD_NS_PER_MS * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_NETWORK_TIMED_OUT);
     CHECK_CONTAINS(a.error.message, "busy");
@@ -342,7 +355,8 @@ TEST(many_dials_at_once_wait_their_turn)
     int64_t deadline_ns = dd_deadline_after(300 * DD_NS_PER_MS * check_slow());
     for (int i = 0; i < COUNT; i++) {
         card.uid.bytes[0] = (uint8_t)i;
-        REQUIRE_OK(dd_connector_dial(hub->connector, &card, &addrs, 0, deadline_ns, check_err()));
+        REQUIRE_OK(
+            dd_connector_dial(hub->connector, &card, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     }
     REQUIRE(await(hub, 0, COUNT));
     CHECK_INT(hub->error.code, DD_NETWORK_TIMED_OUT);
@@ -452,7 +466,7 @@ TEST(another_process_at_the_address)
         dd_card old = b.card;
         old.uid.bytes[3] ^= 1;
         int64_t deadline_ns = dd_deadline_after(3 * DD_NS_PER_S * check_slow());
-        REQUIRE_OK(dd_connector_dial(a.connector, &old, &b.addrs, 0, deadline_ns, check_err()));
+        REQUIRE_OK(dd_connector_dial(a.connector, &old, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
         REQUIRE(await(&a, 0, 1));
         CHECK_INT(a.error.code, DD_NETWORK);
         CHECK_CONTAINS(a.error.message, "another process is there");
@@ -530,7 +544,7 @@ TEST(bad_addresses_before_the_good_one)
     dd_addr_list_add(&addrs, &silent_addr);
     dd_addr_list_add(&addrs, &b.addrs.items[0]);
     int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &addrs, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(are_ends(a.links[0], b.links[0]));
     dd_sock_close(silent);
@@ -640,7 +654,7 @@ TEST(answer_of_another_version)
     REQUIRE_OK(dd_card_init(&card, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, wait.deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, wait.deadline_ns, check_err()));
     REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
@@ -676,7 +690,7 @@ TEST(silent_connections_do_not_keep_others_out)
         CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
     }
     int64_t deadline_ns = dd_deadline_after(6 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     close_node(&b);
     for (int i = 0; i < COUNT; i++) {
@@ -746,7 +760,7 @@ TEST(closed_before_the_answer_is_tried_again)
     dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     pthread_t closer;
     REQUIRE_OK(dd_thread_start(&closer, "closer", close_three_times, &listener, check_err()));
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DD_NEVER_NS, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
     CHECK(await(&a, 0, 1));
     pthread_join(closer, NULL);
     CHECK_INT(a.error.code, DD_NETWORK);
@@ -944,7 +958,7 @@ TEST(close_while_dialling_the_silent)
     dd_card card;
     REQUIRE_OK(dd_card_init(&card, check_err()));
     dd_addr_list addrs = {.items = {dd_sock_local_addr(silent)}, .count = 1};
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DD_NEVER_NS, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()));
     usleep(20000);
     int64_t began_ns = dd_clock_now_ns();
     close_node(&a);
@@ -962,8 +976,9 @@ TEST(close_in_a_forked_child)
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     pid_t pid = fork();
     if (pid == 0) {
-        CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DD_NEVER_NS, check_err()),
-                     DD_FORKED);
+        CHECK_STATUS(
+            dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, DD_NEVER_NS, check_err()),
+            DD_FORKED);
         dd_connector_close(a.connector);
         dd_connector_close(b.connector);
         _exit(check_failures() > 0);

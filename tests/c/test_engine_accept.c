@@ -200,15 +200,15 @@ TEST(who_dials_one_that_is_deaf_hears_of_it)
     REQUIRE(open_victim(&self));
     dd_addr addr = dd_card_unix_addr(&self.card); /* where nobody answers */
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
-    CHECK(!engine_wants_dial(self.engine, &self.card.uid));
+    CHECK(!engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
     dd_engine_lock(self.engine);
     dd_peer_connect_locked(self.peer);
     dd_engine_unlock(self.engine);
-    CHECK(engine_wants_dial(self.engine, &self.card.uid));
+    CHECK(engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
     dd_connector *connector = self.engine->connector;
     atomic_store(&connector->failing_since_ns, 1);
     atomic_store(&connector->accept_errno, EMFILE);
-    CHECK(!engine_wants_dial(self.engine, &self.card.uid));
+    CHECK(!engine_wants_dial(self.engine, &self.card.uid, self.peer->dial, true));
     CHECK(is_lost_soon(&self));
     dd_engine_lock(self.engine);
     CHECK_CONTAINS(dd_peer_error_locked(self.peer)->message, "cannot accept the connections of other ranks");
@@ -258,7 +258,7 @@ bring_link_in_need(bool is_linked, bool is_memory)
     static const dd_sys_fault fault = {.call = DD_SYS_epoll_ctl, .error_number = ENOSPC};
     REQUIRE(open_victim(&self));
     if (is_linked) {
-        engine_on_link(self.engine, &self.card.uid, 0, make_link(&ends[0]));
+        engine_on_accepted(self.engine, &self.card.uid, 0, make_link(&ends[0]));
         CHECK_INT(count_lanes(&self), 1);
     }
     dd_link *link = make_link(&ends[1]);
@@ -267,7 +267,7 @@ bring_link_in_need(bool is_linked, bool is_memory)
     } else {
         dd_sys_fail_call(&fault);
     }
-    engine_on_link(self.engine, &self.card.uid, is_linked ? 1 : 0, link);
+    engine_on_accepted(self.engine, &self.card.uid, is_linked ? 1 : 0, link);
     dd_mem_fail_after(-1);
     dd_sys_fail_call(NULL);
     CHECK(is_closed(ends[1]));
@@ -299,16 +299,80 @@ TEST(links_that_cannot_be_taken)
     }
 }
 
+static dd_peer *
+find_peer(victim *self)
+{
+    dd_engine_lock(self->engine);
+    dd_peer *peer = engine_find_peer(self->engine, &self->card.uid);
+    dd_engine_unlock(self->engine);
+    return peer;
+}
+
+/* The other side has accepted it, and takes it for a link to the group that is made next. */
+TEST(a_link_that_comes_after_the_loss_of_its_peer_is_taken_by_the_next)
+{
+    for (int is_dialled = 0; is_dialled < 2; is_dialled++) {
+        victim self;
+        dd_error error;
+        int end = -1;
+        dd_error_set(&error, DD_NETWORK, "no way");
+        REQUIRE(open_victim(&self));
+        dd_engine_lock(self.engine);
+        self.peer->card.has_unix = false; /* else it counts as ended */
+        peer_break(self.peer, &error);
+        engine_wake(self.engine);
+        dd_engine_unlock(self.engine);
+        CHECK(is_lost_soon(&self));
+        if (is_dialled) {
+            engine_on_dialled(self.engine, &self.card.uid, 0, 1, make_link(&end));
+        } else {
+            engine_on_accepted(self.engine, &self.card.uid, 0, make_link(&end));
+        }
+        dd_peer *next = find_peer(&self);
+        CHECK(next != NULL && next != self.peer && !is_closed(end));
+        dd_engine_lock(self.engine);
+        CHECK(dd_peer_is_connected_locked(next) && dd_peer_error_locked(self.peer) != NULL);
+        dd_engine_unlock(self.engine);
+        dd_peer_release(self.peer);
+        dd_engine_release(self.engine);
+        close(end);
+    }
+}
+
+TEST(the_end_of_an_earlier_dial_does_no_harm)
+{
+    victim self;
+    dd_error error;
+    int listener = -1;
+    dd_error_set(&error, DD_NETWORK, "no way");
+    REQUIRE(open_victim(&self));
+    dd_addr addr = dd_card_unix_addr(&self.card); /* connections there are never accepted */
+    REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
+    dd_engine_lock(self.engine);
+    dd_peer_connect_locked(self.peer);
+    uint64_t dial = self.peer->dial;
+    dd_engine_unlock(self.engine);
+    CHECK(!engine_wants_dial(self.engine, &self.card.uid, dial - 1, false));
+    engine_on_dial_failed(self.engine, &self.card.uid, 0, dial - 1, &error);
+    CHECK(engine_wants_dial(self.engine, &self.card.uid, dial, false));
+    engine_on_dial_failed(self.engine, &self.card.uid, 0, dial, &error);
+    CHECK(is_lost_soon(&self));
+    CHECK_INT(self.peer->dial, 0);
+    dd_sock_close(listener);
+    dd_peer_release(self.peer);
+    dd_engine_release(self.engine);
+}
+
 TEST(links_of_those_whose_cards_are_unknown)
 {
     victim self;
     int ends[2] = {-1, -1};
     dd_card stranger;
     REQUIRE(open_victim(&self) && CHECK_OK(dd_card_init(&stranger, check_err())));
-    engine_on_link(self.engine, &stranger.uid, 1,
-                   make_link(&ends[0])); /* a second one, and there is no first */
+    engine_on_accepted(self.engine, &stranger.uid, 1,
+                       make_link(&ends[0])); /* a second one, and there is no first */
     CHECK(is_closed(ends[0]));
-    engine_on_link(self.engine, &stranger.uid, 0, make_link(&ends[1]));
+    engine_on_accepted(self.engine, &stranger.uid, 0, make_link(&ends[1]));
     CHECK(!is_closed(ends[1]));
     dd_engine_lock(self.engine);
     dd_peer *peer = engine_find_peer(self.engine, &stranger.uid);
@@ -327,8 +391,8 @@ TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
     dd_error_set(&error, DD_NETWORK, "no way");
     REQUIRE(open_victim(&self));
     self.peer->ndialling = 1;
-    engine_on_dial_failed(self.engine, &self.card.uid, 1, &error);
-    engine_on_dial_failed(self.engine, &self.card.uid, 1, &error);
+    engine_on_dial_failed(self.engine, &self.card.uid, 1, 0, &error);
+    engine_on_dial_failed(self.engine, &self.card.uid, 1, 0, &error);
     CHECK_INT(self.peer->ndialling, 0);
     CHECK(dd_peer_error_locked(self.peer) == NULL);
     dd_peer_release(self.peer);

@@ -1,6 +1,7 @@
 /* Meeting a process again whose link was lost: which processes get a new dd_peer, and what older groups see of it. */
 #include "check.h"
 #include "core/mem.h"
+#include "net/sock.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
 
@@ -273,6 +274,68 @@ TEST(a_peer_that_is_about_to_be_lost_is_met_again)
     dd_engine_unlock(engine);
     dd_blob_fini(&bytes);
     rig_close(&rig);
+}
+
+/* ---- dials of before */
+
+/* Encode the card of rank 1 with the address of a listener that never answers. */
+static bool
+get_silent_card(rig_group *rig, int *listener, dd_blob *bytes)
+{
+    dd_card card;
+    dd_addr_list addrs = {.count = 0};
+    bool is_ok = get_card(rig, 1, true, bytes) &&
+                 CHECK_OK(dd_card_decode(dd_blob_view(bytes), &card, &addrs, check_err()));
+    addrs.count = 1;
+    dd_addr_set_port(&addrs.items[0], 0);
+    is_ok = is_ok && CHECK_OK(dd_sock_listen(&addrs.items[0], listener, check_err()));
+    addrs.items[0] = dd_sock_local_addr(*listener);
+    return is_ok && CHECK_OK(dd_card_encode(&card, &addrs, bytes, check_err()));
+}
+
+/* Rank 0 dials rank 1 at an address that never answers, and meets it again during that dial. */
+static void
+check_dials_again(bool is_lost)
+{
+    const dd_connect_options options = rig_options(false, 1);
+    rig_group rig = {.nranks = 2};
+    dd_blob bytes = {0};
+    int listener = -1;
+    dd_error cut;
+    (void)dd_error_set(&cut, DD_PEER_LOST, "the network was cut");
+    for (int rank = 0; rank < 2; rank++) {
+        REQUIRE_OK(dd_engine_open(&options, &rig.ranks[rank].engine, check_err()));
+        rig.ranks[rank].peers[rank] = meet(&rig, rank, rank, true);
+    }
+    REQUIRE(get_silent_card(&rig, &listener, &bytes));
+    dd_peer *first = NULL;
+    REQUIRE_OK(dd_engine_peer(rig.ranks[0].engine, dd_blob_view(&bytes), &first, check_err()));
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_peer_connect_locked(first);
+    uint64_t dial = first->dial;
+    if (is_lost) {
+        peer_break(first, &cut);
+    } else {
+        first->dialled_ns -= 2 * DD_NS_PER_S;
+    }
+    dd_engine_unlock(rig.ranks[0].engine);
+
+    rig.ranks[0].peers[1] = meet(&rig, 0, 1, true);
+    rig.ranks[1].peers[0] = meet(&rig, 1, 0, true);
+    CHECK((rig.ranks[0].peers[1] != first) == is_lost);
+    REQUIRE(rig_open_context(&rig, 0) && rig_open_context(&rig, 1));
+    rig_run(&rig, send_and_recv);
+    CHECK(dial != 0 && rig.ranks[0].peers[1]->dial != dial);
+    dd_peer_release(first);
+    dd_blob_fini(&bytes);
+    dd_sock_close(listener);
+    rig_close(&rig);
+}
+
+TEST(a_peer_is_dialled_again_where_it_is_met_again)
+{
+    check_dials_again(true);
+    check_dials_again(false);
 }
 
 /* ---- older groups */

@@ -21,6 +21,7 @@
 #define NOTHERS 3
 #define RING_NBYTES ((size_t)4096)
 #define DIAL_NS (20 * DD_NS_PER_MS)
+#define DIAL_NUMBER UINT64_C(7)
 
 /* The first byte of the input. */
 enum first {
@@ -106,36 +107,53 @@ on_accept_failed(void *ctx, const dd_uid *peer)
 }
 
 static bool
-wants_dial(void *ctx, const dd_uid *peer)
+wants_dial(void *ctx, const dd_uid *peer, uint64_t number, bool is_busy)
 {
     (void)ctx;
     (void)peer;
-    table.noutcomes += has(IS_BUSY);
-    return !has(IS_BUSY);
+    require(number == DIAL_NUMBER);
+    bool is_over = is_busy && has(IS_BUSY);
+    table.noutcomes += is_over;
+    return !is_over;
 }
 
 static void
-on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
+check_link(int lane, dd_link *link)
 {
-    (void)ctx;
-    (void)peer;
     require(lane >= 0 && lane < table.connector->options.nlanes && link != NULL);
     require(table.has_shown || !has(HAS_SECRET));
-    if (has(IS_DIALLER)) {
-        table.noutcomes++;
-    } else if (lane == 0) {
-        require(table.nwelcome > 0);
-        table.nwelcome--;
-    }
     dd_link_close(link);
 }
 
 static void
-on_dial_failed(void *ctx, const dd_uid *peer, int lane, const dd_error *error)
+on_accepted(void *ctx, const dd_uid *peer, int lane, dd_link *link)
 {
     (void)ctx;
     (void)peer;
-    require(lane >= 0 && error->code != DD_OK && error->message[0] != '\0');
+    require(!has(IS_DIALLER));
+    if (lane == 0) {
+        require(table.nwelcome > 0);
+        table.nwelcome--;
+    }
+    check_link(lane, link);
+}
+
+static void
+on_dialled(void *ctx, const dd_uid *peer, int lane, uint64_t number, dd_link *link)
+{
+    (void)ctx;
+    (void)peer;
+    require(has(IS_DIALLER) && number == DIAL_NUMBER);
+    table.noutcomes++;
+    check_link(lane, link);
+}
+
+static void
+on_dial_failed(void *ctx, const dd_uid *peer, int lane, uint64_t number, const dd_error *error)
+{
+    (void)ctx;
+    (void)peer;
+    require(number == DIAL_NUMBER && lane >= 0 && error->code != DD_OK && error->message[0] != '\0');
     table.noutcomes++;
 }
 
@@ -154,8 +172,9 @@ open_connector(void)
                                          .timeout_ns = DD_NS_PER_S};
     self->handler = (dd_connect_handler){.may_accept = may_accept,
                                          .on_accept_failed = on_accept_failed,
+                                         .on_accepted = on_accepted,
                                          .wants_dial = wants_dial,
-                                         .on_link = on_link,
+                                         .on_dialled = on_dialled,
                                          .on_dial_failed = on_dial_failed};
     self->card = &table.card;
     self->uid = table.card.uid;
@@ -473,8 +492,8 @@ begin_dial(const dd_addr *addr)
         addrs.items[addrs.count++] = *addr;
     }
     int lane = has(IS_UNIX) || has(HAS_ONE_LANE) ? 0 : 1;
-    require(dd_connector_dial(table.connector, &theirs, &addrs, lane, dd_deadline_after(DIAL_NS), NULL) ==
-            DD_OK);
+    require(dd_connector_dial(table.connector, &theirs, &addrs, lane, DIAL_NUMBER, dd_deadline_after(DIAL_NS),
+                              NULL) == DD_OK);
     look();
 }
 

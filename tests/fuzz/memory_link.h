@@ -202,7 +202,7 @@ memory_link_attach(memory_link *links, dd_peer *peer, int lane, bool is_shm)
             .nrefusable = UINT_MAX,
         };
         dd_uid uid = peer->card.uid;
-        engine_on_link(peer->engine, &uid, lane, &self->base);
+        engine_on_accepted(peer->engine, &uid, lane, &self->base);
         return;
     }
 }
