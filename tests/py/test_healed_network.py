@@ -9,6 +9,7 @@ import time
 import heal_workers
 import netns
 import pytest
+from procs import ChildFailed
 
 pytestmark = pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
 
@@ -33,8 +34,13 @@ def run_heal(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
     errors = [child.recv(40) for child in children]
     for child in children:
         child.send("mended")
+    failures = []
     for child in children:
-        assert child.recv(60) == "together"
+        try:
+            assert child.recv(60) == "together"
+        except ChildFailed as failure:  # one alone does not show who waited for whom
+            failures.append(str(failure))
+    assert not failures, "\n".join(failures)
     for child in children:
         child.send("done")
     again = [child.result(40) for child in children]
