@@ -82,7 +82,7 @@ typedef struct py_state {
     atomic_bool has_seen_ndarray;
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
-    struct py_nccl *nccl;                 /* guarded by the GIL; owned; NULL until NCCL is loaded */
+    struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
     /* held while an engine opens, which is brief and calls no Python: threads that open groups share an engine */
     py_lock engines_lock;
     /* owned; guarded by engines_lock; one for each secret of this process's groups */

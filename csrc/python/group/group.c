@@ -40,10 +40,10 @@ py_group_type_name(const py_group *self)
 bool
 py_group_require_new(const py_group *self, const py_group_kind *kind)
 {
-    if (self->kind != NULL || strcmp(py_group_type_name(self), kind->type_name) != 0) {
+    bool is_open = PY_ONCE_GET(&self->kind) != NULL;
+    if (is_open || strcmp(py_group_type_name(self), kind->type_name) != 0) {
         PyErr_Format(PyExc_RuntimeError, "%s.__init__() %s", kind->type_name,
-                     self->kind != NULL ? "was already called on this object"
-                                        : "is not that of this object's type");
+                     is_open ? "was already called on this object" : "is not that of this object's type");
         return false;
     }
     return true;

@@ -4,22 +4,37 @@
 #include "nccl/nccl_window.h"
 #include "python/work/flight.h"
 
-py_nccl_batch *
-py_nccl_batch_find(const py_nccl_core *core)
+static py_nccl_batch *
+find_locked(const py_nccl_core *core, unsigned long thread, bool is_estimate)
 {
-    if (core->batches == NULL) {
-        return NULL;
-    }
-    unsigned long thread = PyThread_get_thread_ident();
     py_nccl_batch *batch = core->batches;
-    while (batch != NULL && batch->thread != thread) {
+    while (batch != NULL && (batch->thread != thread || (is_estimate && !batch->is_estimate))) {
         batch = batch->next;
     }
     return batch;
 }
 
+static py_nccl_batch *
+find(py_nccl_core *core, bool is_estimate)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    return PY_LOCKED(&core->lock, find_locked(core, thread, is_estimate));
+}
+
 py_nccl_batch *
-py_nccl_batch_open(py_nccl_core *core)
+py_nccl_batch_find(py_nccl_core *core)
+{
+    return find(core, false);
+}
+
+py_nccl_batch *
+py_nccl_estimate_find(py_nccl_core *core)
+{
+    return find(core, true);
+}
+
+py_nccl_batch *
+py_nccl_batch_open(py_nccl_core *core, bool is_estimate)
 {
     py_nccl_batch *batch = dd_mem_zalloc(sizeof *batch);
     if (batch == NULL) {
@@ -27,8 +42,11 @@ py_nccl_batch_open(py_nccl_core *core)
         return NULL;
     }
     batch->thread = PyThread_get_thread_ident();
+    batch->is_estimate = is_estimate;
+    py_lock_take(&core->lock);
     batch->next = core->batches;
     core->batches = batch;
+    py_lock_release(&core->lock);
     return batch;
 }
 
@@ -59,11 +77,13 @@ py_nccl_batch_append(py_nccl_batch *batch, const py_nccl_item *items, size_t nit
 void
 py_nccl_batch_take_out(py_nccl_core *core, py_nccl_batch *batch)
 {
+    py_lock_take(&core->lock);
     py_nccl_batch **link = &core->batches;
     while (*link != batch) {
         link = &(*link)->next;
     }
     *link = batch->next;
+    py_lock_release(&core->lock);
 }
 
 void
@@ -123,7 +143,7 @@ py_nccl_group_start_coalescing(PyObject *object, PyObject *Py_UNUSED(unused))
         PyErr_SetString(PyExc_RuntimeError, "start_coalescing(): this thread has already called it");
         return NULL;
     }
-    return py_nccl_batch_open(self->nccl) != NULL ? Py_NewRef(Py_None) : NULL;
+    return py_nccl_batch_open(self->nccl, false) != NULL ? Py_NewRef(Py_None) : NULL;
 }
 
 PyObject *

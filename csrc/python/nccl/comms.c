@@ -5,19 +5,104 @@
 
 typedef struct py_nccl_comms {
     PY_OBJECT_HEAD;
-    dd_nccl_team *team; /* owned; guarded by the GIL; NULL once it is closed */
-    int ncalls;         /* guarded by the GIL: unfinished calls; the last one closes what close() could not */
-    bool is_closed;     /* guarded by the GIL */
+    py_lock lock;
+    /* guarded by the lock */
+    dd_nccl_team *team; /* owned; NULL once it is closed */
+    int ncalls;         /* unfinished calls: they keep the team; the last one closes what close() could not */
+    bool is_closed;
 } py_nccl_comms;
 
+/* Begins a call, which keeps the team until end_call. NULL if there is no team. */
 static dd_nccl_team *
-require_team(const py_nccl_comms *self)
+begin_call_locked(py_nccl_comms *self, bool is_closed_taken)
 {
-    if (self->team == NULL || self->is_closed) {
+    dd_nccl_team *team = self->is_closed && !is_closed_taken ? NULL : self->team;
+    self->ncalls += team != NULL ? 1 : 0;
+    return team;
+}
+
+/* Begins a call. NULL with an exception if the team is closed. */
+static dd_nccl_team *
+begin_call(py_nccl_comms *self)
+{
+    dd_nccl_team *team = PY_LOCKED(&self->lock, begin_call_locked(self, false));
+    if (team == NULL) {
         PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "these communicators are closed");
+    }
+    return team;
+}
+
+/* Begins a call that is also allowed while unfinished calls keep a closed team. NULL without an exception. */
+static dd_nccl_team *
+begin_late_call(py_nccl_comms *self)
+{
+    return PY_LOCKED(&self->lock, begin_call_locked(self, true));
+}
+
+/* The team, for the caller to close if it is not NULL: it is closed, and no call keeps it. */
+static dd_nccl_team *
+take_closed_locked(py_nccl_comms *self)
+{
+    if (!self->is_closed || self->ncalls > 0) {
         return NULL;
     }
-    return self->team;
+    dd_nccl_team *team = self->team;
+    self->team = NULL;
+    return team;
+}
+
+static void
+close_taken(const py_nccl_comms *self, dd_nccl_team *team)
+{
+    if (team != NULL && self->state->nccl->generation == dd_fork_generation()) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_nccl_team_close(team);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* Closes the team, or leaves it to the last unfinished call. */
+static void
+close_team(py_nccl_comms *self)
+{
+    py_lock_take(&self->lock);
+    self->is_closed = true;
+    dd_nccl_team *team = take_closed_locked(self);
+    py_lock_release(&self->lock);
+    close_taken(self, team);
+}
+
+static void
+end_call(py_nccl_comms *self)
+{
+    py_lock_take(&self->lock);
+    self->ncalls--;
+    dd_nccl_team *team = take_closed_locked(self);
+    py_lock_release(&self->lock);
+    close_taken(self, team);
+}
+
+static bool
+is_new_locked(const py_nccl_comms *self)
+{
+    return self->team == NULL && !self->is_closed;
+}
+
+/* False if the object has a team, or is closed. */
+static bool
+set_team_locked(py_nccl_comms *self, dd_nccl_team *team)
+{
+    bool is_new = is_new_locked(self);
+    if (is_new) {
+        self->team = team;
+    }
+    return is_new;
+}
+
+static void
+raise_made(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was already called on this object");
 }
 
 static int
@@ -30,8 +115,8 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PY_PARAMS("NcclComms", 1, 2, {"devices", PY_OBJECT, &list}, {"timeout", PY_TIMEOUT, &timeout_ns});
     int count;
     py_nccl *nccl;
-    if (self->team != NULL || self->is_closed) {
-        PyErr_SetString(PyExc_RuntimeError, "NcclComms.__init__() was already called on this object");
+    if (!PY_LOCKED(&self->lock, is_new_locked(self))) {
+        raise_made();
         return -1;
     }
     if (!py_params_read_tuple(&params, self->state, args, kwargs) ||
@@ -51,41 +136,16 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err));
     PyMem_Free(devices);
-    if (!py_group_finish_wait(&wait, status, &err)) {
-        Py_BEGIN_ALLOW_THREADS
-        dd_nccl_team_close(team); /* it was made, but a signal handler raised */
-        Py_END_ALLOW_THREADS
-        return -1;
+    if (py_group_finish_wait(&wait, status, &err)) {
+        if (PY_LOCKED(&self->lock, set_team_locked(self, team))) {
+            return 0;
+        }
+        raise_made(); /* another thread has run __init__ */
     }
-    self->team = team;
-    return 0;
-}
-
-/* Closes the team, or leaves it to the last unfinished call. */
-static void
-close_team(py_nccl_comms *self)
-{
-    self->is_closed = true;
-    if (self->ncalls > 0 || self->team == NULL) {
-        return;
-    }
-    dd_nccl_team *team = self->team;
-    self->team = NULL;
-    if (self->state->nccl->generation == dd_fork_generation()) {
-        Py_BEGIN_ALLOW_THREADS
-        dd_nccl_team_close(team);
-        Py_END_ALLOW_THREADS
-    }
-}
-
-/* Ends a call on the team, whose count has been raised. */
-static void
-end_call(py_nccl_comms *self)
-{
-    self->ncalls--;
-    if (self->is_closed) {
-        close_team(self);
-    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_nccl_team_close(team); /* NULL, or a team that was made although a signal handler raised */
+    Py_END_ALLOW_THREADS
+    return -1;
 }
 
 static void
@@ -121,9 +181,13 @@ comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args
           PyObject *kwnames)
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
-    dd_nccl_team *team = require_team(self);
-    int *devices = team != NULL ? devices_of(team) : NULL;
+    dd_nccl_team *team = begin_call(self);
+    if (team == NULL) {
+        return NULL;
+    }
+    int *devices = devices_of(team);
     if (devices == NULL) {
+        end_call(self);
         return NULL;
     }
     int size = dd_nccl_team_size(team);
@@ -133,7 +197,6 @@ comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args
                                         .devices = devices,
                                         .ctx = team,
                                         .run = run_team};
-    self->ncalls++;
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
     end_call(self);
     PyMem_Free(devices);
@@ -150,18 +213,18 @@ static PyObject *
 comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
-    dd_nccl_team *team = require_team(self);
+    dd_nccl_team *team = begin_call(self);
     if (team == NULL) {
         return NULL;
     }
     int size = dd_nccl_team_size(team);
     dd_nccl_comm **comms = PyMem_Calloc((size_t)size, sizeof(dd_nccl_comm *));
     if (comms == NULL) {
+        end_call(self);
         return PyErr_NoMemory();
     }
     py_wait wait;
     dd_error err;
-    self->ncalls++;
     py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
     dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &wait.wait, &err));
     end_call(self);
@@ -192,16 +255,15 @@ comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     py_nccl_comms *self = (py_nccl_comms *)object;
     const char *reason = "abort() was called";
-    dd_nccl_team *team = self->team;
     const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
     if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
+    dd_nccl_team *team = begin_late_call(self);
     if (team == NULL) {
         Py_RETURN_NONE;
     }
     dd_error err;
-    self->ncalls++;
     dd_status status = PY_WITHOUT_GIL(dd_nccl_team_abort(team, reason, &err));
     end_call(self);
     return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
@@ -210,7 +272,11 @@ comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
 static PyObject *
 comms_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return require_team((py_nccl_comms *)object) != NULL ? Py_NewRef(object) : NULL;
+    if (begin_call((py_nccl_comms *)object) == NULL) {
+        return NULL;
+    }
+    end_call((py_nccl_comms *)object);
+    return Py_NewRef(object);
 }
 
 static PyObject *
@@ -222,14 +288,19 @@ comms_exit(PyObject *object, PyObject *Py_UNUSED(args))
 static PyObject *
 comms_get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
-    return PyLong_FromLong(team != NULL ? dd_nccl_team_size(team) : 0);
+    const dd_nccl_team *team = begin_late_call((py_nccl_comms *)object);
+    if (team == NULL) {
+        return PyLong_FromLong(0);
+    }
+    PyObject *size = PyLong_FromLong(dd_nccl_team_size(team));
+    end_call((py_nccl_comms *)object);
+    return size;
 }
 
 static PyObject *
 comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = ((py_nccl_comms *)object)->team;
+    const dd_nccl_team *team = begin_late_call((py_nccl_comms *)object);
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {
         PyObject *device = PyLong_FromLong(dd_nccl_team_device(team, i));
@@ -237,6 +308,9 @@ comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
             Py_CLEAR(list);
         }
         Py_XDECREF(device);
+    }
+    if (team != NULL) {
+        end_call((py_nccl_comms *)object);
     }
     return list;
 }

@@ -7,17 +7,6 @@
 #include "python/nccl/plan.h"
 #include "python/work/flight.h"
 
-py_nccl_batch *
-py_nccl_estimate_find(const py_nccl_core *core)
-{
-    unsigned long thread = PyThread_get_thread_ident();
-    py_nccl_batch *batch = core->batches;
-    while (batch != NULL && (batch->thread != thread || !batch->is_estimate)) {
-        batch = batch->next;
-    }
-    return batch;
-}
-
 /* ---- calls */
 
 static bool
@@ -103,12 +92,7 @@ py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
                         "_start_time_estimate(): this thread has already called it, or start_coalescing()");
         return NULL;
     }
-    py_nccl_batch *estimate = py_nccl_batch_open(self->nccl);
-    if (estimate == NULL) {
-        return NULL;
-    }
-    estimate->is_estimate = true;
-    Py_RETURN_NONE;
+    return py_nccl_batch_open(self->nccl, true) != NULL ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Asks NCCL. False with an exception. */

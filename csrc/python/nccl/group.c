@@ -12,7 +12,7 @@ bool
 py_nccl_group_choose_device(py_group *self, int *device)
 {
     py_nccl_core *core = self->nccl;
-    if (core->device == PY_NO_DEVICE) {
+    if (py_nccl_core_device(core) == PY_NO_DEVICE) {
         int guess = self->rank % self->state->nccl->cuda->ndevices;
         if (PyErr_WarnFormat(
                 PyExc_UserWarning, 1,
@@ -22,31 +22,37 @@ py_nccl_group_choose_device(py_group *self, int *device)
                 guess) < 0) {
             return false;
         }
-        core->device = guess;
+        py_nccl_core_note_device(core, guess);
     }
-    *device = core->device;
+    *device = py_nccl_core_device(core);
     return true;
 }
 
 /* ---- making */
 
-bool
-py_nccl_group_take(py_group *self, const py_group_kind *kind, dd_nccl_group *group,
-                   const dd_nccl_group_options *options, dd_recorder_group *recorded)
+py_nccl_core *
+py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options, dd_recorder_group *recorded,
+                    int device)
 {
     py_nccl_core *core = dd_mem_zalloc(sizeof *core);
     if (core == NULL) {
         PyErr_NoMemory();
-        return false;
+        return NULL;
     }
     core->group = group;
     core->options = *options;
     core->options.name = dd_bytes_of(NULL, 0);
-    core->device = PY_NO_DEVICE;
     core->recorded = recorded;
+    atomic_init(&core->device, device);
+    atomic_init(&core->watch_id, 0);
+    return core;
+}
+
+void
+py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core)
+{
     self->nccl = core;
-    py_group_become(self, kind, dd_nccl_group_rank(group), dd_nccl_group_size(group));
-    return true;
+    py_group_become(self, kind, dd_nccl_group_rank(core->group), dd_nccl_group_size(core->group));
 }
 
 void
@@ -59,19 +65,21 @@ py_nccl_group_drop(dd_nccl_group *group)
 
 PyObject *
 py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_group_options *options,
-                   dd_recorder_group *recorded, int device)
+                   dd_recorder_group *recorded, int device, PyObject *store)
 {
     PyTypeObject *type = parent->state->nccl_group_type;
     py_group *self = (py_group *)py_object_new(type, NULL, NULL);
-    if (self == NULL || !py_nccl_group_take(self, parent->kind, group, options, recorded)) {
+    py_nccl_core *core = self != NULL ? py_nccl_core_create(group, options, recorded, device) : NULL;
+    if (core == NULL) {
         Py_XDECREF((PyObject *)self);
         py_nccl_group_drop(group);
         return NULL;
     }
-    self->nccl->device = device;
-    self->nccl->is_bound = parent->nccl->is_bound;
-    self->nccl->is_blocking_wait = parent->nccl->is_blocking_wait;
-    self->store = Py_XNewRef(parent->store);
+    core->is_bound = parent->nccl->is_bound;
+    core->is_blocking_wait = parent->nccl->is_blocking_wait;
+    core->is_host_taken = group == parent->nccl->group; /* a host view: see group_host_view */
+    self->store = Py_XNewRef(store);
+    py_nccl_group_take(self, parent->kind, core);
     if (group != parent->nccl->group && py_watch_add_nccl(self) < 0) {
         Py_DECREF((PyObject *)self);
         return NULL;

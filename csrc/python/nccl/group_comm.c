@@ -25,9 +25,7 @@ py_nccl_comm_connect(py_group *self, int device)
         dd_nccl_comm_release(comm);
         return NULL;
     }
-    if (self->nccl->device == PY_NO_DEVICE) {
-        self->nccl->device = device;
-    }
+    py_nccl_core_note_device(self->nccl, device);
     return comm;
 }
 
@@ -310,7 +308,7 @@ PY_NCCL_METHOD(comm_pointer)
     if (!py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
-    if (group->nccl->device == PY_NO_DEVICE && device_object == NULL) {
+    if (py_nccl_core_device(group->nccl) == PY_NO_DEVICE && device_object == NULL) {
         return PyLong_FromLong(0);
     }
     if (!py_nccl_comm_read_device(group, device_object, &device, "comm_pointer")) {
@@ -328,9 +326,8 @@ PY_NCCL_METHOD(comm_pointer)
 PY_NCCL_PLAIN_METHOD(split_count)
 {
     PY_NCCL_BEGIN(group, self)
-    dd_nccl_comm *comm = group->nccl->device != PY_NO_DEVICE
-                             ? dd_nccl_group_find_comm(group->nccl->group, group->nccl->device)
-                             : NULL;
+    int device = py_nccl_core_device(group->nccl);
+    dd_nccl_comm *comm = device != PY_NO_DEVICE ? dd_nccl_group_find_comm(group->nccl->group, device) : NULL;
     uint64_t count = comm != NULL ? dd_nccl_comm_nsplits(comm) : 0;
     py_nccl_comm_release(comm);
     return PyLong_FromUnsignedLongLong(count);

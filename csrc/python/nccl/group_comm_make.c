@@ -118,12 +118,7 @@ wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
     if (!py_error_check_of_group(self->state, status, &err)) {
         return NULL;
     }
-    PyObject *made = py_nccl_group_wrap(self, group, &child->options, recorded, child->device);
-    if (made != NULL && child->store != NULL) {
-        Py_XDECREF(((py_group *)made)->store);
-        ((py_group *)made)->store = Py_NewRef(child->store);
-    }
-    return made;
+    return py_nccl_group_wrap(self, group, &child->options, recorded, child->device, store_object);
 }
 
 /* The color as c10d makes it: non-negative, and the same on all ranks that give the same list. */

@@ -38,11 +38,10 @@ abort_group(const py_group *self, const char *reason, const dd_wait *wait)
     (void)!dd_nccl_group_abort(self->nccl->group, reason, wait, NULL);
 }
 
-/* Whether another object stands for the same group, as those of _host_view() do. */
 static bool
-is_shared(const py_group *self)
+is_shared_locked(const py_group *self)
 {
-    dd_list *groups = &self->state->groups;
+    const dd_list *groups = &self->state->groups;
     for (dd_list *node = groups->next; node != groups; node = node->next) {
         const py_group *other = DD_CONTAINER_OF(node, py_group, link);
         if (other->nccl != NULL && other->nccl->group == self->nccl->group) {
@@ -50,6 +49,13 @@ is_shared(const py_group *self)
         }
     }
     return false;
+}
+
+/* Return true if another object stands for the same group, as those of _host_view() do. */
+static bool
+is_shared(const py_group *self)
+{
+    return PY_LOCKED(&self->state->groups_lock, is_shared_locked(self));
 }
 
 /* For a group that ends without having been closed: warns if operations are still unfinished at the deadline. An
@@ -187,14 +193,16 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
     if (!py_error_check_of_group(self->state, status, &err)) {
         return false;
     }
-    if (!py_group_require_new(self, &py_group_kind_nccl) ||
-        !py_nccl_group_take(self, &py_group_kind_nccl, group, options, recorded)) {
+    py_nccl_core *core = py_nccl_core_create(group, options, recorded, device);
+    if (core == NULL || !py_group_claim(self, &py_group_kind_nccl)) { /* another thread may have opened it */
+        dd_mem_free(core);
         py_nccl_group_drop(group);
         return false;
     }
-    self->nccl->device = device;
-    self->nccl->is_bound = device != PY_NO_DEVICE;
-    self->nccl->is_blocking_wait = arguments->is_blocking_wait;
+    core->is_bound = device != PY_NO_DEVICE;
+    core->is_blocking_wait = arguments->is_blocking_wait;
+    self->store = Py_NewRef(arguments->store_object);
+    py_nccl_group_take(self, &py_group_kind_nccl, core);
     return true;
 }
 
@@ -215,11 +223,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     bool is_ok = open_group(self, &arguments, store);
     py_store_drop(store);
-    if (!is_ok) {
-        return -1;
-    }
-    self->store = Py_NewRef(arguments.store_object);
-    return py_watch_add_nccl(self);
+    return is_ok ? py_watch_add_nccl(self) : -1;
 }
 
 static PyObject *
@@ -261,21 +265,25 @@ py_nccl_post_close(PyObject *module, PyObject *list)
         py_raise_wrong_type("_post_close", "groups", "a list of NcclGroup", list);
         return NULL;
     }
-    size_t n = 0;
-    dd_nccl_group **groups = PyMem_Calloc((size_t)PyList_Size(list) + 1, sizeof(dd_nccl_group *));
+    PyObject *tuple = PySequence_Tuple(list); /* keeps the groups */
+    Py_ssize_t count = tuple != NULL ? PyTuple_Size(tuple) : -1;
+    dd_nccl_group **groups = count >= 0 ? PyMem_Calloc((size_t)count + 1, sizeof(dd_nccl_group *)) : NULL;
     if (groups == NULL) {
-        return PyErr_NoMemory();
+        Py_XDECREF(tuple);
+        return PyErr_Occurred() == NULL ? PyErr_NoMemory() : NULL;
     }
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
-        py_group *group = (py_group *)PyList_GetItem(list, i);
+    size_t n = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        py_group *group = (py_group *)PyTuple_GetItem(tuple, i);
         if (PyObject_TypeCheck((PyObject *)group, state->nccl_group_type) && !group->is_closed) {
-            groups[n++] = group->nccl->group; /* the list keeps it */
+            groups[n++] = group->nccl->group;
         }
     }
     Py_BEGIN_ALLOW_THREADS
     dd_nccl_groups_post_close(groups, n);
     Py_END_ALLOW_THREADS
     PyMem_Free(groups);
+    Py_DECREF(tuple);
     Py_RETURN_NONE;
 }
 
@@ -320,11 +328,7 @@ group_host_view(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     dd_nccl_group *group = dd_nccl_group_acquire(self->nccl->group);
-    PyObject *view = py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device);
-    if (view != NULL) {
-        py_nccl_core_of(view)->is_host_taken = true;
-    }
-    return view;
+    return py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device, self->store);
 }
 
 static PyObject *
@@ -476,7 +480,8 @@ get_device(PyObject *object, void *Py_UNUSED(closure))
     if (!py_group_require_open(self)) {
         return NULL;
     }
-    return self->nccl->device != PY_NO_DEVICE ? PyLong_FromLong(self->nccl->device) : Py_NewRef(Py_None);
+    int device = py_nccl_core_device(self->nccl);
+    return device != PY_NO_DEVICE ? PyLong_FromLong(device) : Py_NewRef(Py_None);
 }
 
 static PyObject *

@@ -54,16 +54,14 @@ load_and_keep(py_state *state, const load_arguments *arguments)
     }
     dd_error err;
     dd_status status = PY_WITHOUT_GIL(load(arguments, nccl, &err));
-    if (state->nccl != NULL) {
-        /* Another thread has loaded it meanwhile, and this may have failed because of it: a key can come too late. */
-        destroy(nccl);
+    if (status == DD_OK && PY_ONCE_SET(&state->nccl, nccl)) {
         Py_RETURN_NONE;
     }
-    if (!py_error_check_of_group(state, status, &err)) {
-        destroy(nccl);
+    destroy(nccl);
+    /* If another thread has loaded it, this may have failed because of that: a key can come too late. */
+    if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;
     }
-    state->nccl = nccl;
     Py_RETURN_NONE;
 }
 
@@ -107,7 +105,7 @@ py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
-    if (state->nccl != NULL) {
+    if (PY_ONCE_GET(&state->nccl) != NULL) {
         Py_RETURN_NONE;
     }
     const char **paths = py_to_paths(candidates, &arguments.search.ncandidates);
@@ -123,7 +121,8 @@ py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
 static py_nccl *
 check_fork(py_state *state)
 {
-    if (state->nccl->generation != dd_fork_generation()) {
+    py_nccl *nccl = PY_ONCE_GET(&state->nccl);
+    if (nccl->generation != dd_fork_generation()) {
         dd_error err;
         py_error_raise_of_group(
             state,
@@ -132,13 +131,13 @@ check_fork(py_state *state)
             &err);
         return NULL;
     }
-    return state->nccl;
+    return nccl;
 }
 
 py_nccl *
 py_nccl_get(py_state *state)
 {
-    if (state->nccl == NULL) {
+    if (PY_ONCE_GET(&state->nccl) == NULL) {
         PyObject *library = PyImport_ImportModule("dldist.nccl.library");
         PyObject *loaded = library != NULL ? PyObject_CallMethod(library, "load", NULL) : NULL;
         Py_XDECREF(library);
@@ -154,7 +153,7 @@ PyObject *
 py_nccl_info(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const py_state *state = PyModule_GetState(module);
-    const py_nccl *nccl = state->nccl;
+    const py_nccl *nccl = PY_ONCE_GET(&state->nccl);
     if (nccl == NULL) {
         Py_RETURN_NONE;
     }
@@ -185,8 +184,9 @@ py_nccl_config_fields(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 void
 py_nccl_hurry(py_state *state)
 {
-    if (state->nccl != NULL) {
-        dd_nccl_watchdog_hurry(state->nccl->watchdog);
+    const py_nccl *nccl = PY_ONCE_GET(&state->nccl);
+    if (nccl != NULL) {
+        dd_nccl_watchdog_hurry(nccl->watchdog);
     }
 }
 

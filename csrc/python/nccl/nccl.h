@@ -5,13 +5,15 @@
 #include "nccl/nccl_group.h"
 #include "python/group/call.h"
 
+#include <stdatomic.h>
+
 /* What each process loads once, when it is first needed. It is freed with the module. */
 typedef struct py_nccl {
     dd_cuda *cuda;
     dd_nccl_lib *lib;
     dd_nccl_watchdog *watchdog;
     uint64_t generation; /* of forks */
-    /* guarded by the GIL: dict from thread to the configuration of its collectives; NULL: no thread has one */
+    /* values of threads (base/thread_values.h): the configurations of their collectives */
     PyObject *coll_configs;
 } py_nccl;
 
@@ -48,10 +50,11 @@ typedef struct py_nccl_item {
     PyObject *config;  /* what op.config is in; counted once it is in a batch; or NULL */
 } py_nccl_item;
 
-/* The calls of a thread between start_coalescing and end_coalescing, or of an estimate; batch.h. */
+/* The calls of a thread between start_coalescing and end_coalescing, or of an estimate; batch.h. Only that thread uses
+ * it, except for the first two fields. */
 typedef struct py_nccl_batch {
-    struct py_nccl_batch *next;
-    unsigned long thread;
+    struct py_nccl_batch *next; /* guarded by the core's lock */
+    unsigned long thread;       /* const */
     bool is_estimate;
     py_nccl_item *items;
     size_t nitems;
@@ -60,22 +63,38 @@ typedef struct py_nccl_batch {
 
 /* What an NcclGroup has in addition to a Group. */
 typedef struct py_nccl_core {
-    dd_nccl_group *group;          /* owned */
-    dd_nccl_group_options options; /* const: for groups made from this one; without the name */
-    /* guarded by the GIL */
-    int device;            /* the device bound to it or first used with it, or PY_NO_DEVICE */
-    bool is_bound;         /* the caller has bound the device */
-    bool is_blocking_wait; /* wait() makes the host wait */
-    bool is_host_taken;    /* tensors in host memory are accepted, and staged */
-    py_nccl_batch *batches;
-    dd_recorder_group *recorded; /* const; borrowed from the core's group, or NULL */
-    uint64_t watch_id;           /* the group's number in the monitor; 0: it has none */
+    /* const once a group has it */
+    dd_nccl_group *group;          /* owned by the object of the group */
+    dd_nccl_group_options options; /* for groups made from this one; without the name */
+    bool is_bound;                 /* the caller has bound the device */
+    bool is_blocking_wait;         /* wait() makes the host wait */
+    bool is_host_taken;            /* tensors in host memory are accepted, and staged */
+    dd_recorder_group *recorded;   /* borrowed from the core's group, or NULL */
+    /* atomic (py_nccl_core_device): the device bound to it or first used with it, or PY_NO_DEVICE */
+    atomic_int device;
+    atomic_uint_fast64_t watch_id; /* atomic: the group's number in the monitor; 0 if it has none */
+    py_lock lock;
+    py_nccl_batch *batches; /* guarded by the lock */
 } py_nccl_core;
 
 static inline py_nccl_core *
 py_nccl_core_of(PyObject *group)
 {
     return ((py_group *)group)->nccl;
+}
+
+static inline int
+py_nccl_core_device(const py_nccl_core *core)
+{
+    return atomic_load_explicit(&core->device, memory_order_relaxed);
+}
+
+/* Makes this the group's device, unless it has one. */
+static inline void
+py_nccl_core_note_device(py_nccl_core *core, int device)
+{
+    int none = PY_NO_DEVICE;
+    (void)atomic_compare_exchange_strong(&core->device, &none, device);
 }
 
 /* Chooses the device for an operation without tensors. Warns once if it has to guess. False with an exception. */
@@ -109,16 +128,19 @@ PY_NCCL_PLAIN_METHOD(split_count);
 /* In nccl/window.c. */
 PY_NCCL_METHOD(new_window);
 
-/* Makes the object stand for a group of the core, and takes the group over. False with an exception; then it does
- * not. */
-bool py_nccl_group_take(py_group *self, const py_group_kind *kind, dd_nccl_group *group,
-                        const dd_nccl_group_options *options, dd_recorder_group *recorded);
+/* A new core on a device, which does not own the group of the core yet. The caller may set further fields before
+ * py_nccl_group_take. NULL with an exception. */
+py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options,
+                                  dd_recorder_group *recorded, int device);
+/* Makes the object stand for the core's group, and takes over both. */
+void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
 /* Releases a group of the core, without the GIL. Called with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
 /* A new group, made from `parent`, around the core's group, which it takes over. NULL with an exception; the
  * core's group is released then, too. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
-                             const dd_nccl_group_options *options, dd_recorder_group *recorded, int device);
+                             const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
+                             PyObject *store);
 /* In nccl/config.c. Reads fields of NCCL's configuration from a dict, NULL or None. False with an exception. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 

@@ -263,9 +263,7 @@ py_nccl_plan_make(py_nccl_plan *plan, py_group *group, const py_nccl_item *items
         give_up(plan, group);
         return false;
     }
-    if (group->nccl->device == PY_NO_DEVICE) {
-        group->nccl->device = plan->call.device;
-    }
+    py_nccl_core_note_device(group->nccl, plan->call.device);
     fill(plan, items, nitems, &sum);
     return true;
 }

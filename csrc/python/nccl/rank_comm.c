@@ -5,12 +5,14 @@
 
 typedef struct py_nccl_rank_comm {
     PY_OBJECT_HEAD;
-    dd_nccl_comm *comm; /* counted; guarded by the GIL; NULL once it is closed */
-    int ncalls;         /* guarded by the GIL: unfinished calls; the last one closes what close() could not */
-    bool is_closed;     /* guarded by the GIL */
-    int rank;           /* const */
-    int size;           /* const */
-    int device;         /* const */
+    int rank;   /* const */
+    int size;   /* const */
+    int device; /* const */
+    py_lock lock;
+    /* guarded by the lock */
+    dd_nccl_comm *comm; /* counted; NULL once it is closed */
+    int ncalls;         /* unfinished calls: they keep it; the last one closes what close() could not */
+    bool is_closed;
 } py_nccl_rank_comm;
 
 PyObject *
@@ -29,13 +31,69 @@ py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
 }
 
 static dd_nccl_comm *
-require_comm(const py_nccl_rank_comm *self)
+begin_call_locked(py_nccl_rank_comm *self)
 {
-    if (self->comm == NULL || self->is_closed) {
+    dd_nccl_comm *comm = self->is_closed ? NULL : self->comm;
+    self->ncalls += comm != NULL ? 1 : 0;
+    return comm;
+}
+
+/* Begins a call, which keeps the communicator until end_call. NULL with an exception if it is closed. */
+static dd_nccl_comm *
+begin_call(py_nccl_rank_comm *self)
+{
+    dd_nccl_comm *comm = PY_LOCKED(&self->lock, begin_call_locked(self));
+    if (comm == NULL) {
         PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "this communicator is closed");
+    }
+    return comm;
+}
+
+/* The communicator, for the caller to end if it is not NULL: it is closed, and no call keeps it. */
+static dd_nccl_comm *
+take_closed_locked(py_nccl_rank_comm *self)
+{
+    if (!self->is_closed || self->ncalls > 0) {
         return NULL;
     }
-    return self->comm;
+    dd_nccl_comm *comm = self->comm;
+    self->comm = NULL;
+    return comm;
+}
+
+/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
+static void
+close_taken(const py_nccl_rank_comm *self, dd_nccl_comm *comm)
+{
+    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
+    (void)ignored;
+    dd_nccl_comm_release(comm);
+    Py_END_ALLOW_THREADS
+}
+
+/* Closes the communicator, or leaves that to the last unfinished call, which may hang in NCCL until it is aborted. */
+static void
+close_rank_comm(py_nccl_rank_comm *self)
+{
+    py_lock_take(&self->lock);
+    self->is_closed = true;
+    dd_nccl_comm *comm = take_closed_locked(self);
+    py_lock_release(&self->lock);
+    close_taken(self, comm);
+}
+
+static void
+end_call(py_nccl_rank_comm *self)
+{
+    py_lock_take(&self->lock);
+    self->ncalls--;
+    dd_nccl_comm *comm = take_closed_locked(self);
+    py_lock_release(&self->lock);
+    close_taken(self, comm);
 }
 
 static bool
@@ -94,38 +152,17 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     spec.lib = nccl->lib;
     spec.cuda = nccl->cuda;
     dd_nccl_config_init(&config);
+    dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     py_wait wait;
     dd_error err;
     dd_nccl_comm *comm = NULL;
     py_wait_init(&wait, state, timeout_ns, true);
-    dd_status status = PY_WITHOUT_GIL(
-        dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err));
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_init(&spec, &id, 1, &comm, NULL, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         py_nccl_comm_release(comm); /* it was made, but a signal handler raised */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);
-}
-
-/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything; or
- * leaves that to the last unfinished call, which may hang in NCCL until it is aborted. */
-static void
-close_rank_comm(py_nccl_rank_comm *self)
-{
-    dd_nccl_comm *comm = self->comm;
-    self->is_closed = true;
-    if (self->ncalls > 0) {
-        return;
-    }
-    self->comm = NULL;
-    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
-    (void)ignored;
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
 }
 
 static dd_status
@@ -139,7 +176,7 @@ rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *
               PyObject *kwnames)
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = require_comm(self);
+    dd_nccl_comm *comm = begin_call(self);
     if (comm == NULL) {
         return NULL;
     }
@@ -149,12 +186,8 @@ rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *
                                         .device = self->device,
                                         .ctx = comm,
                                         .run = run_comm};
-    self->ncalls++;
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    self->ncalls--;
-    if (self->is_closed) {
-        close_rank_comm(self);
-    }
+    end_call(self);
     return result;
 }
 
@@ -168,7 +201,7 @@ static PyObject *
 rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = require_comm(self);
+    dd_nccl_comm *comm = begin_call(self);
     if (comm == NULL) {
         return NULL;
     }
@@ -177,6 +210,7 @@ rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
     if (handle != NULL) {
         handle->comm = dd_nccl_comm_acquire(comm);
     }
+    end_call(self);
     return (PyObject *)handle;
 }
 
@@ -198,7 +232,11 @@ rank_comm_dealloc(PyObject *object)
 static PyObject *
 rank_comm_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return require_comm((py_nccl_rank_comm *)object) != NULL ? Py_NewRef(object) : NULL;
+    if (begin_call((py_nccl_rank_comm *)object) == NULL) {
+        return NULL;
+    }
+    end_call((py_nccl_rank_comm *)object);
+    return Py_NewRef(object);
 }
 
 static PyObject *

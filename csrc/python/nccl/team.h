@@ -7,7 +7,8 @@
 
 typedef struct py_nccl_unique_id {
     PY_OBJECT_HEAD;
-    dd_nccl_unique_id id; /* const */
+    py_lock lock;
+    dd_nccl_unique_id id; /* guarded by lock: __init__ may run again */
 } py_nccl_unique_id;
 
 typedef struct py_nccl_abort_handle {
@@ -22,6 +23,8 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* ---- objects */
 
+/* Return a copy of the object's ID. */
+dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
 /* Takes over the communicator. NULL with an exception. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
 /* Reads the number of a device from an int, or from an object that prints as "cuda:1". False with an exception. */

@@ -66,6 +66,30 @@ PyType_Spec py_nccl_abort_handle_spec = {"dldist.nccl.NcclAbortHandle", sizeof(p
 
 /* ---- NcclUniqueId */
 
+dd_nccl_unique_id
+py_nccl_unique_id_get(PyObject *object)
+{
+    py_nccl_unique_id *self = (py_nccl_unique_id *)object;
+    return PY_LOCKED(&self->lock, self->id);
+}
+
+/* Make an ID, or take it from the bytes if there are any. False with an exception. */
+static bool
+make_unique_id(py_state *state, dd_bytes bytes, dd_nccl_unique_id *id)
+{
+    if (bytes.data != NULL) {
+        memcpy(id, bytes.data, sizeof *id);
+        return true;
+    }
+    const py_nccl *nccl = py_nccl_get(state);
+    if (nccl == NULL) {
+        return false;
+    }
+    dd_error err;
+    dd_status status = PY_WITHOUT_GIL(dd_nccl_make_unique_id(nccl->lib, id, &err));
+    return py_error_check_of_group(state, status, &err);
+}
+
 static int
 unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -80,23 +104,21 @@ unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
                      UNIQUE_ID_NBYTES, bytes.len);
         return -1;
     }
-    if (bytes.data != NULL) {
-        memcpy(&self->id, bytes.data, sizeof self->id);
-        return 0;
-    }
-    const py_nccl *nccl = py_nccl_get(self->state);
-    if (nccl == NULL) {
+    dd_nccl_unique_id id;
+    if (!make_unique_id(self->state, bytes, &id)) {
         return -1;
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_make_unique_id(nccl->lib, &self->id, &err));
-    return py_error_check_of_group(self->state, status, &err) ? 0 : -1;
+    py_lock_take(&self->lock);
+    self->id = id;
+    py_lock_release(&self->lock);
+    return 0;
 }
 
 static PyObject *
 unique_id_as_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return PyBytes_FromStringAndSize(((py_nccl_unique_id *)object)->id.bytes, UNIQUE_ID_NBYTES);
+    dd_nccl_unique_id id = py_nccl_unique_id_get(object);
+    return PyBytes_FromStringAndSize(id.bytes, UNIQUE_ID_NBYTES);
 }
 
 static PyObject *

@@ -64,9 +64,7 @@ take_and_open(py_nccl_window *self, PyObject *tensor, int64_t timeout_ns)
     spec.data = self->memory.view.data;
     spec.nbytes = dd_view_nbytes(&self->memory.view);
     spec.dtype = self->memory.view.dtype;
-    if (self->group->nccl->device == PY_NO_DEVICE) {
-        self->group->nccl->device = spec.device;
-    }
+    py_nccl_core_note_device(self->group->nccl, spec.device);
     return open_window(self, &spec, timeout_ns);
 }
 

@@ -65,9 +65,11 @@ py_watch_add_nccl(py_group *self)
     }
     const dd_monitor_member member = {
         .is_device = true, .fail = fail, .release = release, .ctx = dd_nccl_group_acquire(core->group)};
-    if (py_watch_add(self, &member, &core->watch_id) < 0) {
+    uint64_t id = 0;
+    if (py_watch_add(self, &member, &id) < 0) {
         return -1;
     }
+    atomic_store(&core->watch_id, id);
     dd_monitor_heartbeat heartbeat = {
         .count = count_beats, .activity = name_activity, .ctx = self->state->nccl->watchdog};
     py_watch_heartbeat(self->state, &heartbeat);
@@ -77,7 +79,5 @@ py_watch_add_nccl(py_group *self)
 void
 py_watch_remove_nccl(py_group *self)
 {
-    uint64_t id = self->nccl->watch_id;
-    self->nccl->watch_id = 0;
-    py_watch_remove(self->state, id);
+    py_watch_remove(self->state, atomic_exchange(&self->nccl->watch_id, 0));
 }
