@@ -381,9 +381,8 @@ static PyMethodDef core_methods[] = {
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
-#ifdef Py_MOD_GIL_USED /* 3.15 defines Py_mod_gil also for limited APIs that lack its values */
-    /* Objects rely on the GIL, so a free-threaded Python must turn it on. */
-    {Py_mod_gil, Py_MOD_GIL_USED},
+#ifdef PY_MAY_LACK_GIL
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* see base/lock.h */
 #endif
     {0, NULL},
 };
