@@ -15,6 +15,7 @@ import dldist
 import pairs
 import pytest
 from dldist import _core
+from dldist.c10d.registry import Registry
 
 NTHREADS = 8
 is_free_threaded = bool(getattr(sys, "_is_gil_enabled", None)) and "free-threading" in sys.version
@@ -290,3 +291,37 @@ def test_values_of_threads_are_their_own():
         return _core._swap_stream(None)
 
     assert together(swap) == [1000 * index + 99 for index in range(NTHREADS)]
+
+
+# -- groups of c10d -----------------------------------------------------------------------------------------------
+
+
+def test_one_thread_of_several_gets_the_name_of_a_group():
+    for _ in range(50):
+        registry = Registry()
+
+        def enter(index, registry=registry):
+            try:
+                registry.name_group("name", object())
+            except RuntimeError as error:
+                assert "already registered" in str(error)
+                return False
+            return True
+
+        assert sum(together(enter)) == 1
+
+
+def test_groups_are_listed_while_threads_enter_and_forget_them():
+    registry = Registry()
+
+    def use(index):
+        for number in range(200):
+            group = object()
+            registry.add(group, name=f"{index}.{number}", backend="gloo", config="", store=None, ranks=[0], tag=None)
+            registry.count_group()
+            assert group in registry.newest_first()
+            registry.forget(group)
+
+    together(use)
+    assert registry.newest_first() == registry.tags_to_pg[""] == []
+    assert registry.group_count == NTHREADS * 200

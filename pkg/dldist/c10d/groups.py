@@ -520,7 +520,7 @@ def split_group(
     limit = pg.get_timeout() if timeout is None else timeout
     maker = Maker(world.pg_map[pg][0] if backend is None else backend, limit, pg_options, pg.bound_device_id, group_desc)
     if mine is None:
-        world.group_count += 1
+        world.count_group()
         _skip_nccl_split(pg, maker)
         return None
     parent_ranks = get_process_group_ranks(pg)

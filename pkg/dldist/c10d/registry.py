@@ -51,7 +51,7 @@ class Registry:
         """The calls of the default world. Module-level calls go straight to them."""
         self._names: dict[str, ProcessGroup] = {}
         self._of_thread = _local()
-        self._counting = allocate_lock()
+        self._lock = allocate_lock()
         self.forget_all()
 
     def forget_all(self) -> None:
@@ -90,9 +90,14 @@ class Registry:
 
     # ---- the names of future groups
 
+    def count_group(self) -> None:
+        """Count a group that this process is no member of, and that takes no name."""
+        with self._lock:
+            self.group_count += 1
+
     def next_name(self) -> str:
         """The name of the next group that all ranks make, or at least count. They all do so in the same order."""
-        with self._counting:
+        with self._lock:
             self.group_count += 1
             self.shared_count += 1
             return str(self.shared_count - 1)
@@ -100,7 +105,7 @@ class Registry:
     def next_name_of(self, ranks: Sequence[int]) -> str:
         """The name of the next group that only its members make. They need not agree with other ranks on anything."""
         key = tuple(ranks)
-        with self._counting:
+        with self._lock:
             self.group_count += 1
             count = self.own_counts.get(key, 0)
             self.own_counts[key] = count + 1
@@ -138,16 +143,16 @@ class Registry:
         if self.pg_map.pop(group, None) is None:
             raise ValueError("Invalid process group specified")
         self.unname_group(self.pg_names[group])
-        tag = self.pg_to_tag[group]
-        for known in {tag, ""} & self.tags_to_pg.keys():
-            if group in self.tags_to_pg[known]:
-                self.tags_to_pg[known].remove(group)
+        for tag in (self.pg_to_tag[group], ""):
+            tagged = self.tags_to_pg.get(tag, [])
+            if group in tagged:
+                tagged.remove(group)
         for of_group in (self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
             del of_group[group]
 
     def newest_first(self) -> list[ProcessGroup]:
         """All groups in the order in which they are ended: the default group comes last."""
-        return list(reversed(self.pg_names))
+        return list(self.pg_names)[::-1]  # list() copies the dict in one step; reversed() would fail if a thread added a group
 
     # ---- by name
 
@@ -158,9 +163,10 @@ class Registry:
 
     def name_group(self, name: str, pg: ProcessGroup) -> None:
         """Have resolve() find a group by this name."""
-        if name in self._by_name:
-            raise RuntimeError(f"A process group is already registered under the name {name!r}")
-        self._by_name[name] = pg
+        with self._lock:
+            if name in self._by_name:
+                raise RuntimeError(f"A process group is already registered under the name {name!r}")
+            self._by_name[name] = pg
 
     def unname_group(self, name: str) -> None:
         """Forget a name; one that is not known is fine."""
@@ -192,7 +198,7 @@ class Registry:
     def pg_config_info(self) -> list[dict[str, Any]]:
         """Name, description, backends, ranks and size of every group."""
         total = self.default_pg.size() if self.default_pg is not None else -1
-        return [self.describe(group, total) for group in self.pg_map]
+        return [self.describe(group, total) for group in list(self.pg_map)]
 
     def describe(self, group: ProcessGroup, total: int) -> dict[str, Any]:
         ranks = list(self.pg_group_ranks[group])
