@@ -39,7 +39,7 @@ begin_late_call(py_nccl_comms *self)
     return PY_LOCKED(&self->lock, begin_call_locked(self, true));
 }
 
-/* The team, for the caller to close if it is not NULL: it is closed, and no call keeps it. */
+/* Take the team out for the caller to close, if the object is closed and no call keeps it. Otherwise NULL. */
 static dd_nccl_team *
 take_closed_locked(py_nccl_comms *self)
 {

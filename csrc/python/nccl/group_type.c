@@ -51,7 +51,7 @@ is_shared_locked(const py_group *self)
     return false;
 }
 
-/* Return true if another object stands for the same group, as those of _host_view() do. */
+/* Return true if another object, made by _host_view(), stands for the same group. */
 static bool
 is_shared(const py_group *self)
 {

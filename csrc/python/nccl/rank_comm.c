@@ -49,7 +49,7 @@ begin_call(py_nccl_rank_comm *self)
     return comm;
 }
 
-/* The communicator, for the caller to end if it is not NULL: it is closed, and no call keeps it. */
+/* Take the communicator out for the caller to end, if the object is closed and no call keeps it. Otherwise NULL. */
 static dd_nccl_comm *
 take_closed_locked(py_nccl_rank_comm *self)
 {
