@@ -84,6 +84,7 @@ NAMES = (
     Name(f"{_IN_C}.ErrorType", "get_error() of groups in Python", since="2.7"),
     Name("torch.distributed.QueueEmptyError", "errors of PyTorch's stores", since="2.8"),
     Name("torch.distributed.Store.clone", "PyTorch's stores on several threads", since="2.8"),
+    Name(f"{_GROUP}.split_group", "compiling the backend in C++", since="2.9"),
     Name("torch._C._GLIBCXX_USE_CXX11_ABI", "compiling the backend in C++"),
     Name("torch.version.git_version", "compiling the backend in C++"),
     Name("torch._C._dynamo.eval_frame.set_code_exec_strategy", _COMPILED, since="2.7"),

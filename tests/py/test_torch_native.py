@@ -112,6 +112,25 @@ def test_nobody_compiles_where_python_is_wanted(environment, tmp_path):
     assert not (tmp_path / "calls").exists() and done.stderr == ""
 
 
+OLDER_PYTORCH = """
+import runpy, sys
+import _dldist_torch_names as names
+
+find = names.find
+names.find = lambda path: None if path == "torch.distributed.ProcessGroup.split_group" else find(path)
+runpy.run_module("dldist.torch", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_older_pytorch_gets_groups_in_python_without_compiling(environment, tmp_path):
+    environment["CXX"] = compiler(tmp_path, "exit 1")
+    command = [sys.executable, "-c", OLDER_PYTORCH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert "are made in Python: PyTorch" in done.stdout and "needs 2.9 or newer" in done.stdout, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "needs 2.9 or newer" in done.stderr
+    assert not (tmp_path / "calls").exists()
+
+
 def test_what_fails_is_not_tried_again_unless_asked(environment, tmp_path):
     environment["CXX"] = compiler(tmp_path, "echo 'backend.cpp:1: error: no such thing' >&2; exit 1")
     for _ in range(2):

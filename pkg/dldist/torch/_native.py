@@ -144,7 +144,14 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 # ---- compiling it
 
 
+def _check_release() -> None:
+    """Raise CannotBuild if PyTorch's class c10d::Backend lacks virtual methods that the source overrides, as before 2.9."""
+    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # added together with them
+        raise CannotBuild(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
+
+
 def _built(tries_again: bool) -> pathlib.Path:
+    _check_release()
     folder = _private(_folder())
     library = folder / f"{_MODULE}.so"
     if library.exists():

@@ -6,7 +6,7 @@
 //
 // No function here may keep the GIL while it waits: the group's methods release it.
 //
-// One source for PyTorch 2.6 and newer. A virtual method that only some releases have is written
+// One source for PyTorch 2.9 and newer. A virtual method that only some releases have is written
 // without `override`: for the others it is a plain method. All else that depends on the release is
 // in the section "features" below, which looks at PyTorch's headers, and never at its version.
 
@@ -55,6 +55,19 @@ namespace {
 
 template <class Type>
 concept IsDefined = requires { sizeof(Type); };
+
+// c10d::WorkInfo has times of system_clock in 2.9, and of steady_clock since 2.10.
+using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;
+
+// OpType::REDUCE_SCATTER_TENSOR_COALESCED, or its stand-in in PyTorch's own backends before 2.10.
+template <class Type = c10d::OpType>
+constexpr Type reduceScatterCoalescedType() {
+  if constexpr (requires { Type::REDUCE_SCATTER_TENSOR_COALESCED; }) {
+    return Type::REDUCE_SCATTER_TENSOR_COALESCED;
+  } else {
+    return Type::COALESCED;
+  }
+}
 
 // The members of a group can be exchanged since 2.14.
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -753,7 +766,7 @@ constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
     {"scatter", "scatter", OpType::SCATTER, "scatter"},
     {"reduce_scatter", "reduce_scatter", OpType::REDUCE_SCATTER, "reduce_scatter"},
     {"reduce_scatter_single", "reduce_scatter_single", OpType::_REDUCE_SCATTER_BASE, "reduce_scatter"},
-    {"reduce_scatter_coalesced", "reduce_scatter_single_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter"},
+    {"reduce_scatter_coalesced", "reduce_scatter_single_coalesced", reduceScatterCoalescedType(), "reduce_scatter"},
     {"all_to_all_single", "all_to_all_single", OpType::ALLTOALL_BASE, "all_to_all"},
     {"all_to_all", "alltoall", OpType::ALLTOALL, "all_to_all"},
     {"barrier", "barrier", OpType::BARRIER, "barrier"},
@@ -1234,7 +1247,7 @@ class Backend : public c10d::Backend {
 
   // ---- what it is called
 
-  void setGroupUid(const std::string& uid) override {
+  void setGroupUid(const std::string& uid) {
     c10d::Backend::setGroupUid(uid);
     describe();
   }
@@ -1322,7 +1335,7 @@ class Backend : public c10d::Backend {
       describe(); // the description has come after the name
     }
     bool isHooked = onCompletionHook_ != nullptr || !hooks_->completion.isEmpty();
-    auto began = isHooked ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    auto began = isHooked ? Clock::now() : Clock::time_point();
     bool isPlain = fits && inputs.arePlain() && outputs.arePlain();
     py::object started;
     try {
@@ -1346,7 +1359,7 @@ class Backend : public c10d::Backend {
       tellWhenDone(work, operation.type, began);
     }
     if (isHooked) {
-      work->reportCompletion(Milliseconds(std::chrono::steady_clock::now() - began).count());
+      work->reportCompletion(Milliseconds(Clock::now() - began).count());
     }
     std::lock_guard<std::mutex> lock(coalescing_);
     if (coalesced_) {
@@ -1382,13 +1395,13 @@ class Backend : public c10d::Backend {
     return checked(result);
   }
 
-  void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, std::chrono::steady_clock::time_point began) {
+  void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, Clock::time_point began) {
     auto hook = onCompletionHook_;
     uint64_t sequence = getSequenceNumberForGroup();
     // It goes with the watcher, whether that is called or not.
     std::shared_ptr<void> entry = Pending::enter(pending_);
     work->watch([hook, type, sequence, began, entry = std::move(entry)] {
-      auto ended = std::chrono::steady_clock::now();
+      auto ended = Clock::now();
       try {
         hook(std::make_shared<c10d::WorkInfo>(type, sequence, began, ended, ended - began));
       } catch (const std::exception& error) { // no caller is left that could catch it
