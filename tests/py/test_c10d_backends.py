@@ -350,8 +350,8 @@ def test_a_backend_that_splits(register):
     def case(rank):
         part = dldist.split_group(None, [[1, 0]], timeout=timedelta(seconds=9), group_desc="part")
         assert total(part) == 101
-        assert (dldist.get_process_group_ranks(part), part.group_desc) == ([0, 1], "part")
-        assert dldist.get_backend_impl(part).calls[0] == ([0, 1], timedelta(seconds=9), part.group_name)
+        assert (dldist.get_process_group_ranks(part), part.group_desc) == ([1, 0], "part")
+        assert dldist.get_backend_impl(part).calls[0] == ([1, 0], timedelta(seconds=9), part.group_name)
 
     in_worlds(2, case, backend="splitting")
 

@@ -402,7 +402,17 @@ def test_split_group():
             return total(inner, rank)
         return part.group_desc
 
-    assert in_worlds(4, case) == ["default_pg:split:0,3", "default_pg:split:1,2", 2, 3]
+    assert in_worlds(4, case) == ["default_pg:split:0,3", 1, "default_pg:split:2,1", 3]
+
+
+def test_split_group_keeps_the_order_of_ranks():
+    def case(rank):
+        part = dldist.split_group(split_ranks=[[2, 0, 1]])
+        gathered = [None] * 3
+        dldist.all_gather_object(gathered, rank, group=part)
+        return part.rank(), dldist.get_process_group_ranks(part), gathered
+
+    assert in_worlds(3, case) == [(place, [2, 0, 1], [2, 0, 1]) for place in (1, 2, 0)]
 
 
 @pytest.mark.parametrize(

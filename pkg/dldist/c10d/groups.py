@@ -492,7 +492,8 @@ def split_group(
 
     Args:
         parent_pg: What is split; None is the default world.
-        split_ranks: A list of ranks of the parent for each part.
+        split_ranks: A list of ranks of the parent for each part. Its order gives the ranks within the part, as in torch
+            since 2.14; older releases of torch sort the list.
         timeout: Seconds or a timedelta for the part's operations; the parent's unless given.
         pg_options: What the backend is made with.
         group_desc: A description, for records.
@@ -561,7 +562,7 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
         if not all(0 <= rank < pg.size() for rank in part):
             raise ValueError(f"the split group's ranks must be within the parent's: {list(part)} of {pg.size()}")
         if pg.rank() in part:
-            mine = sorted(part)
+            mine = list(part)
     return mine
 
 
