@@ -23,7 +23,10 @@ void
 dd_work_renew(dd_work *work)
 {
     atomic_fetch_add_explicit(&work->refs, 1, memory_order_relaxed);
-    work->error.code = DD_OK;
+    /* No write after a success: another thread may still be reading the outcome. */
+    if (work->error.code != DD_OK) {
+        work->error.code = DD_OK;
+    }
     atomic_store_explicit(&work->is_done, false, memory_order_relaxed);
 }
 
