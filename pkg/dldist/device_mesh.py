@@ -15,7 +15,7 @@ from math import prod
 from dldist import _core
 from dldist.c10d import mesh_groups
 from dldist.c10d.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
-from dldist.c10d.mesh_groups import OfDefaultWorld, OfGroups, OfWorld
+from dldist.c10d.mesh_groups import OfDefaultWorld, OfGroups, OfWorld, abort_groups
 from dldist.c10d.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
 from dldist.c10d.names import warn
 from dldist.c10d.process_group import ProcessGroup
@@ -187,6 +187,23 @@ class DeviceMesh:
             [1, 1]
         """
         return [self.get_group(dim) for dim in range(self.ndim)]
+
+    def abort(self) -> None:
+        """Abort the groups of all dimensions and of flattened meshes, so that no rank of them waits for a lost rank.
+
+        A group that is the default world ends with all groups of the default world.
+
+        Raises:
+            RuntimeError: The mesh is a part of another mesh.
+
+        Example:
+            >>> part = dist.new_group([dist.get_rank()])
+            >>> dist.DeviceMesh.from_group(part, "cpu").abort()
+        """
+        if self._root_mesh is not None:
+            raise RuntimeError("abort() is not supported on a submesh: call it on the root mesh")
+        meshes = (self, *self._flatten_mapping.values())
+        abort_groups(kept for mesh in meshes for kept in mesh._kept or ())
 
     def _check_one_dimension(self, call: str) -> None:
         if self.ndim != 1:

@@ -147,6 +147,37 @@ def test_a_mesh_of_a_world():
     assert not dldist.is_initialized()
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4)], ids=["parts", "with the default world"])
+def test_abort_ends_the_groups_of_the_root_mesh(shape):
+    def case(rank):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        groups = mesh.get_all_groups()
+        dldist.barrier()
+        if rank == 0:
+            assert "on a submesh" in str(error_of(mesh["tp"].abort))
+            mesh.abort()
+        errors = [error_of(dldist.barrier, group) for group in groups if rank == 0 or 0 in dldist.get_process_group_ranks(group)]
+        assert errors or rank == 3  # which shares no group with rank 0
+        assert all(isinstance(error, dldist.DistAbortedError) for error in errors), errors
+        return dldist.is_initialized()
+
+    assert in_worlds(4, case)[0] == (shape == (2, 2))
+
+
+def test_abort_ends_the_worlds_of_a_mesh():
+    store = dldist.HashStore()
+
+    def case(rank):
+        world = dldist.World(store, rank, 2, timeout=10.0)
+        mesh = init_device_mesh("cpu", (2, 1), world=world)
+        world.barrier()
+        if rank == 0:
+            mesh.abort()
+        assert isinstance(error_of(world.barrier), dldist.DistAbortedError)
+
+    on_threads(2, case)
+
+
 def test_meshes_of_given_worlds():
     store = dldist.HashStore()
 

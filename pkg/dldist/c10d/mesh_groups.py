@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.groups import init_process_group, is_initialized, new_group, split_group
+from dldist.c10d.groups import abort, init_process_group, is_initialized, new_group, split_group
 from dldist.c10d.names import device_type_of
 from dldist.c10d.ranks import get_rank, is_non_member
 from dldist.c10d.registry import default_group
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from dldist.world import World
@@ -28,6 +29,17 @@ AS_IN_DEFAULT: Override = (None, None)
 def find(kept: Any) -> Any:
     """The group that a mesh keeps."""
     return registry._world.resolve(kept) if isinstance(kept, str) else kept
+
+
+def abort_groups(kept: Iterable[Any]) -> None:
+    """Abort the groups that a mesh keeps, each once."""
+    groups = [find(each) for each in dict.fromkeys(kept)]
+    default = registry._world.default_pg
+    for group in [default] if default in groups else groups:  # the default world ends with all its groups
+        if is_world(group):
+            group.abort()
+        else:
+            abort(group)
 
 
 class OfDefaultWorld:
