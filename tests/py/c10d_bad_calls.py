@@ -17,6 +17,8 @@ class Bad(NamedTuple):
     """What torch raises, where that is something else; None: not run with torch."""
     why: str = ""
     """Why they differ, or why torch is not asked."""
+    also: str = ""
+    """The type that other releases or builds of torch raise."""
 
 
 ENDS_TORCH = "ends torch's process, or hangs it"
@@ -106,7 +108,8 @@ LENGTHS = [
         "RuntimeError",
         "does not divide equally across group size",
         theirs="nothing",
-        why="torch leaves out what is left over",
+        why="torch before 2.14 leaves out what is left over",
+        also="RuntimeError",
     ),
     Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1], [1, 1])", "RuntimeError", "splits not equal to group size"),
     Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1, 2], [1, 1])", "RuntimeError", "doesn't match total dim 0 size"),
@@ -192,7 +195,7 @@ OPERATIONS = [
 GROUPS = [
     Bad("dist.all_reduce(f(1), group='x')", "ValueError", INVALID_GROUP),
     Bad("dist.barrier(group=3)", "ValueError", INVALID_GROUP),
-    Bad("dist.monitored_barrier(group=3)", "ValueError", INVALID_GROUP),
+    Bad("dist.monitored_barrier(group=3)", "ValueError", INVALID_GROUP, also="AttributeError"),  # since 2.14
     Bad("dist.all_reduce(f(1), group=gone)", "RuntimeError", "is closed", theirs="nothing", why=CLOSED),
     Bad("dist.broadcast(f(1), 0, group=gone)", "ValueError", NOT_REGISTERED),
     Bad("dist.isend(f(1), other, group=gone)", "ValueError", NOT_REGISTERED),
@@ -206,7 +209,7 @@ GROUPS = [
     Bad("dist.new_group(3)", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group([0, 1], timeout='x')", "TypeError", "Expected timeout argument"),
     Bad("dist.new_group([0, 1], backend='nonsense')", "AssertionError", "Unknown backend type"),
-    Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "backend nccl cannot be used here"),
+    Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "backend nccl cannot be used here", also="ValueError"),  # a build with NCCL
     Bad("dist.new_group([0, 1], backend='mpi', use_local_synchronization=True)", "ValueError", "MPI backend"),
     Bad("dist.new_subgroups()", "ValueError", "only takes effect when an accelerator is available"),
     Bad("dist.new_subgroups(0)", "ValueError", "must be positive"),
@@ -269,6 +272,8 @@ class Accepted(NamedTuple):
     call: str
     theirs: str
     why: str
+    also: str = ""
+    """See Bad."""
 
 
 TUPLES = "a tuple is as good as a list"
@@ -285,5 +290,5 @@ ACCEPTED = [
     Accepted("dist.distributed_c10d._set_pg_timeout(20)", "TypeError", SECONDS),
     Accepted("dist.new_group([0, 1], timeout=20)", "TypeError", SECONDS),
     Accepted("(dist.isend(f(1), me), dist.recv(f(0), me))", "RuntimeError", TO_ONESELF),
-    Accepted("dist.split_group(split_ranks=[[0, 1]])", "RuntimeError", "splitting a group needs no accelerator"),
+    Accepted("dist.split_group(split_ranks=[[0, 1]])", "RuntimeError", "splitting a group needs no accelerator; nor with torch 2.15", "nothing"),
 ]

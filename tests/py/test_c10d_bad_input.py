@@ -59,6 +59,8 @@ def test_torch_raises_the_same(torchs, ours, bad):
     theirs = outcomes(torchs, bad.call, bad.on)
     for (their_kind, their_value), (_, our_value) in zip(theirs, outcomes(ours, bad.call, bad.on), strict=True):
         raised = their_value["kinds"][0] if their_kind == "error" else "nothing"
+        if raised == bad.also:
+            continue
         is_same = raised in our_value["kinds"]
         assert is_same == (not bad.theirs), f"torch raises {raised}: {their_value}"
         assert is_same or raised == bad.theirs, their_value
@@ -68,8 +70,8 @@ def test_torch_raises_the_same(torchs, ours, bad):
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
 def test_torch_refuses(torchs, accepted):
     for kind, value in outcomes(torchs, accepted.call):
-        assert kind == "error", "torch accepts it, too"
-        assert value["kinds"][0] == accepted.theirs, value
+        raised = value["kinds"][0] if kind == "error" else "nothing"
+        assert raised in (accepted.theirs, accepted.also or accepted.theirs), value
 
 
 def test_differences_are_documented():
@@ -145,7 +147,9 @@ def test_without_a_world(call):
 @pytest.mark.torch
 @pytest.mark.parametrize("call", BEFORE_INIT)
 def test_torch_raises_the_same_without_a_world(call):
-    assert evaluate(c10d_workers.Torchs(), call)[0] == BEFORE_INIT[call]
+    raised = evaluate(c10d_workers.Torchs(), call)[0]
+    is_of_nccl = "'nccl'" in call and raised == "ValueError"  # a build with NCCL refuses a machine without GPUs
+    assert raised == BEFORE_INIT[call] or is_of_nccl
 
 
 def test_before_init_says_what_to_do():
