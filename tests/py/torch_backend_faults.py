@@ -102,7 +102,8 @@ def again(channel, port, rank, size):
         dist.destroy_process_group()
         where = {"store": store} if store else {"init_method": f"tcp://127.0.0.1:{port}"}
         if store is None:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the server is another process
+            # The server is another process. PyTorch 2.14 looks for it only at this address.
+            os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("dldist", rank=rank, world_size=size, **where)
     dist.destroy_process_group()
     return sums
