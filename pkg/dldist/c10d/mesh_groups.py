@@ -33,8 +33,8 @@ def find(kept: Any) -> Any:
 
 def abort_groups(kept: Iterable[Any]) -> None:
     """Abort the groups that a mesh keeps, each once."""
-    groups = [find(each) for each in dict.fromkeys(kept)]
-    default = registry._world.default_pg
+    groups: list[Any] = [find(each) for each in dict.fromkeys(kept)]
+    default: Any = registry._world.default_pg
     for group in [default] if default in groups else groups:  # the default world ends with all its groups
         if is_world(group):
             group.abort()
