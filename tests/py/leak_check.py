@@ -17,6 +17,8 @@ def is_possible():
 
 def slower():
     """By how much tests may take longer here."""
+    if "TSAN_OPTIONS" in os.environ:  # scripts/free_threaded.sh
+        return 10
     return 4 if is_possible() else 1
 
 

@@ -201,21 +201,22 @@ print("done")
 
 
 def test_list_of_tensors_may_change_while_it_is_read():
-    outputs = [array.array("f", [0.0] * 4) for _ in range(20)]
+    outputs = [[array.array("f", [0.0] * 4) for _ in range(20)] for _ in range(NTHREADS)]  # a list for each thread
     inputs = [array.array("f", [1.0] * 4) for _ in range(20)]
 
     def use(index):
         for _ in range(200):
             if index == 0:
-                outputs.append(outputs.pop(0))
+                for each in outputs:
+                    each.append(each.pop(0))
             else:
                 try:
-                    _core._copy_tensors(outputs, inputs)
+                    _core._copy_tensors(outputs[index], inputs)
                 except ValueError:
                     pass  # one fewer for a moment
 
     together(use)
-    assert outputs[3].tolist() == [1.0] * 4
+    assert all(each[3].tolist() == [1.0] * 4 for each in outputs[1:])
 
 
 def test_interface_of_an_array_may_change_while_it_is_read():
