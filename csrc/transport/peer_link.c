@@ -114,18 +114,17 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     }
 }
 
-/* Find the peer that takes a link: that of the process, or a new one if it is lost or there was none. NULL for a link that has to be
- * closed. */
+/* Find the peer that takes a link. For lane 0 a new one is made if the process has none, or a lost one. NULL: close the link. */
 static dd_peer *
 find_taker(dd_engine *engine, const dd_uid *uid, int lane)
 {
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (engine->is_closing || lane != 0) {
-        return engine->is_closing ? NULL : peer;
+    if (engine->is_closing) {
+        return NULL;
     }
-    if (peer == NULL) {
+    if (lane == 0 && peer == NULL) {
         (void)!peer_create(engine, uid, &peer, NULL);
-    } else if (peer->state == PEER_LOST || peer->is_breaking) {
+    } else if (lane == 0 && (peer->state == PEER_LOST || peer->is_breaking)) {
         /* The other side, which has accepted the link, takes it for one to the world that is being made. */
         (void)!peer_succeed(&peer, NULL);
     }
