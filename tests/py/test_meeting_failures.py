@@ -173,7 +173,11 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
     "size, short, spare", [(3, 1, spare) for spare in range(4, 12)] + [(4, 2, spare) for spare in range(7, 13)]
 )
 def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short, spare):
-    """Whatever it comes to last: listening, dialling, accepting, taking memory. With enough of them the world comes about."""
+    """Whatever it comes to last: listening, dialling, accepting, taking memory. All make the world, or nobody does.
+
+    A rank that can take no memory of others makes it: the barrier then needs connections. A rank may have passed the barrier
+    before another fails in it.
+    """
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [
         procs.start(meeting_workers.join_with_few_descriptors, server.port, rank, size, spare if rank == short else None)
@@ -182,10 +186,10 @@ def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short,
     for child in ranks:
         assert child.recv() == "begin"
     outcomes = [child.recv(40) for child in ranks]
-    if any(outcome["text"] == "made" for outcome in outcomes):
-        assert all(outcome["text"] == "made" for outcome in outcomes), outcomes
-        return
+    assert len({outcome["done"] for outcome in outcomes}) == 1, outcomes
     for rank, outcome in enumerate(outcomes):
+        if outcome["text"] == "passed":
+            continue
         assert "Too many open files" in outcome["text"], outcome
         assert rank == short or (outcome["rank"] == short and f"rank {short} (" in outcome["text"]), outcome
         assert outcome["code"] != "PEER_LOST", outcome
