@@ -1,16 +1,19 @@
 """tests/torch_suite: what is replaced in PyTorch's tests, what becomes of tests that die or hang, and the tables."""
 
 import ast
+import io
 import json
 import pathlib
 import subprocess
 import sys
+import unittest
 
 import pytest
 
 SUITE = pathlib.Path(__file__).resolve().parents[1] / "torch_suite"
 sys.path.insert(0, str(SUITE))
 
+import aim  # noqa: E402
 import substitution  # noqa: E402
 import table  # noqa: E402
 
@@ -230,3 +233,14 @@ def test_every_reason_is_whole():
     for entry in table.Reasons().kept:
         assert set(entry) == {"aims", "file", "tests", "why"}
         assert entry["tests"] and entry["why"] and set(entry["aims"]) <= {"gloo", *table.TITLES}
+
+
+def test_reporter_takes_the_end_of_a_skipped_test_that_has_no_beginning():
+    """Python 3.12.1 does not call startTest for them."""
+    stream = io.StringIO()
+    reporter = aim.Reporter(stream)
+    test = unittest.FunctionTestCase(print)
+    reporter.addSkip(test, "no GPU")
+    reporter.stopTest(test)
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["status"], line["reason"]) == ("skipped", "no GPU")

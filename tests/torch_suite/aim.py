@@ -171,6 +171,8 @@ class Reporter(unittest.TestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
+        if self.verdict is None:  # Python 3.12.1 ends skipped tests that it has not begun
+            return
         status, reason = self.verdict
         self.write(end=test.id(), status=status, reason=reason, seconds=round(time.monotonic() - self.began, 2))
         self.verdict = None
