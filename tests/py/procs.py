@@ -28,6 +28,13 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 DEFAULT_TIMEOUT_S = 20.0
 
 
+def slower():
+    """By how much tests may take longer. The module is imported here, as children do without it."""
+    import leak_check
+
+    return leak_check.slower()
+
+
 class ChildFailed(AssertionError):
     """A worker raised, died or went silent."""
 
@@ -66,11 +73,11 @@ class Child:
 
     def result(self, timeout=DEFAULT_TIMEOUT_S):
         """What the worker returned; waits for the process to end, too."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         kind, value = self._next(timeout)
         if kind != "result":
             raise ChildFailed(f"{self.name} (pid {self.pid}) sent {value!r} instead of its result")
-        exit_code = self.wait_exit(max(deadline - time.monotonic(), 1.0))
+        exit_code = self.wait_exit(max(timeout - (time.monotonic() - began), 1.0))
         if exit_code != 0 and not self._has_leak_check_broken_down():
             raise ChildFailed(f"{self.name} (pid {self.pid}) ended with {exit_code}\n{self.stderr_text()}")
         return value
@@ -83,6 +90,7 @@ class Child:
         return leak_check.has_broken_down_in(self.pid, self.name)
 
     def wait_exit(self, timeout=DEFAULT_TIMEOUT_S):
+        timeout *= slower()
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -102,6 +110,7 @@ class Child:
         self.stderr_file.close()
 
     def _next(self, timeout):
+        timeout *= slower()
         try:
             if not self.connection.poll(timeout):
                 self._abort()
