@@ -244,3 +244,12 @@ def test_reporter_takes_the_end_of_a_skipped_test_that_has_no_beginning():
     reporter.stopTest(test)
     (line,) = map(json.loads, stream.getvalue().splitlines())
     assert (line["status"], line["reason"]) == ("skipped", "no GPU")
+
+
+def test_choice_of_tests():
+    tests = [unittest.FunctionTestCase(print, description=name) for name in ("send", "recv_a", "recv_b", "recv_c", "recv_d")]
+    for test in tests:
+        test.id = test.shortDescription
+    assert aim.chosen(tests) == tests
+    assert aim.chosen(tests, names=["recv"], part=[2, 2]) == [tests[2], tests[4]]
+    assert aim.chosen(tests, part=[1, 1], ids=["send", "recv_a"], without=["send"]) == [tests[1]]

@@ -1,7 +1,6 @@
 """Runs one file of PyTorch's tests, aimed at something.
 
-    python aim.py AIM FILE fork|spawn REPORT_FD FINISHED
-    python aim.py AIM FILE list
+    python aim.py AIM FILE fork|spawn REPORT_FD CHOICE
 
 AIM says what is tested:
 
@@ -14,9 +13,8 @@ AIM says what is tested:
 torch.testing that make groups, is said in substitution.py. With "dldist", the backend is torch's default for the CPU, too. With "front",
 names are replaced in torch's DDP, its hooks, RPC and the like, too (CALLING).
 
-"list" prints the ids of all tests. The other words say how tests start their ranks: "spawn" as PyTorch does it, or "fork", which saves
-each rank the import of torch. REPORT_FD gets a line of JSON when a test begins and when it ends; FINISHED is a file with ids of tests
-not to run, a line each.
+Tests start their ranks by "spawn", as PyTorch does it, or by "fork", which saves each rank the import of torch. REPORT_FD gets a line of
+JSON when a test begins and when it ends. CHOICE is a JSON file that says which tests run (chosen()).
 
 run.py starts this, survives it, and keeps what it reports. Ranks that are spawned import this file again, and with it the
 substitution.
@@ -239,19 +237,23 @@ def tests_in(suite):
             yield item
 
 
-def main(start, report_fd=None, finished_file=None):
+def chosen(tests, names=(), part=(1, 1), ids=None, without=()):
+    """Every part[1]-th, from the part[0]-th on, of the tests whose id has one of the names in it; of these, `ids` but not `without`."""
+    named = [test for test in tests if not names or any(name in test.id() for name in names)]
+    wanted = named[part[0] - 1 :: part[1]]
+    return [test for test in wanted if (ids is None or test.id() in ids) and test.id() not in without]
+
+
+def main(start, report_fd, choice_file):
     vars(target).pop("load_tests", None)  # which refuses to be loaded by others than its own file
-    tests = list(tests_in(unittest.defaultTestLoader.loadTestsFromModule(target)))
-    if start == "list":
-        print("\n".join(test.id() for test in tests))
-        return
+    tests = tests_in(unittest.defaultTestLoader.loadTestsFromModule(target))
     if start == "fork":
         start_ranks_by_fork()
-    with open(finished_file, encoding="utf-8") as file:
-        finished = set(file.read().split())
+    with open(choice_file, encoding="utf-8") as file:
+        choice = json.load(file)
     with os.fdopen(int(report_fd), "w", encoding="utf-8") as stream:
         reporter = Reporter(stream)
-        unittest.TestSuite(test for test in tests if test.id() not in finished).run(reporter)
+        unittest.TestSuite(chosen(tests, **choice)).run(reporter)
         reporter.write(done=True)
 
 

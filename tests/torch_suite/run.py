@@ -105,19 +105,16 @@ class FileRun:
         self.options = options
         self.log = log
 
-    def aim_command(self, *words):
-        return [sys.executable, HERE / "aim.py", self.aim, self.path, *words]
-
-    def attempt(self, unwanted):
-        """Runs all tests but those. Returns (outcomes, whether that was all)."""
+    def attempt(self, choice):
+        """Runs tests (see chosen() in aim.py). Returns (outcomes, whether that was all)."""
         outcomes = {}
         current = None
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as list_of_unwanted:
-            list_of_unwanted.write("\n".join(unwanted))
-            list_of_unwanted.flush()
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as choice_file:
+            json.dump(choice, choice_file)
+            choice_file.flush()
             read_end, write_end = os.pipe()
             process = subprocess.Popen(
-                self.aim_command(self.options.start, str(write_end), list_of_unwanted.name),
+                [sys.executable, HERE / "aim.py", self.aim, self.path, self.options.start, str(write_end), choice_file.name],
                 pass_fds=[write_end],
                 env=environment(self.aim, self.options),
                 stdin=subprocess.DEVNULL,
@@ -145,45 +142,22 @@ class FileRun:
         outcomes[current] = outcome("failed", what)
         return outcomes, False
 
-    def all_but(self, unwanted):
-        """{test: outcome} of all others; survivors of a death go on without the dead."""
+    def run_chosen(self, ids=None):
+        """{test: outcome} of those with these ids, or of all; survivors of a death go on without the dead."""
+        names = [name for name in self.options.only.split(",") if name]
         outcomes = {}
         is_done = False
         while not is_done:
-            more, is_done = self.attempt([*unwanted, *outcomes])
+            more, is_done = self.attempt({"names": names, "part": self.options.part, "ids": ids, "without": list(outcomes)})
             outcomes.update(more)
         return outcomes
 
-    def names(self):
-        """All ids of the file."""
-        listing = subprocess.run(
-            self.aim_command("list"),
-            env=environment(self.aim, self.options),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            timeout=self.options.limit,
-            check=False,
-        )
-        return listing.stdout.split()
-
-    def unwanted(self):
-        """What --only and --part leave out."""
-        only = [part for part in self.options.only.split(",") if part]
-        number, of = self.options.part
-        if not only and of == 1:
-            return []
-        names = self.names()
-        wanted = [name for name in names if not only or any(part in name for part in only)][number - 1 :: of]
-        return list(set(names) - set(wanted))
-
     def run(self):
-        outcomes = self.all_but(self.unwanted())
-        failed = {test for test, outcome in outcomes.items() if outcome["status"] == "failed"}
+        outcomes = self.run_chosen()
+        failed = [test for test, outcome in outcomes.items() if outcome["status"] == "failed"]
         if failed and not self.options.once:
-            again = self.all_but([name for name in self.names() if name not in failed])
-            for test in failed & set(again):
+            again = self.run_chosen(failed)
+            for test in set(failed) & set(again):
                 outcomes[test] = {**again[test], "first": outcomes[test]["reason"]}
         return outcomes
 
