@@ -173,10 +173,10 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
     "size, short, spare", [(3, 1, spare) for spare in range(4, 12)] + [(4, 2, spare) for spare in range(7, 13)]
 )
 def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short, spare):
-    """Whatever it comes to last: listening, dialling, accepting, taking memory. All make the world, or nobody does.
+    """The rank may fail to listen, dial, accept or take memory. Either all ranks make the world, or none does.
 
-    A rank that can take no memory of others makes it: the barrier then needs connections. A rank may have passed the barrier
-    before another fails in it.
+    Without a descriptor for another rank's memory it makes the world, and the barrier needs connections. A rank may have passed
+    the barrier before another fails in it.
     """
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [

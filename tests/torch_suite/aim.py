@@ -14,7 +14,7 @@ torch.testing that make groups, is said in substitution.py. With "dldist", the b
 names are replaced in torch's DDP, its hooks, RPC and the like, too (CALLING).
 
 Tests start their ranks by "spawn", as PyTorch does it, or by "fork", which saves each rank the import of torch. REPORT_FD gets a line of
-JSON when a test begins and when it ends. CHOICE is a JSON file that says which tests run (chosen()).
+JSON when a test begins and when it ends. CHOICE is a JSON file with the arguments of chosen().
 
 run.py starts this, survives it, and keeps what it reports. Ranks that are spawned import this file again, and with it the
 substitution.
