@@ -108,7 +108,7 @@ LENGTHS = [
         "RuntimeError",
         "does not divide equally across group size",
         theirs="nothing",
-        why="torch before 2.14 leaves out what is left over",
+        why="torch 2.13 leaves out the rest",
         also="RuntimeError",
     ),
     Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1], [1, 1])", "RuntimeError", "splits not equal to group size"),
