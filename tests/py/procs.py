@@ -24,15 +24,10 @@ import time
 import traceback
 from multiprocessing.connection import Connection, Pipe
 
+import leak_check
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 DEFAULT_TIMEOUT_S = 20.0
-
-
-def slower():
-    """By how much tests may take longer. The module is imported here, as children do without it."""
-    import leak_check
-
-    return leak_check.slower()
 
 
 class ChildFailed(AssertionError):
@@ -73,24 +68,17 @@ class Child:
 
     def result(self, timeout=DEFAULT_TIMEOUT_S):
         """What the worker returned; waits for the process to end, too."""
-        began = time.monotonic()
+        deadline = time.monotonic() + timeout
         kind, value = self._next(timeout)
         if kind != "result":
             raise ChildFailed(f"{self.name} (pid {self.pid}) sent {value!r} instead of its result")
-        exit_code = self.wait_exit(max(timeout - (time.monotonic() - began), 1.0))
-        if exit_code != 0 and not self._has_leak_check_broken_down():
+        exit_code = self.wait_exit(max(deadline - time.monotonic(), 1.0))
+        if exit_code != 0 and not leak_check.has_broken_down_in(self.pid, self.name):
             raise ChildFailed(f"{self.name} (pid {self.pid}) ended with {exit_code}\n{self.stderr_text()}")
         return value
 
-    def _has_leak_check_broken_down(self):
-        if "ASAN_OPTIONS" not in os.environ:
-            return False
-        import leak_check
-
-        return leak_check.has_broken_down_in(self.pid, self.name)
-
     def wait_exit(self, timeout=DEFAULT_TIMEOUT_S):
-        timeout *= slower()
+        timeout *= leak_check.slower()
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -110,7 +98,7 @@ class Child:
         self.stderr_file.close()
 
     def _next(self, timeout):
-        timeout *= slower()
+        timeout *= leak_check.slower()
         try:
             if not self.connection.poll(timeout):
                 self._abort()
@@ -291,11 +279,6 @@ def serve(connection):
 
 def check_leaks():
     """Under LeakSanitizer: what the worker has lost is its failure."""
-    if "ASAN_OPTIONS" not in os.environ:
-        return  # nor is anything imported: a child may have become a user who may read little
-
-    import leak_check
-
     if leak_check.is_possible():
         lost = leak_check.leaks()
         assert not lost, "memory is lost:\n" + "\n\n".join(lost)
