@@ -356,7 +356,7 @@ docs: ## the site, from docs/ and the docstrings of the dldist that $(PYTHON) im
 	$(PYTHON) -m sphinx -q -n -W --keep-going -d $(BUILD)/doctrees docs $(BUILD)/docs
 
 # As many tests beside each other as there are cores.
-PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist worksteal
+PYTEST = TEST_JOBS=$(TEST_JOBS) bash scripts/pytest.sh $(PYTHON)
 
 test-py: ext ## pytest on the extension in place (needs pytest and pytest-xdist in $(PYTHON))
 	PYTHONPATH=pkg $(PYTEST) tests/py
@@ -374,7 +374,7 @@ FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input grou
 
 test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
 	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
-	$(PY_ASAN_RUN) $(PYTEST) -p no:cacheprovider $(FILES:%=tests/py/test_%.py)
+	$(PY_ASAN_RUN) $(PYTEST) $(FILES:%=tests/py/test_%.py)
 
 PY_FAULTS := $(BUILD)/py-faults
 # More arguments for them: ERRORS_PY='--programs world --calls mmap'.

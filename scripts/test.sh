@@ -5,8 +5,7 @@
 #
 #   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
 #   DLDIST_TEST_ALL=1      installs PyTorch, JAX, UCC, the wheel of MPICH, mypy and basedpyright too, for the tests that need them
-#   DLDIST_TEST_AGAIN=1    where one to three tests fail, runs these three times more, without others beside them. Names that pass each
-#                          time go to build/unsteady-tests, and do not count as failed
+#   DLDIST_TEST_AGAIN=1    where one to three tests fail, runs these three times more, without others beside them (scripts/common.sh)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -31,19 +30,5 @@ if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
     echo "   those that need PyTorch, JAX, UCC or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
 
-# Most tests are about time and the deaths of processes, and a machine that runs something else may fail one.
-test_again() {
-    local list=.pytest_cache/v/cache/lastfailed failed
-    [[ ${DLDIST_TEST_AGAIN:-0} == 1 && -f $list ]] || return 1
-    mapfile -t failed < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$list")
-    [[ ${#failed[@]} -ge 1 && ${#failed[@]} -le 3 ]] || return 1
-    for _ in 1 2 3; do
-        echo "== again, alone: ${failed[*]}"
-        timeout 900 "$venv/bin/python" -m pytest -q -p no:cacheprovider "${failed[@]}" || return 1
-    done
-    mkdir -p build
-    printf '%s\n' "${failed[@]}" >build/unsteady-tests
-}
-
-rm -rf build/unsteady-tests .pytest_cache/v/cache/lastfailed
-"$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal tests/py "$@" || test_again
+rm -f "$unsteady"
+bash scripts/pytest.sh "$venv/bin/python" tests/py "$@"

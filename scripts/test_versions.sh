@@ -90,8 +90,8 @@ test_row() {
     if [[ $requirements == *torch* ]]; then
         "$venv/bin/python" -m dldist.torch --build || return 1
     fi
-    timeout "${LIMIT:-3600}" "$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal --junit-xml "$folder/$name.xml" \
-        $(files_of "$tests") >"$folder/$name.log" 2>&1 || status=$?
+    timeout "${LIMIT:-3600}" bash scripts/pytest.sh "$venv/bin/python" --junit-xml "$folder/$name.xml" $(files_of "$tests") \
+        >"$folder/$name.log" 2>&1 || status=$?
     "$venv/bin/python" -m pip freeze --quiet >"$folder/$name.txt"
     tail -n 1 "$folder/$name.log"
     [[ ${KEEP:-0} == 1 ]] || rm -rf "$venv"

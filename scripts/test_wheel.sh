@@ -12,6 +12,7 @@ files=(tests/py/test_{tensors,group_works,work_class,python_store,objects,flight
 # What a call may cost is measured with the Python that runs all tests.
 left_out=test_it_costs_little
 source_tree=build/sdist
+scripts=$PWD/scripts
 
 test_with() {
     local python=$1 venv=$2
@@ -23,7 +24,7 @@ test_with() {
     (
         cd "$source_tree"
         "$venv/bin/python" tests/smoke.py
-        timeout 600 "$venv/bin/python" -m pytest -q -n "$(nproc)" --dist worksteal -p no:cacheprovider -k "not $left_out" "${files[@]}"
+        timeout 600 bash "$scripts/pytest.sh" "$venv/bin/python" -k "not $left_out" "${files[@]}"
     )
 }
 

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs pytest from the folder that one is in, with as many tests beside each other as there are cores.
+#
+#   bash scripts/pytest.sh PYTHON [pytest arguments]
+#
+#   DLDIST_TEST_AGAIN=1    where one to three tests fail, runs these three times more, without others beside them (scripts/common.sh)
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+python=$1
+cache=$(mktemp -d)
+trap 'rm -rf "$cache"' EXIT
+status=0
+"$python" -m pytest -q -n "${TEST_JOBS:-$(nproc)}" --dist worksteal -o "cache_dir=$cache" "${@:2}" || status=$?
+list=$cache/v/cache/lastfailed
+if [[ $status -ne 0 && -f $list ]]; then
+    mapfile -t failed < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$list")
+    pass_again failed "$python" -m pytest -q -p no:cacheprovider "${failed[@]}" && status=0
+fi
+exit "$status"
