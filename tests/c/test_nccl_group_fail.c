@@ -20,12 +20,12 @@ open_group(const dd_nccl_base *base, dd_store *store, int rank, int size, dd_ncc
     return dd_nccl_group_open(base, store, rank, size, &options, NULL, group, check_err());
 }
 
-/* The group of the rig starts the watchdog's thread, which frees a block when it begins to run. */
+/* The group of the rig starts the watchdog's thread, which frees a block when it begins to run. The count of its looks begins at 1. */
 static void
 await_thread_of_watchdog(const dd_nccl_watchdog *watchdog)
 {
     dd_wait wait = nccl_rig_patience();
-    while (dd_nccl_watchdog_heartbeat(watchdog) == 0 && !dd_wait_is_over(&wait)) {
+    while (dd_nccl_watchdog_heartbeat(watchdog) == 1 && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
 }
