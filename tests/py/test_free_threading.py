@@ -152,6 +152,44 @@ def test_plan_closed_while_threads_use_it(group):
             plan.start()
 
 
+def start_and_wait(plan, waited):
+    """A thread starts a plan that cannot be started, beside others that wait for it; what these raise is added to `waited`."""
+
+    def start():
+        for _ in range(50 * NROUNDS):
+            with pytest.raises(dldist.DistError):
+                plan.start()
+
+    def wait():
+        for _ in range(50 * NROUNDS):
+            try:
+                waited.append(plan.wait())
+            except dldist.DistError as error:
+                waited.append(str(error))
+
+    together(start, *[wait] * (NTHREADS - 1))
+
+
+def test_plan_that_cannot_be_started_again_keeps_its_result(group):
+    plan = group.plan_all_reduce(ints(1))
+    plan()
+    group.abort("over")
+    waited = []
+    start_and_wait(plan, waited)
+    assert set(waited) == {None}
+
+
+def test_plan_that_cannot_be_started_again_keeps_its_failure(pair):
+    plan = pair[0].plan_all_reduce(ints(1))
+    plan.start()
+    pair[1].abort("over")
+    with pytest.raises(dldist.DistError) as failure:
+        plan.wait()
+    waited = []
+    start_and_wait(plan, waited)
+    assert set(waited) == {str(failure.value)}
+
+
 def test_lists_of_plans_started_by_threads(group):
     plans = [group.plan_all_reduce(ints(i)) for i in range(3)]
     sequence = group.sequence

@@ -22,8 +22,9 @@ typedef struct py_plan {
     bool is_starting; /* a thread is starting it */
     bool is_started;  /* it has been started and not yet waited for */
     uint64_t nstarts;
-    int nholders; /* threads that use `call` and `flight` */
-    int nbusy;    /* the holders that are in start() or wait() */
+    dd_error former; /* while a thread is starting it: the outcome of the start before */
+    int nholders;    /* threads that use `call` and `flight` */
+    int nbusy;       /* the holders that are in start() or wait() */
     /* guarded by the flight's unpacking_mu */
     uint64_t nunpacked; /* the last start whose outputs have been unpacked */
 } py_plan;
@@ -203,11 +204,12 @@ py_plan_end_description(PyObject *plan)
 
 /* ---- starting */
 
-/* Copies the outcome of a start that has ended. The caller holds the lock, so that no other thread starts the plan. */
+/* Copies the outcome of the last start that has ended; one that begins now may already have changed the work. */
 static void
 copy_outcome_locked(const py_plan *self, dd_error *err)
 {
-    const dd_error *error = &self->flight->work->error;
+    const dd_error *error = self->is_starting ? &self->former : &self->flight->work->error;
+    err->code = DD_OK;
     if (error->code != DD_OK) {
         *err = *error;
     }
@@ -223,6 +225,7 @@ reserve(py_plan *self)
     bool is_open = !self->is_closed;
     bool is_free = is_open && !self->is_started && !self->is_starting;
     if (is_free) {
+        copy_outcome_locked(self, &self->former);
         self->is_starting = true;
         hold_locked(self, true);
     } else if (is_open && self->is_started && dd_work_is_done(self->flight->work)) {
@@ -323,7 +326,7 @@ settle(py_plan *self, uint64_t nstart)
 }
 
 /* If the plan has been started, holds it, sets the number of the start and returns true. Otherwise sets the outcome of
- * the last start; while another thread is starting the plan, that is success. */
+ * the last start; while another thread is starting the plan, that of the start before. */
 static bool
 hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
 {
@@ -336,9 +339,7 @@ hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
         hold_locked(self, is_busy);
         return true;
     }
-    if (!self->is_starting) {
-        copy_outcome_locked(self, err);
-    }
+    copy_outcome_locked(self, err);
     return false;
 }
 
