@@ -326,7 +326,7 @@ settle(py_plan *self, uint64_t nstart)
 }
 
 /* If the plan has been started, holds it, sets the number of the start and returns true. Otherwise sets the outcome of
- * the last start; while another thread is starting the plan, that of the start before. */
+ * the last start; while another thread is starting the plan, the outcome of the start before. */
 static bool
 hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
 {
