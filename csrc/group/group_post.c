@@ -224,8 +224,11 @@ group_look_locked(group_call *call, bool is_hasty)
         return;
     }
     dd_engine_relieve_locked(group->engine);
-    if (is_hasty && (group->is_crowded || !are_all_quick_locked(group))) {
-        return; /* those who are awaited need this core */
+    if (is_hasty && !are_all_quick_locked(group)) {
+        return;
+    }
+    if (is_hasty && group->is_crowded) {
+        nlooks = 1; /* those who are awaited need this core */
     }
     if (!is_hasty) {
         dd_engine_note_active_locked(group->engine);
