@@ -174,6 +174,9 @@ BLOCKING.update(ASKING)
 # Calls that wait for another process alone, which is stopped, where the two share no memory.
 WITHOUT_SHARED_MEMORY = {"Window.put", "Window.get", "Window.flush", "c10d Window.put"}
 
+# What a signal takes at most to end a call, in seconds. A put that is interrupted copies its 64 MiB first: its memory is the caller's again.
+LIMITS_S = dict.fromkeys(BLOCKING, 0.1) | {"Window.put": 0.5, "c10d Window.put": 0.5}
+
 # Rank 1 makes these calls when rank 0 has been interrupted in them, and hears of that: they count in the order of the default world.
 HEARD_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
 
@@ -415,7 +418,7 @@ def interrupt_calls(channel, port, names_of_calls):
             if name in ASKING:
                 names["frozen"] = dldist.TCPStore(LOOPBACK, names["frozen"].port, timeout=60)
             results[name] = min(results.get(name, result), result, key=lambda each: (each[0] != "interrupted", each[1] or 0))
-            if result[0] != "interrupted" or result[1] < 0.1:
+            if result[0] != "interrupted" or result[1] < LIMITS_S[name]:
                 break
         print(name, results[name], file=sys.stderr, flush=True)
     number[0] = -1
