@@ -1,6 +1,7 @@
 """What the ranks of test_nccl_surface.py run: what c10d asks of ProcessGroupNCCL beside operations, over the doubles of tests/stubs."""
 
 import datetime
+import math
 import os
 import sys
 import threading
@@ -54,7 +55,8 @@ def timing_from_now_on(dist, stubs, Tensor, port, rank, size):
     elsewhere = dist.all_reduce(Tensor([1.0]), group=other, async_op=True)
     for work in (before, after, elsewhere):
         work.wait(LIMIT)
-    assert SLOW_MS <= after._get_duration() < LIMIT_S * 1e3 and after.duration == after._get_duration() / 1e3
+    milliseconds = after._get_duration()
+    assert SLOW_MS <= milliseconds < LIMIT_S * 1e3 and math.isclose(after.duration, milliseconds / 1e3), (milliseconds, after.duration)
     for untimed in (before, elsewhere):
         try:
             untimed._get_duration()
