@@ -185,6 +185,13 @@ class TestConsole:
         code, out, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", "exit 3", preexec_fn=close)
         assert (code, out) == (3, ""), err
 
+    def test_whose_number_a_library_has(self):
+        """As libffi opens a file when Python 3.14 imports ctypes."""
+        code = "import os, sys; os.open(sys.executable, os.O_RDONLY); from dldist.run import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, preexec_fn=lambda: os.close(2))
+        assert (done.returncode, len(by_rank(done.stdout.decode()))) == (0, 2)
+
 
 class TestFailing:
     FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"

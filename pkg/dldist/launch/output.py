@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -22,12 +23,15 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def open_missing_streams() -> None:
-    """Open standard streams that are closed. Otherwise a socket could get their number, and receive what ranks print."""
+    """Open standard streams that are closed. Otherwise a socket could get their number, and receive what ranks print.
+
+    A file that a library keeps open may have it already (libffi does, from Python 3.14 on): it can only be read.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def say(text: str) -> None:
@@ -58,7 +62,9 @@ class Console:
                 return
             try:
                 view = view[os.write(self._fd, view[:_ATOMIC]) :]
-            except BrokenPipeError:
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.EBADF):
+                    raise
                 self.has_reader = False
 
 
