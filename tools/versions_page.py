@@ -58,15 +58,14 @@ def line_of(folder: pathlib.Path, row: str) -> str:
 
 
 def put(page: str, line: str) -> str:
-    """The page with `line` instead of its line about the same row, or as the last line of its table."""
+    """The page with `line` instead of its line about the same row, or as the last line of the table with this HEAD."""
     name = line.split(" | ", maxsplit=1)[0]
     lines = page.splitlines()
-    table = [i for i, each in enumerate(lines) if each.startswith("| ")]
-    same = [i for i in table if lines[i].startswith(f"{name} | ")]
-    if same:
-        lines[same[0]] = line
-    else:
-        lines.insert(table[-1] + 1, line)
+    end = lines.index(HEAD.splitlines()[0])
+    while end < len(lines) and lines[end].startswith("| ") and not lines[end].startswith(f"{name} | "):
+        end += 1
+    is_there = end < len(lines) and lines[end].startswith(f"{name} | ")
+    lines[end : end + is_there] = [line]
     return "\n".join(lines) + "\n"
 
 
