@@ -171,12 +171,28 @@ def _dump_fr_trace_file(
 ) -> None:
     """Give the content of the flight recorder as a pickle to the registered writer. Without one, write it to the default path of a
     rank."""
-    dump(
-        None if _writer is not None else default_path(rank),
-        entries=includeCollectives is None or includeCollectives,
-        stacks=bool(includeStackTraces),
-        only_active=bool(onlyActive),
-    )
+    _keep(_dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive), rank)
+
+
+def _keep(dumped: bytes, rank: int) -> None:
+    """Give a dump to the registered writer. Without one, write it to the default path of a rank, like dump()."""
+    import tempfile
+
+    if _writer is not None:
+        _writer(dumped)
+        return
+    path = default_path(rank)
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", 0o700, exist_ok=True)
+    # Others may be able to write in the folder, so the file is made anew, and it is private to its user.
+    number, unfinished = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
+    try:
+        with open(number, "wb") as file:
+            file.write(dumped)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
 
 
 def _reset_fr_trace(backend: str = "gloo") -> None:

@@ -818,6 +818,8 @@ def torchs_dumps_have_each_call_once(rank, size):
                 del os.environ["DLDIST_FR_DUMP_FILE"]
                 with open(f"{folder}/new/trace_{rank}", "rb") as file:
                     assert sizes_of_7000(pickle.load(file)) == expected, backend
+                    assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+                assert os.listdir(f"{folder}/new") == [f"trace_{rank}"]
     if has_names:
         c10d._reset_fr_trace("other")
         assert sizes_of_7000(json.loads(c10d._dump_fr_trace_json())) == counts["gloo"]

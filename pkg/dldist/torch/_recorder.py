@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +75,7 @@ def _to_file(torchs: Callable[..., None]) -> Callable[..., None]:
         if backend not in (_TORCHS, _OURS):
             torchs(rank, includeCollectives, includeStackTraces, onlyActive, backend)
             return
-        dump = c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend)
-        writer = flight_recorder.registered_writer()
-        if writer is not None:
-            writer(dump)
-        else:
-            _write(flight_recorder.default_path(rank), dump)
+        flight_recorder._keep(c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend), rank)
 
     return _dump_fr_trace_file
 
@@ -124,12 +118,3 @@ def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Calla
         entries = [*first.get("entries", ()), *second.get("entries", ())]
         merged["entries"] = sorted(entries, key=lambda entry: entry["time_created_ns"])
     return write(merged)
-
-
-def _write(path: str, dump: bytes) -> None:
-    """Write a file, which appears complete or not at all."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    unfinished = f"{path}.{os.getpid()}"
-    with open(unfinished, "wb") as file:
-        file.write(dump)
-    os.replace(unfinished, path)
