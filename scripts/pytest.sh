@@ -14,7 +14,7 @@ status=0
 "$python" -m pytest -q -n "${TEST_JOBS:-$(nproc)}" --dist worksteal -o "cache_dir=$cache" "${@:2}" || status=$?
 list=$cache/v/cache/lastfailed
 if [[ $status -ne 0 && -f $list ]]; then
-    mapfile -t failed < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$list")
+    mapfile -t failed < <("$python" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$list")
     pass_again failed "$python" -m pytest -q -p no:cacheprovider "${failed[@]}" && status=0
 fi
 exit "$status"
