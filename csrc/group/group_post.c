@@ -228,7 +228,7 @@ group_look_locked(group_call *call, bool is_hasty)
         return;
     }
     if (is_hasty && group->is_crowded) {
-        nlooks = 1; /* those who are awaited need this core */
+        nlooks = 1; /* the ranks that it waits for need this core */
     }
     if (!is_hasty) {
         dd_engine_note_active_locked(group->engine);

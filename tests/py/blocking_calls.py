@@ -174,7 +174,7 @@ BLOCKING.update(ASKING)
 # Calls that wait for another process alone, which is stopped, where the two share no memory.
 WITHOUT_SHARED_MEMORY = {"Window.put", "Window.get", "Window.flush", "c10d Window.put"}
 
-# What a signal takes at most to end a call, in seconds. A put that is interrupted copies its 64 MiB first: its memory is the caller's again.
+# The time after a signal in which a call ends, in seconds. An interrupted put copies its 64 MiB first: its memory is the caller's again.
 LIMITS_S = dict.fromkeys(BLOCKING, 0.1) | {"Window.put": 0.5, "c10d Window.put": 0.5}
 
 # Rank 1 makes these calls when rank 0 has been interrupted in them, and hears of that: they count in the order of the default world.

@@ -64,7 +64,7 @@ def test_case(teams, size, case):
 
 
 def test_polls_move_a_plan_among_more_ranks_than_cores():
-    """The thread that looks after it without them does so every 20 ms, and then among three ranks 66 ms went by."""
+    """Without polls the engine's thread moves it, every 20 ms: a start among three ranks took 66 ms."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})  # of the ranks, which are its children
     try:
