@@ -119,6 +119,20 @@ def test_the_first_calls_of_a_group(stubs):
 
 
 @needs_estimates
+def test_an_estimate_has_as_much_time_as_a_call(stubs):
+    """The watchdog sees it, and its deadline counts from its beginning."""
+    stubs.nccl.slow_launches(300)
+
+    def run(group, rank):
+        group.connect()
+        group._start_time_estimate()
+        group.all_reduce(array(stubs, [1], rank))
+        return group._end_time_estimate()
+
+    assert on_ranks(2, run) == [1.0] * 2
+
+
+@needs_estimates
 def test_one_rank_is_not_estimated(stubs):
     """NCCL carries out its calls when they are made, in a group, too."""
     before = stubs.nccl.calls("ncclAllReduce")

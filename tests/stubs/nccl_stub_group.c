@@ -466,6 +466,9 @@ nccl_group_simulate_end(dd_nccl_sim_info *info)
     if (n > 0) {
         return nccl_group_end(); /* as in NCCL: the thread that serves it does not know of the estimate */
     }
+    if (own.nops > 0) {
+        (void)wire_sleep(&own.ops[0].comm->is_aborted, nccl_fault_launch_delay_ms());
+    }
     dd_nccl_result result = own.spoiled_by;
     if (info != NULL && result == DD_NCCL_SUCCESS && own.nops > 0) {
         info->estimatedTime = (float)own.nops;

@@ -63,7 +63,7 @@ DD_STUB_EXPORT void dd_stub_async_error(int rank, int result, int after, const c
 DD_STUB_EXPORT void dd_stub_hang_kernel(int rank, int after);
 /* Each kernel of the rank takes so much longer; 0: no more. */
 DD_STUB_EXPORT void dd_stub_slow_kernels(int rank, int ms);
-/* Communicators that are not blocking: so long until the end of a group has put anything on a stream. */
+/* Communicators that are not blocking: so long until the end of a group has put anything on a stream. Others: until it has estimated. */
 DD_STUB_EXPORT void dd_stub_slow_launches(int ms);
 /* Each ncclCommDestroy and ncclCommAbort that frees takes this much longer: 450 is what the real library takes where ranks are in several
  * processes. Those of one group take it together. 0, the default: no more. */

@@ -109,6 +109,7 @@ ask(py_group *self, const py_nccl_batch *estimate, float *microseconds)
     py_wait wait;
     dd_error err;
     py_wait_init_endless(&wait, self->state);
+    wait.wait.start_ns = dd_clock_now_ns();
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_group_estimate(self->nccl->group, &plan.call, microseconds, &wait.wait, &err));
     py_nccl_plan_fini(&plan);
