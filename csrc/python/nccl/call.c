@@ -130,8 +130,7 @@ run(py_launch *launch)
     dd_error err;
     py_record told;
     plan->call.record = py_nccl_record(launch->group, launch->item, launch->what, &told);
-    py_wait_init_endless(&wait, state);
-    wait.wait.start_ns = dd_clock_now_ns();
+    py_wait_init(&wait, state, DD_NEVER_NS, true);
     dd_status status = PY_WITHOUT_GIL(start(launch, &wait.wait, &is_started, &err));
     py_nccl_plan_fini(plan);
     bool is_ok = py_group_finish_wait(&wait, status, &err);

@@ -108,8 +108,7 @@ ask(py_group *self, const py_nccl_batch *estimate, float *microseconds)
     plan.call.timeout_ns = -1;
     py_wait wait;
     dd_error err;
-    py_wait_init_endless(&wait, self->state);
-    wait.wait.start_ns = dd_clock_now_ns();
+    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_group_estimate(self->nccl->group, &plan.call, microseconds, &wait.wait, &err));
     py_nccl_plan_fini(&plan);

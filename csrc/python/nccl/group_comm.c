@@ -17,8 +17,7 @@ py_nccl_comm_connect(py_group *self, int device)
     py_wait wait;
     dd_error err;
     dd_nccl_comm *comm = NULL;
-    py_wait_init_endless(&wait, self->state);
-    wait.wait.start_ns = dd_clock_now_ns();
+    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
     dd_status status =
         PY_WITHOUT_GIL(dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
