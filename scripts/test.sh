@@ -30,5 +30,4 @@ if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
     echo "   those that need PyTorch, JAX, UCC or a type checker are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
 fi
 
-rm -f "$unsteady"
 bash scripts/pytest.sh "$venv/bin/python" tests/py "$@"
