@@ -61,11 +61,10 @@ def put(page: str, line: str) -> str:
     """The page with `line` instead of its line about the same row, or as the last line of the table with this HEAD."""
     name = line.split(" | ", maxsplit=1)[0]
     lines = page.splitlines()
-    end = lines.index(HEAD.splitlines()[0])
-    while end < len(lines) and lines[end].startswith("| ") and not lines[end].startswith(f"{name} | "):
-        end += 1
-    is_there = end < len(lines) and lines[end].startswith(f"{name} | ")
-    lines[end : end + is_there] = [line]
+    begin = lines.index(HEAD.splitlines()[0])
+    end = next((i for i in range(begin, len(lines)) if not lines[i].startswith("| ")), len(lines))
+    place = next((i for i in range(begin, end) if lines[i].startswith(f"{name} | ")), end)
+    lines[place : min(place + 1, end)] = [line]
     return "\n".join(lines) + "\n"
 
 
