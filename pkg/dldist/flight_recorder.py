@@ -176,11 +176,11 @@ def _dump_fr_trace_file(
 
 def _keep(dumped: bytes, rank: int) -> None:
     """Give a dump to the registered writer. Without one, write it to the default path of a rank, like dump()."""
-    import tempfile
-
     if _writer is not None:
         _writer(dumped)
         return
+    import tempfile
+
     path = default_path(rank)
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", 0o700, exist_ok=True)

@@ -250,7 +250,7 @@ exchange_without_memory(team_rank *self)
         dd_ucc_close(carrier, true);
     }
     CHECK_INT(plain_ucc_live.nconfigs, 0);
-    /* Each context keeps the memory that it may call. The group keeps one call more if one began before the last was given back. */
+    /* Each context keeps the memory that it may call. The group's pool keeps a second call if it has lent two. */
     CHECK(dd_mem_count_blocks() <= before + plain_ucc_live.ncontexts + 1);
     plain_ucc_end_contexts();
 }

@@ -23,9 +23,9 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def open_missing_streams() -> None:
-    """Open standard streams that are closed. Otherwise a socket could get their number, and receive what ranks print.
+    """Open standard streams that are closed. Otherwise a socket could get their number, and receive the ranks' output.
 
-    A file that a library keeps open may have it already (libffi does, from Python 3.14 on): it can only be read.
+    With Python 3.14 libffi may have opened a file for reading under that number. A Console that cannot write there has no reader.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
