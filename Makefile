@@ -30,7 +30,7 @@ SCENARIOS ?=
 TEST_JOBS ?= $(shell nproc)
 
 BUILD := build
-LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/% csrc/sim/%,$(wildcard csrc/*/*.c))
+LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c csrc/*/*/*.c))
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 MODEL_SRC := $(wildcard tests/models/*.c)
@@ -38,7 +38,7 @@ ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_cal
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/sim/world/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions, and libcarriers.so.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -74,8 +74,8 @@ FLAGS_asan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=address,undefined -
 FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-# Of a sanitizer for threads, the calls in the place of atomic operations alone: csrc/sim/ has what they call.
-FLAGS_sim := -O2 $(CLANG_NOISE) -include sim/sim_pause.h -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
+# ThreadSanitizer's calls for atomic operations only; tests/sim/world/atomic.c defines them.
+FLAGS_sim := -O2 $(CLANG_NOISE) -include sim/world/pause.h -fsanitize=thread -mllvm -tsan-instrument-memory-accesses=0 \
              -mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-memintrinsics=0
 FLAGS_sim-coverage := $(FLAGS_sim) --coverage -fprofile-update=single
 LIBS := -pthread -lm
@@ -228,7 +228,7 @@ memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices
 SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c csrc/net/crypto_openssl.c \
                 csrc/net/crypto_sodium.c
 SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
-SIM_SRC := $(wildcard csrc/sim/*.c tests/sim/*.c)
+SIM_SRC := $(wildcard tests/sim/*.c tests/sim/world/*.c)
 SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock unlock) \
                $(addprefix pthread_cond_,init destroy signal broadcast wait timedwait) \
                $(addprefix pthread_,create join detach self getname_np sigmask) \
@@ -329,7 +329,7 @@ check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, wher
 check-nan: ## csrc/nccl/nan_ptx.c against nan_kernel.cu, and against NVIDIA's compilers where there are any
 	@$(PYTHON) tools/make_nan_ptx.py --check
 
-TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard csrc/sim/*.c)
+TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/sim/world/*.c)
 # What tidy_model.h says is what status.c defines, so that one file goes without.
 tidy: ## clang-tidy over csrc/
 	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }

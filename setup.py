@@ -120,10 +120,9 @@ def extension(name, sources):
 
 
 trampoline = glob("csrc/trampoline/*.c")
-simulator = glob("csrc/sim/*.c")  # stands in for the system, in tests
 setup(
     ext_modules=[
-        extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline, *simulator}),
+        extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline}),
         extension("dldist.jax._mpi", trampoline),
     ],
     cmdclass={"build_ext": parallel_build_ext, "bdist_wheel": tagged_bdist_wheel},

@@ -28,7 +28,6 @@ ALLOWED["collective"] |= {"kernels", "work"}
 ALLOWED["group"] |= set(SIDE)
 ALLOWED["window"] |= set(SIDE)
 ALLOWED |= BESIDE
-ALLOWED["sim"] = {"core", "net", "sim"}  # in the place of the system, in builds for tests
 for binding in ("python", "trampoline"):
     ALLOWED[binding] |= {*SIDE, *BESIDE}
 

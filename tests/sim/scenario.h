@@ -4,7 +4,7 @@
 
 #include "collective/coll.h"
 #include "core/spin.h"
-#include "sim/sim.h"
+#include "sim/world/sim.h"
 
 #include <stdbool.h>
 #include <stdint.h>

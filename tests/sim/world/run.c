@@ -1,6 +1,6 @@
 /* Whose turn it is, from the beginning of a world to its end. */
 #include "core/cpu.h"
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

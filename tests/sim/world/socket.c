@@ -1,6 +1,6 @@
 /* Sockets: Unix sockets inside a host, and TCP over a network that takes its time, loses what a cut path is given, and tells nobody of a
  * host that has vanished. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

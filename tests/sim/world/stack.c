@@ -1,5 +1,5 @@
 /* Stacks, and going from one to another. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <link.h>
 #include <stdio.h>

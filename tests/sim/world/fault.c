@@ -1,5 +1,5 @@
 /* What befalls processes, hosts and the network. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 const char *
 sim_fault_name(sim_fault_kind kind)

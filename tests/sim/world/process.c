@@ -1,5 +1,5 @@
 /* Processes, from their beginning to their end. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 static void *
 run_process(void *arg)

@@ -1,7 +1,7 @@
 /* The memory of processes: csrc/core/mem.h, and mappings. It goes with the process. */
 #include "core/mem.h"
 
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

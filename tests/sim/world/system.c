@@ -3,7 +3,7 @@
 
 #include "core/fence.h"
 #include "core/fork.h"
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

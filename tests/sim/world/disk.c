@@ -1,5 +1,5 @@
 /* Files by name, on a disk that all hosts share. There are no folders. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* Descriptors: their table, what they stand for, and waiting for them. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* The world: chance, time, the trace, and threads, which are woken here and get their turn in sim_run.c. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <errno.h>
 #include <stdarg.h>

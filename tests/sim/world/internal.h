@@ -4,7 +4,7 @@
 
 #include "core/clock.h"
 #include "core/list.h"
-#include "sim/sim.h"
+#include "sim/world/sim.h"
 
 #include <stddef.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 /* The C library's threads, locks, conditions and clocks, which csrc/core calls: the linker hands those calls to the functions here
  * (--wrap). What a lock or a condition is kept in is the caller's memory, as with the C library. */
-#include "sim/sim_internal.h"
+#include "sim/world/internal.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* What clang puts in the place of atomic operations for a thread sanitizer (-fsanitize=thread): here, each is a moment at which another
  * thread may run. Threads take turns, so each is done at once and in order: what weaker orders allow is not simulated. */
-#include "sim/sim_internal.h"
-#include "sim/sim_pause.h"
+#include "sim/world/internal.h"
+#include "sim/world/pause.h"
 
 #define COST_NS (world.options.call_cost_ns / 64 + 1)
 

@@ -1,9 +1,9 @@
 /* A world in one process and on one thread: hosts, processes with threads, a network, and a clock that goes on only when something
  * happens. The real library runs in it. Everything that a run does follows from its options, so a run can be repeated to the bit.
  *
- * It stands in for what csrc/core asks of the system: csrc/sim has its own system.h, mem.h, fork.h and fence.h, and the linker hands
- * it the C library's threads, locks and clocks (SIM_WRAPPED in the Makefile). Nothing of it is in a build for users. There is one world
- * at a time, as there is one system. docs/simulator.md says what is simulated, and what is not. */
+ * It defines the functions of core/system.h, mem.h, fork.h and fence.h in place of csrc/core, and the linker redirects the C
+ * library's threads, locks and clocks to it (SIM_WRAPPED in the Makefile). There is one world at a time. docs/simulator.md lists
+ * what is simulated. */
 #ifndef DD_SIM_SIM_H
 #define DD_SIM_SIM_H
 
