@@ -32,7 +32,7 @@ def names(nm_output: str) -> tuple[set[str], set[str]]:
 
 def main() -> int:
     build = Path(sys.argv[1])
-    objects = sorted(path for path in (build / "csrc").glob("*/*.o") if Path(str(path.relative_to(build))[:-2] + ".c").exists())
+    objects = sorted(path for path in (build / "csrc").rglob("*.o") if Path(str(path.relative_to(build))[:-2] + ".c").exists())
     if not objects:
         print(f"{build}/csrc has no objects: build first")
         return 1

@@ -11,7 +11,7 @@
 #ifndef DD_COLLECTIVE_RUN_H
 #define DD_COLLECTIVE_RUN_H
 
-#include "collective/arena.h"
+#include "collective/arena/arena.h"
 #include "collective/carrier.h"
 #include "collective/plan_run.h"
 #include "collective/select.h"

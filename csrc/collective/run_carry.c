@@ -1,7 +1,7 @@
 /* A collective whose data a carrier moves: the ranks of this host come together first, by the board of their arena. */
 #include "collective/run_internal.h"
 
-#include "collective/arena_board.h"
+#include "collective/arena/board.h"
 #include "core/clock.h"
 #include "core/system.h"
 

@@ -2,7 +2,7 @@
 #ifndef DD_GROUP_GROUP_INTERNAL_H
 #define DD_GROUP_GROUP_INTERNAL_H
 
-#include "collective/arena_board.h"
+#include "collective/arena/board.h"
 #include "collective/run.h"
 #include "group/group.h"
 #include "group/group_guest.h"

@@ -439,7 +439,7 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
 /* Nobody can be asked to stop: a rank may have been stopped in the middle of its copy, or be slow to hear
  * of the failure. So the pages are replaced here, with what is in them, and others go on writing to the
  * old memory, which nobody sees any more. The block is an output of a collective in place: nobody here
- * changes it meanwhile, and it does not share its pages (see arena_regions.c). */
+ * changes it until then, and it does not share its pages (see arena/regions.c). */
 dd_status
 group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 {

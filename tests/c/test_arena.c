@@ -1,7 +1,7 @@
 /* What the arena's collectives give: all of them, at random, in sequences that every rank draws from one seed, each at its own
  * pace. Results are compared with what dd_reduce makes of all inputs in rank order. */
 #include "check.h"
-#include "collective/arena.h"
+#include "collective/arena/arena.h"
 #include "test_arena_team.h"
 
 #include <stdio.h>

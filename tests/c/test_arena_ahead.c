@@ -1,7 +1,7 @@
 /* Ranks that go on without waiting for the others: how far they get, that everything arrives, and how they hear of a mismatch.
  * One thread plays all ranks, so that every rank stops just where a test wants it to. */
 #include "check.h"
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "test_arena_team.h"

@@ -1,6 +1,6 @@
 /* The board: what ranks of a host can read of each other. */
 #include "check.h"
-#include "collective/arena_board.h"
+#include "collective/arena/board.h"
 #include "core/fork.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Who runs where: ranks that are bound, ranks that share a CPU. */
 #include "check.h"
-#include "collective/arena.h"
+#include "collective/arena/arena.h"
 #include "core/cpu.h"
 #include "core/fork.h"
 

@@ -1,6 +1,6 @@
 /* Ranks that disagree, ranks that write nonsense, descriptors that are no arenas, and no memory. */
 #include "check.h"
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "test_arena_team.h"

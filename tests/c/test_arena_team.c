@@ -1,6 +1,6 @@
 #include "test_arena_team.h"
 
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "core/clock.h"
 #include "core/fence.h"
 #include "core/fork.h"

@@ -3,7 +3,7 @@
 #define DD_TESTS_TEST_ARENA_TEAM_H
 
 #include "check.h"
-#include "collective/arena.h"
+#include "collective/arena/arena.h"
 
 #include <stdatomic.h>
 

@@ -2,8 +2,8 @@
  * themselves. The input is a sequence of steps (enum step). And descriptors that may or may not be an arena.
  *
  * The arrays and the regions of the ranks are memory of just their sizes, so that the sanitizer sees who reads or writes elsewhere. */
-#include "collective/arena_board.h"
-#include "collective/arena_internal.h"
+#include "collective/arena/board.h"
+#include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/shared_memory.h"
 #include "fuzz.h"

@@ -1,7 +1,7 @@
-/* csrc/collective/arena_*.c: operations of two and three ranks, which sleep whenever they have to wait. */
+/* csrc/collective/arena: operations of two and three ranks, which sleep whenever they have to wait. */
 #include "models/checker.h"
 
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include <string.h>
 

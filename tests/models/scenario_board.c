@@ -1,8 +1,8 @@
-/* csrc/collective/arena_board.c: what ranks say of themselves, and who is rung for it. */
+/* csrc/collective/arena/board.c: the boards of ranks, and the bells rung for them. */
 #include "models/checker.h"
 
-#include "collective/arena.h"
-#include "collective/arena_board.h"
+#include "collective/arena/arena.h"
+#include "collective/arena/board.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "core/mem.h"
 
 /* Below this, copying costs less than the second synchronisation. */

@@ -1,6 +1,6 @@
-#include "collective/arena_board.h"
+#include "collective/arena/board.h"
 
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include <string.h>
 

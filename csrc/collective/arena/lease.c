@@ -1,5 +1,5 @@
 /* Space in a rank's own slot: what it has staged stays until those who read it have finished. */
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #ifndef DD_COLLECTIVE_ARENA_BOARD_H
 #define DD_COLLECTIVE_ARENA_BOARD_H
 
-#include "collective/arena.h"
+#include "collective/arena/arena.h"
 #include "core/bytes.h"
 
 #define DD_ARENA_CAUSE_MAX 1536 /* bytes */

@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The rules of
- * shared folds are at the top of arena_internal.h. */
-#include "collective/arena_internal.h"
+ * shared folds are at the top of layout.h. */
+#include "collective/arena/state.h"
 #include "kernels/copy.h"
 
 /* So many bytes are worth a second synchronisation for that every rank folds its share only. Measured, both

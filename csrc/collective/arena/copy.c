@@ -5,7 +5,8 @@
  * hint: ranks may go by different ones. Each collective has its own: where an all_to_all is faster through the
  * caches, an all_reduce, which writes where others have just read, may not be. Until there has been a trial, copies
  * go past the caches unless ranks share cores: that loses little where it is wrong. */
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
+
 #include "core/clock.h"
 #include "kernels/copy.h"
 

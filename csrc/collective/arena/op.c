@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include <string.h>
 
@@ -300,7 +300,7 @@ end_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the one before it is read, or after that: see arena_internal.h. */
+/* A round is staged and published before the one before it is read, or after that: see layout.h. */
 static dd_arena_state
 go_round(dd_arena *arena)
 {

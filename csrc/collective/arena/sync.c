@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 
 #include "core/fence.h"
 #include "core/system.h"

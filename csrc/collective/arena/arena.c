@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/shared_memory.h"

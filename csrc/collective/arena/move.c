@@ -1,4 +1,4 @@
-#include "collective/arena_internal.h"
+#include "collective/arena/state.h"
 #include "kernels/copy.h"
 
 static size_t
@@ -62,7 +62,7 @@ dd_arena_count_rounds(dd_arena *arena)
     }
 }
 
-/* Where in a slot a round is: see the top of arena_internal.h. */
+/* Where in a slot a round is: see the top of layout.h. */
 static size_t
 place_of(const dd_arena *arena, int k, uint64_t round)
 {
