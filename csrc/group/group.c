@@ -1,284 +1,94 @@
-/* Groups: making, splitting, closing. */
-#include "group/group_internal.h"
+/* The life of a group from its memory to its end, and simple questions to it. open.c and split.c make groups that can work. */
+#include "group/internal.h"
 
+#include "core/fork.h"
 #include "core/mem.h"
-#include "net/auth.h"
-#include "net/sha256.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static dd_status
-check_shape(int rank, int size, dd_error *err)
+dd_status
+group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **out, dd_error *err)
 {
-    if (size < 1 || rank < 0 || rank >= size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of a group of %d: a rank is in 0 to size - 1",
-                            rank, size);
+    size_t size = (size_t)place->size;
+    dd_group *group = dd_mem_zalloc(sizeof *group);
+    if (group == NULL) {
+        return dd_error_no_memory(err, sizeof *group);
     }
+    atomic_init(&group->refs, 1);
+    atomic_init(&group->timeout_ns, place->options->timeout_ns);
+    atomic_init(&group->is_idle, true);
+    group->engine = dd_engine_acquire(engine);
+    group->id = id;
+    group->rank = place->rank;
+    group->size = place->size;
+    group->arena_fd = -1;
+    group->selection = place->options->selection;
+    group->segment_nbytes = place->options->large_segment_nbytes;
+    group->cause.code = DD_OK;
+    dd_list_init(&group->collectives);
+    dd_list_init(&group->messages);
+    dd_list_init(&group->regions);
+    dd_list_init(&group->foreign);
+    group_task_init(group);
+    group->members = dd_mem_zalloc(size * sizeof *group->members);
+    group->peers = dd_mem_zalloc(size * sizeof(dd_peer *));
+    dd_status status = group->members != NULL && group->peers != NULL
+                           ? dd_blob_assign(&group->name, place->options->name, err)
+                           : dd_error_no_memory(err, size * (sizeof *group->members + sizeof(dd_peer *)));
+    if (status == DD_OK) {
+        status = group_make_pool(group, err);
+    }
+    if (status != DD_OK) {
+        group_destroy(group);
+        return status;
+    }
+    *out = group;
     return DD_OK;
 }
 
-/* Members may have been lost since the engine was last driven. */
+/* In a forked child the library is the parent's, and what it has of it is left where it is. */
 static void
-notice_losses(dd_group *group)
+close_carrier(dd_group *group)
 {
-    dd_engine_lock(group->engine);
-    dd_engine_hear_locked(group->engine);
-    dd_engine_unlock(group->engine);
+    dd_carrier *carrier = group->run != NULL ? dd_run_carrier(group->run) : NULL;
+    if (carrier != NULL && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        carrier->ops->close(carrier, group->cause.code == DD_OK);
+    }
 }
 
-static dd_status
-find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
+void
+group_destroy(dd_group *group)
 {
-    if (group->size > 1) {
-        notice_losses(group);
+    if (group == NULL) {
+        return;
     }
-    dd_status status = group->size == 1 ? dd_engine_self(group->engine, &group->peers[0], err) : DD_OK;
-    for (int rank = 0; group->size > 1 && rank < group->size && status == DD_OK; rank++) {
-        status = dd_engine_peer(group->engine, meeting->end.cards[rank], &group->peers[rank], err);
-        if (status == DD_PROTOCOL) {
-            dd_error_prepend(err, "rank %d", rank);
-            dd_error_blame(err, rank, "", 0);
-        }
+    close_carrier(group);
+    dd_run_destroy(group->run);
+    if (group->context != NULL) {
+        dd_wait moment = dd_wait_after(0);
+        dd_context_close(group->context, &moment);
     }
-    return status;
-}
-
-/* With one rank there is nobody to meet. */
-static dd_status
-meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
-     const dd_wait *wait, dd_error *err)
-{
-    if (place->size > 1) {
-        return group_meet(engine, store, place->rank, place->size, place->options->name, meeting, wait, err);
+    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_fork_close(group->arena_fd);
     }
-    *meeting = (group_meeting){.engine = dd_engine_acquire(engine)};
-    return dd_auth_random(&meeting->end.id, sizeof meeting->end.id, err);
-}
-
-static dd_status
-open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_group **group,
-           const dd_wait *wait, dd_error *err)
-{
-    group_meeting meeting = {.engine = NULL};
-    dd_group *made = NULL;
-    dd_status status = meet(engine, store, place, &meeting, wait, err);
-    if (status == DD_OK) { /* not before the others are there: the number may be a mistake */
-        status = group_create(meeting.engine, meeting.end.id, place, &made, err);
+    if (group->guest != NULL) {
+        group->guest->destroy(group->guest);
     }
-    if (status == DD_OK) {
-        status = find_peers(made, &meeting, err);
+    group_drop_regions(group);
+    dd_arena_close(group->arena);
+    for (int rank = 0; group->peers != NULL && rank < group->size; rank++) {
+        dd_peer_release(group->peers[rank]);
     }
-    if (status == DD_OK) {
-        group_bulletin bulletin = {
-            .store = store, .name = place->options->name, .generation = meeting.end.generation};
-        group_setup setup = {.bulletin = place->size > 1 ? &bulletin : NULL};
-        status = group_set_up(made, &setup, wait, err);
-    }
-    if (status == DD_OK) {
-        *group = made;
-    } else {
-        group_destroy(made);
-    }
-    if (meeting.engine != NULL && meeting.engine != engine) {
-        dd_engine_end_meeting(meeting.engine); /* it was begun with that engine */
-    }
-    group_meeting_fini(&meeting);
-    return status;
-}
-
-dd_status
-dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_group_options *options,
-              dd_group **group, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = check_shape(rank, size, err);
-    if (status == DD_OK && size > 1 && store == NULL) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store to meet in", size);
-    }
-    if (status == DD_OK) {
-        status = dd_engine_check_fork(engine, err);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    group_place place = {.rank = rank, .size = size, .options = options};
-    if (size > 1) {
-        dd_engine_begin_meeting(engine);
-    }
-    status = open_group(engine, store, &place, group, wait, err);
-    if (size > 1) {
-        dd_engine_end_meeting(engine);
-    }
-    return status;
-}
-
-/* ---- splitting */
-
-typedef struct split_count {
-    uint64_t set; /* hash of ranks and tag */
-    uint64_t count;
-} split_count;
-
-/* The hash of `head`, which is two words, and of ranks. */
-static uint64_t
-hash_set(const uint64_t head[2], const int *ranks, int nranks)
-{
-    uint8_t digest[DD_SHA256_BYTES];
-    dd_sha256 sha;
-    dd_sha256_init(&sha);
-    dd_sha256_update(&sha, dd_bytes_of(head, 2 * sizeof *head));
-    dd_sha256_update(&sha, dd_bytes_of(ranks, (size_t)nranks * sizeof *ranks));
-    dd_sha256_final(&sha, digest);
-    uint64_t hash;
-    memcpy(&hash, digest, sizeof hash);
-    return hash;
-}
-
-/* How often this set has been split off before: every member counts alike. */
-static dd_status
-count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
-{
-    dd_status status = DD_OK;
-    dd_engine_lock(parent->engine);
-    split_count *records = (split_count *)(void *)parent->splits.data;
-    size_t nrecords = parent->splits.len / sizeof *records;
-    size_t i = 0;
-    while (i < nrecords && records[i].set != set) {
-        i++;
-    }
-    if (i < nrecords) {
-        *count = ++records[i].count;
-    } else {
-        split_count record = {.set = set};
-        status = dd_blob_append(&parent->splits, &record, sizeof record, err);
-        *count = 0;
-    }
-    dd_engine_unlock(parent->engine);
-    return status;
-}
-
-static dd_status
-check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
-{
-    dd_status status = DD_OK;
-    bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
-    if (is_named == NULL) {
-        return dd_error_no_memory(err, (unsigned long long)parent->size);
-    }
-    *own = -1;
-    for (int i = 0; i < nranks && status == DD_OK; i++) {
-        if (ranks[i] < 0 || ranks[i] >= parent->size) {
-            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
-                                  parent->size - 1);
-        } else if (is_named[ranks[i]]) {
-            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
-        } else {
-            is_named[ranks[i]] = true;
-            *own = ranks[i] == parent->rank ? i : *own;
-        }
-    }
-    dd_mem_free(is_named);
-    if (status == DD_OK && *own < 0) {
-        status =
-            dd_error_set(err, DD_INVALID_ARGUMENT,
-                         "split: rank %d is not among the %d ranks of the new group, and only they make it",
-                         parent->rank, nranks);
-    }
-    return status;
-}
-
-static dd_status
-name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_t *id, dd_error *err)
-{
-    uint64_t count = 0;
-    uint64_t set = hash_set((uint64_t[]){parent->id, tag}, ranks, nranks);
-    dd_status status = count_split(parent, set, &count, err);
-    if (status == DD_OK) {
-        *id = hash_set((uint64_t[]){set, count}, ranks, nranks);
-    }
-    return status;
-}
-
-/* A rank whose call was refused for its arguments has not counted the attempt that the other members have made and given up. */
-static bool
-is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
-{
-    bool is_given_up = false;
-    dd_engine_lock(parent->engine);
-    for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !is_given_up; i++) {
-        is_given_up = dd_peer_has_given_up_locked(parent->peers[ranks[i]], id, own);
-    }
-    parent->nsplits_refused -= is_given_up ? 1 : 0;
-    dd_engine_unlock(parent->engine);
-    return is_given_up;
-}
-
-static void
-note_refused(dd_group *parent)
-{
-    dd_engine_lock(parent->engine);
-    parent->nsplits_refused++;
-    dd_engine_unlock(parent->engine);
-}
-
-static dd_status
-check_parent(dd_group *parent, dd_error *err)
-{
-    dd_status status = dd_engine_check_fork(parent->engine, err);
-    if (status == DD_OK) {
-        dd_engine_lock(parent->engine);
-        status = group_check_parent_locked(parent, err);
-        dd_engine_unlock(parent->engine);
-    }
-    return status;
-}
-
-dd_status
-dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, const dd_group_options *options,
-               dd_group **group, const dd_wait *wait, dd_error *err)
-{
-    int own = -1;
-    uint64_t id = 0;
-    dd_status status = check_parent(parent, err);
-    if (status == DD_OK) {
-        status = check_split(parent, ranks, nranks, &own, err);
-        if (status == DD_INVALID_ARGUMENT) {
-            note_refused(parent);
-        }
-    }
-    do {
-        status = status == DD_OK ? name_split(parent, ranks, nranks, tag, &id, err) : status;
-    } while (status == DD_OK && is_attempt_missed(parent, ranks, nranks, own, id));
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_group *made = NULL;
-    group_place place = {.rank = own, .size = nranks, .options = options};
-    status = group_create(parent->engine, id, &place, &made, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    for (int i = 0; i < nranks; i++) {
-        made->peers[i] = dd_peer_acquire(parent->peers[ranks[i]]);
-    }
-    group_setup setup = {.parent = parent, .parent_ranks = ranks};
-    status = group_set_up(made, &setup, wait, err);
-    if (status != DD_OK && status != DD_INTERRUPTED) {
-        /* Members that have left because the parent has failed are gone from the new group, too, but are
-         * not to blame. */
-        dd_engine_lock(parent->engine);
-        dd_error cause;
-        if (group_check_parent_locked(parent, &cause) != DD_OK && parent->cause.code != DD_OK) {
-            status = dd_error_copy(err, &cause);
-        }
-        dd_engine_unlock(parent->engine);
-    }
-    if (status == DD_OK) {
-        *group = made;
-    } else {
-        group_destroy(made);
-    }
-    return status;
+    dd_mem_free(group->peers);
+    dd_topology_fini(&group->topology);
+    dd_blob_fini(&group->name);
+    dd_recorder_group_release(group->recorder_group);
+    dd_blob_fini(&group->splits);
+    group_release_pool(group->pool);
+    dd_mem_free(group->members);
+    dd_engine_release(group->engine);
+    dd_mem_free(group);
 }
 
 /* ---- closing */

@@ -16,7 +16,7 @@
 #ifndef DD_WINDOW_WINDOW_INTERNAL_H
 #define DD_WINDOW_WINDOW_INTERNAL_H
 
-#include "group/group_guest.h"
+#include "group/guest.h"
 #include "window/window.h"
 #include "window/window_wire.h"
 

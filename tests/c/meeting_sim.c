@@ -2,7 +2,7 @@
 
 #include "check.h"
 #include "collective/hierarchy.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "store/tcp_protocol.h"
 
 #include <malloc.h>
@@ -268,7 +268,7 @@ process_fini(sim_process *self)
     free(self->is_linked);
 }
 
-/* The links by which a group is made and deaths are noticed (group_setup.c). */
+/* The links by which a group is made and deaths are noticed (group/setup.c). */
 static void
 link_star(sim_process *self)
 {

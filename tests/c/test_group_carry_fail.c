@@ -2,7 +2,7 @@
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
-#include "group/group_guest.h"
+#include "group/guest.h"
 #include "transport/engine.h"
 
 #include <signal.h>

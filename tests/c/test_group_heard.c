@@ -1,6 +1,6 @@
 /* What a rank hears of a failure that another one has found out about. */
 #include "check.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "group_team.h"
 #include "transport/engine_internal.h"
 

@@ -3,7 +3,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "group_team.h"
 #include "leftovers.h"
 #include "store/tcp_store.h"

@@ -1,7 +1,7 @@
 /* Data is moved without a lock that other groups want. An input whose pages cannot be read stops the copy in the
  * middle, for as long as the test likes. */
 #include "check.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "group_team.h"
 
 #include "core/mem.h"

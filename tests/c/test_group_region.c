@@ -1,7 +1,7 @@
 /* Memory that ranks of a host share: what a group keeps of it, what is taken back from others after a failure, and what a forked child
  * leaves alone. */
 #include "check.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "group_team.h"
 #include "leftovers.h"
 

@@ -1,6 +1,6 @@
 /* The links of a host's ranks, and what they hear of each other without one. */
 #include "check.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "group_team.h"
 
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* What goes wrong with windows. */
 #include "check.h"
 #include "core/mem.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "store/file_store.h"
 #include "telling.h"
 #include "window_team.h"

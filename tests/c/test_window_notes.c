@@ -1,6 +1,6 @@
 /* Windows by messages: notes that make no sense, data that come late, more questions than answers, and memory that is wanted back. */
 #include "check.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "window/window_internal.h"
 #include "window_team.h"
 

@@ -6,7 +6,7 @@
  * targets of calls that have ended: each is a block of its own, which is freed then. Counters agree with what they count. */
 #include "core/mem.h"
 #include "fuzz.h"
-#include "group/group_internal.h"
+#include "group/internal.h"
 #include "memory_link.h"
 #include "window/window_internal.h"
 

@@ -3,7 +3,7 @@
  *
  * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
  * Votes go up to rank 0 that way, a byte from each rank and then one for each host; and those of all hosts come down. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/mem.h"
 

@@ -1,5 +1,5 @@
 /* What a group says of its failures: the facts of a cause in sentences that name the culprit. Nothing here changes anything. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* What others tell a group: by its context, by its board, by descriptors that they pass. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* What is done with a call while the lock is held: it is posted, looked at, watched over. */
-#include "group/group_internal.h"
+/* Calls under way, with the engine's lock held: a call is posted, started when the one before it has ended, looked at
+ * and watched. */
+#include "group/internal.h"
 
 #include "core/spin.h"
 

@@ -1,5 +1,5 @@
 /* What a group tells the flight recorder. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 void
 dd_group_set_recorder(dd_group *group, dd_recorder_group *recorder_group)

@@ -1,5 +1,5 @@
 /* Suspension: between two calls of all ranks, the memory that a group works in is the system's. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/thread.h"
 

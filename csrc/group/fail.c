@@ -1,72 +1,8 @@
-/* Ends: of a call, well or not; and of a group, whose first cause ends everything under way and stays. */
-#include "group/group_internal.h"
+/* A failing group: its first cause is kept, told to the other ranks, and ends everything under way. */
+#include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>
-
-void
-group_complete_locked(group_call *call, const dd_error *cause)
-{
-    dd_group *group = call->group;
-    bool is_counted = call->work.destroy != NULL;
-    dd_list_remove(&call->link);
-    dd_engine_note_ended_locked(group->engine);
-    if (cause == NULL) {
-        group_record_end_locked(call, NULL);
-        dd_work_complete(&call->work, NULL);
-    } else {
-        dd_error error;
-        group_stamp_locked(call); /* for how long it has taken */
-        group_describe_failure(group, &call->work, cause, &error);
-        error.keeps_memory = cause->keeps_memory;
-        group_record_end_locked(call, &error);
-        dd_work_complete(&call->work, &error);
-    }
-    if (is_counted) {
-        dd_work_release(&call->work);
-    } /* else it was on the stack of a caller who has seen that it is done, and is gone */
-}
-
-void
-group_complete_by_cause_locked(group_call *call, bool keeps_memory)
-{
-    dd_error cause = call->group->cause;
-    cause.keeps_memory = keeps_memory;
-    group_complete_locked(call, &cause);
-}
-
-void
-group_update_task_locked(dd_group *group)
-{
-    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
-    const dd_group_guest *guest = group->guest;
-    bool has_busy_guest = guest != NULL && guest->ncalls + guest->nletters > 0;
-    atomic_store_explicit(&group->is_idle, !is_busy && !has_busy_guest, memory_order_release);
-    if (!is_busy) {
-        if (group->is_task_in) {
-            dd_engine_remove_task_locked(group->engine, &group->task);
-            group->is_task_in = false;
-        }
-        return;
-    }
-    if (!group->is_task_in) {
-        dd_engine_add_task_locked(group->engine, &group->task);
-        group->is_task_in = true;
-    }
-}
-
-void
-group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
-{
-    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
-        next = node->next;
-        group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
-        if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
-            group_cancel_message_locked(call, cause);
-        }
-    }
-}
 
 /* Before any call ends: its caller may use the memory for something else at once. */
 static void

@@ -1,7 +1,7 @@
 /* What a guest may ask of its group. */
-#include "group/group_guest.h"
+#include "group/guest.h"
 
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 dd_group_guest *
 dd_group_find_guest_locked(const dd_group *group)

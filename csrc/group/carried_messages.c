@@ -1,5 +1,5 @@
 /* Messages that a carrier takes. Collectives that it takes are the run's business. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/spin.h"
 

@@ -1,5 +1,5 @@
 /* How a group gets a carrier. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/mem.h"
 

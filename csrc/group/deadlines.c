@@ -1,5 +1,5 @@
 /* The group's task in the engine: deadlines, curiosity about ranks that are long in coming, and the questions that precede a verdict. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* Waiting for what comes from peers while a group is being made, before there is a run that would be waited for. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 typedef struct awaiting {
     dd_task task; /* in the engine until it is there */

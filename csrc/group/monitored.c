@@ -1,5 +1,5 @@
 /* The barrier that names who is missing, made of messages. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include <stdio.h>
 #include <string.h>

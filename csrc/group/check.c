@@ -1,5 +1,5 @@
 /* Whether what a caller asks for is in order, before anything is sent. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/mem.h"
 #include "core/thread.h"

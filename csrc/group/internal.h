@@ -1,11 +1,11 @@
 /* The inside of a group. Everything that is not constant belongs to the holder of the engine's lock. */
-#ifndef DD_GROUP_GROUP_INTERNAL_H
-#define DD_GROUP_GROUP_INTERNAL_H
+#ifndef DD_GROUP_INTERNAL_H
+#define DD_GROUP_INTERNAL_H
 
 #include "collective/arena/board.h"
 #include "collective/run.h"
 #include "group/group.h"
-#include "group/group_guest.h"
+#include "group/guest.h"
 #include "store/meeting.h"
 #include "transport/context.h"
 
@@ -131,7 +131,7 @@ struct dd_group {
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
     atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list foreign;                   /* regions of others: see group_region.c */
+    dd_list foreign;                   /* regions of others: see regions.c */
     int nwanted;                       /* those of them that have not been mapped yet */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
@@ -140,7 +140,7 @@ struct dd_group {
     dd_blob splits;           /* how often each set of ranks has been split off: records of split_count */
 };
 
-/* ---- group_meet.c */
+/* ---- meet.c */
 
 typedef struct group_meeting {
     dd_meeting_end end;
@@ -165,7 +165,7 @@ typedef struct group_bulletin {
 /* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- group_setup.c */
+/* ---- setup.c */
 
 /* This rank's place in a group. */
 typedef struct group_place {
@@ -173,10 +173,6 @@ typedef struct group_place {
     int size;
     const dd_group_options *options;
 } group_place;
-
-/* Has all that needs nobody's help; the caller fills in the peers. */
-dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
-                       dd_error *err) DD_MUST_CHECK;
 
 /* Who takes part in the making of a group, beside its ranks. */
 typedef struct group_setup {
@@ -188,6 +184,18 @@ typedef struct group_setup {
 /* Adds what needs the others' help: context, topology, arena, run. On failure the group is to be destroyed. */
 dd_status group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
+
+/* ---- arena_setup.c */
+
+/* group->arena stays NULL if the ranks of this host cannot share one; the topology then has each of them as a host. */
+dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait,
+                             dd_error *err) DD_MUST_CHECK;
+
+/* ---- group.c */
+
+/* Has all that needs nobody's help; the caller fills in the peers. */
+dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
+                       dd_error *err) DD_MUST_CHECK;
 void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 
 /* ---- small things */
@@ -197,7 +205,7 @@ void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 #define GROUP_ARGS(group) \
     (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
 
-/* ---- group_check.c: whether a call may begin */
+/* ---- check.c: whether a call may begin */
 
 /* Whether it can have offspring: also once it was revoked. */
 dd_status group_check_parent_locked(dd_group *parent, dd_error *err) DD_MUST_CHECK;
@@ -207,15 +215,28 @@ dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) D
 dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
                            dd_error *err) DD_MUST_CHECK;
 
-/* ---- group_call.c */
+/* ---- call_pool.c */
 
 dd_status group_make_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
-/* The group's share of its pool of calls; NULL is fine. Works of the group may live on. */
+/* Drops the group's reference; NULL is fine. Works of the group may live on. */
 void group_release_pool(struct call_pool *pool);
+dd_status group_take_call(struct call_pool *pool, group_call **call, dd_error *err) DD_MUST_CHECK;
+/* Frees what the call owns and returns it to its pool. */
+void group_give_call(group_call *call);
+
+/* ---- call.c */
+
+/* A call of the pool, with copies of its blocks. */
+dd_status group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                                group_call **call, dd_error *err) DD_MUST_CHECK;
+/* Starts calls of one group, one after the other: all of them, or none. With `is_patient` the caller waits for the one call next. A
+ * call of the pool holds one more reference from now on, until it has ended. */
+dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
 /* Of messages of monitored_barrier. */
 #define GROUP_MONITOR_CHANNEL 1
 
-/* ---- group_post.c: a call under the lock */
+/* ---- queue.c: calls under way */
 
 /* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
 void group_post_locked(group_call *call);
@@ -224,7 +245,18 @@ void group_look_locked(group_call *call, bool is_hasty);
 /* What has not ended gets its deadline, and somebody to look after it. */
 void group_watch_locked(group_call *call);
 
-/* ---- group_parcel.c: messages that a carrier takes */
+/* ---- complete.c: ends of calls */
+
+/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
+void group_complete_locked(group_call *call, const dd_error *cause);
+/* The same with the group's cause; keeps_memory: somebody may still use the call's. */
+void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
+/* Those to and from `rank`, or all for DD_ANY_RANK. */
+void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
+/* Puts the group's task in, or takes it out, as the work at hand demands. */
+void group_update_task_locked(dd_group *group);
+
+/* ---- carried_messages.c: messages that a carrier takes */
 
 /* Hands a message to the carrier. False: it is not one for it. */
 bool group_post_carried_locked(group_call *call);
@@ -238,7 +270,7 @@ int64_t group_next_look_ns(const dd_group *group);
 /* Ends a message with `cause`, wherever it is. */
 void group_cancel_message_locked(group_call *call, const dd_error *cause);
 
-/* ---- group_task.c */
+/* ---- deadlines.c */
 
 void group_task_init(dd_group *group);
 /* Of a call that has just been put into its list, and not ended at once. A deadline that is later than the one that is set needs no
@@ -247,7 +279,7 @@ void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
 /* The collective under way, which has been waited for since then, looks after the others some time. Once for each. */
 void group_be_curious_locked(dd_group *group, int64_t since_ns);
 
-/* ---- group_hear.c */
+/* ---- events.c */
 
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
@@ -256,7 +288,7 @@ void group_hear_place_locked(dd_group *group, int rank);
 /* A rank of this host has taken its news since its bell was rung: its answer is on its board. */
 void group_hear_answer_locked(dd_group *group, int rank);
 
-/* ---- group_vote.c: what the making of a group waits for */
+/* ---- vote.c: what the making of a group waits for */
 
 /* As dd_group_await; and fails when a rank that takes part in the making will not vote any more. */
 dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx),
@@ -265,7 +297,7 @@ dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*i
 dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- group_board.c: what ranks of a host tell each other without a link */
+/* ---- board.c: what ranks of a host tell each other without a link */
 
 /* Tells all ranks (but `except`, which said so first) that this one has given up: by its links, and on the board. */
 void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause);
@@ -282,7 +314,7 @@ void group_ring_others_locked(dd_group *group);
 /* What ranks call the arena that they ask for or pass; regions have words from 1. */
 #define GROUP_ARENA_WORD 0
 
-/* ---- group_words.c: causes and the sentences for them; see also dd_group_error_about */
+/* ---- error_text.c: causes and the sentences for them; see also dd_group_error_about */
 
 /* "rank 2 (node-b, pid 77)" */
 const char *group_print_member(const dd_group *group, int rank, char out[128]);
@@ -313,16 +345,8 @@ int group_add_loss_locked(const dd_group *group, dd_error *error);
 /* Adds how far a message has come that has run out of time. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 
-/* ---- group_fail.c: ends of calls and of groups */
+/* ---- fail.c: the first cause of a failure, which ends everything */
 
-/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
-void group_complete_locked(group_call *call, const dd_error *cause);
-/* The same with the group's cause; keeps_memory: somebody may still use the call's. */
-void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
-/* Those to and from `rank`, or all for DD_ANY_RANK. */
-void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
-/* Puts the group's task in, or takes it out, as the work at hand demands. */
-void group_update_task_locked(dd_group *group);
 /* End the calls that are complete on this rank: their data has arrived, in messages or in shared memory, whether or not
  * this rank has looked at it. Every failure of a group or of its collectives does this first, so that no call fails that has
  * all it needs, whatever is published next. Collectives end in the order of the calls: those behind the one under way are
@@ -343,7 +367,7 @@ void group_fail_misfit_locked(dd_group *group, const dd_error *error);
 /* A message has come for a collective that was through here. */
 void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 
-/* ---- group_record.c: what the flight recorder is told */
+/* ---- record.c: what the flight recorder is told */
 
 /* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
  * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
@@ -356,7 +380,7 @@ void group_record_end_locked(group_call *call, const dd_error *error);
 /* The group has failed. Before its calls end. */
 void group_raise_alarm_locked(dd_group *group);
 
-/* ---- group_region.c */
+/* ---- regions.c */
 
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
 /* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */

@@ -1,5 +1,5 @@
 /* How the ranks of a group find each other: by the cards of their engines, in a store. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/mem.h"
 #include "store/meeting.h"

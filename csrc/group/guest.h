@@ -2,8 +2,8 @@
  * guest by this header alone, and has one at most.
  *
  * Everything here wants the engine's lock unless it says otherwise. */
-#ifndef DD_GROUP_GROUP_GUEST_H
-#define DD_GROUP_GROUP_GUEST_H
+#ifndef DD_GROUP_GUEST_H
+#define DD_GROUP_GUEST_H
 
 #include "group/group.h"
 
@@ -44,7 +44,7 @@ void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what,
                                dd_error *err);
 
-/* ---- memory (group_region.c) */
+/* ---- memory (regions.c) */
 
 /* A region for words that ranks wait for. Kept for other pads alone: a rank may look at one whose owner has let it go. Without the
  * lock. */

@@ -1,5 +1,5 @@
 /* Memory that ranks of one host share for their data. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/fork.h"
 #include "core/mem.h"

@@ -1,5 +1,5 @@
 /* What the ranks of a host tell each other without a link: on the board of their arena, and by ringing. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 bool
 group_is_on_board(const dd_group *group, int rank)

@@ -1,91 +1,11 @@
 /* Calls from their beginning to their end. A collective and a message are one kind of record, and every record goes the same way: it
  * is checked, posted, looked at, watched and ended. */
-#include "group/group_internal.h"
+#include "group/internal.h"
 
 #include "core/mem.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* ---- the pool of calls that nobody waits in */
-
-#define POOL_PLACES 64
-
-/* Works may live longer than their group, and are let go by any thread. */
-typedef struct call_pool {
-    atomic_uint refs;                        /* the group's, and one for each call that is in use */
-    _Atomic(group_call *) free[POOL_PLACES]; /* a thread owns what it exchanges for NULL; release, acquire */
-} call_pool;
-
-dd_status
-group_make_pool(dd_group *group, dd_error *err)
-{
-    group->pool = dd_mem_zalloc(sizeof *group->pool);
-    if (group->pool == NULL) {
-        return dd_error_no_memory(err, sizeof *group->pool);
-    }
-    atomic_init(&group->pool->refs, 1);
-    return DD_OK;
-}
-
-void
-group_release_pool(call_pool *pool)
-{
-    if (pool == NULL || atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) != 1) {
-        return;
-    }
-    for (int i = 0; i < POOL_PLACES; i++) {
-        dd_mem_free(atomic_load_explicit(&pool->free[i], memory_order_acquire));
-    }
-    dd_mem_free(pool);
-}
-
-static dd_status
-take_call(call_pool *pool, group_call **out, dd_error *err)
-{
-    group_call *call = NULL;
-    for (int i = 0; i < POOL_PLACES && call == NULL; i++) {
-        if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) != NULL) {
-            call = atomic_exchange_explicit(&pool->free[i], NULL, memory_order_acquire);
-        }
-    }
-    call = call != NULL ? call : dd_mem_alloc(sizeof *call);
-    if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call);
-    }
-    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
-    call->pool = pool;
-    call->blocks = call->few_blocks;
-    call->kept_form = NULL;
-    *out = call;
-    return DD_OK;
-}
-
-static void
-give_call(group_call *call)
-{
-    call_pool *pool = call->pool;
-    dd_coll_form_destroy(call->kept_form);
-    if (call->blocks != call->few_blocks) {
-        dd_mem_free(call->blocks);
-    }
-    for (int i = 0; i < POOL_PLACES && call != NULL; i++) {
-        group_call *none = NULL;
-        if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) == NULL &&
-            atomic_compare_exchange_strong_explicit(&pool->free[i], &none, call, memory_order_release,
-                                                    memory_order_relaxed)) {
-            call = NULL;
-        }
-    }
-    dd_mem_free(call);
-    group_release_pool(pool);
-}
-
-static void
-on_work_unused(dd_work *work)
-{
-    give_call(DD_CONTAINER_OF(work, group_call, work));
-}
 
 /* ---- what a call is */
 
@@ -306,10 +226,9 @@ look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
     group_look_locked(call, false);
 }
 
-/* Starts calls of one group, one after the other: all of them, or none. With `is_patient` the caller waits for the one call next. A call
- * of the pool has a reference more from now on, until it has ended. */
-static dd_status
-start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait, dd_error *err)
+dd_status
+group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
+                  dd_error *err)
 {
     dd_group *group = calls[0]->group;
     dd_status status = dd_engine_check_fork(group->engine, err);
@@ -347,7 +266,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_group *group = call->group;
     dd_work *work = &call->work;
-    dd_status status = start_calls(&call, 1, true, wait, err);
+    dd_status status = group_start_calls(&call, 1, true, wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -421,13 +340,18 @@ dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options 
 
 /* ---- calls that go on by themselves */
 
-/* A call of the pool with copies of its blocks. */
-static dd_status
-take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options, group_call **out,
-                dd_error *err)
+static void
+on_work_unused(dd_work *work)
+{
+    group_give_call(DD_CONTAINER_OF(work, group_call, work));
+}
+
+dd_status
+group_take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                      group_call **out, dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = take_call(group->pool, &call, err);
+    dd_status status = group_take_call(group->pool, &call, err);
     if (status != DD_OK) {
         return status;
     }
@@ -442,7 +366,7 @@ take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options
         status = init_collective(call, group, args, options, err);
     }
     if (status != DD_OK) {
-        give_call(call);
+        group_give_call(call);
         return status;
     }
     for (size_t i = 0; i < ninputs + noutputs; i++) {
@@ -461,7 +385,7 @@ start_call(group_call *call, dd_work **work, dd_error *err)
 {
     const dd_wait nobody = {.deadline_ns = DD_NEVER_NS};
     *work = &call->work; /* who is told that it is done may look for it there already */
-    dd_status status = start_calls(&call, 1, false, &nobody, err);
+    dd_status status = group_start_calls(&call, 1, false, &nobody, err);
     if (status != DD_OK) {
         *work = NULL;
         dd_work_release(&call->work);
@@ -474,7 +398,7 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
                     dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = take_collective(group, args, options, &call, err);
+    dd_status status = group_take_collective(group, args, options, &call, err);
     return status == DD_OK ? start_call(call, work, err) : status;
 }
 
@@ -483,133 +407,11 @@ dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
              dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = take_call(group->pool, &call, err);
+    dd_status status = group_take_call(group->pool, &call, err);
     if (status == DD_OK) {
         init_message(call, group, p2p, options);
         call->work.destroy = on_work_unused;
         status = start_call(call, work, err);
     }
     return status;
-}
-
-/* ---- the same call again and again: one of the pool that keeps its form */
-
-dd_status
-dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                       dd_standing_call **out, dd_error *err)
-{
-    dd_coll_form *form = NULL;
-    group_call *call = NULL;
-    dd_status status = group_check_usable(group, dd_coll_name(args->coll), err);
-    if (status == DD_OK) {
-        status = dd_coll_form_create(group, args, options->record, &form, err);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_call_options nobody_told = {.timeout_ns = options->timeout_ns,
-                                   .form = form,
-                                   .stack = options->record != NULL ? options->record->stack : 0};
-    status = take_collective(group, args, &nobody_told, &call, err);
-    if (status != DD_OK) {
-        dd_coll_form_destroy(form);
-        return status;
-    }
-    call->kept_form = form;
-    atomic_store_explicit(&call->work.is_done, true, memory_order_relaxed);
-    (void)dd_group_acquire(group);
-    *out = call;
-    return DD_OK;
-}
-
-bool
-dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx)
-{
-    if (call == NULL) {
-        return false;
-    }
-    dd_group *group = call->group;
-    bool is_under_way = false;
-    if (!dd_work_is_done(&call->work) && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_engine_lock(group->engine);
-        is_under_way = !dd_work_is_done(&call->work);
-        if (is_under_way) {
-            call->work.on_done = on_done;
-            call->work.ctx = ctx;
-        }
-        dd_engine_unlock(group->engine);
-    }
-    dd_work_release(&call->work);
-    if (is_under_way) {
-        dd_engine_kick(group->engine);
-    }
-    dd_group_release(group);
-    return is_under_way;
-}
-
-dd_work *
-dd_standing_work(dd_standing_call *call)
-{
-    return &call->work;
-}
-
-void
-dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns)
-{
-    *args = call->args;
-    *timeout_ns = call->timeout_ns;
-}
-
-/* Whether somebody has to look after a call that nobody waits for yet: the others need more of this rank than it has given. */
-static bool
-needs_driver(const group_call *call)
-{
-    bool has_given_all = call->is_quick && dd_group_carrier(call->group) == NULL;
-    return !has_given_all && !dd_work_is_done(&call->work);
-}
-
-dd_status
-dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
-                  dd_error *err)
-{
-    dd_status status = ncalls > 0 ? start_calls(calls, ncalls, is_patient, wait, err) : DD_OK;
-    bool is_needed = false;
-    for (size_t i = 0; i < ncalls && status == DD_OK && !is_patient; i++) {
-        is_needed = is_needed || needs_driver(calls[i]);
-    }
-    if (is_needed) {
-        dd_engine_kick(calls[0]->group->engine);
-    }
-    return status;
-}
-
-static bool
-try_lock(const dd_standing_call *call)
-{
-    dd_engine *engine = call->group->engine;
-    return !dd_work_is_done(&call->work) && dd_engine_check_fork(engine, NULL) == DD_OK &&
-           dd_engine_try_lock(engine);
-}
-
-bool
-dd_standing_look(dd_standing_call *call)
-{
-    if (call->is_quick && try_lock(call)) {
-        group_look_locked(call, true);
-        dd_engine_unlock(call->group->engine);
-    }
-    return dd_work_is_done(&call->work);
-}
-
-dd_status
-dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
-{
-    if (!dd_standing_look(call)) {
-        dd_wait_let_go(wait);
-        if (try_lock(call)) {
-            group_look_locked(call, false);
-            dd_engine_unlock(call->group->engine);
-        }
-    }
-    return dd_group_wait(call->group, &call->work, wait, err);
 }

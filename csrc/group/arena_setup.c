@@ -1,0 +1,255 @@
+/* Setting up the arena of this host. Its lowest rank creates the memory, and the other ranks ask for its descriptor until it arrives. A
+ * vote of all ranks then decides: on a host where one rank has no arena, none uses it, and its ranks count as hosts of their own. */
+#include "group/internal.h"
+
+#include "core/cpu.h"
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* A maker is asked again for its arena after so long. */
+#define ASK_ARENA_NS (2 * DD_NS_PER_MS)
+
+/* Its maker may not know of the group yet: asks again until it comes. */
+static void
+ask_for_arena(dd_group *group)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (group->arena_fd == -1 && now_ns >= group->ask_arena_ns) {
+        group->ask_arena_ns = now_ns + ASK_ARENA_NS;
+        (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[0], GROUP_ARENA_WORD);
+    }
+}
+
+/* The arena comes meanwhile: that needs no link. */
+static bool
+is_leader_linked(void *ctx)
+{
+    dd_group *group = ctx;
+    const dd_peer *leader = group->peers[group->topology.local_ranks[0]];
+    ask_for_arena(group);
+    return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
+}
+
+/* The lowest local rank notices the end of this one, and this one its end. *is_shared: the link is shared memory; else the group may still
+ * come about by messages. */
+static dd_status
+connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
+{
+    dd_peer *leader = group->peers[group->topology.local_ranks[0]];
+    dd_engine_lock(group->engine);
+    dd_peer_connect_locked(leader);
+    dd_engine_unlock(group->engine);
+    dd_status status = group_await_others(group, setup, is_leader_linked, group, wait, err);
+    dd_engine_lock(group->engine);
+    *is_shared = status == DD_OK && dd_peer_has_shm_locked(leader);
+    dd_engine_unlock(group->engine);
+    return status == DD_OP_TIMED_OUT ? DD_OK : status;
+}
+
+/* Under the lock, since the context is open and others may already have something to tell. */
+static void
+set_arena(dd_group *group, dd_arena *arena)
+{
+    dd_engine_lock(group->engine);
+    dd_arena *before = group->arena;
+    group->arena = arena;
+    dd_engine_unlock(group->engine);
+    dd_arena_close(before);
+}
+
+static dd_status
+attach_arena(dd_group *group, int fd, int local, dd_error *err)
+{
+    dd_arena *arena = NULL;
+    dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &arena, err);
+    if (status == DD_OK) {
+        dd_arena_add_cpus(arena);
+        set_arena(group, arena);
+    }
+    return status;
+}
+
+/* Those who wait for it already need not ask again. */
+static void
+pass_arena(dd_group *group, int fd)
+{
+    dd_engine_lock(group->engine);
+    group->arena_fd = fd;
+    for (int i = 1; i < group->topology.nlocal; i++) {
+        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+/* The lowest local rank makes the memory. */
+static dd_status
+make_arena(dd_group *group, dd_error *err)
+{
+    int fd = -1;
+    int quota = dd_cpu_quota();
+    bool is_crowded = quota > 0 && group->topology.nlocal > quota;
+    dd_status status = dd_arena_create(group->topology.nlocal, is_crowded, &fd, err);
+    if (status == DD_OK) {
+        status = attach_arena(group, fd, 0, err);
+    }
+    if (status != DD_OK) {
+        dd_fork_close(fd);
+    }
+    pass_arena(group, status == DD_OK ? fd : DD_FD_DENIED);
+    return status;
+}
+
+static bool
+has_arena_come(void *ctx)
+{
+    dd_group *group = ctx;
+    const dd_peer *maker = group->peers[group->topology.local_ranks[0]];
+    ask_for_arena(group);
+    return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL ||
+           dd_context_check_notes_locked(group->context, NULL) != DD_OK;
+}
+
+static dd_status
+take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = group_await_others(group, setup, has_arena_come, group, wait, err);
+    dd_engine_lock(group->engine);
+    int fd = group->arena_fd;
+    const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
+    group->arena_fd = -1;
+    if (status == DD_OP_TIMED_OUT) {
+        dd_error_set(err, status, "no arena has come");
+    } else if (status == DD_OK && fd == -1) {
+        status =
+            broken != NULL ? dd_error_copy(err, broken) : dd_context_check_notes_locked(group->context, err);
+    } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
+        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
+    } else if (status == DD_OK && fd == DD_FD_DENIED) {
+        status = dd_error_set(err, DD_SYSTEM, "its maker could not make it");
+    }
+    dd_engine_unlock(group->engine);
+    if (status == DD_OK) {
+        status = attach_arena(group, fd, group->topology.local_of[group->rank], err);
+    }
+    dd_sock_close(fd);
+    return status;
+}
+
+/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails when it is not
+ * being made any more. */
+static dd_status
+try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
+{
+    *has_arena = group->topology.nlocal < 2;
+    if (*has_arena) {
+        return DD_OK;
+    }
+    if (group->topology.nlocal > DD_ARENA_MAX_RANKS) {
+        DD_LOG(DD_LOG_INFO,
+               "group \"%.*s\" (rank %d): no shared arena: %d ranks on this host, and %d are the most; its "
+               "collectives go by messages",
+               (int)group->name.len, (const char *)group->name.data, group->rank, group->topology.nlocal,
+               DD_ARENA_MAX_RANKS);
+        return DD_OK;
+    }
+    int local = group->topology.local;
+    bool is_shared = local == 0; /* else its vote, or its silence, will tell */
+    dd_status status = is_shared ? DD_OK : connect_leader(group, setup, &is_shared, wait, err);
+    if (status != DD_OK || !is_shared) {
+        return status;
+    }
+    /* A maker that has failed says so, and is heard unless its bell is what has failed. */
+    dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
+    dd_error error;
+    status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
+    if (status == DD_INTERRUPTED) {
+        return dd_error_copy(err, &error);
+    }
+    if (status != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "group \"%.*s\" (rank %d): no shared arena: %s", (int)group->name.len,
+               (const char *)group->name.data, group->rank, error.message);
+    }
+    *has_arena = status == DD_OK;
+    return DD_OK;
+}
+
+/* A host where one rank has no arena works without: its ranks count as hosts of their own. All ranks see the same votes. */
+static dd_status
+split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
+{
+    dd_topology split;
+    int *hosts = dd_mem_alloc_array((size_t)group->size, sizeof *hosts);
+    if (hosts == NULL) {
+        return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        int host = group->topology.host_of[rank];
+        hosts[rank] = votes[host] != 0 ? dd_topology_rank_at(&group->topology, host, 0) : rank;
+    }
+    dd_status status = dd_topology_init(&split, group->rank, group->size, hosts, err);
+    dd_mem_free(hosts);
+    if (status == DD_OK) {
+        dd_topology_fini(&group->topology);
+        group->topology = split;
+    }
+    return status;
+}
+
+/* All of this host can reach each other there, whether they are linked or not. */
+static void
+note_near_ranks(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    for (int local = 0; local < group->topology.nlocal; local++) {
+        dd_peer_note_near_locked(group->peers[group->topology.local_ranks[local]]);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+static dd_status
+set_up_alone(dd_group *group, dd_error *err)
+{
+    int fd = -1;
+    dd_status status = dd_arena_create(1, false, &fd, err);
+    if (status == DD_OK) {
+        status = dd_arena_attach(fd, 1, 0, &group->arena, err);
+        dd_fork_close(fd);
+    }
+    return status;
+}
+
+static dd_status
+set_up_shared(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    size_t nhosts = (size_t)group->topology.nhosts;
+    uint8_t *votes = dd_mem_zalloc(nhosts);
+    if (votes == NULL) {
+        return dd_error_no_memory(err, nhosts);
+    }
+    bool has_arena = false;
+    dd_status status = group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
+    if (status == DD_OK) {
+        status = group_exchange_votes(group, setup, has_arena, votes, wait, err);
+    }
+    if (status == DD_OK && memchr(votes, 0, nhosts) != NULL) {
+        status = split_hosts(group, votes, err);
+    }
+    if (status == DD_OK && group->topology.nlocal < 2) {
+        set_arena(group, NULL);
+    }
+    if (status == DD_OK && group->arena != NULL) {
+        note_near_ranks(group);
+    }
+    dd_mem_free(votes);
+    return status;
+}
+
+dd_status
+group_set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    return group->size == 1 ? set_up_alone(group, err) : set_up_shared(group, setup, wait, err);
+}

@@ -1,0 +1,77 @@
+/* The memory of calls that outlive the function that made them: 64 per group are kept for reuse, and a call is taken and given
+ * back without a lock. A work may live longer than its group, and any thread may release it, so the pool is counted: one
+ * reference is the group's, and one belongs to each call in use. */
+#include "group/internal.h"
+
+#include "core/mem.h"
+
+#define POOL_PLACES 64
+
+typedef struct call_pool {
+    atomic_uint refs;                        /* the group's, and one for each call that is in use */
+    _Atomic(group_call *) free[POOL_PLACES]; /* a thread owns what it exchanges for NULL; release, acquire */
+} call_pool;
+
+dd_status
+group_make_pool(dd_group *group, dd_error *err)
+{
+    group->pool = dd_mem_zalloc(sizeof *group->pool);
+    if (group->pool == NULL) {
+        return dd_error_no_memory(err, sizeof *group->pool);
+    }
+    atomic_init(&group->pool->refs, 1);
+    return DD_OK;
+}
+
+void
+group_release_pool(call_pool *pool)
+{
+    if (pool == NULL || atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (int i = 0; i < POOL_PLACES; i++) {
+        dd_mem_free(atomic_load_explicit(&pool->free[i], memory_order_acquire));
+    }
+    dd_mem_free(pool);
+}
+
+dd_status
+group_take_call(call_pool *pool, group_call **out, dd_error *err)
+{
+    group_call *call = NULL;
+    for (int i = 0; i < POOL_PLACES && call == NULL; i++) {
+        if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) != NULL) {
+            call = atomic_exchange_explicit(&pool->free[i], NULL, memory_order_acquire);
+        }
+    }
+    call = call != NULL ? call : dd_mem_alloc(sizeof *call);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
+    }
+    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+    call->pool = pool;
+    call->blocks = call->few_blocks;
+    call->kept_form = NULL;
+    *out = call;
+    return DD_OK;
+}
+
+void
+group_give_call(group_call *call)
+{
+    call_pool *pool = call->pool;
+    dd_coll_form_destroy(call->kept_form);
+    if (call->blocks != call->few_blocks) {
+        dd_mem_free(call->blocks);
+    }
+    for (int i = 0; i < POOL_PLACES && call != NULL; i++) {
+        group_call *none = NULL;
+        if (atomic_load_explicit(&pool->free[i], memory_order_relaxed) == NULL &&
+            atomic_compare_exchange_strong_explicit(&pool->free[i], &none, call, memory_order_release,
+                                                    memory_order_relaxed)) {
+            call = NULL;
+        }
+    }
+    dd_mem_free(call);
+    group_release_pool(pool);
+}

@@ -1,0 +1,222 @@
+/* Setting up a group whose peers are known: which ranks share a host, then a context, an arena and a run. A rank that cannot go on
+ * reports why to the others before it gives up. */
+#include "group/internal.h"
+
+#include "core/cpu.h"
+#include "core/fork.h"
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct host_of_rank {
+    const dd_card *card;
+    int rank;
+} host_of_rank;
+
+/* Ranks without shared memory come last. */
+static int
+compare_hosts(const void *a, const void *b)
+{
+    const host_of_rank *first = a;
+    const host_of_rank *second = b;
+    int order = second->card->has_unix - first->card->has_unix;
+    if (order == 0) {
+        order = memcmp(first->card->host_id, second->card->host_id, sizeof first->card->host_id);
+    }
+    return order != 0 ? order : first->rank - second->rank;
+}
+
+/* hosts[r]: the lowest rank on the host of r, by their cards. */
+static dd_status
+compare_cards(const dd_group *group, int *hosts, dd_error *err)
+{
+    size_t size = (size_t)group->size;
+    host_of_rank *sorted = dd_mem_alloc_array(size, sizeof *sorted);
+    if (sorted == NULL) {
+        return dd_error_no_memory(err, size * sizeof *sorted);
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        sorted[rank] = (host_of_rank){dd_peer_card(group->peers[rank]), rank};
+    }
+    qsort(sorted, size, sizeof *sorted, compare_hosts);
+    for (size_t i = 0; i < size; i++) {
+        const dd_card *card = sorted[i].card;
+        bool is_same = i > 0 && card->has_unix && dd_card_is_same_host(card, sorted[i - 1].card);
+        hosts[sorted[i].rank] = is_same ? hosts[sorted[i - 1].rank] : sorted[i].rank;
+    }
+    dd_mem_free(sorted);
+    return DD_OK;
+}
+
+static dd_status
+find_hosts(dd_group *group, dd_error *err)
+{
+    int *hosts = dd_mem_alloc_array((size_t)group->size, sizeof *hosts);
+    if (hosts == NULL) {
+        return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
+    }
+    dd_status status = compare_cards(group, hosts, err);
+    if (status == DD_OK) {
+        status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
+    }
+    dd_mem_free(hosts);
+    return status;
+}
+
+static void
+wake_local_rank(void *ctx, int local)
+{
+    dd_group *group = ctx;
+    dd_peer_ring_bell_locked(group->peers[group->topology.local_ranks[local]]);
+}
+
+static dd_status
+make_run(dd_group *group, dd_error *err)
+{
+    if (group->arena != NULL && group->topology.nlocal > 1) {
+        group->is_crowded = dd_arena_is_crowded(group->arena);
+    }
+    dd_run_env env = {
+        .engine = group->engine,
+        .context = group->context,
+        .topology = &group->topology,
+        .arena = group->arena,
+        .selection = group->selection,
+        .segment_nbytes = group->segment_nbytes,
+        .is_crowded = group->is_crowded,
+        .wake = wake_local_rank,
+        .want_region = group_want_region,
+        .ctx = group,
+    };
+    group->task.is_crowded = group->task.is_outnumbered = env.is_crowded;
+    return dd_run_create(&env, &group->run, err);
+}
+
+static dd_status
+open_context(dd_group *group, dd_error *err)
+{
+    dd_context_handler handler = group_context_handler;
+    handler.ctx = group;
+    return dd_context_open(group->engine, group->id, group->rank, group->size, group->peers, &handler,
+                           &group->context, err);
+}
+
+static dd_status
+set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = find_hosts(group, err);
+    int nlocal = group->topology.nlocal; /* one rank is never crowded, and need not read what it may use */
+    group->is_crowded = nlocal > 1 && nlocal > dd_cpu_usable_count();
+    if (status == DD_OK) {
+        status = open_context(group, err);
+    }
+    if (status == DD_OK) {
+        status = group_set_up_arena(group, setup, wait, err);
+    }
+    return status == DD_OK ? make_run(group, err) : status;
+}
+
+/* Posts why this rank cannot go on. A rank that it has lost may have ended for a reason that it has posted first; that is the cause
+ * then. */
+static void
+post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
+{
+    dd_error told;
+    dd_error first;
+    group_explain_cause(group, cause, &told);
+    if (cause->kind == DD_CAUSE_LOST) { /* it may be well, and reads this */
+        char who[128];
+        char finder[160];
+        snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, who));
+        group_append(&told, finder);
+    }
+    dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
+                    &first);
+    if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
+        *error = first;
+    }
+}
+
+/* As a fact where it is one: each says of a rank that is lost what that is to it. */
+static dd_cause
+cause_of_giving_up(const dd_group *group, const dd_error *error)
+{
+    const dd_cause *failure = &group->failure;
+    bool is_failure = failure->kind == DD_CAUSE_LOST && error->code == DD_PEER_LOST &&
+                      error->culprit.rank == failure->culprit.rank;
+    return is_failure ? *failure : group_cause_of_error(group, error);
+}
+
+/* The others are waiting, or will be. */
+static void
+tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
+{
+    if (group->context == NULL) {
+        return;
+    }
+    dd_cause cause = cause_of_giving_up(group, error);
+    if (error->code == DD_INTERRUPTED) {
+        cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
+        snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
+    }
+    bool may_be_consequence = error->code == DD_PEER_LOST && setup->bulletin != NULL;
+    if (may_be_consequence) {
+        post_reason(group, setup, &cause, error);
+        cause = cause_of_giving_up(group, error);
+    }
+    dd_engine_lock(group->engine);
+    group_tell_abort_locked(group, DD_ANY_RANK, &cause);
+    dd_engine_unlock(group->engine);
+    if (setup->bulletin != NULL && !may_be_consequence) {
+        post_reason(group, setup, &cause, error);
+    }
+}
+
+/* What went wrong since the others have voted they are told now (see fail_locked). */
+static void
+end_setup(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    group->is_made = true;
+    dd_fork_close(group->arena_fd); /* all have voted, and so have it or do without */
+    group->arena_fd = -1;
+    if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
+        group_tell_abort_locked(group, DD_ANY_RANK, &group->failure);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+/* Others may have left because of what this rank lacked. */
+static void
+find_own_part(dd_group *group, dd_error *error)
+{
+    dd_error own;
+    dd_engine_lock(group->engine);
+    if (error->code == DD_PEER_LOST && dd_engine_check_links_locked(group->engine, &own) != DD_OK) {
+        char who[128];
+        *error = own;
+        dd_error_prepend(error, "%s", group_print_member(group, group->rank, who));
+        group_blame(group, group->rank, error);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+dd_status
+group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    dd_error error;
+    dd_status status = set_up(group, setup, wait, &error);
+    if (status != DD_OK) {
+        find_own_part(group, &error);
+        tell_given_up(group, setup, &error);
+        if (error.code == DD_PEER_LOST && error.culprit.rank == group->rank) {
+            dd_error_prepend(&error, "another rank has given up");
+        }
+        dd_error_prepend(&error, GROUP_FORMAT ": cannot connect the ranks", GROUP_ARGS(group));
+        return dd_error_copy(err, &error);
+    }
+    end_setup(group);
+    return DD_OK;
+}

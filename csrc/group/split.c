@@ -1,0 +1,176 @@
+/* Splitting a group: some of its ranks make a group of their own without a store. Each member derives the new group's id by itself,
+ * from the parent's id, the tag, the ranks, and how often the parent has split off the same ranks with that tag. A call that a rank
+ * refuses for its arguments is counted by the other members only, and is_attempt_missed finds out. */
+#include "group/internal.h"
+
+#include "core/mem.h"
+#include "net/sha256.h"
+
+#include <string.h>
+
+typedef struct split_count {
+    uint64_t set; /* hash of ranks and tag */
+    uint64_t count;
+} split_count;
+
+/* The hash of `head`, which is two words, and of ranks. */
+static uint64_t
+hash_set(const uint64_t head[2], const int *ranks, int nranks)
+{
+    uint8_t digest[DD_SHA256_BYTES];
+    dd_sha256 sha;
+    dd_sha256_init(&sha);
+    dd_sha256_update(&sha, dd_bytes_of(head, 2 * sizeof *head));
+    dd_sha256_update(&sha, dd_bytes_of(ranks, (size_t)nranks * sizeof *ranks));
+    dd_sha256_final(&sha, digest);
+    uint64_t hash;
+    memcpy(&hash, digest, sizeof hash);
+    return hash;
+}
+
+/* How often this set has been split off before: every member counts alike. */
+static dd_status
+count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
+{
+    dd_status status = DD_OK;
+    dd_engine_lock(parent->engine);
+    split_count *records = (split_count *)(void *)parent->splits.data;
+    size_t nrecords = parent->splits.len / sizeof *records;
+    size_t i = 0;
+    while (i < nrecords && records[i].set != set) {
+        i++;
+    }
+    if (i < nrecords) {
+        *count = ++records[i].count;
+    } else {
+        split_count record = {.set = set};
+        status = dd_blob_append(&parent->splits, &record, sizeof record, err);
+        *count = 0;
+    }
+    dd_engine_unlock(parent->engine);
+    return status;
+}
+
+static dd_status
+check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+{
+    dd_status status = DD_OK;
+    bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
+    if (is_named == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)parent->size);
+    }
+    *own = -1;
+    for (int i = 0; i < nranks && status == DD_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= parent->size) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
+                                  parent->size - 1);
+        } else if (is_named[ranks[i]]) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
+        } else {
+            is_named[ranks[i]] = true;
+            *own = ranks[i] == parent->rank ? i : *own;
+        }
+    }
+    dd_mem_free(is_named);
+    if (status == DD_OK && *own < 0) {
+        status =
+            dd_error_set(err, DD_INVALID_ARGUMENT,
+                         "split: rank %d is not among the %d ranks of the new group, and only they make it",
+                         parent->rank, nranks);
+    }
+    return status;
+}
+
+static dd_status
+name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_t *id, dd_error *err)
+{
+    uint64_t count = 0;
+    uint64_t set = hash_set((uint64_t[]){parent->id, tag}, ranks, nranks);
+    dd_status status = count_split(parent, set, &count, err);
+    if (status == DD_OK) {
+        *id = hash_set((uint64_t[]){set, count}, ranks, nranks);
+    }
+    return status;
+}
+
+/* A rank whose call was refused for its arguments has not counted the attempt that the other members have made and given up. */
+static bool
+is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint64_t id)
+{
+    bool is_given_up = false;
+    dd_engine_lock(parent->engine);
+    for (int i = 0; i < nranks && parent->nsplits_refused > 0 && !is_given_up; i++) {
+        is_given_up = dd_peer_has_given_up_locked(parent->peers[ranks[i]], id, own);
+    }
+    parent->nsplits_refused -= is_given_up ? 1 : 0;
+    dd_engine_unlock(parent->engine);
+    return is_given_up;
+}
+
+static void
+note_refused(dd_group *parent)
+{
+    dd_engine_lock(parent->engine);
+    parent->nsplits_refused++;
+    dd_engine_unlock(parent->engine);
+}
+
+static dd_status
+check_parent(dd_group *parent, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(parent->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(parent->engine);
+        status = group_check_parent_locked(parent, err);
+        dd_engine_unlock(parent->engine);
+    }
+    return status;
+}
+
+dd_status
+dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, const dd_group_options *options,
+               dd_group **group, const dd_wait *wait, dd_error *err)
+{
+    int own = -1;
+    uint64_t id = 0;
+    dd_status status = check_parent(parent, err);
+    if (status == DD_OK) {
+        status = check_split(parent, ranks, nranks, &own, err);
+        if (status == DD_INVALID_ARGUMENT) {
+            note_refused(parent);
+        }
+    }
+    do {
+        status = status == DD_OK ? name_split(parent, ranks, nranks, tag, &id, err) : status;
+    } while (status == DD_OK && is_attempt_missed(parent, ranks, nranks, own, id));
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_group *made = NULL;
+    group_place place = {.rank = own, .size = nranks, .options = options};
+    status = group_create(parent->engine, id, &place, &made, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    for (int i = 0; i < nranks; i++) {
+        made->peers[i] = dd_peer_acquire(parent->peers[ranks[i]]);
+    }
+    group_setup setup = {.parent = parent, .parent_ranks = ranks};
+    status = group_set_up(made, &setup, wait, err);
+    if (status != DD_OK && status != DD_INTERRUPTED) {
+        /* Members that have left because the parent has failed are gone from the new group, too, but are
+         * not to blame. */
+        dd_engine_lock(parent->engine);
+        dd_error cause;
+        if (group_check_parent_locked(parent, &cause) != DD_OK && parent->cause.code != DD_OK) {
+            status = dd_error_copy(err, &cause);
+        }
+        dd_engine_unlock(parent->engine);
+    }
+    if (status == DD_OK) {
+        *group = made;
+    } else {
+        group_destroy(made);
+    }
+    return status;
+}

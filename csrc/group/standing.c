@@ -1,0 +1,122 @@
+/* A standing call is prepared once and started again and again: a call of the pool that keeps the form of its arguments. */
+#include "group/internal.h"
+
+dd_status
+dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                       dd_standing_call **out, dd_error *err)
+{
+    dd_coll_form *form = NULL;
+    group_call *call = NULL;
+    dd_status status = group_check_usable(group, dd_coll_name(args->coll), err);
+    if (status == DD_OK) {
+        status = dd_coll_form_create(group, args, options->record, &form, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_call_options nobody_told = {.timeout_ns = options->timeout_ns,
+                                   .form = form,
+                                   .stack = options->record != NULL ? options->record->stack : 0};
+    status = group_take_collective(group, args, &nobody_told, &call, err);
+    if (status != DD_OK) {
+        dd_coll_form_destroy(form);
+        return status;
+    }
+    call->kept_form = form;
+    atomic_store_explicit(&call->work.is_done, true, memory_order_relaxed);
+    (void)dd_group_acquire(group);
+    *out = call;
+    return DD_OK;
+}
+
+bool
+dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx)
+{
+    if (call == NULL) {
+        return false;
+    }
+    dd_group *group = call->group;
+    bool is_under_way = false;
+    if (!dd_work_is_done(&call->work) && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_engine_lock(group->engine);
+        is_under_way = !dd_work_is_done(&call->work);
+        if (is_under_way) {
+            call->work.on_done = on_done;
+            call->work.ctx = ctx;
+        }
+        dd_engine_unlock(group->engine);
+    }
+    dd_work_release(&call->work);
+    if (is_under_way) {
+        dd_engine_kick(group->engine);
+    }
+    dd_group_release(group);
+    return is_under_way;
+}
+
+dd_work *
+dd_standing_work(dd_standing_call *call)
+{
+    return &call->work;
+}
+
+void
+dd_standing_describe(const dd_standing_call *call, dd_coll_args *args, int64_t *timeout_ns)
+{
+    *args = call->args;
+    *timeout_ns = call->timeout_ns;
+}
+
+/* Whether somebody has to look after a call that nobody waits for yet: the others need more of this rank than it has given. */
+static bool
+needs_driver(const group_call *call)
+{
+    bool has_given_all = call->is_quick && dd_group_carrier(call->group) == NULL;
+    return !has_given_all && !dd_work_is_done(&call->work);
+}
+
+dd_status
+dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
+                  dd_error *err)
+{
+    dd_status status = ncalls > 0 ? group_start_calls(calls, ncalls, is_patient, wait, err) : DD_OK;
+    bool is_needed = false;
+    for (size_t i = 0; i < ncalls && status == DD_OK && !is_patient; i++) {
+        is_needed = is_needed || needs_driver(calls[i]);
+    }
+    if (is_needed) {
+        dd_engine_kick(calls[0]->group->engine);
+    }
+    return status;
+}
+
+static bool
+try_lock(const dd_standing_call *call)
+{
+    dd_engine *engine = call->group->engine;
+    return !dd_work_is_done(&call->work) && dd_engine_check_fork(engine, NULL) == DD_OK &&
+           dd_engine_try_lock(engine);
+}
+
+bool
+dd_standing_look(dd_standing_call *call)
+{
+    if (call->is_quick && try_lock(call)) {
+        group_look_locked(call, true);
+        dd_engine_unlock(call->group->engine);
+    }
+    return dd_work_is_done(&call->work);
+}
+
+dd_status
+dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
+{
+    if (!dd_standing_look(call)) {
+        dd_wait_let_go(wait);
+        if (try_lock(call)) {
+            group_look_locked(call, false);
+            dd_engine_unlock(call->group->engine);
+        }
+    }
+    return dd_group_wait(call->group, &call->work, wait, err);
+}
