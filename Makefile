@@ -326,7 +326,7 @@ ruff: ## ruff over all Python (pip install ruff), as pyproject.toml has it
 check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
 	@$(PYTHON) tools/check_nccl.py
 
-check-nan: ## csrc/nccl/nan_ptx.c against nan_kernel.cu, and against NVIDIA's compilers where there are any
+check-nan: ## csrc/nccl/driver/nan_ptx.inc against nan_kernel.cu, and against NVIDIA's compilers where there are any
 	@$(PYTHON) tools/make_nan_ptx.py --check
 
 TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/sim/world/*.c)

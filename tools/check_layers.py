@@ -2,8 +2,8 @@
 """Checks that the folders of csrc/ include each other in one direction only.
 
 A layer may include itself and the layers named for it below; nothing else. More rules: a header called
-internal.h or x_internal.h (or layout.h or state.h, outside the binding) is included only from its own folder, and Python.h only
-by csrc/python/base/api.h; and the binding
+internal.h or x_internal.h (or layout.h or state.h, outside the binding) is included only from its own folder and those in it, and
+Python.h only by csrc/python/base/api.h; and the binding
 goes to Python by its limited API, whose names the linker resolves, and never by those that lend what may die.
 """
 import re
@@ -52,8 +52,8 @@ def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | Non
         return "write the path from csrc/, as in \"core/status.h\", of a header that exists"
     target_layer = Path(target).parts[0]
     is_internal = bool(re.search(r"[/_]internal\.h$", target)) or (target_layer != "python" and target.endswith(("/layout.h", "/state.h")))
-    if is_internal and Path(target).parent != source.parent:
-        return "an internal header stays in its folder"
+    if is_internal and Path(target).parent not in source.parents:
+        return "an internal header stays in its folder, and in the folders of that one"
     if target_layer not in ALLOWED[layer]:
         return f"{layer} may include {', '.join(sorted(ALLOWED[layer]))}; not {target_layer}"
     return None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares our declarations of NCCL and the CUDA driver (csrc/nccl/nccl_api.h, cuda_api.h) with nccl.h and cuda.h.
+"""Compares our declarations of NCCL and the CUDA driver (csrc/nccl/driver/lib_api.h, cuda_api.h) with nccl.h and cuda.h.
 
     tools/check_nccl.py [--nccl FILE] [--cuda FILE]
 
@@ -85,7 +85,7 @@ typedef struct CUevent_st *cudaEvent_t;
 CUDA_SHIM = "typedef int CUmemLocationType;"
 
 LISTS = r"""
-#include "nccl/nccl_api.h"
+#include "nccl/driver/lib_api.h"
 #define VALUE_(prefix, name, theirs, since) @value prefix##name|theirs|since@
 #define V(name, value, theirs, since) VALUE_(DD_NCCL_, name, #theirs, since)
 #define V_DTYPE(name, value, theirs, since) VALUE_(DD_NCCL_DTYPE_, name, #theirs, since)
@@ -134,7 +134,7 @@ class Check:
     """Assertions for one header."""
 
     def __init__(self, includes: str):
-        self.lines = [includes, '#include "nccl/nccl_api.h"', "#include <stddef.h>"]
+        self.lines = [includes, '#include "nccl/driver/lib_api.h"', "#include <stddef.h>"]
         self.counts = {"values": 0, "sizes": 0, "offsets": 0, "prototypes": 0}
 
     def claim(self, kind: str, condition: str, text: str) -> None:
@@ -210,9 +210,9 @@ def check_nccl(header: Path, rows: dict[str, list[list[str]]]) -> bool:
 
 
 def fields_of(struct: str) -> list[str]:
-    """The members of a plain struct of nccl_api.h or cuda_api.h."""
-    for header in ("nccl_api.h", "cuda_api.h"):
-        text = (ROOT / "csrc/nccl" / header).read_text(encoding="utf-8")
+    """The members of a plain struct of lib_api.h or cuda_api.h."""
+    for header in ("lib_api.h", "cuda_api.h"):
+        text = (ROOT / "csrc/nccl/driver" / header).read_text(encoding="utf-8")
         match = re.search(rf"typedef struct {struct} \{{(.*?)\}}", text, re.S)
         if match is not None:
             return re.findall(r"(\w+)(?:\[\d+\])?;", match[1])

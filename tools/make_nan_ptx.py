@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles csrc/nccl/nan_kernel.cu into csrc/nccl/nan_ptx.c, so that the build needs nothing of NVIDIA's.
+"""Compiles csrc/nccl/driver/nan_kernel.cu into csrc/nccl/driver/nan_ptx.inc, so that the build needs nothing of NVIDIA's.
 
     python tools/make_nan_ptx.py           write it (needs nvcc)
     python tools/make_nan_ptx.py --check   fail where it is of another source, and, where there are nvcc and ptxas, is not what they make and take
@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL = ROOT / "csrc/nccl/nan_kernel.cu"
-MADE = ROOT / "csrc/nccl/nan_ptx.c"
+KERNEL = ROOT / "csrc/nccl/driver/nan_kernel.cu"
+MADE = ROOT / "csrc/nccl/driver/nan_ptx.inc"
 # PTX 7.0 is CUDA 11.0's.
 VERSION, TARGET = "7.0", "sm_52"
 # Those of them that the installed ptxas knows are tried.
@@ -32,10 +32,6 @@ HEADER = """\
 /* Made by tools/make_nan_ptx.py from nan_kernel.cu; not to be edited.
  * source: {digest}
  * nvcc: {release} */
-#include "nccl/cuda_nan.h"
-
-/* clang-format off */
-const char dd_nan_ptx[] =
 """
 
 
@@ -68,7 +64,7 @@ def release_of(nvcc: str) -> str:
 def made_by(nvcc: str) -> str:
     lines = compiled(nvcc)
     assert not any(character in line for line in lines for character in '"\\')
-    return HEADER.format(digest=digest(), release=release_of(nvcc)) + "\n".join(f'    "{line}\\n"' for line in lines) + ";\n"
+    return HEADER.format(digest=digest(), release=release_of(nvcc)) + "\n".join(f'    "{line}\\n"' for line in lines) + "\n"
 
 
 def ptx_in(source: str) -> str:
@@ -103,10 +99,10 @@ def check() -> int:
         return 1
     ptxas = find_tool("ptxas")
     if ptxas is None:
-        print("nan_ptx.c: of this nan_kernel.cu; not compiled, there is no ptxas on this machine")
+        print("nan_ptx.inc: of this nan_kernel.cu; not compiled, there is no ptxas on this machine")
         return 0
     known, complaints = accepted(ptxas, ptx_in(source))
-    print("\n".join(complaints) or f"nan_ptx.c: of this nan_kernel.cu; {ptxas} takes it for {', '.join(known)}")
+    print("\n".join(complaints) or f"nan_ptx.inc: of this nan_kernel.cu; {ptxas} takes it for {', '.join(known)}")
     return 1 if complaints or not known else 0
 
 

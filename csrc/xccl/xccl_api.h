@@ -1,12 +1,12 @@
 /* oneCCL's C interface in our words.
  *
- * It is NCCL's under other names, and the numbers of data types and of reductions are the same: nccl_api.h has them. Different are the
+ * It is NCCL's under other names, and the numbers of data types and of reductions are the same: lib_api.h has them. Different are the
  * results from 6 on, the size of an id, and that the number of ranks is a size_t. Names of functions are oneCCL's, so that they can be
  * searched for. */
 #ifndef DD_XCCL_XCCL_API_H
 #define DD_XCCL_XCCL_API_H
 
-#include "nccl/nccl_api.h"
+#include "nccl/driver/lib_api.h"
 
 #include <stddef.h>
 

@@ -1,5 +1,5 @@
 /* From collectives to calls of oneCCL: all of this runs on the communicator's thread, but for xccl_has. */
-#include "nccl/nccl_lib.h"
+#include "nccl/driver/lib.h"
 #include "xccl/xccl_internal.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef DD_TESTS_NCCL_RIG_H
 #define DD_TESTS_NCCL_RIG_H
 
-#include "nccl/nccl_group.h"
+#include "nccl/group.h"
 #include "stubs/stub_control.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 #include "plain_oneccl.h"
 
 #include "check.h"
-#include "nccl/nccl_lib.h"
+#include "nccl/driver/lib.h"
 #include "plain_library.h"
 #include "stubs/carrier_stub.h"
 #include "xccl/xccl.h"

@@ -1,7 +1,7 @@
 /* Ranks that meet in a store, with an NCCL that only makes ids. */
 #include "check.h"
 #include "core/thread.h"
-#include "nccl/nccl_meet.h"
+#include "nccl/comm/meet.h"
 #include "store_calls.h"
 
 #include <stdio.h>

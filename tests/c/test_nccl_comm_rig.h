@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "core/thread.h"
-#include "nccl/nccl_comm.h"
+#include "nccl/comm/comm.h"
 
 #define COMM_RIG_MAX_RANKS 4
 

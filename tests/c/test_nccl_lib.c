@@ -1,7 +1,7 @@
 /* Loading: what is found, what is missing, and the words for it. */
 #include "check.h"
-#include "nccl/cuda.h"
-#include "nccl/nccl_lib.h"
+#include "nccl/driver/cuda.h"
+#include "nccl/driver/lib.h"
 #include "test_nccl_comm_rig.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Configurations: what every version of NCCL is handed, byte for byte. */
 #include "check.h"
-#include "nccl/nccl_config.h"
+#include "nccl/comm/config.h"
 
 #include <stdio.h>
 #include <string.h>

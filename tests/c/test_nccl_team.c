@@ -1,5 +1,5 @@
 /* One process with several devices, over the doubles, whose device memory is the host's. */
-#include "nccl/nccl_team.h"
+#include "nccl/comm/team.h"
 #include "test_nccl_comm_rig.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Windows of a group of NCCL's, and one-sided operations, over the stubs. */
 #include "check.h"
-#include "nccl/nccl_window.h"
+#include "nccl/window.h"
 #include "nccl_rig.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The doubles of libcuda and libnccl that the tests of the NCCL backend rest on (tests/stubs). */
 #include "check.h"
-#include "nccl/cuda_nan.h"
+#include "nccl/driver/cuda_nan.h"
 #include "stubs/stub_rig.h"
 
 #include <pthread.h>

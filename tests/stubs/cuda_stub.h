@@ -5,7 +5,7 @@
 #define DD_TESTS_CUDA_STUB_H
 
 #include "cuda_stub_tasks.h"
-#include "nccl/cuda_api.h"
+#include "nccl/driver/cuda_api.h"
 #include "stub_internal.h"
 
 #define CUDA_MAX_DEVICES 64

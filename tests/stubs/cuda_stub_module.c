@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- csrc/nccl/nan_kernel.cu, with CUDA's words for it */
+/* ---- csrc/nccl/driver/nan_kernel.cu, with CUDA's words for it */
 
 typedef struct dim3 {
     unsigned int x;
@@ -32,7 +32,7 @@ atomicMin(unsigned long long *address, unsigned long long value)
     }
 }
 
-#include "nccl/nan_kernel.cu"
+#include "nccl/driver/nan_kernel.cu"
 
 static const struct kernel {
     const char *name;

@@ -6,7 +6,7 @@
 #define DD_TESTS_NCCL_STUB_H
 
 #include "cuda_stub_tasks.h"
-#include "nccl/nccl_api.h"
+#include "nccl/driver/lib_api.h"
 #include "nccl_stub_wire.h"
 #include "stub_internal.h"
 

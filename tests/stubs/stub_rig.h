@@ -3,7 +3,7 @@
 #define DD_TESTS_STUB_RIG_H
 
 #include "check.h"
-#include "nccl/nccl_api.h"
+#include "nccl/driver/lib_api.h"
 #include "stub_control.h"
 
 #include <dirent.h>

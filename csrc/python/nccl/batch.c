@@ -1,7 +1,7 @@
 #include "python/nccl/batch.h"
 
 #include "core/mem.h"
-#include "nccl/nccl_window.h"
+#include "nccl/window.h"
 #include "python/work/flight.h"
 
 static py_nccl_batch *

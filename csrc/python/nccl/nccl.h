@@ -2,7 +2,7 @@
 #ifndef DD_PYTHON_NCCL_NCCL_H
 #define DD_PYTHON_NCCL_NCCL_H
 
-#include "nccl/nccl_group.h"
+#include "nccl/group.h"
 #include "python/group/call.h"
 
 #include <stdatomic.h>

@@ -2,7 +2,7 @@
 #ifndef DD_PYTHON_NCCL_TEAM_H
 #define DD_PYTHON_NCCL_TEAM_H
 
-#include "nccl/nccl_team.h"
+#include "nccl/comm/team.h"
 #include "python/nccl/nccl.h"
 
 typedef struct py_nccl_unique_id {

@@ -2,7 +2,7 @@
 #ifndef DD_PYTHON_NCCL_NCCL_WINDOW_H
 #define DD_PYTHON_NCCL_NCCL_WINDOW_H
 
-#include "nccl/nccl_window.h"
+#include "nccl/window.h"
 #include "python/nccl/nccl.h"
 
 typedef struct py_nccl_window {

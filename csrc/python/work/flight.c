@@ -4,7 +4,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "nccl/nccl_watchdog.h"
+#include "nccl/watchdog.h"
 #include "python/base/signals.h"
 #include "python/group/group.h"
 #include "python/nccl/nccl.h"

@@ -3,7 +3,7 @@
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
-#include "nccl/nccl_group.h"
+#include "nccl/group.h"
 #include "python/base/object.h"
 #include "python/base/wait.h"
 #include "python/work/work.h"

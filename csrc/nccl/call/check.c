@@ -1,0 +1,161 @@
+/* Checks of a call before anything is sent. */
+#include "nccl/internal.h"
+
+/* ---- blocks */
+
+static dd_status
+check_block(const dd_block *block, size_t element, const char *which, int k, dd_error *err)
+{
+    if (block->nbytes > 0 && block->data == NULL) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes at no address", which, k,
+                            block->nbytes);
+    }
+    if (block->nbytes % element != 0) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes are no whole elements of %zu bytes",
+                            which, k, block->nbytes, element);
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_blocks(const dd_block *blocks, int n, size_t element, const char *which, dd_error *err)
+{
+    if (n > 0 && blocks == NULL) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d %ss are needed, there is none", n, which);
+    }
+    for (int k = 0; k < n; k++) {
+        dd_status status = check_block(&blocks[k], element, which, k, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *err)
+{
+    bool is_root = args->root == group->rank;
+    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
+    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
+    if (ninputs == 0 || noutputs == 0) {
+        return DD_OK;
+    }
+    /* One of many is ours; one alone is ours, too. */
+    bool is_one_input = args->coll != DD_COLL_SCATTER && args->coll != DD_COLL_REDUCE_SCATTER &&
+                        args->coll != DD_COLL_ALL_TO_ALL;
+    bool is_one_output =
+        args->coll != DD_COLL_GATHER && args->coll != DD_COLL_ALL_GATHER && args->coll != DD_COLL_ALL_TO_ALL;
+    const dd_block *input = &args->inputs[is_one_input ? 0 : group->rank];
+    const dd_block *output = &args->outputs[is_one_output ? 0 : group->rank];
+    if (input->nbytes != output->nbytes) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "this rank's input has %zu bytes, and its output has %zu", input->nbytes,
+                            output->nbytes);
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
+{
+    const dd_coll_args *args = &op->args;
+    if ((unsigned)args->coll >= DD_COLL_COUNT) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no collective has the number %d", (int)args->coll);
+    }
+    if (args->coll == DD_COLL_BARRIER) {
+        return DD_OK;
+    }
+    if (!dd_dtype_is_valid((unsigned)args->reduction.dtype)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
+                            (int)args->reduction.dtype);
+    }
+    if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "root %d is no rank of 0 to %d", args->root,
+                            group->size - 1);
+    }
+    if (dd_coll_is_folding(args->coll)) {
+        nccl_wire wire;
+        dd_status status = nccl_wire_of(group->lib, &args->reduction, op->factor, &wire, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    bool is_root = args->root == group->rank;
+    size_t element = dd_dtype_size(args->reduction.dtype);
+    dd_status status =
+        check_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), element, "input", err);
+    if (status == DD_OK) {
+        status = check_blocks(args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), element,
+                              "output", err);
+    }
+    return status == DD_OK ? check_own_share(group, args, err) : status;
+}
+
+static dd_status
+check_message(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op, dd_error *err)
+{
+    if (op->peer < 0 || op->peer >= group->size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is no rank of 0 to %d", op->peer,
+                            group->size - 1);
+    }
+    if (op->peer == group->rank && call->nops == 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "rank %d to itself: NCCL wants the send and the receive in one batch", op->peer);
+    }
+    return check_block(&op->block, 1, "tensor", 0, err);
+}
+
+static dd_status
+check_config(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
+{
+    if (op->config != NULL && nccl_is_made_of_messages(group, op)) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            op->kind == DD_NCCL_OP_COLL
+                                ? "here it is made of messages, for which NCCL has no configuration"
+                                : "NCCL has no configuration for messages");
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_copies(const dd_nccl_copy *copies, size_t ncopies, dd_error *err)
+{
+    for (size_t i = 0; i < ncopies; i++) {
+        const dd_view *src = &copies[i].src;
+        const dd_view *dst = &copies[i].dst;
+        bool is_same = src->dtype == dst->dtype && src->ndim == dst->ndim && src->count == dst->count;
+        for (int d = 0; is_same && d < src->ndim; d++) {
+            is_same = src->shape[d] == dst->shape[d];
+        }
+        if (!is_same) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT,
+                                "copy %zu: from %zu elements of %s to %zu of %s, or of another shape", i,
+                                src->count, dd_dtype_name(src->dtype), dst->count, dd_dtype_name(dst->dtype));
+        }
+    }
+    return DD_OK;
+}
+
+dd_status
+nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err)
+{
+    dd_status status = dd_cuda_check_device(group->cuda, call->device, err);
+    for (size_t i = 0; i < call->nops && status == DD_OK; i++) {
+        const dd_nccl_op *op = &call->ops[i];
+        status = op->kind == DD_NCCL_OP_COLL ? check_coll(group, op, err)
+                 : nccl_is_one_sided(op)     ? nccl_window_check(group, call, op, err)
+                                             : check_message(group, call, op, err);
+        status = status == DD_OK ? check_config(group, op, err) : status;
+        if (status != DD_OK && call->nops > 1) {
+            dd_error_prepend(err, "operation %zu of %zu", i, call->nops);
+        }
+    }
+    if (status == DD_OK) {
+        status = check_copies(call->before, call->nbefore, err);
+    }
+    if (status == DD_OK) {
+        status = check_copies(call->after, call->nafter, err);
+    }
+    return status;
+}

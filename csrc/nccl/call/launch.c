@@ -1,0 +1,503 @@
+/* From operations to calls of NCCL. */
+#include "nccl/internal.h"
+
+#include <string.h>
+
+typedef struct launch_row {
+    /* By what all ranks know; NULL: always. */
+    bool (*is_native)(const dd_nccl_group *group, const dd_nccl_op *op);
+    dd_status (*native)(nccl_launch *launch, const dd_nccl_op *op, void *staged);
+    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* several calls in a group */
+    bool has_messages;                                               /* those are sends and receives */
+} launch_row;
+
+dd_status
+nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src, size_t nbytes)
+{
+    if (nbytes == 0 || dst == src || launch->estimate != NULL) {
+        return DD_OK;
+    }
+    const dd_cuda_api *api = &launch->group->cuda->api;
+    return nccl_launch_check_cuda(launch,
+                                  api->cuMemcpyAsync((dd_cuda_ptr)(uintptr_t)dst, (dd_cuda_ptr)(uintptr_t)src,
+                                                     nbytes, launch->channel->stream),
+                                  "cuMemcpyAsync");
+}
+
+bool
+nccl_are_equal(const dd_block *blocks, int n)
+{
+    for (int k = 1; k < n; k++) {
+        if (blocks[k].nbytes != blocks[0].nbytes) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- factors of reductions */
+
+/* The factor as one element of NCCL's type. */
+static void
+make_scalar(const dd_reduction *reduction, void *out)
+{
+    float narrow = (float)reduction->factor;
+    const void *source = &narrow;
+    switch (dd_dtype_size(reduction->dtype)) {
+    case 2: {
+        dd_reduction round = {.dtype = reduction->dtype, .op = DD_REDOP_SUM};
+        dd_reduce(&round, DD_STAGE_LAST, out, &source, 1, 1);
+        break;
+    }
+    default: {
+        bool is_double = reduction->dtype == DD_DTYPE_FLOAT64 || reduction->dtype == DD_DTYPE_COMPLEX128;
+        memcpy(out, is_double ? (const void *)&reduction->factor : source,
+               is_double ? sizeof(double) : sizeof(float));
+        break;
+    }
+    }
+}
+
+/* The operation is ended by end_reduction as soon as NCCL's calls that take it have returned. */
+static dd_status
+begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
+{
+    dd_status status = nccl_wire_of(launch->group->lib, &op->args.reduction, op->factor, wire, launch->err);
+    if (status != DD_OK || !wire->is_premul) {
+        return status;
+    }
+    const dd_nccl_api *api = &launch->group->lib->api;
+    double scalar;
+    void *factor = &scalar;
+    dd_nccl_scalar_residence residence = DD_NCCL_SCALAR_HOST;
+    if (op->factor != NULL) {
+        /* NCCL only reads it, whatever its prototype says. */
+        memcpy(&factor, &op->factor, sizeof factor);
+        residence = DD_NCCL_SCALAR_DEVICE;
+    } else {
+        make_scalar(&op->args.reduction, &scalar);
+    }
+    return nccl_launch_check(
+        launch, api->ncclRedOpCreatePreMulSum(&wire->op, factor, wire->dtype, residence, launch->comm),
+        "ncclRedOpCreatePreMulSum");
+}
+
+static dd_status
+end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
+{
+    if (!wire->is_premul) {
+        return status;
+    }
+    dd_nccl_result result = launch->group->lib->api.ncclRedOpDestroy(wire->op, launch->comm);
+    return status == DD_OK ? nccl_launch_check(launch, result, "ncclRedOpDestroy") : status;
+}
+
+/* ---- single calls. All ranks know the sizes, so all leave out what moves nothing */
+
+static dd_status
+post_item(const nccl_launch *launch, const dd_nccl_item *item)
+{
+    dd_nccl_result result =
+        dd_nccl_item_call(&launch->group->lib->api, item, launch->comm, launch->channel->stream);
+    return nccl_launch_check(launch, result, dd_nccl_item_function(item->kind));
+}
+
+/* The count is of bytes. */
+static dd_status
+post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
+{
+    item.dtype = DD_NCCL_DTYPE_UINT8;
+    item.config = op->config;
+    return item.count > 0 ? post_item(launch, &item) : DD_OK;
+}
+
+/* The count is of bytes. */
+static dd_status
+post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
+{
+    if (item.count == 0) {
+        return DD_OK;
+    }
+    nccl_wire wire;
+    dd_status status = begin_reduction(launch, op, &wire);
+    if (status != DD_OK) {
+        return status;
+    }
+    item.count /= wire.element;
+    item.dtype = wire.dtype;
+    item.redop = wire.op;
+    item.config = op->config;
+    return end_reduction(launch, &wire, post_item(launch, &item));
+}
+
+/* ---- reductions */
+
+static dd_status
+all_reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_block *input = &op->args.inputs[0];
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                                         .send = input->data,
+                                         .recv = op->args.outputs[0].data,
+                                         .count = input->nbytes});
+}
+
+static dd_status
+reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
+             int root)
+{
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE,
+                                         .send = input->data,
+                                         .recv = root == launch->group->rank ? output->data : NULL,
+                                         .count = input->nbytes,
+                                         .root = root});
+}
+
+static dd_status
+reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    return reduce_block(launch, op, op->args.inputs, op->args.outputs, op->args.root);
+}
+
+static dd_status
+reduce_scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    const dd_block *output = &op->args.outputs[0];
+    return post_reduction(launch, op,
+                          (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE_SCATTER,
+                                         .send = staged != NULL ? staged : op->args.inputs[0].data,
+                                         .recv = output->data,
+                                         .count = output->nbytes});
+}
+
+static dd_status
+reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    dd_status status = DD_OK;
+    for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
+        status = reduce_block(launch, op, &op->args.inputs[root], op->args.outputs, root);
+    }
+    return status;
+}
+
+static dd_status
+barrier(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)op;
+    (void)staged;
+    void *data = (void *)(uintptr_t)launch->channel->device->barrier;
+    return post_item(launch, &(dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                                             .send = data,
+                                             .recv = data,
+                                             .count = 1,
+                                             .dtype = DD_NCCL_DTYPE_UINT8,
+                                             .redop = DD_NCCL_MAX});
+}
+
+/* ---- what only moves bytes */
+
+/* The input is the root's. */
+static dd_status
+broadcast_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
+{
+    bool is_root = root == launch->group->rank;
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_BROADCAST,
+                                     .send = is_root ? op->args.inputs[0].data : output->data,
+                                     .recv = output->data,
+                                     .count = output->nbytes,
+                                     .root = root});
+}
+
+static dd_status
+broadcast(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    return broadcast_block(launch, op, &op->args.outputs[0], op->args.root);
+}
+
+static dd_status
+all_gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    const dd_block *input = &op->args.inputs[0];
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_GATHER,
+                                     .send = input->data,
+                                     .recv = staged != NULL ? staged : op->args.outputs[0].data,
+                                     .count = input->nbytes});
+}
+
+static dd_status
+all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    dd_status status = DD_OK;
+    for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
+        status = broadcast_block(launch, op, &op->args.outputs[root], root);
+    }
+    return status;
+}
+
+/* Ranks as the channel's communicator counts them. */
+static int
+peer_in_comm(const nccl_launch *launch, int peer)
+{
+    return launch->channel->peer == NCCL_ALL_RANKS ? peer : peer > launch->group->rank;
+}
+
+static dd_status
+send_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
+{
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_SEND,
+                                     .send = block->data,
+                                     .count = block->nbytes,
+                                     .root = peer_in_comm(launch, peer)});
+}
+
+static dd_status
+recv_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
+{
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_RECV,
+                                     .recv = block->data,
+                                     .count = block->nbytes,
+                                     .root = peer_in_comm(launch, peer)});
+}
+
+/* Messages to and from everybody, and our own share by the device. NULL: nothing in that direction. */
+static dd_status
+exchange(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
+{
+    int rank = launch->group->rank;
+    dd_status status = DD_OK;
+    for (int k = 0; k < launch->group->size && status == DD_OK; k++) {
+        if (k != rank && to != NULL) {
+            status = send_block(launch, op, &to[k], k);
+        }
+        if (k != rank && from != NULL && status == DD_OK) {
+            status = recv_block(launch, op, &from[k], k);
+        }
+    }
+    return status;
+}
+
+static dd_status
+all_to_all_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *own_to = &op->args.inputs[launch->group->rank];
+    dd_status status = nccl_launch_copy_bytes(launch, op->args.outputs[launch->group->rank].data,
+                                              own_to->data, own_to->nbytes);
+    return status == DD_OK ? exchange(launch, op, op->args.inputs, op->args.outputs) : status;
+}
+
+static dd_status
+gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *input = &op->args.inputs[0];
+    if (op->args.root != launch->group->rank) {
+        return send_block(launch, op, input, op->args.root);
+    }
+    dd_status status =
+        nccl_launch_copy_bytes(launch, op->args.outputs[op->args.root].data, input->data, input->nbytes);
+    return status == DD_OK ? exchange(launch, op, NULL, op->args.outputs) : status;
+}
+
+static dd_status
+scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *output = &op->args.outputs[0];
+    if (op->args.root != launch->group->rank) {
+        return recv_block(launch, op, output, op->args.root);
+    }
+    dd_status status =
+        nccl_launch_copy_bytes(launch, output->data, op->args.inputs[op->args.root].data, output->nbytes);
+    return status == DD_OK ? exchange(launch, op, op->args.inputs, NULL) : status;
+}
+
+static dd_status
+all_to_all(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_TO_ALL,
+                                     .send = op->args.inputs[0].data,
+                                     .recv = op->args.outputs[0].data,
+                                     .count = op->args.inputs[0].nbytes});
+}
+
+static dd_status
+gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_coll_args *args = &op->args;
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_GATHER,
+                                     .send = args->inputs[0].data,
+                                     .recv = args->root == launch->group->rank ? args->outputs[0].data : NULL,
+                                     .count = args->inputs[0].nbytes,
+                                     .root = args->root});
+}
+
+static dd_status
+scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_coll_args *args = &op->args;
+    return post_bytes(launch, op,
+                      (dd_nccl_item){.kind = DD_NCCL_ITEM_SCATTER,
+                                     .send = args->root == launch->group->rank ? args->inputs[0].data : NULL,
+                                     .recv = args->outputs[0].data,
+                                     .count = args->outputs[0].nbytes,
+                                     .root = args->root});
+}
+
+/* ---- the table */
+
+static bool
+has_equal_outputs(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return nccl_are_equal(op->args.outputs, group->size);
+}
+
+static bool
+has_equal_inputs(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return nccl_are_equal(op->args.inputs, group->size);
+}
+
+/* By the call, by a setting and by NCCL's version, which ranks compare when they meet. */
+static bool
+is_flat(const dd_nccl_group *group, const dd_nccl_op *op, dd_nccl_capability capability)
+{
+    return op->is_flat && !group->options.has_grouped_messages && dd_nccl_has(group->lib, capability);
+}
+
+static bool
+is_flat_all_to_all(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return is_flat(group, op, DD_NCCL_CAN_ALL_TO_ALL);
+}
+
+static bool
+is_flat_gather(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return is_flat(group, op, DD_NCCL_CAN_GATHER);
+}
+
+static bool
+is_flat_scatter(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return is_flat(group, op, DD_NCCL_CAN_SCATTER);
+}
+
+static const launch_row colls[DD_COLL_COUNT] = {
+    [DD_COLL_BARRIER] = {NULL, barrier, NULL, false},
+    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL, false},
+    [DD_COLL_REDUCE] = {NULL, reduce, NULL, false},
+    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL, false},
+    [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped, true},
+    [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped, true},
+    [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped, false},
+    [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped, false},
+    [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped, true},
+};
+
+static bool
+is_native(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    if (op->kind != DD_NCCL_OP_COLL) {
+        return true;
+    }
+    const launch_row *row = &colls[op->args.coll];
+    return row->is_native == NULL || row->is_native(group, op);
+}
+
+bool
+nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    return op->kind != DD_NCCL_OP_COLL || (colls[op->args.coll].has_messages && !is_native(group, op));
+}
+
+static dd_status
+post_op(nccl_launch *launch, size_t i)
+{
+    const dd_nccl_op *op = &launch->call->ops[i];
+    if (op->kind == DD_NCCL_OP_SEND) {
+        return send_block(launch, op, &op->block, op->peer);
+    }
+    if (op->kind == DD_NCCL_OP_RECV) {
+        return recv_block(launch, op, &op->block, op->peer);
+    }
+    if (nccl_is_one_sided(op)) {
+        return nccl_window_post(launch, op);
+    }
+    const launch_row *row = &colls[op->args.coll];
+    void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
+    return is_native(launch->group, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
+}
+
+/* What is in the thread's group is dropped, and not carried out. */
+static dd_nccl_result
+end_estimate(const nccl_launch *launch)
+{
+    const dd_nccl_lib *lib = launch->group->lib;
+    int version = lib->version < DD_NCCL_VERSION_KNOWN ? lib->version : DD_NCCL_VERSION_KNOWN;
+    dd_nccl_sim_info info = {.size = sizeof info,
+                             .magic = DD_NCCL_SIM_MAGIC,
+                             .version = (unsigned)version,
+                             .estimatedTime = DD_NCCL_NO_ESTIMATE};
+    dd_nccl_result result = lib->api.ncclGroupSimulateEnd(&info);
+    *launch->estimate = info.estimatedTime;
+    return result;
+}
+
+/* A group where there is more than one call, which costs a little. */
+static dd_status
+post_ops(nccl_launch *launch)
+{
+    const dd_nccl_api *api = &launch->group->lib->api;
+    bool is_group = launch->call->nops != 1 || !is_native(launch->group, &launch->call->ops[0]) ||
+                    launch->estimate != NULL;
+    dd_status status = is_group ? nccl_launch_check(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
+    if (status != DD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
+        status = post_op(launch, i);
+    }
+    /* Also after a failure: it is the thread's. The first reason stays. */
+    if (is_group && launch->estimate != NULL) {
+        dd_nccl_result result = end_estimate(launch);
+        status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupSimulateEnd") : status;
+    } else if (is_group) {
+        dd_nccl_result result = api->ncclGroupEnd();
+        status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupEnd") : status;
+    }
+    return status;
+}
+
+dd_status
+nccl_launch_post(nccl_launch *launch)
+{
+    dd_nccl_comm *comm = atomic_load_explicit(&launch->channel->comm, memory_order_acquire);
+    if (launch->call->nops == 0) {
+        return DD_OK;
+    }
+    dd_status status =
+        dd_nccl_comm_enter(comm, &launch->group->stop, launch->wait, &launch->comm, launch->err);
+    if (status != DD_OK) {
+        return status;
+    }
+    launch->is_posted = launch->estimate == NULL;
+    status = nccl_may_connect(launch) ? nccl_post_aside(launch, post_ops) : post_ops(launch);
+    if (status == DD_OK && !launch->channel->is_blocking) {
+        dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
+        status = dd_nccl_comm_wait_ready(comm, launch->call->what, &launch->group->stop, &wait, launch->err);
+    }
+    dd_nccl_comm_leave(comm);
+    return status;
+}

@@ -1,0 +1,142 @@
+/* Calls that may connect ranks, which NCCL does on the host, and waits for the other ranks. They are made on a thread of their own, so that the
+ * caller hears what interrupts it. */
+#include "nccl/internal.h"
+
+/* Sizes of a kind: NCCL may choose another way, and connect for it, from one power of two to the next. */
+static unsigned
+size_class(size_t nbytes)
+{
+    unsigned class = 0;
+    while (nbytes > 0) {
+        class ++;
+        nbytes >>= 1;
+    }
+    return class;
+}
+
+static size_t
+size_of(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    if (op->kind != DD_NCCL_OP_COLL) {
+        return op->block.nbytes;
+    }
+    const dd_coll_args *args = &op->args;
+    bool is_root = args->root == group->rank;
+    if (dd_coll_ninputs(args->coll, is_root, group->size) > 0) {
+        return args->inputs[0].nbytes;
+    }
+    return dd_coll_noutputs(args->coll, is_root, group->size) > 0 ? args->outputs[0].nbytes : 0;
+}
+
+/* A bit for what a call may connect. Different calls may share one: then the second is made as if it were connected. */
+static unsigned
+bit_of(const dd_nccl_group *group, const dd_nccl_op *op)
+{
+    bool is_coll = op->kind == DD_NCCL_OP_COLL;
+    unsigned kind = is_coll ? (unsigned)op->args.coll : (unsigned)DD_COLL_COUNT + (unsigned)op->kind;
+    unsigned peer = is_coll ? 0 : (unsigned)op->peer;
+    return ((kind * 31 + peer) * 67 + size_class(size_of(group, op))) % NCCL_MET_BITS;
+}
+
+bool
+nccl_may_connect(nccl_launch *launch)
+{
+    nccl_channel *channel = launch->channel;
+    if (!channel->is_blocking || launch->group->size == 1 || launch->is_capturing ||
+        launch->estimate != NULL || launch->wait->is_interrupted == NULL) {
+        return false;
+    }
+    bool is_new = false;
+    for (size_t i = 0; i < launch->call->nops; i++) {
+        unsigned bit = bit_of(launch->group, &launch->call->ops[i]);
+        uint64_t mask = UINT64_C(1) << bit % 64;
+        is_new = is_new || (channel->met[bit / 64] & mask) == 0;
+        channel->met[bit / 64] |= mask;
+    }
+    return is_new;
+}
+
+typedef struct aside {
+    nccl_launch *launch;
+    dd_status (*post)(nccl_launch *launch);
+    dd_lock mu;
+    pthread_cond_t ended;
+    bool is_ended;    /* mu */
+    dd_status status; /* of the call; the thread's until it has ended */
+} aside;
+
+static dd_status
+enter_and_post(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
+{
+    dd_cuda_guard guard;
+    dd_status status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    if (status == DD_OK) {
+        status = post(launch);
+        dd_cuda_leave(&guard);
+    }
+    return status;
+}
+
+static void *
+run(void *arg)
+{
+    aside *self = arg;
+    self->status = enter_and_post(self->launch, self->post);
+    dd_lock_take(&self->mu);
+    self->is_ended = true;
+    dd_cond_broadcast(&self->ended);
+    dd_lock_release(&self->mu);
+    return NULL;
+}
+
+/* The other ranks count on the call, which cannot be taken back: the group ends, which ends what NCCL waits for. */
+static void
+end_group(const nccl_launch *launch)
+{
+    dd_error cause;
+    char call[128];
+    (void)nccl_work_print(launch->work, call);
+    dd_error_set(&cause, DD_ABORTED, "%swas interrupted while NCCL connected the ranks", call);
+    nccl_origin origin = nccl_work_origin(launch->work);
+    nccl_group_end(launch->group, &cause, &origin, NCCL_END_ABORTED);
+}
+
+/* Until the thread has ended, which uses what the caller has given, or the caller is interrupted. */
+static bool
+is_interrupted_before_end(aside *self)
+{
+    const dd_wait *wait = self->launch->wait;
+    dd_status status = DD_OK;
+    dd_lock_take(&self->mu);
+    while (!self->is_ended && status == DD_OK) {
+        dd_cond_wait_slice(&self->ended, &self->mu, wait);
+        if (self->is_ended) {
+            break;
+        }
+        dd_lock_release(&self->mu);
+        status = dd_wait_check(wait, NULL);
+        dd_lock_take(&self->mu);
+    }
+    dd_lock_release(&self->mu);
+    return status != DD_OK;
+}
+
+dd_status
+nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
+{
+    pthread_t thread;
+    aside self = {.launch = launch, .post = post};
+    dd_lock_init(&self.mu, DD_LOCK_NCCL_TASK);
+    dd_cond_init(&self.ended);
+    if (dd_thread_start(&thread, "dld-nccl-call", run, &self, NULL) == DD_OK) {
+        if (is_interrupted_before_end(&self)) {
+            end_group(launch);
+        }
+        dd_thread_join(thread);
+    } else {
+        self.status = post(launch);
+    }
+    dd_cond_fini(&self.ended);
+    dd_lock_fini(&self.mu);
+    return self.status;
+}

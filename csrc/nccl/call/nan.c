@@ -1,0 +1,465 @@
+/* The check of inputs for NaN before they are sent, for debugging.
+ *
+ * A device does it with kernels, whose result the caller waits for. Drivers that do not take the kernels have the inputs copied to the host in
+ * pieces. A call in a capture puts its kernels into the graph. No thread waits for those: the watchdog, the next call and the end of the group
+ * read the report, and fail the group. All calls that are captured on a device share one report, which is never reset: the group fails for the
+ * first NaN. Their inputs are remembered as long as the group lives, and reports even longer, since the end of a graph is unknown. */
+#include "nccl/internal.h"
+
+#include "core/lock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define PIECE_NBYTES ((size_t)1 << 18)
+/* Kernels report the number of an input, and the index of a float there. Devices have fewer floats than that, and calls
+ * fewer inputs. */
+#define NAN_INDEX_BITS 40
+
+/* How the floats of a dtype lie, and from which value on, without the sign, their bits are NaN. */
+typedef struct nan_format {
+    unsigned width; /* bytes of a float */
+    uint64_t limit;
+    unsigned nfloats; /* in an element */
+} nan_format;
+
+/* An input of a call. */
+typedef struct nan_place {
+    size_t op; /* of nops in the call */
+    size_t nops;
+    int index; /* of ninputs in the operation */
+    int ninputs;
+    nan_format format;
+} nan_place;
+
+/* The place before the first input, for next_input. */
+#define NAN_FIRST ((nan_place){.index = -1})
+
+struct nccl_nan_captured {
+    nan_place place;
+    nccl_origin origin;
+    char call[128];
+};
+
+static bool
+format_of(dd_dtype dtype, nan_format *format)
+{
+    switch (dtype) {
+    case DD_DTYPE_FLOAT16:
+        *format = (nan_format){2, 0x7c01, 1};
+        return true;
+    case DD_DTYPE_BFLOAT16:
+        *format = (nan_format){2, 0x7f81, 1};
+        return true;
+    case DD_DTYPE_FLOAT8_E4M3FN:
+        *format = (nan_format){1, 0x7f, 1};
+        return true;
+    case DD_DTYPE_FLOAT8_E5M2:
+        *format = (nan_format){1, 0x7d, 1};
+        return true;
+    case DD_DTYPE_FLOAT32:
+    case DD_DTYPE_COMPLEX64:
+        *format = (nan_format){4, 0x7f800001, dtype == DD_DTYPE_FLOAT32 ? 1 : 2};
+        return true;
+    case DD_DTYPE_FLOAT64:
+    case DD_DTYPE_COMPLEX128:
+        *format = (nan_format){8, UINT64_C(0x7ff0000000000001), dtype == DD_DTYPE_FLOAT64 ? 1 : 2};
+        return true;
+    case DD_DTYPE_BOOL:
+    case DD_DTYPE_INT8:
+    case DD_DTYPE_UINT8:
+    case DD_DTYPE_INT16:
+    case DD_DTYPE_UINT16:
+    case DD_DTYPE_INT32:
+    case DD_DTYPE_UINT32:
+    case DD_DTYPE_INT64:
+    case DD_DTYPE_UINT64:
+        break;
+    }
+    return false;
+}
+
+static uint64_t
+nan_key(uint64_t number)
+{
+    return number << NAN_INDEX_BITS;
+}
+
+static uint64_t
+nan_number(uint64_t reported)
+{
+    return reported >> NAN_INDEX_BITS;
+}
+
+static uint64_t
+nan_index(uint64_t reported)
+{
+    return reported & (nan_key(1) - 1);
+}
+
+/* ---- the inputs of a call */
+
+/* What an operation sends; NULL: no floats. */
+static const dd_block *
+inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_place *place)
+{
+    const dd_nccl_group *group = launch->group;
+    bool is_coll = op->kind == DD_NCCL_OP_COLL;
+    place->ninputs = is_coll ? dd_coll_ninputs(op->args.coll, op->args.root == group->rank, group->size)
+                             : op->kind == DD_NCCL_OP_SEND || op->kind == DD_NCCL_OP_PUT;
+    if (place->ninputs == 0 || !format_of(is_coll ? op->args.reduction.dtype : op->dtype, &place->format)) {
+        return NULL;
+    }
+    return is_coll ? op->args.inputs : &op->block;
+}
+
+/* The next input of the call that has floats, in its order; false after the last. */
+static bool
+next_input(const nccl_launch *launch, nan_place *place, const dd_block **block)
+{
+    const dd_nccl_call *call = launch->call;
+    place->nops = call->nops;
+    place->index++;
+    for (; place->op < call->nops; place->op++, place->index = 0) {
+        const dd_block *inputs = inputs_of(launch, &call->ops[place->op], place);
+        for (; inputs != NULL && place->index < place->ninputs; place->index++) {
+            if (inputs[place->index].nbytes > 0) {
+                *block = &inputs[place->index];
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* "operation 1 of 3: all_reduce: input 2 has a NaN at element 7". `at` counts floats. Returns DD_INVALID_ARGUMENT. */
+static dd_status
+describe_nan(const char *what, const nan_place *place, uint64_t at, dd_error *err)
+{
+    char which[32] = "the input";
+    uint64_t nfloats = place->format.nfloats > 1 ? place->format.nfloats : 1;
+    if (place->ninputs > 1) {
+        snprintf(which, sizeof which, "input %d", place->index);
+    }
+    dd_status status = dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s has a NaN at element %llu", what, which,
+                                    (unsigned long long)(at / nfloats));
+    if (place->nops > 1) {
+        dd_error_prepend(err, "operation %zu of %zu", place->op, place->nops);
+    }
+    return status;
+}
+
+/* ---- by the device */
+
+/* The stream has done everything so far; DD_OP_TIMED_OUT. */
+static dd_status
+wait_for_stream(nccl_launch *launch, const dd_wait *wait)
+{
+    const dd_cuda *cuda = launch->group->cuda;
+    for (;;) {
+        dd_cuda_result result = cuda->api.cuStreamQuery(launch->channel->stream);
+        if (result != DD_CUDA_NOT_READY) {
+            return nccl_launch_check_cuda(launch, result, "cuStreamQuery");
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(launch->err, DD_OP_TIMED_OUT,
+                                "the inputs could not be looked through for NaN within %.3f s",
+                                dd_wait_elapsed_s(wait));
+        }
+        if (atomic_load(&launch->group->stop)) {
+            return dd_nccl_group_check(launch->group, launch->err);
+        }
+        dd_status status = dd_wait_sleep(wait, 50 * DD_NS_PER_US, launch->err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+/* Enqueue kernels for all inputs of the call, numbered from `first`. */
+static dd_status
+enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
+{
+    nan_place place = NAN_FIRST;
+    const dd_block *block;
+    dd_status status = DD_OK;
+    for (uint64_t number = first; status == DD_OK && next_input(launch, &place, &block); number++) {
+        dd_cuda_nan_search search = {.data = block->data,
+                                     .nfloats = block->nbytes / place.format.width,
+                                     .width = place.format.width,
+                                     .limit = place.format.limit,
+                                     .key = nan_key(number),
+                                     .report = report};
+        dd_cuda_result result = dd_cuda_nan_enqueue(launch->group->cuda->nan, launch->channel->device->number,
+                                                    &search, launch->channel->stream);
+        status = nccl_launch_check_cuda(launch, result, "cuLaunchKernel");
+    }
+    return status;
+}
+
+/* The channel's report says that nothing has been found, once the stream has come so far: kernels of a call that gave up waiting may
+ * still be before it. */
+static dd_status
+reset_report(nccl_launch *launch)
+{
+    const dd_cuda *cuda = launch->group->cuda;
+    nccl_channel *channel = launch->channel;
+    if (channel->nan_report == NULL) {
+        return nccl_launch_check_cuda(launch, dd_cuda_nan_report_create(cuda->nan, &channel->nan_report),
+                                      "cuMemHostAlloc");
+    }
+    dd_cuda_ptr report = (dd_cuda_ptr)(uintptr_t)channel->nan_report;
+    return nccl_launch_check_cuda(
+        launch, cuda->api.cuMemsetD8Async(report, 0xff, sizeof *channel->nan_report, channel->stream),
+        "cuMemsetD8Async");
+}
+
+static dd_status
+describe_found(const nccl_launch *launch, uint64_t reported)
+{
+    nan_place place = NAN_FIRST;
+    const dd_block *block;
+    for (uint64_t number = 0; next_input(launch, &place, &block); number++) {
+        if (number == nan_number(reported)) {
+            break;
+        }
+    }
+    return describe_nan(launch->call->what, &place, nan_index(reported), launch->err);
+}
+
+/* Kernels, and a wait for them. */
+static dd_status
+check_on_device(nccl_launch *launch)
+{
+    dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
+    dd_status status = reset_report(launch);
+    if (status == DD_OK) {
+        status = enqueue_kernels(launch, 0, launch->channel->nan_report);
+    }
+    if (status == DD_OK) {
+        status = wait_for_stream(launch, &wait);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    uint64_t reported = atomic_load_explicit(launch->channel->nan_report, memory_order_acquire);
+    return reported == DD_CUDA_NAN_NONE ? DD_OK : describe_found(launch, reported);
+}
+
+/* ---- by the host */
+
+/* The index of the first NaN among n floats, or n. Devices and hosts have the same byte order here: little. */
+static size_t
+find_nan(const nan_format *format, const char *data, size_t n)
+{
+    uint64_t magnitude = UINT64_MAX >> (65 - 8 * format->width);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = 0;
+        memcpy(&bits, data + i * format->width, format->width);
+        if ((bits & magnitude) >= format->limit) {
+            return i;
+        }
+    }
+    return n;
+}
+
+static dd_status
+check_block(nccl_launch *launch, const dd_block *block, const nan_place *place, const dd_wait *wait)
+{
+    const dd_cuda_api *api = &launch->group->cuda->api;
+    nccl_device *device = launch->channel->device;
+    const unsigned width = place->format.width;
+    for (size_t at = 0; at < block->nbytes; at += PIECE_NBYTES) {
+        size_t nbytes = block->nbytes - at < PIECE_NBYTES ? block->nbytes - at : PIECE_NBYTES;
+        dd_cuda_ptr src = (dd_cuda_ptr)(uintptr_t)block->data + at;
+        dd_status status = nccl_launch_check_cuda(
+            launch, api->cuMemcpyDtoHAsync(device->host, src, nbytes, launch->channel->stream),
+            "cuMemcpyDtoHAsync");
+        if (status == DD_OK) {
+            status = wait_for_stream(launch, wait);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+        size_t n = nbytes / width;
+        size_t found = find_nan(&place->format, device->host, n);
+        if (found < n) {
+            return describe_nan(launch->call->what, place, at / width + found, launch->err);
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_on_host(nccl_launch *launch)
+{
+    nccl_device *device = launch->channel->device;
+    const dd_cuda *cuda = launch->group->cuda;
+    dd_status status = DD_OK;
+    if (device->host == NULL) {
+        status = dd_cuda_check(
+            cuda, cuda->api.cuMemHostAlloc(&device->host, PIECE_NBYTES, DD_CUDA_MEMHOSTALLOC_PORTABLE),
+            launch->err, "cuMemHostAlloc of %zu bytes", PIECE_NBYTES);
+    }
+    dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
+    nan_place place = NAN_FIRST;
+    const dd_block *block;
+    while (status == DD_OK && next_input(launch, &place, &block)) {
+        status = check_block(launch, block, &place, &wait);
+    }
+    return status;
+}
+
+/* ---- in a capture */
+
+static size_t
+count_inputs(const nccl_launch *launch)
+{
+    nan_place place = NAN_FIRST;
+    const dd_block *block;
+    size_t n = 0;
+    while (next_input(launch, &place, &block)) {
+        n++;
+    }
+    return n;
+}
+
+static dd_status
+reserve_locked(dd_nccl_group *group, size_t n, dd_error *err)
+{
+    nccl_nan_captures *captures = &group->nan_captures;
+    if (captures->capacity - captures->count >= n) {
+        return DD_OK;
+    }
+    size_t capacity = captures->count + (n > captures->count ? n : captures->count);
+    nccl_nan_captured *items = dd_mem_realloc(captures->items, capacity * sizeof *items);
+    if (items == NULL) {
+        return dd_error_no_memory(err, capacity * sizeof *items);
+    }
+    captures->items = items;
+    captures->capacity = capacity;
+    return DD_OK;
+}
+
+/* *first: the number of the first input, which the others follow. */
+static dd_status
+remember_inputs(nccl_launch *launch, uint64_t *first)
+{
+    dd_nccl_group *group = launch->group;
+    size_t n = count_inputs(launch);
+    nccl_nan_captured item = {.origin = nccl_work_origin(launch->work), .place = NAN_FIRST};
+    item.origin.is_captured = true;
+    nccl_work_print(launch->work, item.call);
+    item.origin.call_len += 1; /* ": " instead of the space */
+    dd_lock_take(&group->lock);
+    dd_status status = reserve_locked(group, n, launch->err);
+    *first = group->nan_captures.count;
+    const dd_block *block;
+    while (status == DD_OK && next_input(launch, &item.place, &block)) {
+        group->nan_captures.items[group->nan_captures.count++] = item;
+    }
+    dd_lock_release(&group->lock);
+    return status;
+}
+
+/* The device's report for graphs, made by the first call that is captured there. */
+static dd_status
+take_report(nccl_launch *launch, dd_cuda_nan_report **report)
+{
+    nccl_device *device = launch->channel->device;
+    *report = atomic_load_explicit(&device->nan_report, memory_order_relaxed);
+    if (*report != NULL) {
+        return DD_OK;
+    }
+    dd_status status = nccl_launch_check_cuda(
+        launch, dd_cuda_nan_report_create(launch->group->cuda->nan, report), "cuMemHostAlloc");
+    if (status == DD_OK) {
+        atomic_store_explicit(&device->nan_report, *report, memory_order_release);
+        atomic_store_explicit(&launch->group->has_nan_graphs, true, memory_order_release);
+    }
+    return status;
+}
+
+static dd_status
+capture_kernels(nccl_launch *launch)
+{
+    uint64_t first;
+    dd_cuda_nan_report *report;
+    dd_status status = take_report(launch, &report);
+    if (status == DD_OK) {
+        status = remember_inputs(launch, &first);
+    }
+    return status == DD_OK ? enqueue_kernels(launch, first, report) : status;
+}
+
+/* ---- every call */
+
+static dd_status
+check_inputs(nccl_launch *launch)
+{
+    nan_place place = NAN_FIRST;
+    const dd_block *block;
+    if (!next_input(launch, &place, &block)) {
+        return DD_OK;
+    }
+    bool has_kernels = dd_cuda_nan_is_ready(launch->group->cuda->nan, launch->channel->device->number);
+    if (!launch->is_capturing) {
+        return has_kernels ? check_on_device(launch) : check_on_host(launch);
+    }
+    if (has_kernels) {
+        return capture_kernels(launch);
+    }
+    nccl_nan_missed none = NCCL_NAN_MISSED_NONE;
+    (void)atomic_compare_exchange_strong(&launch->group->nan_missed, &none, NCCL_NAN_MISSED_UNTOLD);
+    return DD_OK;
+}
+
+dd_status
+nccl_check_nan(nccl_launch *launch)
+{
+    /* Memory may be needed while somebody captures, and streams are asked that no capture is about. */
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(launch->group->cuda);
+    dd_status status = check_inputs(launch);
+    dd_cuda_restore_capture(launch->group->cuda, mode);
+    return status;
+}
+
+/* ---- reports of graphs */
+
+static uint64_t
+reported_by_graphs(dd_nccl_group *group)
+{
+    if (dd_cuda_is_gone(group->cuda)) {
+        return DD_CUDA_NAN_NONE; /* and its memory with it */
+    }
+    for (int number = 0; number < group->cuda->ndevices; number++) {
+        nccl_device *device = atomic_load_explicit(&group->devices[number], memory_order_acquire);
+        dd_cuda_nan_report *report =
+            device != NULL ? atomic_load_explicit(&device->nan_report, memory_order_acquire) : NULL;
+        uint64_t reported =
+            report != NULL ? atomic_load_explicit(report, memory_order_acquire) : DD_CUDA_NAN_NONE;
+        if (reported != DD_CUDA_NAN_NONE) {
+            return reported;
+        }
+    }
+    return DD_CUDA_NAN_NONE;
+}
+
+void
+nccl_nan_look(dd_nccl_group *group)
+{
+    if (!atomic_load_explicit(&group->has_nan_graphs, memory_order_acquire) || atomic_load(&group->stop)) {
+        return;
+    }
+    uint64_t reported = reported_by_graphs(group);
+    if (reported == DD_CUDA_NAN_NONE) {
+        return;
+    }
+    dd_lock_take(&group->lock);
+    nccl_nan_captured found = group->nan_captures.items[nan_number(reported)];
+    dd_lock_release(&group->lock);
+    dd_error cause;
+    (void)describe_nan("in a CUDA graph", &found.place, nan_index(reported), &cause);
+    dd_error_prepend(&cause, "%.*s", (int)found.origin.call_len - 2, found.call);
+    nccl_group_end(group, &cause, &found.origin, NCCL_END_FAILED);
+}

@@ -1,0 +1,327 @@
+/* The way of a call: checked, put in turn, numbered, enqueued. */
+#include "nccl/internal.h"
+
+#include "core/lock.h"
+static int64_t
+deadline_of(int64_t start_ns, int64_t timeout_ns)
+{
+    return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
+}
+
+/* The recorder counts as the group does: it is told under the lock that gives numbers. */
+static void
+begin_record_locked(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    dd_record_call *call = launch->call->record;
+    if (call == NULL || group->recorder_group == NULL) {
+        return;
+    }
+    call->created_ns = launch->work->base.base.start_ns;
+    call->timeout_ns = launch->work->timeout_ns;
+    launch->work->record = dd_recorder_begin(group->recorder_group, call);
+}
+
+/* Gives the work its number and its deadline, and lets the watchdog see it. */
+static dd_status
+begin(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    dd_lock_take(&group->lock);
+    dd_status status = nccl_group_check_locked(group, launch->err);
+    if (status != DD_OK) {
+        dd_lock_release(&group->lock);
+        return status;
+    }
+    work->number = work->is_message ? ++group->nmessages : ++group->ncollectives;
+    work->base.base.sequence = work->is_message ? 0 : work->number;
+    work->ephemeral_ns = group->ephemeral_free_ns;
+    group->ephemeral_free_ns = 0;
+    work->timeout_ns = deadline_of(group->ephemeral_ns, work->timeout_ns);
+    work->deadline_ns = deadline_of(work->base.base.start_ns, work->timeout_ns);
+    begin_record_locked(launch);
+    if (!work->is_captured) {
+        atomic_store_explicit(&work->is_quiet, false, memory_order_relaxed);
+        dd_work_acquire(&work->base.base);
+        dd_list_push_back(&launch->channel->works, &work->link);
+        group->launching = work;
+        if (work->deadline_ns < group->next_deadline_ns) {
+            group->next_deadline_ns = work->deadline_ns;
+        }
+    }
+    dd_lock_release(&group->lock);
+    if (!work->is_captured) {
+        nccl_watchdog_kick(group->watchdog);
+    }
+    return DD_OK;
+}
+
+/* The work of a call that was not made after all: as if it had never been, if no other rank can know of it. */
+static void
+withdraw_locked(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    dd_list_remove(&work->link);
+    group->ephemeral_free_ns += work->ephemeral_ns;
+    if (!launch->is_posted) {
+        group->nmessages -= work->is_message;
+        group->ncollectives -= !work->is_message;
+    }
+    if (work->record == DD_NO_RECORD || group->recorder == NULL) {
+        return;
+    }
+    if (launch->is_posted) {
+        dd_recorder_end(group->recorder, work->record, dd_clock_now_ns(), launch->err);
+    } else {
+        dd_recorder_withdraw(group->recorder, work->record);
+    }
+}
+
+/* Everything is in the stream, or `status` says why not. Of an estimate nothing stays. */
+static dd_status
+finish(nccl_launch *launch, dd_status status)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    dd_lock_take(&group->lock);
+    group->launching = NULL;
+    if (group->cause.code != DD_OK && !work->is_captured) {
+        nccl_work_describe(work, &group->cause, launch->err);
+        status = group->cause.code;
+        launch->is_posted = true;
+    } else if (status == DD_OK && launch->estimate == NULL) {
+        atomic_store_explicit(&work->is_launched, true, memory_order_release);
+    }
+    bool has_failed = group->cause.code != DD_OK;
+    bool is_gone = status != DD_OK || launch->estimate != NULL;
+    if (is_gone) {
+        withdraw_locked(launch);
+    }
+    dd_lock_release(&group->lock);
+    if (!is_gone) {
+        return status;
+    }
+    if (launch->is_posted && !has_failed) {
+        /* The other ranks count on what we have not done. */
+        dd_error cause = *launch->err;
+        char call[128];
+        size_t len = nccl_work_print(work, call);
+        call[len - 1] = '\0';
+        dd_error_prepend(&cause, "%s", call);
+        nccl_work_describe(work, launch->err, launch->err);
+        nccl_origin origin = nccl_work_origin(work);
+        origin.call_len += 1; /* ": " instead of the space */
+        nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
+    }
+    if (!work->is_captured) {
+        dd_work_release(&work->base.base);
+    }
+    return status;
+}
+
+/* A graph will carry it out, whenever and as often as somebody launches it. */
+static void
+complete_captured(nccl_work *work)
+{
+    dd_nccl_group *group = work->group;
+    if (work->record != DD_NO_RECORD && group->recorder != NULL) {
+        int64_t now_ns = dd_clock_now_ns();
+        dd_recorder_start(group->recorder, work->record, now_ns);
+        dd_recorder_end(group->recorder, work->record, now_ns, NULL);
+    }
+    (void)dd_work_complete(&work->base.base, NULL);
+}
+
+/* A caller that is faster than the watchdog's looks at its works itself from time to time, so that works and events are used again. */
+static void
+look_if_needed(const nccl_launch *launch)
+{
+    bool is_busy;
+    atomic_bool *needs_look = &launch->group->needs_look;
+    if (!launch->is_capturing && atomic_load_explicit(needs_look, memory_order_relaxed)) {
+        atomic_store_explicit(needs_look, false, memory_order_relaxed);
+        (void)nccl_channel_look(launch->channel, &is_busy);
+    }
+}
+
+static dd_status
+start_in_turn(nccl_launch *launch)
+{
+    dd_cuda_guard guard;
+    nccl_nan_look(launch->group);
+    dd_status status = atomic_load_explicit(&launch->group->stop, memory_order_relaxed)
+                           ? dd_nccl_group_check(launch->group, launch->err)
+                           : DD_OK;
+    if (status == DD_OK) {
+        status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_launch_find_capture(launch);
+    if (status == DD_OK) {
+        status = nccl_window_check_open(launch);
+    }
+    if (status == DD_OK) {
+        look_if_needed(launch);
+        status = nccl_work_create(launch, launch->err);
+    }
+    bool has_begun = false;
+    if (status == DD_OK) {
+        status = begin(launch);
+        has_begun = status == DD_OK;
+    }
+    if (has_begun) {
+        status = launch->estimate != NULL ? nccl_launch_estimate(launch) : nccl_launch_run(launch);
+    }
+    dd_cuda_leave(&guard);
+    if (has_begun) {
+        status = finish(launch, status);
+    }
+    if ((status != DD_OK || launch->estimate != NULL) && launch->work != NULL) {
+        dd_work_release(&launch->work->base.base);
+    }
+    return status;
+}
+
+/* What the caller has handed over, of a call that failed. */
+static void
+give_up(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    const dd_nccl_call *call = launch->call;
+    for (size_t i = 0; i < call->nscratch && !launch->is_run; i++) {
+        dd_nccl_group_free_scratch(group, call->device, call->scratch[i]);
+    }
+}
+
+/* Checked, and connected. */
+static dd_status
+prepare(nccl_launch *launch)
+{
+    dd_status status = nccl_check_call(launch->group, launch->call, launch->err);
+    if (status != DD_OK) {
+        dd_error_prepend(launch->err, "%s", launch->call->what);
+        return status;
+    }
+    return nccl_channel_for(launch->group, launch->call, launch->wait, &launch->channel, launch->err);
+}
+
+dd_status
+dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work, const dd_wait *wait,
+                    dd_error *err)
+{
+    dd_error error;
+    nccl_launch launch = {.group = group, .call = call, .wait = wait, .err = err != NULL ? err : &error};
+    dd_status status = nccl_group_check_fork(group, launch.err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = prepare(&launch);
+    if (status == DD_OK) {
+        status = nccl_group_enter_launch(group, wait, launch.err);
+    }
+    if (status == DD_OK) {
+        status = start_in_turn(&launch);
+        nccl_group_leave_launch(group);
+    }
+    if (status != DD_OK) {
+        give_up(&launch);
+        return status;
+    }
+    if (launch.is_capturing) {
+        complete_captured(launch.work);
+    }
+    *work = &launch.work->base;
+    return DD_OK;
+}
+
+/* ---- estimates */
+
+dd_status
+dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err)
+{
+    dd_coll coll = op->args.coll;
+    bool is_of_messages = op->kind != DD_NCCL_OP_COLL || coll == DD_COLL_GATHER || coll == DD_COLL_SCATTER ||
+                          coll == DD_COLL_ALL_TO_ALL;
+    return is_of_messages
+               ? dd_error_set(err, DD_NOT_SUPPORTED,
+                              "NCCL does not estimate messages, nor gather, scatter and all_to_all, which "
+                              "are made of them")
+               : DD_OK;
+}
+
+void
+dd_nccl_group_note_estimated(dd_nccl_group *group, dd_record_call *record)
+{
+    dd_lock_take(&group->lock);
+    group->ncollectives++;
+    if (record != NULL && group->recorder_group != NULL) {
+        record->created_ns = dd_clock_now_ns();
+        record->timeout_ns = dd_nccl_group_get_timeout_ns(group);
+        uint64_t number = dd_recorder_begin(group->recorder_group, record);
+        dd_recorder_start(group->recorder, number, record->created_ns);
+        dd_recorder_end(group->recorder, number, record->created_ns, NULL);
+    }
+    dd_lock_release(&group->lock);
+}
+
+static dd_status
+check_estimates(const nccl_launch *launch)
+{
+    dd_status status = dd_nccl_need(launch->group->lib, DD_NCCL_CAN_GROUP_SIMULATE, launch->err);
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
+        status = dd_nccl_op_check_estimate(&launch->call->ops[i], launch->err);
+    }
+    return status;
+}
+
+/* NCCL gives the work to a thread of its own there, which does not know that it is an estimate. */
+static dd_status
+check_blocking(const nccl_launch *launch)
+{
+    return launch->channel->is_blocking
+               ? DD_OK
+               : dd_error_set(
+                     launch->err, DD_NOT_SUPPORTED,
+                     "estimates need a communicator that blocks (NCCLConfig.blocking = 1): on others "
+                     "NCCL %s carries out what it is to estimate",
+                     launch->group->lib->version_text);
+}
+
+dd_status
+dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *microseconds,
+                       const dd_wait *wait, dd_error *err)
+{
+    dd_error error;
+    float estimate = DD_NCCL_NO_ESTIMATE;
+    nccl_launch launch = {
+        .group = group, .call = call, .wait = wait, .err = err != NULL ? err : &error, .estimate = &estimate};
+    dd_status status = nccl_group_check_fork(group, launch.err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = check_estimates(&launch);
+    if (status == DD_OK) {
+        status = prepare(&launch);
+    }
+    if (status == DD_OK) {
+        status = check_blocking(&launch);
+    }
+    bool is_asked =
+        status == DD_OK && group->size > 1; /* of one rank NCCL carries out calls when they are made */
+    if (is_asked) {
+        status = nccl_group_enter_launch(group, wait, launch.err);
+    }
+    if (is_asked && status == DD_OK) {
+        status = start_in_turn(&launch);
+        nccl_group_leave_launch(group);
+    }
+    give_up(&launch);
+    if (status == DD_OK) {
+        *microseconds = estimate;
+    }
+    return status;
+}

@@ -1,0 +1,121 @@
+/* One-sided calls: checks, and the call of NCCL. */
+#include "nccl/internal.h"
+
+#include "core/lock.h"
+
+int
+dd_nccl_group_window_nchannels(const dd_nccl_group_window *window)
+{
+    dd_nccl_config_value value = {.is_set = false};
+    dd_status status = dd_nccl_config_get(&window->group->options.config, "num_rma_sig", &value, NULL);
+    return status == DD_OK && value.is_set ? (int)value.number : 1;
+}
+
+static bool
+is_within(const dd_nccl_group_window *window, const dd_block *block)
+{
+    return (uintptr_t)block->data >= (uintptr_t)window->data &&
+           (uintptr_t)block->data + block->nbytes <= (uintptr_t)window->data + window->nbytes;
+}
+
+/* NCCL takes what a put sends only from windows, and the group would fail. */
+static bool
+is_source(const dd_nccl_group_window *to, const dd_block *block)
+{
+    dd_nccl_group *group = to->group;
+    bool is_found = block->nbytes == 0;
+    dd_lock_take(&group->lock);
+    for (dd_list *node = group->windows.next; node != &group->windows && !is_found; node = node->next) {
+        const dd_nccl_group_window *window = DD_CONTAINER_OF(node, dd_nccl_group_window, link);
+        is_found = window->device == to->device && is_within(window, block);
+    }
+    dd_lock_release(&group->lock);
+    return is_found;
+}
+
+static dd_status
+check_put(const dd_nccl_op *op, dd_error *err)
+{
+    const dd_nccl_group_window *window = op->window;
+    if (op->offset > window->nbytes || op->block.nbytes > window->nbytes - op->offset) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%zu bytes from byte %zu on are not in the %zu bytes of the window of rank %d",
+                            op->block.nbytes, op->offset, window->nbytes, op->peer);
+    }
+    if (!is_source(window, &op->block)) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "the tensor lies in no window of this group on its device, where NCCL wants what a put "
+            "sends: put a part of this window's tensor, or make another window of it");
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_open(const dd_nccl_group_window *window, dd_error *err)
+{
+    return atomic_load(&window->is_closed) ? dd_error_set(err, DD_CLOSED, "the window has been closed")
+                                           : DD_OK;
+}
+
+dd_status
+nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op, dd_error *err)
+{
+    const dd_nccl_group_window *window = op->window;
+    int nchannels = dd_nccl_group_window_nchannels(window);
+    if (window->group != group || window->device != call->device) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "the window is of another group or device");
+    }
+    if (op->peer < 0 || op->peer >= group->size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is no rank of 0 to %d", op->peer,
+                            group->size - 1);
+    }
+    if (op->channel < 0 || op->channel >= nchannels) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "there is no channel %d, only 0 to %d (num_rma_sig of the configuration, with NCCL 2.31 "
+            "or newer, says how many there are)",
+            op->channel, nchannels - 1);
+    }
+    if (op->kind == DD_NCCL_OP_WAIT_SIGNAL && op->count < 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d signals cannot be waited for", op->count);
+    }
+    dd_status status = check_open(window, err);
+    return status == DD_OK && op->kind == DD_NCCL_OP_PUT ? check_put(op, err) : status;
+}
+
+dd_status
+nccl_window_check_open(const nccl_launch *launch)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
+        const dd_nccl_group_window *window = launch->call->ops[i].window;
+        status = window != NULL ? check_open(window, launch->err) : DD_OK;
+    }
+    if (status != DD_OK) {
+        dd_error_prepend(launch->err, "%s", launch->call->what);
+    }
+    return status;
+}
+
+dd_status
+nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_nccl_api *api = &launch->group->lib->api;
+    dd_cuda_stream stream = launch->channel->stream;
+    dd_nccl_result result;
+    dd_nccl_capability called;
+    if (op->kind == DD_NCCL_OP_WAIT_SIGNAL) {
+        dd_nccl_signal_wait wait = {.opCnt = op->count, .peer = op->peer, .sigIdx = op->channel};
+        result = api->ncclWaitSignal(1, &wait, launch->comm, stream);
+        called = DD_NCCL_CAN_WAIT_SIGNAL;
+    } else if (op->kind == DD_NCCL_OP_SIGNAL || op->block.nbytes == 0) {
+        result = api->ncclSignal(op->peer, op->channel, 0, 0, launch->comm, stream);
+        called = DD_NCCL_CAN_SIGNAL;
+    } else {
+        result = api->ncclPutSignal(op->block.data, op->block.nbytes, DD_NCCL_DTYPE_UINT8, op->peer,
+                                    op->window->handle, op->offset, op->channel, 0, 0, launch->comm, stream);
+        called = DD_NCCL_CAN_PUT_SIGNAL;
+    }
+    return nccl_launch_check(launch, result, dd_nccl_capability_name(called));
+}

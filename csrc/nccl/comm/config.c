@@ -1,0 +1,325 @@
+#include "nccl/comm/config.h"
+
+#include "core/bytes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Up to 2.30.7 NCCL refuses one of the two without the other. Where one is set, these stand for the other; they are NCCL's own bounds. */
+#define MIN_CTAS 1
+#define MAX_CTAS 64
+
+#define TYPE_INT DD_NCCL_FIELD_INT
+#define TYPE_TEXT DD_NCCL_FIELD_TEXT
+#define TYPE_WORD DD_NCCL_FIELD_WORD
+#define TYPE_EVENT DD_NCCL_FIELD_WORD
+
+#define FIELD(name, alias, since, type) \
+    {#name, alias, since, TYPE_##type, offsetof(dd_nccl_abi_config, name)},
+#define COLL_FIELD(name, alias, since, type) \
+    {#name, alias, since, TYPE_##type, offsetof(dd_nccl_abi_coll_config, name)},
+
+static const dd_nccl_config_field FIELDS[] = {DD_NCCL_CONFIG_FIELDS(FIELD)};
+static const dd_nccl_config_field COLL_FIELDS[] = {DD_NCCL_COLL_CONFIG_FIELDS(COLL_FIELD)};
+
+#define NFIELDS (sizeof FIELDS / sizeof FIELDS[0])
+#define NCOLL_FIELDS (sizeof COLL_FIELDS / sizeof COLL_FIELDS[0])
+
+/* Either kind of configuration. */
+typedef struct record {
+    const dd_nccl_config_field *fields;
+    size_t nfields;
+    char *values;
+    char (*texts)[DD_NCCL_CONFIG_TEXT_MAX];
+} record;
+
+static record
+record_of(const dd_nccl_config *config)
+{
+    dd_nccl_config *writable = (dd_nccl_config *)(uintptr_t)config;
+    return (record){FIELDS, NFIELDS, (char *)&writable->values, writable->texts};
+}
+
+static record
+record_of_coll(const dd_nccl_coll_config *config)
+{
+    dd_nccl_coll_config *writable = (dd_nccl_coll_config *)(uintptr_t)config;
+    return (record){COLL_FIELDS, NCOLL_FIELDS, (char *)&writable->values, writable->texts};
+}
+
+static char *
+text_of(const record *rec, const dd_nccl_config_field *field)
+{
+    size_t ntexts = 0;
+    for (const dd_nccl_config_field *f = rec->fields; f < field; f++) {
+        ntexts += f->type == DD_NCCL_FIELD_TEXT;
+    }
+    return rec->texts[ntexts];
+}
+
+static int
+read_int(const record *rec, const dd_nccl_config_field *field)
+{
+    int number;
+    memcpy(&number, rec->values + field->offset, sizeof number);
+    return number;
+}
+
+static void
+write_int(const record *rec, const dd_nccl_config_field *field, int number)
+{
+    memcpy(rec->values + field->offset, &number, sizeof number);
+}
+
+static void
+read_value(const record *rec, const dd_nccl_config_field *field, dd_nccl_config_value *value)
+{
+    *value = (dd_nccl_config_value){.is_text = field->type == DD_NCCL_FIELD_TEXT};
+    if (value->is_text) {
+        value->text = text_of(rec, field);
+        value->is_set = value->text[0] != '\0';
+    } else if (field->type == DD_NCCL_FIELD_INT) {
+        value->number = read_int(rec, field);
+        value->is_set = value->number != DD_NCCL_UNDEFINED_INT;
+    } else {
+        memcpy(&value->number, rec->values + field->offset, sizeof value->number);
+        value->is_set = value->number != 0;
+    }
+}
+
+static void
+clear(const record *rec, const dd_nccl_config_field *field)
+{
+    if (field->type == DD_NCCL_FIELD_TEXT) {
+        memset(text_of(rec, field), 0, DD_NCCL_CONFIG_TEXT_MAX);
+    } else if (field->type == DD_NCCL_FIELD_INT) {
+        write_int(rec, field, DD_NCCL_UNDEFINED_INT);
+    } else {
+        memset(rec->values + field->offset, 0, sizeof(uint64_t));
+    }
+}
+
+static dd_status
+find(const record *rec, const char *name, const dd_nccl_config_field **found, dd_error *err)
+{
+    char known[DD_NCCL_CONFIG_TEXT_MAX * 3] = "";
+    size_t len = 0;
+    for (size_t i = 0; i < rec->nfields; i++) {
+        const dd_nccl_config_field *field = &rec->fields[i];
+        if (strcmp(name, field->name) == 0 || strcmp(name, field->alias) == 0) {
+            *found = field;
+            return DD_OK;
+        }
+        int n = snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "", field->alias);
+        len += n > 0 && (size_t)n < sizeof known - len ? (size_t)n : 0;
+    }
+    char shown[64];
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "NCCL's configuration has no field '%s'; there are %s",
+                        dd_bytes_print(dd_bytes_of_string(name), shown, sizeof shown), known);
+}
+
+static dd_status
+set_text(const record *rec, const dd_nccl_config_field *field, const char *text, dd_error *err)
+{
+    size_t len = strlen(text);
+    if (len == 0 || len >= DD_NCCL_CONFIG_TEXT_MAX) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has %zu characters, 1 to %d are possible",
+                            field->alias, len, DD_NCCL_CONFIG_TEXT_MAX - 1);
+    }
+    clear(rec, field);
+    memcpy(text_of(rec, field), text, len);
+    return DD_OK;
+}
+
+static dd_status
+set_value(const record *rec, const char *name, const dd_nccl_config_value *value, dd_error *err)
+{
+    const dd_nccl_config_field *field;
+    dd_status status = find(rec, name, &field, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!value->is_set) {
+        clear(rec, field);
+        return DD_OK;
+    }
+    if (value->is_text != (field->type == DD_NCCL_FIELD_TEXT)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s is %s, not %s", field->alias,
+                            value->is_text ? "a number" : "text", value->is_text ? "text" : "a number");
+    }
+    if (value->is_text) {
+        return set_text(rec, field, value->text, err);
+    }
+    if (field->type == DD_NCCL_FIELD_WORD) {
+        memcpy(rec->values + field->offset, &value->number, sizeof value->number);
+        return DD_OK;
+    }
+    if (value->number <= INT_MIN || value->number > INT_MAX) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s is %lld, which is out of range", field->alias,
+                            value->number);
+    }
+    write_int(rec, field, (int)value->number);
+    return DD_OK;
+}
+
+static dd_status
+get_value(const record *rec, const char *name, dd_nccl_config_value *value, dd_error *err)
+{
+    const dd_nccl_config_field *field;
+    dd_status status = find(rec, name, &field, err);
+    if (status == DD_OK) {
+        read_value(rec, field, value);
+    }
+    return status;
+}
+
+/* What is set must be known to this NCCL: it would be ignored. */
+static dd_status
+check_fields(const record *rec, const dd_nccl_lib *lib, dd_error *err)
+{
+    for (size_t i = 0; i < rec->nfields; i++) {
+        dd_nccl_config_value value;
+        read_value(rec, &rec->fields[i], &value);
+        if (value.is_set && rec->fields[i].since > lib->version) {
+            char what[64];
+            (void)snprintf(what, sizeof what, "the configuration field %s", rec->fields[i].alias);
+            return dd_nccl_need_version(lib, what, rec->fields[i].since, err);
+        }
+    }
+    return DD_OK;
+}
+
+/* The newest struct's size always goes with the version of the fields that NCCL may read, which it clamps and resets itself: a
+ * short struct with a high version would be read past its end. */
+static unsigned
+version_for(const dd_nccl_lib *lib)
+{
+    return (unsigned)(lib->version < DD_NCCL_VERSION_KNOWN ? lib->version : DD_NCCL_VERSION_KNOWN);
+}
+
+static const char *
+packed_text(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+static void
+complete_ctas(int *min_ctas, int *max_ctas)
+{
+    if (*min_ctas != DD_NCCL_UNDEFINED_INT && *max_ctas == DD_NCCL_UNDEFINED_INT) {
+        *max_ctas = *min_ctas > MAX_CTAS ? *min_ctas : MAX_CTAS;
+    }
+    if (*max_ctas != DD_NCCL_UNDEFINED_INT && *min_ctas == DD_NCCL_UNDEFINED_INT) {
+        *min_ctas = MIN_CTAS;
+    }
+}
+
+const dd_nccl_config_field *
+dd_nccl_config_fields(size_t *nfields)
+{
+    *nfields = NFIELDS;
+    return FIELDS;
+}
+
+void
+dd_nccl_config_init(dd_nccl_config *config)
+{
+    *config = (dd_nccl_config){0};
+    record rec = record_of(config);
+    for (size_t i = 0; i < NFIELDS; i++) {
+        clear(&rec, &FIELDS[i]);
+    }
+}
+
+dd_status
+dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
+{
+    record rec = record_of(config);
+    return set_value(&rec, name, value, err);
+}
+
+dd_status
+dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value, dd_error *err)
+{
+    record rec = record_of(config);
+    return get_value(&rec, name, value, err);
+}
+
+bool
+dd_nccl_config_is_blocking(const dd_nccl_config *config)
+{
+    return config->values.blocking != 0;
+}
+
+dd_status
+dd_nccl_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_nccl_abi_config *packed,
+                    dd_error *err)
+{
+    record rec = record_of(config);
+    dd_status status = check_fields(&rec, lib, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    *packed = config->values;
+    packed->size = sizeof *packed;
+    packed->magic = DD_NCCL_MAGIC;
+    packed->version = version_for(lib);
+    packed->netName = packed_text(config->texts[0]);
+    packed->commName = packed_text(config->texts[1]);
+    complete_ctas(&packed->minCTAs, &packed->maxCTAs);
+    return DD_OK;
+}
+
+const dd_nccl_config_field *
+dd_nccl_coll_config_fields(size_t *nfields)
+{
+    *nfields = NCOLL_FIELDS;
+    return COLL_FIELDS;
+}
+
+void
+dd_nccl_coll_config_init(dd_nccl_coll_config *config)
+{
+    *config = (dd_nccl_coll_config){0};
+    record rec = record_of_coll(config);
+    for (size_t i = 0; i < NCOLL_FIELDS; i++) {
+        clear(&rec, &COLL_FIELDS[i]);
+    }
+}
+
+dd_status
+dd_nccl_coll_config_set(dd_nccl_coll_config *config, const char *name, const dd_nccl_config_value *value,
+                        dd_error *err)
+{
+    record rec = record_of_coll(config);
+    return set_value(&rec, name, value, err);
+}
+
+dd_status
+dd_nccl_coll_config_get(const dd_nccl_coll_config *config, const char *name, dd_nccl_config_value *value,
+                        dd_error *err)
+{
+    record rec = record_of_coll(config);
+    return get_value(&rec, name, value, err);
+}
+
+dd_status
+dd_nccl_coll_config_pack(const dd_nccl_coll_config *config, const dd_nccl_lib *lib,
+                         dd_nccl_abi_coll_config *packed, dd_error *err)
+{
+    record rec = record_of_coll(config);
+    dd_status status = check_fields(&rec, lib, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    *packed = config->values;
+    packed->size = sizeof *packed;
+    packed->magic = DD_NCCL_MAGIC;
+    packed->version = version_for(lib);
+    packed->algSelection = packed_text(config->texts[0]);
+    if (packed->forceAlgSelection == DD_NCCL_UNDEFINED_INT) {
+        packed->forceAlgSelection = 1; /* NCCL's own default, which its initialiser writes out */
+    }
+    complete_ctas(&packed->minCTAs, &packed->maxCTAs);
+    return DD_OK;
+}

@@ -1,0 +1,404 @@
+/* How a communicator ends: at once, by the thread that says so, or on a thread of its own where that might take for ever. */
+#include "nccl/comm/internal.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+
+/* From here on, an abort within a group of NCCL's ends what the communicator waits for, and the end of the group frees it. */
+#define ABORTS_IN_GROUPS_SINCE 22203
+
+/* The handle is nobody else's any more. */
+static dd_status
+end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
+{
+    if (dd_cuda_is_gone(comm->cuda)) {
+        return DD_OK;
+    }
+    dd_cuda_guard guard;
+    dd_status status = dd_cuda_enter(comm->cuda, comm->device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    const dd_nccl_api *api = &comm->lib->api;
+    dd_cuda_capture_mode mode = dd_cuda_relax_capture(comm->cuda);
+    dd_nccl_last_error before;
+    dd_nccl_note_last_error(comm->lib, NULL, &before);
+    dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
+    dd_cuda_restore_capture(comm->cuda, mode);
+    dd_cuda_leave(&guard);
+    char who[64];
+    return dd_nccl_check(comm->lib, &before, result, err, "%s of %s",
+                         is_abort ? "ncclCommAbort" : "ncclCommDestroy",
+                         dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+static dd_nccl_comm_handle
+take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
+{
+    dd_nccl_comm_handle handle = comm->handle;
+    comm->state = state;
+    comm->handle = NULL;
+    dd_cond_broadcast(&comm->changed);
+    return handle;
+}
+
+/* ---- on a thread of its own */
+
+typedef enum end_kind {
+    END_DESTROY,
+    END_ABORT,      /* once nobody is inside */
+    END_ABORT_TOLD, /* the same, and a thread inside is told to give up */
+} end_kind;
+
+typedef struct late_end {
+    atomic_uint refs;   /* the caller's and the thread's */
+    dd_nccl_comm *comm; /* counted */
+    dd_nccl_comm_handle handle;
+    end_kind kind;
+    dd_nccl_lib lib; /* copies, with the next two: the originals may end before a thread that hangs */
+    dd_cuda cuda;
+    dd_cuda_context context;
+    struct late_end *next; /* the caller's */
+    bool is_done;          /* guarded by comm->mu: status and error are there */
+    dd_status status;
+    dd_error error;
+} late_end;
+
+static void
+release_late(late_end *late)
+{
+    if (atomic_fetch_sub_explicit(&late->refs, 1, memory_order_acq_rel) == 1) {
+        dd_nccl_comm_release(late->comm);
+        dd_mem_free(late);
+    }
+}
+
+static void
+wait_until_left(dd_nccl_comm *comm)
+{
+    dd_lock_take(&comm->mu);
+    while (comm->is_inside) {
+        dd_cond_wait(&comm->changed, &comm->mu);
+    }
+    dd_lock_release(&comm->mu);
+}
+
+static bool
+leaves_within(dd_nccl_comm *comm, int64_t patience_ns)
+{
+    dd_wait patience = dd_wait_after(patience_ns);
+    dd_lock_take(&comm->mu);
+    while (comm->is_inside && !dd_wait_is_over(&patience)) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
+    }
+    bool has_left = !comm->is_inside;
+    dd_lock_release(&comm->mu);
+    return has_left;
+}
+
+static dd_nccl_result
+abort_in_two_steps(const late_end *late)
+{
+    const dd_nccl_api *api = &late->lib.api;
+    if (api->ncclGroupStart() != DD_NCCL_SUCCESS) {
+        wait_until_left(late->comm);
+        return api->ncclCommAbort(late->handle);
+    }
+    dd_nccl_result result = api->ncclCommAbort(late->handle);
+    wait_until_left(late->comm);
+    dd_nccl_result ended = api->ncclGroupEnd();
+    return result != DD_NCCL_SUCCESS ? result : ended;
+}
+
+static dd_nccl_result
+end_now(const late_end *late)
+{
+    switch (late->kind) {
+    case END_DESTROY:
+        return late->lib.api.ncclCommDestroy(late->handle);
+    case END_ABORT:
+        if (late->comm->is_blocking) { /* NCCL is too old to end the call of a thread inside */
+            (void)leaves_within(late->comm, DD_NCCL_LEAVE_NS);
+        } else {
+            wait_until_left(late->comm);
+        }
+        return late->lib.api.ncclCommAbort(late->handle);
+    case END_ABORT_TOLD:
+        break;
+    }
+    return abort_in_two_steps(late);
+}
+
+static void *
+run_late_end(void *arg)
+{
+    late_end *late = arg;
+    dd_nccl_comm *comm = late->comm;
+    char who[64];
+    (void)dd_cuda_relax_capture(&late->cuda);
+    late->status = dd_cuda_check(&late->cuda, late->cuda.api.cuCtxSetCurrent(late->context), &late->error,
+                                 "cuCtxSetCurrent for the end of an NCCL communicator");
+    if (late->status == DD_OK) {
+        dd_nccl_last_error before;
+        dd_nccl_note_last_error(&late->lib, NULL, &before);
+        late->status = dd_nccl_check(&late->lib, &before, end_now(late), &late->error, "%s of %s",
+                                     late->kind == END_DESTROY ? "ncclCommDestroy" : "ncclCommAbort",
+                                     dd_nccl_comm_print(comm, who, sizeof who));
+    }
+    dd_lock_take(&comm->mu);
+    late->is_done = true;
+    dd_cond_broadcast(&comm->changed);
+    dd_lock_release(&comm->mu);
+    release_late(late);
+    return NULL;
+}
+
+/* DD_OK once the thread is done; else DD_TIMED_OUT or DD_INTERRUPTED, and the thread carries on. */
+static dd_status
+await_late(late_end *late, const dd_wait *wait, dd_error *err)
+{
+    dd_nccl_comm *comm = late->comm;
+    dd_status status = DD_OK;
+    dd_lock_take(&comm->mu);
+    while (!late->is_done && status == DD_OK) {
+        status = dd_cond_wait_checked(&comm->changed, &comm->mu, wait, err);
+    }
+    status = late->is_done ? DD_OK : status;
+    dd_lock_release(&comm->mu);
+    return status;
+}
+
+/* NULL: there is no memory, or no thread. */
+static late_end *
+start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
+{
+    pthread_t thread;
+    late_end *late = dd_mem_zalloc(sizeof *late);
+    if (late == NULL) {
+        return NULL;
+    }
+    atomic_init(&late->refs, 2);
+    late->comm = dd_nccl_comm_acquire(comm);
+    late->handle = handle;
+    late->kind = kind;
+    late->lib = *comm->lib;
+    late->cuda = *comm->cuda;
+    if (dd_cuda_context_of(comm->cuda, comm->device, &late->context, NULL) != DD_OK ||
+        dd_thread_start(&thread, "dldist-end", run_late_end, late, NULL) != DD_OK) {
+        release_late(late);
+        release_late(late);
+        return NULL;
+    }
+    dd_thread_detach(thread);
+    return late;
+}
+
+/* Without a thread for it the caller ends it, however long that takes: left alone, its kernels would stay on the device for ever. */
+static dd_status
+end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
+{
+    (void)leaves_within(comm, DD_NCCL_LEAVE_NS);
+    return end_handle(comm, handle, kind != END_DESTROY, err);
+}
+
+/* DD_TIMED_OUT, without a message, and DD_INTERRUPTED: the outcome is unknown, and a thread carries on. */
+static dd_status
+end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
+{
+    late_end *late = start_late(comm, handle, kind);
+    if (late == NULL) {
+        return end_here(comm, handle, kind, err);
+    }
+    dd_status status = await_late(late, wait, err);
+    if (status == DD_OK && late->status != DD_OK) {
+        status = dd_error_copy(err, &late->error);
+    }
+    release_late(late);
+    return status;
+}
+
+/* ---- aborting */
+
+static bool
+can_be_told(const dd_nccl_comm *comm)
+{
+    return comm->is_blocking && comm->lib->version >= ABORTS_IN_GROUPS_SINCE;
+}
+
+static dd_status
+abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
+{
+    char who[64];
+    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
+    dd_status status = end_late(comm, handle, can_be_told(comm) ? END_ABORT_TOLD : END_ABORT, &patience, err);
+    return status != DD_TIMED_OUT
+               ? status
+               : dd_error_set(err, DD_OP_TIMED_OUT,
+                              "aborting the NCCL communicator of %s has not ended after %.0f s: a thread is "
+                              "still in a call on it; it ends when that thread returns",
+                              dd_nccl_comm_print(comm, who, sizeof who), dd_wait_elapsed_s(&patience));
+}
+
+/* Take the handle and set the reason; NULL if it has ended. */
+static dd_nccl_comm_handle
+take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
+{
+    dd_nccl_comm_handle handle = NULL;
+    dd_lock_take(&comm->mu);
+    if (comm->state == DD_NCCL_COMM_READY) {
+        (void)snprintf(comm->reason, sizeof comm->reason, "%.*s", (int)sizeof comm->reason - 1, reason);
+        handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
+    }
+    *is_inside = comm->is_inside;
+    dd_lock_release(&comm->mu);
+    return handle;
+}
+
+/* Start the abort of a relative that has no owner. NULL if there is nothing to wait for. */
+static late_end *
+start_abort(dd_nccl_comm *comm, const char *reason)
+{
+    bool is_inside;
+    dd_nccl_comm_handle handle = take_to_abort(comm, reason, &is_inside);
+    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+        return NULL;
+    }
+    end_kind kind = is_inside && can_be_told(comm) ? END_ABORT_TOLD : END_ABORT;
+    late_end *late = start_late(comm, handle, kind);
+    if (late == NULL) {
+        (void)end_here(comm, handle, kind, NULL);
+    }
+    return late;
+}
+
+/* Before NCCL aborts comm: with a flag in common, its relatives' operations would look as if they had succeeded. */
+static late_end *
+abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
+{
+    late_end *started = NULL;
+    dd_nccl_comm *relative;
+    dd_nccl_comm_owner owner;
+    const char *why;
+    dd_nccl_family_doom(comm, reach);
+    while ((relative = dd_nccl_family_next(&owner, &why)) != NULL) {
+        char text[sizeof((dd_error *)NULL)->message];
+        (void)snprintf(text, sizeof text, "%s was aborted: %s", why, reason);
+        late_end *late = NULL;
+        if (owner.abort != NULL) {
+            owner.abort(owner.ctx, text);
+        } else {
+            late = start_abort(relative, text);
+        }
+        if (late != NULL) {
+            late->next = started;
+            started = late;
+        }
+        dd_nccl_comm_release(relative);
+    }
+    return started;
+}
+
+static void
+await_relatives(late_end *started)
+{
+    dd_wait patience = dd_wait_after(DD_NCCL_GIVE_UP_NS);
+    while (started != NULL) {
+        late_end *late = started;
+        started = late->next;
+        (void)!await_late(late, &patience, NULL);
+        release_late(late);
+    }
+}
+
+static dd_status
+abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error *err)
+{
+    bool is_inside;
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    dd_nccl_comm_handle handle = status == DD_OK ? take_to_abort(comm, reason, &is_inside) : NULL;
+    if (handle == NULL) {
+        return status;
+    }
+    late_end *relatives = abort_relatives(comm, reason, reach);
+    if (is_inside && !can_be_told(comm)) {
+        /* One that blocks is too old to be told: it is freed beside the thread, if it must be. */
+        is_inside = !leaves_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
+    }
+    status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
+    await_relatives(relatives);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    return abort_comm(comm, reason, DD_NCCL_REACH_ALL, err);
+}
+
+dd_status
+dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    return abort_comm(comm, reason, DD_NCCL_REACH_SHARING, err);
+}
+
+/* ---- destroying */
+
+#define HAS_FAILED "it had failed, and was destroyed"
+
+/* Take the handle out of the communicator once no thread is inside; *handle is NULL if the
+ * communicator has ended. One that has failed must be aborted: destroying it would wait for ranks that
+ * may be lost. */
+static dd_status
+take_to_destroy(dd_nccl_comm *comm, const dd_wait *wait, dd_nccl_comm_handle *handle, bool *must_abort,
+                dd_error *err)
+{
+    *handle = NULL;
+    dd_status status = dd_nccl_comm_check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_lock_take(&comm->mu);
+    status = dd_nccl_comm_await_turn_locked(comm, NULL, wait, err);
+    if (status == DD_OK && comm->state == DD_NCCL_COMM_READY) {
+        dd_nccl_result health = DD_NCCL_SUCCESS;
+        dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, &health);
+        bool is_well =
+            asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
+        *must_abort = comm->must_abort || !is_well;
+        *handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
+    }
+    dd_lock_release(&comm->mu);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
+{
+    bool must_abort = false;
+    dd_nccl_comm_handle handle;
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
+    dd_status status = take_to_destroy(comm, &wait, &handle, &must_abort, err);
+    if (handle == NULL) {
+        return status;
+    }
+    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
+    status = end_handle(comm, handle, must_abort, err);
+    await_relatives(relatives);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    bool must_abort = false;
+    dd_nccl_comm_handle handle;
+    dd_status status = take_to_destroy(comm, wait, &handle, &must_abort, err);
+    if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
+        return status;
+    }
+    late_end *relatives = must_abort ? abort_relatives(comm, HAS_FAILED, DD_NCCL_REACH_SHARING) : NULL;
+    status = end_late(comm, handle, must_abort ? END_ABORT : END_DESTROY, wait, err);
+    await_relatives(relatives);
+    return status == DD_TIMED_OUT ? DD_OK : status;
+}

@@ -1,0 +1,284 @@
+#include "nccl/comm/meet.h"
+
+#include "core/system.h"
+#include "nccl/comm/comm.h"
+#include "store/meeting.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What a rank leaves; a root's id, or its reason, follows. Native numbers: NCCL itself wants all hosts to be of one kind. */
+typedef struct card {
+    int32_t version;
+    int32_t device;
+    int64_t pid;
+    uint64_t encryption; /* dd_nccl_lib's */
+    char host[DD_HOST_NAME_MAX];
+    int32_t nids;
+    int32_t status; /* of making the id */
+    int32_t has_grouped_messages;
+    int32_t unused; /* 0: no byte is without a value */
+} card;
+
+/* One call of dd_nccl_meet. */
+typedef struct encounter {
+    const dd_nccl_meeting *m;
+    const dd_meeting_end *end;
+    int nids;
+    const atomic_bool *stop;
+    const dd_wait *outer;
+} encounter;
+
+int
+dd_nccl_meet_nids(const dd_nccl_lib *lib, int size, int ranks_per_root)
+{
+    if (ranks_per_root < 1 || !dd_nccl_has(lib, DD_NCCL_CAN_INIT_SCALABLE)) {
+        return 1;
+    }
+    return (size + ranks_per_root - 1) / ranks_per_root;
+}
+
+static int
+name_of(const dd_nccl_meeting *m, int rank)
+{
+    return m->names != NULL ? m->names[rank] : rank;
+}
+
+/* Roots are spread over the ranks evenly. */
+static int
+root_rank(const dd_nccl_meeting *m, int nids, int i)
+{
+    return (int)((int64_t)i * m->size / nids);
+}
+
+static bool
+is_stopped(void *ctx)
+{
+    const encounter *e = ctx;
+    return (e->stop != NULL && atomic_load(e->stop)) ||
+           (e->outer->is_interrupted != NULL && e->outer->is_interrupted(e->outer->ctx));
+}
+
+/* ---- cards */
+
+/* The error of making the id goes with the card: all are to hear it. */
+static dd_status
+make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
+{
+    card mine = {.version = m->lib->version,
+                 .device = m->device,
+                 .pid = dd_sys_getpid(),
+                 .nids = nids,
+                 .has_grouped_messages = m->has_grouped_messages,
+                 .encryption = m->lib->encryption};
+    if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
+        (void)snprintf(mine.host, sizeof mine.host, "?");
+    }
+    dd_bytes tail = {0};
+    dd_nccl_unique_id id;
+    dd_error reason;
+    for (int i = 0; i < nids; i++) {
+        if (root_rank(m, nids, i) == m->rank) {
+            mine.status = (int32_t)dd_nccl_make_unique_id(m->lib, &id, &reason);
+            tail = mine.status == DD_OK ? dd_bytes_of(&id, sizeof id) : dd_bytes_of_string(reason.message);
+        }
+    }
+    dd_status status = dd_blob_append(out, &mine, sizeof mine, err);
+    return status == DD_OK ? dd_blob_append(out, tail.data, tail.len, err) : status;
+}
+
+static bool
+read_bytes(dd_bytes bytes, card *out)
+{
+    if (bytes.len < sizeof *out) {
+        return false;
+    }
+    memcpy(out, bytes.data, sizeof *out);
+    out->host[sizeof out->host - 1] = '\0';
+    return true;
+}
+
+static bool
+read_member(dd_bytes bytes, dd_meeting_member *member)
+{
+    card one;
+    if (!read_bytes(bytes, &one)) {
+        return false;
+    }
+    memcpy(member->host, one.host, sizeof member->host);
+    member->pid = one.pid;
+    return true;
+}
+
+static const dd_meeting_kind communicator_kind = {
+    .noun = "NCCL communicator",
+    .of_interrupted = "has called off the meeting for an NCCL communicator",
+    .is_final = true,
+    .read_card = read_member,
+};
+
+static dd_status
+read_card(const encounter *e, int rank, card *out, dd_error *err)
+{
+    if (read_bytes(e->end->cards[rank], out)) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_PROTOCOL, "the card of rank %d has %zu bytes, at least %zu are needed",
+                        name_of(e->m, rank), e->end->cards[rank].len, sizeof *out);
+}
+
+/* ---- what all ranks find in the cards, alike */
+
+/* One id from its root's card. */
+static dd_status
+take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
+{
+    card root = {0};
+    int rank = root_rank(e->m, e->nids, i);
+    dd_status status = read_card(e, rank, &root, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    const uint8_t *tail = e->end->cards[rank].data + sizeof root;
+    size_t len = e->end->cards[rank].len - sizeof root;
+    if (root.status == DD_OK && len == sizeof *id) {
+        memcpy(id, tail, len);
+        return DD_OK;
+    }
+    if (root.status != DD_OK) {
+        status = dd_error_set(err, DD_BACKEND, "rank %d could not make NCCL's unique id: %.*s",
+                              name_of(e->m, rank), (int)len, (const char *)tail);
+    } else {
+        status = dd_error_set(err, DD_PROTOCOL, "rank %d left %zu bytes for NCCL's unique id",
+                              name_of(e->m, rank), len);
+    }
+    dd_error_blame(err, name_of(e->m, rank), root.host, root.pid);
+    return status;
+}
+
+/* Rank 0 wants grouped messages and this one does not, or the other way round. */
+static dd_status
+set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
+{
+    return dd_error_set(err, DD_MISMATCH,
+                        "ranks have different settings, and all need the same: gather, scatter and "
+                        "all_to_all are grouped messages on rank %d (DLDIST_NCCL_GROUPED_MESSAGES=1) and "
+                        "NCCL's own calls on rank %d",
+                        name_of(e->m, is_first_grouped ? 0 : rank),
+                        name_of(e->m, is_first_grouped ? rank : 0));
+}
+
+/* One of them encrypts, or both do with different keys. */
+static dd_status
+refuse_encryption(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+{
+    bool has_keys = first->encryption != 0 && other->encryption != 0;
+    const char *theirs = has_keys ? "encrypts with another key" : "does not encrypt";
+    const char *what = has_keys ? "DLDIST_SECRET" : "DLDIST_NCCL_ENCRYPTION";
+    bool is_first = first->encryption != 0;
+    const card *one = is_first ? first : other;
+    const card *another = is_first ? other : first;
+    return dd_error_set(err, DD_MISMATCH,
+                        "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
+                        "%lld) %s: do all ranks have the same %s?",
+                        name_of(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
+                        name_of(e->m, is_first ? rank : 0), another->host, (long long)another->pid, theirs,
+                        what);
+}
+
+static dd_status
+compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+{
+    char a[16];
+    char b[16];
+    dd_status status = DD_OK;
+    if (first->version != other->version) {
+        status = dd_error_set(
+            err, DD_MISMATCH,
+            "ranks have different NCCLs, and all need the same: rank %d (%s, process %lld) has %s, rank %d "
+            "(%s, process %lld) has %s",
+            name_of(e->m, 0), first->host, (long long)first->pid, dd_nccl_version_print(first->version, a),
+            name_of(e->m, rank), other->host, (long long)other->pid,
+            dd_nccl_version_print(other->version, b));
+    } else if (first->has_grouped_messages != other->has_grouped_messages) {
+        status = set_mixed(e, rank, first->has_grouped_messages != 0, err);
+    } else if (first->encryption != other->encryption) {
+        status = refuse_encryption(e, first, rank, other, err);
+    } else if (first->nids != other->nids) {
+        status =
+            dd_error_set(err, DD_PROTOCOL,
+                         "rank %d counts on %d unique ids of NCCL and rank %d on %d: do all ranks use the "
+                         "same number of roots?",
+                         name_of(e->m, 0), (int)first->nids, name_of(e->m, rank), (int)other->nids);
+    }
+    if (status != DD_OK) {
+        dd_error_blame(err, name_of(e->m, rank), other->host, other->pid);
+    }
+    return status;
+}
+
+static dd_status
+judge(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
+{
+    card first = {0};
+    dd_status status = read_card(e, 0, &first, err);
+    for (int rank = 1; rank < e->m->size && status == DD_OK; rank++) {
+        card other = {0};
+        status = read_card(e, rank, &other, err);
+        if (status == DD_OK) {
+            status = compare(e, &first, rank, &other, err);
+        }
+    }
+    for (int i = 0; i < e->nids && status == DD_OK; i++) {
+        status = take_id(e, i, &ids[i], err);
+    }
+    return status;
+}
+
+static dd_status
+meet(encounter *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
+{
+    const dd_nccl_meeting *m = e->m;
+    char name[DD_MEETING_NAME_MAX + 1];
+    int len = snprintf(name, sizeof name, "%.*s/%llu", (int)m->prefix.len, (const char *)m->prefix.data,
+                       (unsigned long long)m->use);
+    dd_meeting meeting = {.kind = &communicator_kind,
+                          .store = m->store,
+                          .name = dd_bytes_of(name, (size_t)len),
+                          .rank = m->rank,
+                          .size = m->size,
+                          .ranks = m->names,
+                          .card = own};
+    dd_wait wait = {.start_ns = e->outer->start_ns,
+                    .deadline_ns = e->outer->deadline_ns,
+                    .is_interrupted = is_stopped,
+                    .ctx = e};
+    dd_status status = dd_meet(&meeting, end, &wait, err);
+    if (status == DD_INTERRUPTED && e->stop != NULL && atomic_load(e->stop)) {
+        return dd_error_set(err, DD_ABORTED, "meeting for an NCCL communicator was called off after %.3f s",
+                            dd_wait_elapsed_s(e->outer));
+    }
+    return status;
+}
+
+dd_status
+dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const atomic_bool *stop,
+             const dd_wait *wait, dd_error *err)
+{
+    if (m->size == 1) {
+        return dd_nccl_make_unique_id(m->lib, ids, err);
+    }
+    dd_meeting_end end = {0};
+    dd_blob own = {0};
+    encounter e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
+    dd_status status = make_card(m, nids, &own, err);
+    if (status == DD_OK) {
+        status = meet(&e, dd_blob_view(&own), &end, err);
+    }
+    if (status == DD_OK) {
+        status = judge(&e, ids, err);
+    }
+    dd_meeting_end_fini(&end);
+    dd_blob_fini(&own);
+    return status;
+}

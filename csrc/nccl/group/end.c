@@ -1,0 +1,193 @@
+/* How a group ends by a failure, which fails all its works, or by an abort. lifecycle/close.c has the end without one. */
+#include "nccl/internal.h"
+
+#include "core/lock.h"
+#include "core/thread.h"
+
+/* ---- failures */
+
+static void
+end_works_locked(dd_nccl_group *group, dd_list *ended)
+{
+    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        for (dd_list *node = channel->works.next, *next; node != &channel->works; node = next) {
+            next = node->next;
+            nccl_work *work = DD_CONTAINER_OF(node, nccl_work, link);
+            if (work != group->launching) {
+                nccl_work_fail_locked(work, &group->cause, ended);
+            }
+        }
+    }
+}
+
+void
+nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *origin, nccl_end how)
+{
+    dd_list ended;
+    dd_list_init(&ended);
+    bool is_failure = how == NCCL_END_FAILED || how == NCCL_END_ABORTED;
+    if (how != NCCL_END_DRIVER_GONE) {
+        nccl_group_end_complete(group);
+    }
+    dd_lock_take(&group->lock);
+    bool is_first = group->cause.code == DD_OK && !group->is_over;
+    if (is_first) {
+        if (is_failure && group->recorder_group != NULL) {
+            dd_recorder_raise_alarm(group->recorder_group, origin != NULL ? origin->record : DD_NO_RECORD,
+                                    cause);
+        }
+        group->cause = *cause;
+        group->origin = origin != NULL ? *origin : (nccl_origin){.record = DD_NO_RECORD};
+        group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
+        group->is_let_go = how == NCCL_END_LET_GO;
+        atomic_store(&group->stop, true);
+        end_works_locked(group, &ended);
+        bool is_lost = !dd_list_is_empty(&ended) || (origin != NULL && origin->is_captured);
+        group->is_unheard = how == NCCL_END_FAILED && is_lost;
+        dd_cond_broadcast(&group->ended);
+    }
+    dd_lock_release(&group->lock);
+    nccl_works_release_ended(&ended);
+    if (is_first && is_failure && !nccl_watchdog_is_abort_off(group->watchdog)) {
+        nccl_group_start_abort(group);
+    }
+}
+
+void
+dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause)
+{
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        nccl_group_end(group, cause, NULL, NCCL_END_FAILED);
+    }
+}
+
+void
+dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
+{
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        nccl_group_end(group, cause, NULL, NCCL_END_LET_GO);
+    }
+}
+
+/* ---- aborting communicators */
+
+/* The next one, for the caller to abort, which keeps the group and the watchdog alive; NULL: there are no more. */
+static nccl_channel *
+take_to_abort(dd_nccl_group *group)
+{
+    dd_lock_take(&group->lock);
+    nccl_channel *channel = group->is_driver_gone ? NULL : group->channels;
+    while (channel != NULL && (atomic_load(&channel->comm) == NULL || channel->is_ending)) {
+        channel = channel->next;
+    }
+    if (channel != NULL) {
+        channel->is_ending = true;
+        group->naborts++;
+    }
+    dd_lock_release(&group->lock);
+    if (channel != NULL) {
+        nccl_group_acquire_internal(group);
+        nccl_watchdog_begin_abort(group->watchdog);
+    }
+    return channel;
+}
+
+static void *
+abort_channel(void *arg)
+{
+    nccl_channel *channel = arg;
+    dd_nccl_group *group = channel->group;
+    dd_nccl_watchdog *watchdog = group->watchdog;
+    dd_error cause;
+    dd_lock_take(&group->lock);
+    if (group->cause.code != DD_OK) {
+        nccl_group_describe_cause_locked(group, &cause);
+    } else {
+        dd_error_set(&cause, DD_ABORTED, "the group has ended");
+    }
+    bool is_let_go = group->is_let_go;
+    dd_lock_release(&group->lock);
+    /* How it ends changes nothing: there is a cause already. */
+    dd_nccl_comm *comm = atomic_load(&channel->comm);
+    (void)!(is_let_go ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
+    dd_lock_take(&group->lock);
+    group->naborts--;
+    dd_cond_broadcast(&group->ended);
+    /* Before anybody who waits for the end can know of it. */
+    bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
+    dd_lock_release(&group->lock);
+    if (is_last) {
+        nccl_group_destroy(group);
+    }
+    nccl_watchdog_end_abort(watchdog);
+    return NULL;
+}
+
+void
+nccl_group_start_abort(dd_nccl_group *group)
+{
+    nccl_channel *channel;
+    while ((channel = take_to_abort(group)) != NULL) {
+        pthread_t thread;
+        if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
+            dd_thread_detach(thread);
+        } else {
+            (void)abort_channel(channel); /* late is better than never */
+        }
+    }
+}
+
+dd_status
+nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    dd_lock_take(&group->lock);
+    while (group->naborts > 0 && status == DD_OK) {
+        if (dd_wait_is_over(wait)) {
+            status = dd_error_set(err, DD_OP_TIMED_OUT,
+                                  "ncclCommAbort has not returned within %.3f s; it is left to its thread",
+                                  dd_wait_elapsed_s(wait));
+            break;
+        }
+        dd_cond_wait_slice(&group->ended, &group->lock, wait);
+        dd_lock_release(&group->lock);
+        status = dd_wait_check(wait, err);
+        dd_lock_take(&group->lock);
+    }
+    dd_lock_release(&group->lock);
+    return status;
+}
+
+void
+nccl_group_abort_as_relative(void *ctx, const char *reason)
+{
+    dd_nccl_group *group = ctx;
+    dd_error cause;
+    dd_error_set(&cause, DD_ABORTED, "%s", reason);
+    nccl_group_end(group, &cause, NULL, NCCL_END_FAILED);
+    nccl_group_start_abort(group); /* also where failures abort nothing */
+    nccl_group_release_internal(group);
+}
+
+dd_status
+dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_lock_take(&group->lock);
+    bool has_ended = group->is_over || group->is_driver_gone;
+    group->is_let_go = false;
+    dd_lock_release(&group->lock);
+    if (!has_ended) {
+        dd_error cause;
+        dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
+        nccl_group_end(group, &cause, NULL, NCCL_END_ABORTED);
+        nccl_group_start_abort(group); /* also where failures abort nothing */
+    }
+    dd_lock_take(&group->lock);
+    group->is_unheard = false; /* a caller that aborts expects no results */
+    dd_lock_release(&group->lock);
+    return nccl_group_wait_for_abort(group, wait, err);
+}
