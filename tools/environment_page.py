@@ -4,11 +4,11 @@
     PYTHONPATH=pkg python tools/environment_page.py > docs/environment.md
 """
 
-from dldist.base import settings
+from dldist._base import settings
 
 PAGE = """# Environment variables
 
-<!-- Printed by tools/environment_page.py: the tables are those of pkg/dldist/base/settings.py. -->
+<!-- Printed by tools/environment_page.py: the tables are those of pkg/dldist/_base/settings.py. -->
 
 A variable that is empty counts as unset. Of several in one row the first that is set counts.
 

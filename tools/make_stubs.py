@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes what can be told from elsewhere into the stubs.
 
-From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of c10d/low_level.pyi. From
-the functions of a module: c10d/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. From the
-tables of names, base/namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
+From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of _backends/low_level.pyi. From
+the functions of a module: _api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. From the
+tables of names, _api/namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
 
     python tools/make_stubs.py           write them
     python tools/make_stubs.py --check   fail where a stub is not what would be written
@@ -20,7 +20,7 @@ BEGIN = "    # The operations: made by tools/make_stubs.py.\n"
 END = "    # End of the operations.\n"
 # With the private names that other modules use.
 MODULES = {
-    "c10d/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
+    "_api/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
     "functional/__init__.py": (),
 }
 
@@ -70,7 +70,7 @@ LOW_LEVEL_HEAD = '''# Made by tools/make_stubs.py from the table of operations.
 from datetime import timedelta
 from typing import Any
 
-from dldist.c10d.operations import Operation
+from dldist._base.operations import Operation
 
 class NotOneTensor(RuntimeError): ...
 
@@ -133,28 +133,27 @@ _world: _World
 
 def names_stub(head: str, tables) -> str:
     """The stub of a module that has what is in others."""
-    from dldist.base import namespace
-    from dldist.c10d import private
+    from dldist._api import namespace, torch_private
 
     lines, of_moment = {}, ""
     for name, module, other in namespace.names_of(*tables):
         if f"{module.removeprefix('dldist.').replace('.', '/')}.py" in MODULES and not name.startswith("_"):
             lines[f"from {module} import *\n"] = None
-        elif module == private.__name__ and other not in vars(private):
+        elif module == torch_private.__name__ and other not in vars(torch_private):
             of_moment += f"{name}: Any\n"
         elif name != "rendezvous":  # which is the module in one of them, and the function in the other
             lines[f"from {module} import {other} as {name}\n"] = None
-    text = "# Made by tools/make_stubs.py from base/namespace.py.\nfrom typing import Any\n\n"
+    text = "# Made by tools/make_stubs.py from _api/namespace.py.\nfrom typing import Any\n\n"
     return text + "".join(lines) + head + "\n" + of_moment
 
 
 def main() -> int:
     sys.path.append(str(PACKAGE.parent))  # where it is not installed
-    from dldist.base import namespace
-    from dldist.c10d.low_level import CALLS
-    from dldist.c10d.operations import OPERATIONS
+    from dldist._api import namespace
+    from dldist._backends.low_level import CALLS
+    from dldist._base.operations import OPERATIONS
 
-    core, low_level = PACKAGE / "_core.pyi", PACKAGE / "c10d" / "low_level.pyi"
+    core, low_level = PACKAGE / "_core.pyi", PACKAGE / "_backends" / "low_level.pyi"
     stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
     common = namespace.C10D, namespace.PACKAGE, namespace.BESIDE
     stubs[PACKAGE / "__init__.pyi"] = names_stub(PACKAGE_HEAD, common)

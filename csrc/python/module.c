@@ -287,7 +287,7 @@ static PyMethodDef core_methods[] = {
      "_call_and_report($module, callback, argument)\n--\n\n"
      "Calls callback(argument). An Exception that it raises goes to sys.unraisablehook."},
     {"_operations", py_group_list_operations, METH_NOARGS,
-     "_operations($module, /)\n--\n\nThe table of the collectives, for dldist.c10d.operations."},
+     "_operations($module, /)\n--\n\nThe table of the collectives, for dldist._base.operations."},
     {"start_all", py_plan_start_all, METH_O,
      "start_all($module, plans, /)\n--\n\n"
      "Starts several Plans in this order. Of consecutive ones of the same group, either all start or none does."},
@@ -320,7 +320,7 @@ static PyMethodDef core_methods[] = {
     {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
      "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, at the end of the process."},
     {"_monitor_open", PY_FAST_METHOD(py_watch_open),
-     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist.base.watch."},
+     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist._base.monitor_thread."},
     {"_ffi_handler", py_ffi_handler, METH_NOARGS,
      "_ffi_handler($module, /)\n--\n\nWhat XLA calls to run a program (dldist.functional.jax), a capsule."},
     {"_ffi_program", PY_FAST_METHOD(py_ffi_program),

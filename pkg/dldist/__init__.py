@@ -6,7 +6,8 @@ import sys as _sys
 
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
 from dldist import _core, distributed_c10d, rendezvous, world  # noqa: F401
-from dldist.base import completions, namespace, settings, watch  # noqa: F401
+from dldist._api import namespace
+from dldist._base import callback_thread, monitor_thread, settings  # noqa: F401
 
 __version__ = "0.1.0"
 
@@ -30,7 +31,7 @@ def set_log_level(level: str) -> None:
     """Send what dldist does to the logger "dldist": level is "off", "info" or "debug"."""
     if _core._set_log_level(level):
         # Imports logging and starts a thread: only for those who want the log.
-        from dldist.base import log
+        from dldist._base import log
 
         log.start(level)
     if level.lower() == "debug" or "dldist.c10d_logger" in _sys.modules:

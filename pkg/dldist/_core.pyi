@@ -19,9 +19,9 @@ from typing import (
 
 from typing_extensions import Buffer, disjoint_base
 
-from dldist.base.future import Future
-from dldist.base.group import Coalescing
-from dldist.c10d.p2p import P2POp
+from dldist._api.p2p import P2POp
+from dldist._api.recorded_calls import Coalescing
+from dldist._base.future import Future
 from dldist.types import Op, Tensor, Tensors, Timeout
 
 _Bytes: TypeAlias = str | Buffer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dldist
 from dldist import distributed_c10d
-from dldist.base import log
+from dldist._base import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ _watched: dict[str, Any] = {}
 def _calls() -> dict[str, Any]:
     """The calls that have to do with a group, by name."""
     named = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _UNWATCHED}
-    modules = ("dldist.c10d.collectives", "dldist.c10d.objects", "dldist.c10d.p2p")
+    modules = ("dldist._api.collectives", "dldist._api.objects", "dldist._api.p2p")
     return {
         name: call
         for name, call in named.items()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from dldist.base.future import Future
+    from dldist._base.future import Future
     from dldist.reducer.comm import GradBucket
     from dldist.types import AnyGroup
 

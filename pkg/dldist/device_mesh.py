@@ -13,13 +13,13 @@ from _thread import _local
 from math import prod
 
 from dldist import _core
-from dldist.c10d import mesh_groups
-from dldist.c10d.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
-from dldist.c10d.mesh_groups import OfDefaultWorld, OfGroups, OfWorld, abort_groups
-from dldist.c10d.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
-from dldist.c10d.names import warn
-from dldist.c10d.process_group import ProcessGroup
-from dldist.c10d.ranks import get_process_group_ranks, get_rank
+from dldist._api import mesh_groups
+from dldist._api.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
+from dldist._api.mesh_groups import OfDefaultWorld, OfGroups, OfWorld, abort_groups
+from dldist._api.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
+from dldist._api.ranks import get_process_group_ranks, get_rank
+from dldist._backends.backend_names import warn
+from dldist._backends.process_group import ProcessGroup
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Self
 
-    from dldist.c10d.mesh_arguments import AnyOverride
-    from dldist.c10d.mesh_groups import Home, Override
-    from dldist.c10d.mesh_layout import Layout
+    from dldist._api.mesh_arguments import AnyOverride
+    from dldist._api.mesh_groups import Home, Override
+    from dldist._api.mesh_layout import Layout
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist.base import namespace
-from dldist.c10d import collectives, gloo, groups, objects, p2p, registry  # noqa: F401
+from dldist._api import collectives, groups, namespace, objects, p2p, registry  # noqa: F401
+from dldist._backends import cpu  # noqa: F401
 
 __all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 
 from dldist import _core
-from dldist.base import settings
+from dldist._base import settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

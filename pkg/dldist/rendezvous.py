@@ -15,8 +15,8 @@ import time
 from types import ModuleType
 
 from dldist import _core
-from dldist.base.future import seconds_of
-from dldist.launch import places
+from dldist._base.future import seconds_of
+from dldist._rendezvous import urls
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _find_handler(
     url: str, rank: int, world_size: int, kwargs: dict[str, Any], is_size_open: bool = False
 ) -> Iterator[tuple[_core.Store, int, int]]:
     scheme = _scheme(url)
-    url = places.with_ranks(url, rank, world_size, is_size_open)
+    url = urls.with_ranks(url, rank, world_size, is_size_open)
     if scheme not in _handlers:
         raise RuntimeError(f"No rendezvous handler for {scheme}://")
     return _handlers[scheme](url, **kwargs)
@@ -121,12 +121,12 @@ def _scheme(url: str) -> str:
 
 
 def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
-    place = places.file_place(url)
+    place = urls.file_place(url)
     yield place.connect(300.0, True), place.rank, place.world_size
     raise RuntimeError("Unable to perform rerendezvous using file:// method")
 
 
-def _handler(scheme: str, place_of: Callable[..., places.Place]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
+def _handler(scheme: str, place_of: Callable[..., urls.Place]) -> Callable[..., Iterator[tuple[_core.Store, int, int]]]:
     def handler(
         url: str,
         timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -142,8 +142,8 @@ def _handler(scheme: str, place_of: Callable[..., places.Place]) -> Callable[...
     return handler
 
 
-register_rendezvous_handler("tcp", _handler("tcp", places.tcp_place))
-register_rendezvous_handler("env", _handler("env", places.env_place))
+register_rendezvous_handler("tcp", _handler("tcp", urls.tcp_place))
+register_rendezvous_handler("env", _handler("env", urls.env_place))
 register_rendezvous_handler("file", _file_handler)
 
 
@@ -154,7 +154,7 @@ def auto(
     rank: int = -1, world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
 ) -> Iterator[tuple[_core.Store, int, int]]:
     """The rendezvous that the launcher of this process says. If there is no launcher, this process is alone."""
-    place = places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
+    place = urls.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
     yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
     raise RuntimeError("Unable to perform re-rendezvous without a URL")
 
@@ -171,7 +171,7 @@ class Meeting:
 
     __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
 
-    def __init__(self, raw: _core.Store, place: places.Place, name: str, generation: int) -> None:
+    def __init__(self, raw: _core.Store, place: urls.Place, name: str, generation: int) -> None:
         self._raw: _core.Store | None = raw
         self._base = _base_of(name)
         self._generation = generation
@@ -308,7 +308,7 @@ def meet(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     name: str = "default_pg",
     store: _core.Store | None = None,
-    place: places.Place | None = None,
+    place: urls.Place | None = None,
 ) -> Meeting:
     """Find the store for the ranks of a world: in `store`, at the URL `init_method`, at `place`, or, with none of them, where the launcher
     says.
@@ -345,20 +345,20 @@ def meet(
             pause = min(2 * pause, 0.1)
 
 
-def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Timeout, store: _core.Store | None) -> places.Place:
+def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Timeout, store: _core.Store | None) -> urls.Place:
     if store is not None:
-        return places.in_store(store, rank, world_size)
+        return urls.in_store(store, rank, world_size)
     rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)
     if init_method is None:
-        return places.auto_place(rank, world_size)
+        return urls.auto_place(rank, world_size)
     url = _as_text(init_method)
-    builtin = {"tcp": places.tcp_place, "env": places.env_place, "file": places.file_place}.get(_scheme(url))
+    builtin = {"tcp": urls.tcp_place, "env": urls.env_place, "file": urls.file_place}.get(_scheme(url))
     if builtin is not None:
-        place = builtin(places.with_ranks(url, rank, world_size))
-        if place.world_size > 1 and isinstance(place, places.AtServer) and place.port == 0:
-            raise places.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
+        place = builtin(urls.with_ranks(url, rank, world_size))
+        if place.world_size > 1 and isinstance(place, urls.AtServer) and place.port == 0:
+            raise urls.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
         return place
-    return places.in_store(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+    return urls.in_store(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
 
 def _base_of(name: str) -> str:
@@ -370,7 +370,7 @@ def _rank_key(base: str, rank: int) -> str:
     return f"{base}/rank/{rank}"
 
 
-def _enter(store: _core.Store, place: places.Place, name: str, deadline: float) -> int:
+def _enter(store: _core.Store, place: urls.Place, name: str, deadline: float) -> int:
     """The number of this meeting at this place. Rank 0 increases it when it opens a meeting and when it leaves, so odd numbers are open.
     No rank takes part in a meeting twice."""
     base = _base_of(name)
@@ -388,7 +388,7 @@ def _enter(store: _core.Store, place: places.Place, name: str, deadline: float) 
     return generation
 
 
-def _await_rank_0(store: _core.Store, place: places.Place, name: str, generation: int, deadline: float) -> None:
+def _await_rank_0(store: _core.Store, place: urls.Place, name: str, generation: int, deadline: float) -> None:
     mine = f"{_base_of(name)}/here/{place.rank}"
     store.set(mine, f"{os.uname().nodename}, pid {os.getpid()}")
     began = time.monotonic()
@@ -403,7 +403,7 @@ def _await_rank_0(store: _core.Store, place: places.Place, name: str, generation
     store.set(mine, "")
 
 
-def _look_around(store: _core.Store, place: places.Place, name: str) -> tuple[list[str], list[str]]:
+def _look_around(store: _core.Store, place: urls.Place, name: str) -> tuple[list[str], list[str]]:
     present, absent = [], ["0"]
     for rank in range(1, place.world_size):
         who = store.try_get(f"{_base_of(name)}/here/{rank}")

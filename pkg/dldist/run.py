@@ -8,10 +8,10 @@ import sys
 import tempfile
 
 from dldist import _core
-from dldist.base import settings, watch
-from dldist.launch import attempt as launch_attempt
-from dldist.launch import nodes, output, report
-from dldist.launch import options as launch_options
+from dldist._base import monitor_thread, settings
+from dldist._launch import attempt as launch_attempt
+from dldist._launch import nodes, output, report
+from dldist._launch import options as launch_options
 
 # How long the launcher that serves the store waits until the others have read how the job ended.
 _PATIENCE_S = 5.0
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     output.open_missing_streams()
     options = launch_options.parse(argv)
     try:
-        with launch_attempt.Signals(watch.dump_signal()) as signals:
+        with launch_attempt.Signals(monitor_thread.dump_signal()) as signals:
             _choose_folder(options)
             return _launch(options, signals)
     except launch_attempt.Interrupted as error:

@@ -9,9 +9,9 @@ from array import array
 from weakref import ref
 
 from dldist import _core
-from dldist.c10d import registry
-from dldist.c10d.names import device_type_of
-from dldist.c10d.window import group_of
+from dldist._api import registry
+from dldist._api.window import group_of
+from dldist._backends.backend_names import device_type_of
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package

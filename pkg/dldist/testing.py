@@ -31,7 +31,7 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from dldist import _core
-from dldist.launch import by_value, calls, processes, testing_child, variables
+from dldist._launch import by_value, child_calls, processes, rank_environment, testing_child
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
@@ -45,7 +45,7 @@ class RanksFailed(AssertionError):
     """Ranks have failed, not all in the same way. The text has all tracebacks."""
 
 
-class _Rank(calls.Call):
+class _Rank(child_calls.Call):
     """A new interpreter that runs a function, and the outcome."""
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
@@ -53,7 +53,7 @@ class _Rank(calls.Call):
         self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         ours, theirs = connection.Pipe()
         fd = theirs.fileno()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist.launch import testing_child as c; c.main({fd})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist._launch import testing_child as c; c.main({fd})"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[fd],
@@ -216,7 +216,7 @@ def _run(
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
-    store, environments = variables.serve_store(nranks)
+    store, environments = rank_environment.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
     )
@@ -231,7 +231,7 @@ def _run(
         del store
     failed = [rank for rank in ranks if rank.failure]
     reasons = [rank.skip for rank in ranks if rank.skip is not None]
-    if reasons and all(rank.is_late or calls.is_consequence(rank.error) for rank in failed):
+    if reasons and all(rank.is_late or child_calls.is_consequence(rank.error) for rank in failed):
         raise unittest.SkipTest(reasons[0])
     if failed:
         _raise(failed, nranks)
@@ -245,7 +245,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        for rank in calls.with_news(late, left):
+        for rank in child_calls.with_news(late, left):
             rank.take()
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -258,7 +258,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
 
 def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     """Raise one exception for all failures, with the likely cause first."""
-    failed.sort(key=lambda rank: calls.is_consequence(rank.error))
+    failed.sort(key=lambda rank: child_calls.is_consequence(rank.error))
     first = failed[0].error
     texts = [f"---- rank {rank.number} ----\n{rank.failure.rstrip()}" for rank in failed]
     summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.number for r in failed))}"
@@ -343,7 +343,7 @@ def _run_threads(
 
 
 def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threading.Thread], nranks: int) -> NoReturn:
-    order = sorted(errors, key=lambda rank: (calls.is_consequence(errors[rank]), rank))
+    order = sorted(errors, key=lambda rank: (child_calls.is_consequence(errors[rank]), rank))
     if order and not late and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
         raise errors[order[0]]
     texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
@@ -356,4 +356,4 @@ def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threadin
 
 def _is_primary(error: BaseException, first: BaseException) -> bool:
     """Whether an exception tells something that the first one does not tell."""
-    return not calls.is_consequence(error) and type(error) is not type(first)
+    return not child_calls.is_consequence(error) and type(error) is not type(first)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol, SupportsFloat, TypeAlias
 
+from dldist._backends.backend_base import Backend
+from dldist._backends.process_group import ProcessGroup
 from dldist._core import Group, ReduceOp
-from dldist.c10d.backend_base import Backend
-from dldist.c10d.process_group import ProcessGroup
 
 __all__ = ["AnyGroup", "Op", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
 

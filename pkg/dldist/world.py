@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from dldist import _core
-from dldist.base.ranks import read_ranks
-from dldist.objects.exchange import Exchange
+from dldist._base.rank_lists import read_ranks
+from dldist._objects.exchange import Exchange
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import WeakSet
 
-    from dldist.c10d.window import Window
+    from dldist._api.window import Window
     from dldist.rendezvous import Meeting
     from dldist.symmetric_memory import SymmetricMemory
     from dldist.types import Tensor, Timeout
@@ -88,9 +88,9 @@ class World(_core.Group):
         limit = timeout if connect_timeout is None else connect_timeout
         place = None
         if carrier == "mpi" and init_method is None:
-            from dldist.carriers import mpi
+            from dldist.carriers import _mpi
 
-            place = mpi.place(rank, world_size)
+            place = _mpi.place(rank, world_size)
         meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name, place=place)
         with meeting:
             super().__init__(
@@ -211,10 +211,10 @@ class World(_core.Group):
     def _watch(self) -> None:
         """Let the monitor look after this group, if others are in it."""
         if self.size > 1:
-            from dldist.base import watch
+            from dldist._base import monitor_thread
 
             try:
-                watch.add(self)
+                monitor_thread.add(self)
             except BaseException as error:
                 self.abort(f"{type(error).__name__}: {error}")  # as a `with` block does
                 raise
@@ -222,9 +222,9 @@ class World(_core.Group):
 
     def _unwatch(self) -> None:
         if self._is_watched:
-            from dldist.base import watch
+            from dldist._base import monitor_thread
 
-            watch.remove(self)
+            monitor_thread.remove(self)
 
     def _leave_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None
@@ -258,7 +258,7 @@ class World(_core.Group):
         Args:
             tensor: This rank's memory; without it tensor_register() gives it later.
         """
-        from dldist.c10d.window import Window
+        from dldist._api.window import Window
 
         return Window(self, tensor)
 
@@ -424,7 +424,7 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
     """What is left of the time of close(), whenever that is asked."""
     seconds = CLOSE_TIMEOUT_S
     if timeout is not None:
-        from dldist.c10d.options import to_timedelta
+        from dldist._base.options import to_timedelta
 
         seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
     end = time.monotonic() + seconds

@@ -25,9 +25,10 @@ from datetime import timedelta
 import dldist
 import numpy as np
 from dldist import trace
-from dldist.base import settings
-from dldist.launch import environment, options, places
-from dldist.objects import codec, frames
+from dldist._base import settings
+from dldist._launch import options
+from dldist._objects import codec, frames
+from dldist._rendezvous import launchers, urls
 from mutate import mutated
 
 SAFE = codec.find("safe")
@@ -151,7 +152,7 @@ def check_dump(data):
 
 def check_url(data):
     url = data.decode("utf-8", "surrogateescape")
-    for place_of in (places.tcp_place, places.file_place):
+    for place_of in (urls.tcp_place, urls.file_place):
         try:
             assert place_of(url) is not None
         except (ValueError, AssertionError) as error:
@@ -165,7 +166,7 @@ def environ_of(data):
 
 def check_environment(data):
     environ = environ_of(data)
-    for look in (environment.detect, environment.detect_mpirun, environment.local_rank, environment.local_size):
+    for look in (launchers.detect, launchers.detect_mpirun, launchers.local_rank, launchers.local_size):
         try:
             look(environ)
         except ValueError as error:

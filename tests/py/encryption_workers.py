@@ -106,7 +106,7 @@ def look_at_children(channel, rank, size, address):
     refusal = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=20).stdout
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        from dldist.base import settings
+        from dldist._base import settings
 
         os.write(writing, settings.secret())
         os._exit(0)

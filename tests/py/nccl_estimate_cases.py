@@ -8,7 +8,7 @@ import threading
 import dldist
 import pytest
 from dldist import _core, flight_recorder
-from dldist.c10d.nccl import ProcessGroupNCCL
+from dldist._backends.nccl import ProcessGroupNCCL
 from nccl_group_cases import LIMIT_S, VERSION, array, on_ranks
 from nccl_group_cases import no_faults as no_faults
 from nccl_group_cases import stubs as stubs

@@ -158,7 +158,7 @@ def check_ends(ctx, group, works, called, since, within, kind, *texts):
 
 
 def kind_of_error(group):
-    from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+    from dldist._backends.nccl import NCCLOptions, ProcessGroupNCCL
 
     return ProcessGroupNCCL._of(group, NCCLOptions()).get_error().name
 

@@ -50,7 +50,7 @@ def life(channel, name, version, environment, port, rank, size):
 
 
 def _backend(dist, group=None):
-    from dldist.c10d import registry
+    from dldist._api import registry
 
     pg = registry._world.default_pg if group is None else group
     return pg._backend_of_device("cuda")
@@ -157,7 +157,7 @@ def shrinks(dist, stubs, Tensor, port, rank, size):
 
 def grows(dist, stubs, Tensor, port, rank, size):
     """Two ranks, and one that joins."""
-    from dldist.c10d.nccl import ProcessGroupNCCL
+    from dldist._backends.nccl import ProcessGroupNCCL
 
     store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
     side, place = (0, rank) if rank < 2 else (1, 0)
@@ -313,7 +313,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
     import copy
     import json
 
-    from dldist.c10d.nccl import ProcessGroupNCCL
+    from dldist._backends.nccl import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.min_ctas = 2
@@ -375,7 +375,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
 
 def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
     """NCCL estimates only with communicators that block: what it says, or why it does not."""
-    from dldist.c10d.nccl import ProcessGroupNCCL
+    from dldist._backends.nccl import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
     if os.environ["BLOCKING"]:

@@ -11,7 +11,7 @@ import dldist
 import numpy
 import pytest
 from dldist import _core
-from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist._backends.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.nccl import library
 from nccl_group_cases import LIMIT_S, VERSION, array, on_ranks
 from nccl_group_cases import no_faults as no_faults

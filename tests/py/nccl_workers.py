@@ -335,7 +335,7 @@ def nccl_monitored_barrier(module, rank, size):
 def nccl_names(module, rank, size):
     """What c10d has where NCCL is available, and says of its groups."""
     from dldist import distributed_c10d as c10d
-    from dldist.c10d.nccl import ProcessGroupNCCL
+    from dldist._backends.nccl import ProcessGroupNCCL
 
     dist = module.dist
     world = dist.group.WORLD

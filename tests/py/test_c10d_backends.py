@@ -9,8 +9,8 @@ from datetime import timedelta
 import dldist
 import pytest
 from dldist import distributed_c10d as c10d
-from dldist.c10d import backend_base
-from dldist.c10d.options import ErrorType, HookOpName, ReconfigureOptions
+from dldist._backends import backend_base
+from dldist._base.options import ErrorType, HookOpName, ReconfigureOptions
 from dldist.rendezvous import Meeting
 from thread_ranks import error_of, in_worlds, on_threads, total, vector
 

@@ -10,9 +10,10 @@ from datetime import timedelta
 import dldist
 import numpy as np
 import pytest
-from dldist.c10d import backend_base, options, work
-from dldist.c10d.backend_base import Backend
-from dldist.c10d.options import (
+from dldist._backends import backend_base, works
+from dldist._backends.backend_base import Backend
+from dldist._base import options
+from dldist._base.options import (
     AllgatherOptions,
     AllreduceOptions,
     AllToAllOptions,
@@ -442,7 +443,7 @@ def test_abort_hooks(monkeypatch):
 
 
 def test_fake_work():
-    fake = work.FakeWork()
+    fake = works.FakeWork()
     assert isinstance(fake, dldist.Work)
     assert fake.wait() is True and fake.wait(THREE) is True
     assert fake.is_completed() is True and fake.is_success() is True and fake.exception() is None
@@ -450,12 +451,12 @@ def test_fake_work():
     with pytest.raises(RuntimeError, match="recorded no output"):
         fake.result()
     outputs = [object(), object()]
-    assert work.FakeWork(outputs).result() == work.FakeWork(outputs).get_future().wait() == outputs
+    assert works.FakeWork(outputs).result() == works.FakeWork(outputs).get_future().wait() == outputs
 
 
 def test_callback_work_waits_by_its_callback():
     asked, answers = [], [False, True, True]
-    mine = work.PythonCallbackWork(lambda timeout: asked.append(timeout) or answers.pop(0))
+    mine = works.PythonCallbackWork(lambda timeout: asked.append(timeout) or answers.pop(0))
     assert isinstance(mine, dldist.Work) and not mine.is_completed()
     assert mine.wait(2.0) is False and not mine.is_completed() and not mine.get_future().done()
     assert mine.wait() is True and mine.is_completed() and mine.is_success()
@@ -468,14 +469,14 @@ def test_callback_work_that_fails():
     def fail(_):
         raise ValueError("mine")
 
-    mine = work.PythonCallbackWork(fail)
+    mine = works.PythonCallbackWork(fail)
     with pytest.raises(ValueError, match="mine"):
         mine.wait()
     assert mine.is_completed() and not mine.is_success() and str(mine.exception()) == "mine"
     with pytest.raises(ValueError, match="mine"):
         mine.get_future().wait()
     with pytest.raises(TypeError, match="must be callable"):
-        work.PythonCallbackWork(3)
+        works.PythonCallbackWork(3)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), timedelta(seconds=-1)])
@@ -486,7 +487,7 @@ def test_a_future_waits_for_no_negative_time(timeout):
 
 def test_work_from_a_future():
     future = dldist.Future()
-    mine = work._create_work_from_future(future)
+    mine = works._create_work_from_future(future)
     assert not mine.is_completed() and mine.get_future() is future
     with pytest.raises(dldist.DistTimeoutError):
         mine.wait(timedelta(milliseconds=20))
@@ -494,20 +495,20 @@ def test_work_from_a_future():
     assert mine.is_completed() and mine.is_success() and mine.wait() is True and mine.result()[0] is X
 
     future = dldist.Future()
-    mine = work._create_work_from_future(future)
+    mine = works._create_work_from_future(future)
     future.set_exception(ValueError("mine"))
     assert mine.is_completed() and not mine.is_success() and str(mine.exception()) == "mine"
     with pytest.raises(ValueError, match="mine"):
         mine.wait()
     with pytest.raises(TypeError):
-        work._create_work_from_future(3)
+        works._create_work_from_future(3)
 
 
 @pytest.mark.parametrize(
     "name", ["is_success", "exception", "wait", "source_rank", "_source_rank", "result", "synchronize", "get_future"]
 )
 def test_illegal_work(name):
-    illegal = work._IllegalWork()
+    illegal = works._IllegalWork()
     assert isinstance(illegal, dldist.Work)
     with pytest.raises(ValueError, match=f"^Illegal to call {name} on IllegalWork object$"):
         getattr(illegal, name)()
@@ -518,8 +519,8 @@ def test_illegal_work(name):
 
 def test_modules_that_come_with_the_package_are_light():
     code = (
-        "import sys; before = set(sys.modules); import dldist.base.group, dldist.base.future\n"
-        "import dldist.c10d.backend_base, dldist.c10d.options, dldist.c10d.work\n"
+        "import sys; before = set(sys.modules); import dldist._api.recorded_calls, dldist._base.future\n"
+        "import dldist._backends.backend_base, dldist._base.options, dldist._backends.works\n"
         "print(sorted({'datetime', 'enum', 'typing', 'dataclasses', 'inspect', 'numpy', 'json'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

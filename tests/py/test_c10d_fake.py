@@ -5,9 +5,9 @@ import array
 import dldist
 import numpy as np
 import pytest
-from dldist.c10d.fake import FakeProcessGroup, FakeStore
-from dldist.c10d.options import AllreduceOptions, ReduceScatterOptions, ScatterOptions
-from dldist.c10d.work import FakeWork
+from dldist._backends.fake import FakeProcessGroup, FakeStore
+from dldist._backends.works import FakeWork
+from dldist._base.options import AllreduceOptions, ReduceScatterOptions, ScatterOptions
 
 RANK, SIZE = 1, 2
 

@@ -7,14 +7,14 @@ import json
 import sys
 
 import dldist
-import dldist.c10d.backend_base
+import dldist._backends.backend_base
 import numpy as np
 import pytest
 from dldist import control, flight_recorder
-from dldist.c10d import health, hooks
-from dldist.c10d.completion import CompletionHookArgs
-from dldist.c10d.low_level import LowLevelCalls
-from dldist.c10d.options import (
+from dldist._backends import health_check, hooks
+from dldist._backends.completion_hooks import CompletionHookArgs
+from dldist._backends.low_level import LowLevelCalls
+from dldist._base.options import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -306,26 +306,26 @@ def test_an_abort_calls_its_hooks():
 
 @pytest.fixture
 def health_of_nothing(monkeypatch):
-    monkeypatch.setattr(health, "_aborted", set())
+    monkeypatch.setattr(health_check, "_aborted", set())
 
 
 def test_an_aborted_backend_is_unhealthy_from_then_on(health_of_nothing, slow):
-    assert health.unhealthy_backends() == []
+    assert health_check.unhealthy_backends() == []
     dldist.group.WORLD.abort()
-    assert health.unhealthy_backends() == ["slow"]
+    assert health_check.unhealthy_backends() == ["slow"]
     dldist.destroy_process_group()
     dldist.init_process_group()
-    assert health.unhealthy_backends() == ["slow"]
+    assert health_check.unhealthy_backends() == ["slow"]
 
 
 def test_a_failed_group_is_unhealthy(health_of_nothing):
     def case(rank):
         alone = dldist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
-        before = health.unhealthy_backends()
+        before = health_check.unhealthy_backends()
         if rank == 0:
             with pytest.raises(dldist.DistError):
                 dldist.all_reduce(np.zeros(1), group=alone)
-            assert health.unhealthy_backends() == ["gloo"]
+            assert health_check.unhealthy_backends() == ["gloo"]
         return before
 
     assert in_worlds(2, case) == [[], []]
@@ -335,9 +335,9 @@ def test_a_health_hook_is_attached_to_groups_made_by_hand(health_of_nothing):
     group = dldist.ProcessGroup(0, 1)
     group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
     for _ in range(2):
-        health.HealthCheckHook.attach(group)
+        health_check.HealthCheckHook.attach(group)
     group.abort()
-    assert health.unhealthy_backends() == ["slow"]
+    assert health_check.unhealthy_backends() == ["slow"]
 
 
 def test_the_control_plane_reports_health(health_of_nothing, slow):
@@ -439,7 +439,7 @@ def test_finding_nan_in_torchs_tensors():
     assert hooks.has_nan(torch.zeros(2, device="meta")) is False
 
 
-class Slow(dldist.c10d.backend_base.Backend):
+class Slow(dldist._backends.backend_base.Backend):
     """A backend in Python whose works end when the test says so."""
 
     def __init__(self, rank, size):

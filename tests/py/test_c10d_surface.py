@@ -15,7 +15,8 @@ import sys
 import dldist
 import dldist.distributed_c10d as c10d
 import pytest
-from dldist.c10d import backend_base, fake, hooks, options, work
+from dldist._backends import backend_base, fake, hooks, works
+from dldist._base import options
 
 # What c10d 2.14 has. Ours may have more arguments, by keyword only.
 SIGNATURES = """
@@ -303,7 +304,7 @@ def test_rendezvous_is_a_module_and_a_function():
 def test_names_that_are_classes():
     assert dldist._Backend is backend_base.Backend
     assert dldist._Work is dldist.Work
-    assert c10d._IllegalWork is work._IllegalWork
+    assert c10d._IllegalWork is works._IllegalWork
     assert dldist.GroupName("name") == "name"
 
 
@@ -501,8 +502,8 @@ def classes():
         "Backend.Options": (core.Backend.Options, dldist._Backend.Options("gloo")),
         "_DistributedBackendOptions": (core._DistributedBackendOptions, c10d._DistributedBackendOptions()),
         "FakeProcessGroup": (core.FakeProcessGroup, fake.FakeProcessGroup),
-        "FakeWork": (core.FakeWork, work.FakeWork()),
-        "PythonCallbackWork": (core.PythonCallbackWork, work.PythonCallbackWork),
+        "FakeWork": (core.FakeWork, works.FakeWork()),
+        "PythonCallbackWork": (core.PythonCallbackWork, works.PythonCallbackWork),
         "_ProcessGroupWrapper": (core._ProcessGroupWrapper, dldist._ProcessGroupWrapper),
         "Work": (core.Work, dldist.Work),
         "ReduceOp": (core.ReduceOp, dldist.ReduceOp),

@@ -6,13 +6,13 @@ from datetime import timedelta
 import dldist
 import numpy as np
 import pytest
-from dldist.c10d import wrapper
-from dldist.c10d.backend_base import Backend
-from dldist.c10d.fake import FakeProcessGroup
-from dldist.c10d.gloo import ProcessGroupGloo
-from dldist.c10d.low_level import CALLS
-from dldist.c10d.options import ErrorType
-from dldist.c10d.wrapper import Fingerprint, _ProcessGroupWrapper
+from dldist._backends import wrapper
+from dldist._backends.backend_base import Backend
+from dldist._backends.cpu import ProcessGroupGloo
+from dldist._backends.fake import FakeProcessGroup
+from dldist._backends.low_level import CALLS
+from dldist._backends.wrapper import Fingerprint, _ProcessGroupWrapper
+from dldist._base.options import ErrorType
 
 LONG = timedelta(seconds=20)
 SHORT = timedelta(milliseconds=300)
@@ -321,7 +321,7 @@ def test_what_is_no_tensor_is_left_to_the_backend():
 
 
 def test_every_op_is_one_of_c10ds():
-    from dldist.c10d.options import OpType
+    from dldist._base.options import OpType
 
     assert {call.operation.op_type for call in CALLS.values()} <= {int(op) for op in OpType.__members__.values()}
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 
 import dldist
 import pytest
-from dldist.objects import codec, frames
-from dldist.objects.frames import PREFIX_BYTES, Incoming, Outgoing
-from dldist.objects.safe import MAX_DEPTH
+from dldist._objects import codec, frames
+from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing
+from dldist._objects.safe_codec import MAX_DEPTH
 
 SAFE, PICKLE = codec.find("safe"), codec.find("pickle")
 both = pytest.mark.parametrize("serializer", [SAFE, PICKLE], ids=["safe", "pickle"])

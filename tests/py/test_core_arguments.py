@@ -96,13 +96,13 @@ def test_a_signal_needs_a_monitor_and_has_to_be_one():
     assert run(
         """
         from dldist import _core
-        from dldist.base import watch
+        from dldist._base import monitor_thread
         for number in (12, 12, 0, 999):
             try:
                 print(_core._monitor_on_signal(number, True))
             except (RuntimeError, ValueError) as error:
                 print(type(error).__name__, error)
-                watch.start(0)
+                monitor_thread.start(0)
         """
     ) == [
         "RuntimeError no group of several ranks has been made yet, so nothing is monitored",
@@ -227,18 +227,18 @@ def test_an_import_may_come_back_to_what_wants_it():
         from dldist import _core
 
         class Finder:
-            wants = {"datetime": lambda: store.timeout, "dldist.base.settings": _core._recorder_capacity}
+            wants = {"datetime": lambda: store.timeout, "dldist._base.settings": _core._recorder_capacity}
 
             def find_spec(self, name, path=None, target=None):
                 if name in self.wants:
                     told.append((name, str(self.wants.pop(name)())))
 
         told, store = [], dldist.HashStore()
-        sys.modules.pop("dldist.base.settings", None)
+        sys.modules.pop("dldist._base.settings", None)
         sys.modules.pop("datetime", None)
         sys.meta_path.insert(0, Finder())
         told += [("timeout", str(store.timeout)), ("capacity", str(_core._recorder_capacity()))]
         print(*(" ".join(each) for each in told), sep="\\n")
         print(type(store.timeout) is sys.modules["datetime"].timedelta)
         """
-    ) == ["datetime 0:05:00", "dldist.base.settings 2000", "timeout 0:05:00", "capacity 2000", "True"]
+    ) == ["datetime 0:05:00", "dldist._base.settings 2000", "timeout 0:05:00", "capacity 2000", "True"]

@@ -11,7 +11,7 @@ import dldist
 import numpy as np
 import pytest
 from dldist import device_mesh
-from dldist.c10d import mesh_layout
+from dldist._api import mesh_layout
 from dldist.device_mesh import DeviceMesh, init_device_mesh
 from thread_ranks import error_of, in_worlds, on_threads, total, vector
 

@@ -11,8 +11,8 @@ import pytest
 from dldist import functional
 from dldist.testing import run_ranks, threads
 
-MODULES = """c10d.coalescing c10d.collectives c10d.groups c10d.names c10d.objects c10d.p2p world testing launch.spawn
-c10d.ranks c10d.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
+MODULES = """_api.coalescing _api.collectives _api.groups _backends.backend_names _api.objects _api.p2p world testing _launch.spawn
+_api.ranks _api.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
 algorithms.join control.handlers control.server
 reshard.layouts reshard.link reshard.placements reshard.plans""".split()
 # What makes the default world itself.

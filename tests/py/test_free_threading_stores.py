@@ -15,7 +15,7 @@ import dldist
 import pairs
 import pytest
 from dldist import _core
-from dldist.c10d.registry import Registry
+from dldist._api.registry import Registry
 
 NTHREADS = 8
 is_free_threaded = bool(getattr(sys, "_is_gil_enabled", None)) and "free-threading" in sys.version
@@ -29,8 +29,8 @@ def together(call, count=NTHREADS):
 # -- importing ----------------------------------------------------------------------------------------------------
 
 SUBMODULES = """
-    dldist dldist._core dldist.c10d dldist.comm_hooks dldist.constants dldist.control dldist.device_mesh
-    dldist.distributed_c10d dldist.flight_recorder dldist.functional dldist.jax dldist.launch dldist.nccl dldist.objects
+    dldist dldist._core dldist.comm_hooks dldist.constants dldist.control dldist.device_mesh
+    dldist.distributed_c10d dldist.flight_recorder dldist.functional dldist.jax dldist.nccl
     dldist.reducer dldist.rendezvous dldist.reshard dldist.run dldist.symmetric_memory dldist.testing dldist.trace dldist.types
 """.split()
 

@@ -96,7 +96,7 @@ def test_subclass():
 
 
 def test_heavy_modules_are_not_imported():
-    assert importlib.util.find_spec("dldist.base.completions")
+    assert importlib.util.find_spec("dldist._base.callback_thread")
     import subprocess
 
     code = "import dldist, sys; print([n for n in ('asyncio', 'typing', 'threading') if n in sys.modules])"

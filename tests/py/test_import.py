@@ -56,7 +56,7 @@ def test_brings_in_no_heavy_modules():
     heavy = {"asyncio", "multiprocessing", "ctypes", "subprocess", "ssl", "inspect", "typing", "unittest", "logging"}
     heavy |= {"collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "hashlib", "numpy", "pdb", "pickle"}
     heavy |= {"re", "socket", "threading", "torch", "traceback", "urllib", "warnings"}
-    heavy |= {f"dldist.{name}" for name in ("functional", "launch.environment", "launch.spawn", "objects.pickles", "run", "testing")}
+    heavy |= {f"dldist.{name}" for name in ("functional", "_rendezvous.launchers", "_launch.spawn", "_objects.pickle_codec", "run", "testing")}
     assert not added & heavy
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("jax", reason="JAX is not installed")
 import dldist.jax  # noqa: E402
 import jax_workers as workers  # noqa: E402
 import procs  # noqa: E402
-from dldist.base import jax_names  # noqa: E402
+from dldist._base import jax_internals  # noqa: E402
 
 LIMIT_S = 60
 
@@ -229,15 +229,15 @@ jax.distributed.shutdown()
     assert run_program(None, "-m", "dldist.run", "-n", "2", str(program)).count("[1, 2]") == 2
 
 
-@pytest.mark.parametrize("name", jax_names.PLACES)
+@pytest.mark.parametrize("name", jax_internals.PLACES)
 def test_private_names_of_jax_are_present(name):
-    assert jax_names.find(name) is not None
+    assert jax_internals.find(name) is not None
 
 
 def test_a_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
-    monkeypatch.setitem(jax_names.PLACES, "a_token", ("jax.ffi", "jax.no_such_module"))
+    monkeypatch.setitem(jax_internals.PLACES, "a_token", ("jax.ffi", "jax.no_such_module"))
     with pytest.raises(ImportError, match=r"JAX \d.* has no jax.ffi.a_token or jax.no_such_module.a_token"):
-        jax_names.find("a_token")
+        jax_internals.find("a_token")
 
 
 def test_the_structures_are_those_of_jaxlib(tmp_path):

@@ -1,4 +1,4 @@
-"""dldist.launch.environment: what launchers say, of tables; and ranks that real ones start."""
+"""dldist._rendezvous.launchers: what launchers say, of tables; and ranks that real ones start."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 import rendezvous_workers
 from conftest import torch_missing
 from dldist import rendezvous
-from dldist.launch import environment as launch_environment
+from dldist._rendezvous import launchers as launch_environment
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = os.path.join(HERE, "rendezvous_workers.py")

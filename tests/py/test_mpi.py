@@ -151,7 +151,7 @@ def test_a_process_is_killed(procs, what):
 
 def test_what_create_makes(library):
     code = (
-        "from dldist.c10d.carried import ProcessGroupMPI\n"
+        "from dldist._backends.carrier_backends import ProcessGroupMPI\n"
         "import array, dldist\n"
         "pg = ProcessGroupMPI.create([])\n"
         "x = array.array('f', [pg.rank() + 1.0])\n"

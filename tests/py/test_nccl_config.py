@@ -41,7 +41,7 @@ print(why)
 
 def test_nothing_is_loaded_by_the_import():
     stubs = nccl_stubs.build()
-    program = "import dldist.nccl\nfrom dldist.c10d.nccl import NCCLOptions\nNCCLOptions().config.min_ctas = 1\n"
+    program = "import dldist.nccl\nfrom dldist._backends.nccl import NCCLOptions\nNCCLOptions().config.min_ctas = 1\n"
     maps = run(program + "print(open('/proc/self/maps').read())", stubs.environment())
     assert "libnccl" not in maps and "libcuda" not in maps
 
@@ -150,7 +150,7 @@ CONFIG = """
 import copy, pickle
 import dldist
 from dldist import nccl
-from dldist.c10d.nccl import NCCLConfig, ProcessGroupNCCL
+from dldist._backends.nccl import NCCLConfig, ProcessGroupNCCL
 assert nccl.is_available(), nccl.why_not_available()
 config = NCCLConfig()
 assert config.min_ctas is None

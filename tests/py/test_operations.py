@@ -6,10 +6,10 @@ import sys
 
 import dldist
 import pytest
-from dldist.c10d.dispatch import Dispatcher
-from dldist.c10d.low_level import CALLS
-from dldist.c10d.operations import OPERATIONS
-from dldist.c10d.options import OpType
+from dldist._backends.dispatcher import Dispatcher
+from dldist._backends.low_level import CALLS
+from dldist._base.operations import OPERATIONS
+from dldist._base.options import OpType
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = [path for part, kinds in (("csrc", "ch"), ("pkg", ("py", "pyi"))) for kind in kinds for path in (ROOT / part).rglob(f"*.{kind}")]

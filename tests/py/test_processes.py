@@ -1,4 +1,4 @@
-"""dldist.launch.processes: children that are watched, told to end, and closed."""
+"""dldist._launch.processes: children that are watched, told to end, and closed."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from dldist.launch import processes
+from dldist._launch import processes
 from procs import HERE, poll_until, thread_state
 
 
@@ -90,7 +90,7 @@ def test_the_end_is_polite_at_first(start):
 
 
 def test_a_child_dies_with_its_parent():
-    code = "import os, sys, time; from dldist.launch import processes; pid = os.getpid()\n"
+    code = "import os, sys, time; from dldist._launch import processes; pid = os.getpid()\n"
     code += "if child := os.fork(): print(child, flush=True); sys.stdin.read(1); os._exit(0)\n"
     code += "processes.die_with(pid); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

@@ -14,7 +14,7 @@ import dldist
 import pytest
 import rendezvous_workers
 from dldist import rendezvous
-from dldist.launch import places
+from dldist._rendezvous import urls
 from dldist.rendezvous import meet, register_rendezvous_handler
 from procs import fd_count, poll_until, under_load
 
@@ -343,7 +343,7 @@ def test_a_descriptor_of_another_port_is_refused(listener):
 )
 def test_addresses_of_this_machine(host, is_own):
     """Those of others, and names, which may mean something else elsewhere, are not listened on alone."""
-    assert places._is_own_address(host) is is_own
+    assert urls._is_own_address(host) is is_own
 
 
 def test_serving_a_store_imports_little():
@@ -361,7 +361,7 @@ def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 2)
-    monkeypatch.setattr(places, "_is_own_address", lambda host: False)
+    monkeypatch.setattr(urls, "_is_own_address", lambda host: False)
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
     socket.create_connection(("127.0.0.2", store.port), 2).close()
     assert store.host == LOOPBACK

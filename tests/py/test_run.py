@@ -11,8 +11,8 @@ import time
 import dldist
 import procs as procs_module
 import pytest
-from dldist.launch import nodes, output, ranks, report
-from dldist.launch import options as launch_options
+from dldist._launch import nodes, output, ranks, report
+from dldist._launch import options as launch_options
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs")
 LIMIT_S = 25

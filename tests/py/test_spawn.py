@@ -10,13 +10,13 @@ import sys
 import dldist
 import procs as procs_module
 import pytest
-from dldist.launch.spawn import spawn
+from dldist._launch.spawn import spawn
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs", "spawns.py")
 
 PROMPT = """
 import math
-from dldist.launch.spawn import spawn
+from dldist._launch.spawn import spawn
 
 BASE = 5
 
@@ -42,7 +42,7 @@ print(json.dumps([dldist.spawn(secret, 3) for _ in range(2)]))
 CLASSES = """
 import array
 from dldist import init_process_group, all_gather_object, World
-from dldist.launch.spawn import spawn
+from dldist._launch.spawn import spawn
 
 class Own:
     def __init__(self, i):
@@ -207,6 +207,6 @@ def test_mistakes(call, kind, words):
 
 
 def test_failures_are_dist_errors():
-    from dldist.launch import spawn as launch_spawn
+    from dldist._launch import spawn as launch_spawn
 
     assert issubclass(launch_spawn.ProcessException, dldist.DistError)

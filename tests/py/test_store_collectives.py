@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import dldist
 import pytest
-from dldist.c10d.store_collectives import _ControlCollectives, _StoreCollectives
+from dldist._api.store_collectives import _ControlCollectives, _StoreCollectives
 from kinds import LONG, LOOPBACK, SHORT
 
 SIZE = 3

@@ -278,7 +278,7 @@ def test_exceptions_can_be_pickled():
     """Every one is found by its name, and keeps its type, text, arguments and attributes."""
     import pickle
 
-    from dldist.launch import spawn
+    from dldist._launch import spawn
 
     arguments = {
         spawn.ProcessException: ("text", 1, 2),

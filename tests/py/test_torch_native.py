@@ -70,7 +70,7 @@ dist.destroy_process_group()
 """
 PACKAGE = "import json, sys, dldist; print(json.dumps(sorted(sys.modules)))"
 FIRST_GROUP_MODULES = 15  # beyond those of `import dldist`
-NOT_FOR_FIRST_GROUP = {"c10d.nccl", "nccl", *(f"torch._{name}" for name in "cuda dispatcher plain profile work".split())}
+NOT_FOR_FIRST_GROUP = {"_backends.nccl", "nccl", *(f"torch._{name}" for name in "cuda dispatcher plain profile work".split())}
 
 
 @pytest.mark.parametrize("name", ["dldist", "gloo"])
@@ -166,7 +166,7 @@ import sys, time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 import torch, torch.distributed as dist
-from dldist.base import completions
+from dldist._base import callback_thread
 from dldist.torch._groups import create_gloo
 store = dist.HashStore()
 with ThreadPoolExecutor(2) as pool:
@@ -184,10 +184,10 @@ def no_thread():
 """
 
 NO_THREAD = """
-start, completions.start_completion_thread = completions.start_completion_thread, no_thread
+start, callback_thread.start_completion_thread = callback_thread.start_completion_thread, no_thread
 work = first.allreduce([torch.ones(4)])
 assert "can't start new thread" in refused(work.get_future)
-completions.start_completion_thread = start
+callback_thread.start_completion_thread = start
 assert "can't start new thread" in refused(work.get_future().wait), "the future is there, and has failed"
 second.allreduce([torch.ones(4)]).wait()
 assert work.wait()

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 from dldist import _core
-from dldist.base import settings, watch
+from dldist._base import monitor_thread, settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -80,16 +80,16 @@ def test_names_of_old_warn_once(monkeypatch):
 @pytest.mark.parametrize(
     "env, dumping",
     [
-        ({}, watch._DUMPING_DEVICES),
-        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, watch._DUMPING_ON),
-        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "DLDIST_FR_DUMP_FILE": "/a"}, watch._DUMPING_OFF),
-        ({"TORCH_FR_DUMP_TEMP_FILE": "/a"}, watch._DUMPING_ON),
+        ({}, monitor_thread._DUMPING_DEVICES),
+        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, monitor_thread._DUMPING_ON),
+        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "DLDIST_FR_DUMP_FILE": "/a"}, monitor_thread._DUMPING_OFF),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "/a"}, monitor_thread._DUMPING_ON),
     ],
 )
 def test_what_is_dumped(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert watch._dumping(settings.of_failures()) == dumping
+    assert monitor_thread._dumping(settings.of_failures()) == dumping
 
 
 def test_the_default_place(monkeypatch):

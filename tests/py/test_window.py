@@ -43,7 +43,7 @@ def test_of_process_groups(monkeypatch):
 
     in_worlds(2, case)
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    monkeypatch.setattr("dldist.c10d.options._debug_level", None)
+    monkeypatch.setattr("dldist._base.options._debug_level", None)
     in_worlds(2, case)
 
 

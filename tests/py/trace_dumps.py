@@ -51,7 +51,7 @@ class Step:
 
 def frames(line, function="step", file="/home/me/train.py"):
     return [
-        {"name": "all_reduce", "filename": "/usr/lib/site-packages/dldist/c10d/collectives.py", "line": 7},
+        {"name": "all_reduce", "filename": "/usr/lib/site-packages/dldist/_api/collectives.py", "line": 7},
         {"name": function, "filename": file, "line": line},
         {"name": "<module>", "filename": file, "line": 1},
     ]

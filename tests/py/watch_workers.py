@@ -135,7 +135,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
         assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
     world.barrier()
     world.close()
-    dldist.base.watch._stop()
+    dldist._base.monitor_thread._stop()
     return [meanwhile, find_out()]
 
 
@@ -235,12 +235,12 @@ def leaves(channel, port, rank, size):
 def signal_after_the_end(channel):
     """A signal that has asked for dumps does again what it did before, unless somebody has taken it meanwhile."""
     from dldist import _core, flight_recorder
-    from dldist.base import watch
+    from dldist._base import monitor_thread
 
     heard = []
     signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    watch.start(0)
+    monitor_thread.start(0)
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
         flight_recorder.dump_on_signal(number)
     signal.raise_signal(signal.SIGUSR1)

@@ -191,7 +191,7 @@ shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
 
 /* ---- questions */
 
-#define IN_PYTHON "dldist.base.shared_array"
+#define IN_PYTHON "dldist._base.shared_array"
 
 static PyObject *
 shared_array_repr(PyObject *object)

@@ -94,7 +94,7 @@ dd_engine *
 py_engine_get(py_state *state, dd_bytes secret)
 {
     /* The import also arranges that groups are closed at exit. */
-    PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
+    PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *values = runtime != NULL ? py_settings_read("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;

@@ -35,8 +35,9 @@ make_work(const py_nccl_item *items, size_t nitems)
         Py_DECREF(results);
         results = together;
     }
-    PyObject *work =
-        results != NULL ? py_object_call_python(results, "dldist.c10d.work", "done_work", NULL, NULL) : NULL;
+    PyObject *work = results != NULL
+                         ? py_object_call_python(results, "dldist._backends.works", "done_work", NULL, NULL)
+                         : NULL;
     Py_XDECREF(results);
     return work;
 }

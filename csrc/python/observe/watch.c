@@ -81,7 +81,7 @@ require_watch(py_state *state, int rank)
     if (watch != NULL) {
         return watch;
     }
-    PyObject *module = PyImport_ImportModule("dldist.base.watch");
+    PyObject *module = PyImport_ImportModule("dldist._base.monitor_thread");
     PyObject *done = module != NULL ? PyObject_CallMethod(module, "start", "i", rank) : NULL;
     Py_XDECREF(module);
     if (done == NULL) {
@@ -90,7 +90,7 @@ require_watch(py_state *state, int rank)
     Py_DECREF(done);
     watch = find_watch(state);
     if (watch == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "dldist.base.watch did not start a monitor");
+        PyErr_SetString(PyExc_RuntimeError, "dldist._base.monitor_thread did not start a monitor");
     }
     return watch;
 }

@@ -1,4 +1,4 @@
-/* The monitor of this process (watch/monitor.h). dldist.base.watch starts it with the first group of several
+/* The monitor of this process (watch/monitor.h). dldist._base.monitor_thread starts it with the first group of several
  * ranks. */
 #ifndef DD_PYTHON_OBSERVE_WATCH_H
 #define DD_PYTHON_OBSERVE_WATCH_H

@@ -360,7 +360,7 @@ start_thread(py_completions *queue)
     if (atomic_exchange(&queue->has_thread, true)) {
         return 0; /* another thread has started it, or is doing so */
     }
-    PyObject *runtime = PyImport_ImportModule("dldist.base.completions");
+    PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *started =
         runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
     Py_XDECREF(runtime);

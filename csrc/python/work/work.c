@@ -314,7 +314,7 @@ static PyObject *
 work_get_future(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
-               ? py_object_call_python(object, "dldist.base.future", "future_of", NULL, NULL)
+               ? py_object_call_python(object, "dldist._base.future", "future_of", NULL, NULL)
                : NULL;
 }
 
@@ -322,7 +322,7 @@ static PyObject *
 work_await(PyObject *object)
 {
     return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
-               ? py_object_call_python(object, "dldist.base.future", "await_work", NULL, NULL)
+               ? py_object_call_python(object, "dldist._base.future", "await_work", NULL, NULL)
                : NULL;
 }
 

@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dldist.c10d import registry
-from dldist.c10d.names import warn
-from dldist.c10d.ranks import get_rank
+from dldist._api import registry
+from dldist._api.ranks import get_rank
+from dldist._backends.backend_names import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ def _module(name: str) -> ModuleType:
         raise ValueError(f"there is no carrier {name!r}: they are {', '.join(map(repr, NAMES))}")
     from importlib import import_module
 
-    return import_module(f"dldist.carriers.{name}")
+    return import_module(f"dldist.carriers._{name}")
 
 
 def library(name: str) -> Any:

@@ -11,7 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from dldist import flight_recorder
-from dldist.c10d.health import unhealthy_backends
+from dldist._backends.health_check import unhealthy_backends
 from dldist.control.handlers import register_handler
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dldist.base import settings
+from dldist._base import settings
 from dldist.control.http import Connection
 
 if TYPE_CHECKING:

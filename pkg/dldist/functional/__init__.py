@@ -17,10 +17,10 @@ differentiate, so that every rank has to take part.
 from __future__ import annotations
 
 from dldist import _core
-from dldist.base import arrays
+from dldist._base import arrays
+from dldist._objects.exchange import Exchange
 from dldist.functional import tree as functional_tree
 from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, let_compiled_calls_finish, operations_of
-from dldist.objects.exchange import Exchange
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -749,7 +749,7 @@ def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
     """
     if isinstance(x, Pending):
         return x.wait()
-    from dldist.c10d import work_registry
+    from dldist._api import work_registry
 
     for work in work_registry.take(x):
         work.wait()

@@ -6,8 +6,8 @@ import operator
 import sys
 
 from dldist import _core
-from dldist.base import arrays as base_arrays
-from dldist.base.future import wait_for
+from dldist._base import arrays as base_arrays
+from dldist._base.future import wait_for
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def operations_of(group: Any) -> Any:
     """What runs the operations of a group: methods as those of dldist.Group."""
     if isinstance(group, _core.Group):
         return group
-    from dldist.c10d import registry
+    from dldist._api import registry
 
     return registry.operations(group)
 

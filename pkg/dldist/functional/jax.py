@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from dldist import _core
-from dldist.base import jax_names
+from dldist._base import jax_internals
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _TARGET = "dldist_collective"
 # The effect of ordered callbacks has no public name, but a function that has it shows it.
 (_ORDERED,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
 
-_TOKEN = jax_names.find("abstract_token")
+_TOKEN = jax_internals.find("abstract_token")
 
 _collective = Primitive("dldist_collective")
 _collective.multiple_results = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dldist.base import arrays
+from dldist._base import arrays
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:

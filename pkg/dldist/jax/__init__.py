@@ -119,9 +119,9 @@ def _begin() -> object:
     at what that returns, so that a failure is told by the log, and then by each collective."""
     rank, size = 0, 1
     try:
-        from dldist.base import jax_names
+        from dldist._base import jax_internals
 
-        state = jax_names.find("global_state")
+        state = jax_internals.find("global_state")
         rank, size = state.process_id or 0, state.num_processes or 1
         make = _prepare(state, rank, size)
     except Exception as error:

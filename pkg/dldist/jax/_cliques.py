@@ -15,7 +15,7 @@ import math
 import re
 from threading import Lock
 
-from dldist.base import jax_names
+from dldist._base import jax_internals
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Programs:
 
 def watch(programs: Programs) -> None:
     """Have JAX tell which programs it begins to run from now on."""
-    compiler: Any = jax_names.place_of("compile_or_get_cached")
-    runner: Any = jax_names.find("ExecuteReplicated")
+    compiler: Any = jax_internals.place_of("compile_or_get_cached")
+    runner: Any = jax_internals.find("ExecuteReplicated")
     compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
     devices_of: dict[int, list[int]] = {}  # of executables that have not run, by their id()
 

@@ -9,7 +9,7 @@ from jax import lax
 from jax.interpreters import mlir
 from jax.numpy import dtype
 
-from dldist.base import jax_names
+from dldist._base import jax_internals
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ _MOVES = "all_gather_p all_gather_invariant_p".split()
 
 def install() -> None:
     """From now on; for CPUs."""
-    lowerings = jax_names.find("_lowerings")
+    lowerings = jax_internals.find("_lowerings")
     for names, other, convert in (
         (_REDUCTIONS, dtype("float32"), lax.convert_element_type),
         (_MOVES, dtype("uint16"), lax.bitcast_convert_type),
     ):
         for name in names:
-            primitive = jax_names.find(name)
+            primitive = jax_internals.find(name)
             mlir.register_lowering(primitive, _in_other_type(lowerings[primitive].rule, other, convert), platform="cpu")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist.base.future import Future
-from dldist.c10d.options import WorkResult
+from dldist._base.future import Future
+from dldist._base.options import WorkResult
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from dldist import _core
-from dldist.base import completions, settings, wheels  # noqa: F401 - completions ends the core when the process ends
+from dldist._base import callback_thread, settings, wheels  # noqa: F401 - completions ends the core when the process ends
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from dldist import _core
-from dldist.base import arrays
+from dldist._base import arrays
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dldist.c10d.options import BuiltinCommHookType
+from dldist._base.options import BuiltinCommHookType
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:

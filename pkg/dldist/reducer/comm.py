@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist.base import arrays
+from dldist._base import arrays
 from dldist.reducer.buckets import Bucket, SparseBucket
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import

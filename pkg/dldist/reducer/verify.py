@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist.base import arrays
+from dldist._base import arrays
 from dldist.functional.form import operations_of
 from dldist.reducer.buckets import Parameter, private_memory
 
@@ -35,7 +35,7 @@ def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> No
     operations.all_gather_single(digests, digest, timeout=timeout)
     if digests == digest * operations.size:
         return
-    from dldist.objects.exchange import Exchange
+    from dldist._objects.exchange import Exchange
 
     names = [parameter.name for parameter in parameters]
     everyones = Exchange(operations, "all_gather_object", "safe", timeout).all_gather((own, names))

@@ -405,7 +405,7 @@ def redistribute(
         ...     redistribute(world, bytearray(b"ab"), (2,), Sharding(1, [Shard(0)]), Sharding(1, [Replicate()]))
         bytearray(b'ab')
     """
-    from dldist.base import arrays
+    from dldist._base import arrays
 
     family = arrays.family_of(x, "redistribute")
     dtype = memory.dtype_of(x)

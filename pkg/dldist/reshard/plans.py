@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import product
 
 from dldist import _core
-from dldist.base.ranks import read_ranks
+from dldist._base.rank_lists import read_ranks
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this module
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist._backends.nccl import NCCLOptions, ProcessGroupNCCL
 from dldist.torch._options import FromTorch
 
 __all__ = ["CudaBackend", "NCCLOptions"]

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 import dldist
-from dldist.c10d.low_level import CALLS, Call
-from dldist.c10d.operations import flat
+from dldist._backends.low_level import CALLS, Call
+from dldist._base.operations import flat
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS
 from dldist.torch._tensors import device_type_of, is_lazy

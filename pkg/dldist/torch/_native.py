@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import _dldist_torch_names as names
 import torch
 
-from dldist.base import settings
+from dldist._base import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 import dldist
-from dldist.c10d.low_level import LowLevelCalls
+from dldist._backends.low_level import LowLevelCalls
 
 OPTIONS = frozenset(
     kind for name, kind in vars(_distributed_c10d).items() if name.endswith("Options") and isinstance(kind, type)

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dldist.c10d.backend_base import Backend
-from dldist.c10d.low_level import CALLS
-from dldist.c10d.options import OpType
-from dldist.c10d.over_group import OverGroup
+from dldist._backends.backend_base import Backend
+from dldist._backends.group_backend import OverGroup
+from dldist._backends.low_level import CALLS
+from dldist._base.options import OpType
 from dldist.torch import _dispatcher, _profile
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS, in_order

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import _dldist_torch_names as names
 from torch.autograd.profiler import record_function
 
-from dldist.c10d.low_level import CALLS
+from dldist._backends.low_level import CALLS
 from dldist.torch._compiler import not_compiled
 
 if TYPE_CHECKING:

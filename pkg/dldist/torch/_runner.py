@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 import dldist
 from dldist import _core
-from dldist.c10d.gloo import GlooOptions, ProcessGroupGloo
-from dldist.c10d.operations import flat
-from dldist.c10d.options import ReconfigureOptions
-from dldist.c10d.work import FollowedWork
+from dldist._backends.cpu import GlooOptions, ProcessGroupGloo
+from dldist._backends.works import FollowedWork
+from dldist._base.operations import flat
+from dldist._base.options import ReconfigureOptions
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import torchs_errors

@@ -12,9 +12,9 @@ import torch
 from torch._C._distributed_c10d import Work as _Base
 
 import dldist
-from dldist.base import completions
-from dldist.c10d.operations import flat
-from dldist.c10d.options import OpType
+from dldist._base import callback_thread
+from dldist._base.operations import flat
+from dldist._base.options import OpType
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
 
@@ -60,7 +60,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = True
 
     def _wait_for_profiler_entry(self) -> None:
-        if self._is_profiled and self._has_ended() and not completions.is_completion_thread():  # that one completes futures
+        if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():  # that one completes futures
             with contextlib.suppress(RuntimeError):  # the caller, wait(), raises the call's own error
                 self._future.wait()
 
@@ -175,7 +175,7 @@ class Together(Work):
 
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
     future: Any = torch.futures.Future() if _Future is None else _Future([])
-    if work is not None and completions.is_completion_thread():
+    if work is not None and callback_thread.is_completion_thread():
         # A callback that waits for this future, as PowerSGD's do, would block the thread that has to complete the future.
         with contextlib.suppress(dldist.DistError):
             work.wait()

@@ -9,7 +9,7 @@ from dldist.trace.read import Dump, Frame
 
 # Files that only pass calls on; the program's own line is further out. A program may itself be in a folder named dldist.
 _PLUMBING = re.compile(
-    r"/dldist/(c10d/|_\w+\.py|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
+    r"/dldist/(_\w+(/|\.py)|(distributed_c10d|functional|nccl|run|testing|world)\.py)"
     r"|-packages/(torch|torchcomms)/|/torch/(_\w+|autograd|distributed|nn|optim|utils)/"
     r"|/lib/python3\.\d+/(?!(site|dist)-packages/)|^<frozen "
 )

@@ -8,7 +8,7 @@ import sys
 import time
 
 import dldist
-from dldist.launch.spawn import spawn
+from dldist._launch.spawn import spawn
 
 
 def in_group(i, word, queue=None):

@@ -175,7 +175,7 @@ Names makeNames() {
       py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr(),
       attribute("dldist._core", "DistError"),
       attribute("dldist.torch._errors", "as_torchs"),
-      attribute("dldist.base.completions", "is_completion_thread"),
+      attribute("dldist._base.callback_thread", "is_completion_thread"),
       text("wait"),
       text("is_completed"),
       text("is_success"),

@@ -1,0 +1,272 @@
+"""Makes groups of any members: checks the time-out and the backends, and makes the backends."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._api import registry
+from dldist._api.registry import NON_GROUP_MEMBER
+from dldist._backends.backend_base import Member
+from dldist._backends.backend_names import CHECKS, Backend, BackendConfig
+from dldist._backends.health_check import HealthCheckHook
+from dldist._backends.process_group import ProcessGroup, abort_with_reason
+from dldist._base import settings
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist._rendezvous.urls import Place
+
+_CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
+"""Backends whose data a library moves (dldist.carriers)."""
+
+
+def default_timeout(backend: str) -> timedelta:
+    """The default time-out of groups: 30 minutes, or 10 with NCCL."""
+    from datetime import timedelta
+
+    return timedelta(minutes=10 if backend == Backend.NCCL else 30)
+
+
+def check_timeout(timeout: Any) -> timedelta:
+    """A time-out as a timedelta; numbers are seconds."""
+    from datetime import timedelta
+
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        try:
+            timeout = timedelta(seconds=timeout)
+        except (ValueError, OverflowError):
+            raise ValueError(f"a timeout must be a finite number of seconds, not {timeout}") from None
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+    if timeout.days < 0:
+        raise ValueError(f"a timeout must be 0 or more, not {timeout!r}")
+    return timeout
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend that cannot be made, before this process meets any others."""
+    if name == Backend.UNDEFINED:
+        return
+    if ":" not in name and "," not in name and name not in Backend.backend_type_map:
+        raise AssertionError(f"Unknown backend type {name}")
+    for each in BackendConfig(name).get_device_backend_map().values():
+        if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
+            continue
+        if not _is_there(each):
+            _refuse_backend(each)
+
+
+def _is_there(backend: str) -> bool:
+    return backend in CHECKS and CHECKS[backend]()
+
+
+def _refuse_backend(name: str) -> None:
+    if name == Backend.NCCL:
+        from dldist.nccl import library
+
+        raise RuntimeError(
+            f"backend nccl cannot be used here: {library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
+            "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
+        )
+    if name in _CARRIED:
+        from dldist import carriers
+
+        raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in: {carriers.why_not(name)}")
+    raise AssertionError(f"Unknown c10d backend type {name.upper()}")
+
+
+class Maker:
+    """Everything that a group is made from except its members: backends, time-out, options.
+
+    It refuses a backend that cannot be made before this process meets any others. A time-out of None is the backend's own.
+    """
+
+    def __init__(
+        self, backend: str, timeout: Any, pg_options: Any, device: Any, desc: str | None, is_reconfigurable: bool = False
+    ) -> None:
+        self.backend = Backend(backend)
+        self.timeout = default_timeout(self.backend) if timeout is None else check_timeout(timeout)
+        check_backend(self.backend)
+        self.config = BackendConfig(self.backend)
+        self.pg_options = pg_options
+        self.device = device
+        self.desc = "undefined" if desc is None else desc
+        self.is_reconfigurable = is_reconfigurable
+        self.source: tuple[_core.Group, list[int]] | None = None
+        """A CPU group with all members, and their ranks in it: the new group is split off from it, which needs no store."""
+        self.nccl_offspring: Any = None
+        """A function that takes options and makes a ProcessGroupNCCL from another one's communicator."""
+
+    @property
+    def uses_nccl(self) -> bool:
+        return Backend.NCCL in self.config.get_device_backend_map().values()
+
+    def make_default(
+        self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
+    ) -> ProcessGroup:
+        """Make the group of all ranks, and enter it in the registry."""
+        if store is None and self.backend == Backend.FAKE:
+            from dldist._backends.fake import FakeStore
+
+            store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
+        place = self._place_of_mpi()
+        if place is not None:
+            rank, world_size = place.rank, place.world_size
+        if store is not None:
+            return self.make(store, rank, list(range(world_size)), name)
+        from dldist import rendezvous
+
+        if init_method is not None:
+            place = None
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout, place=place)
+        with meeting:
+            pg = self.make(meeting.store, meeting.rank, list(range(meeting.world_size)), name)
+            meeting.met()
+            pg._on_shutdown(meeting.close)
+        return pg
+
+    def _place_of_mpi(self) -> Place | None:
+        """With MPI it is MPI that says who the ranks are, and it has brought them together."""
+        if Backend.MPI not in self.config.get_device_backend_map().values():
+            return None
+        from dldist.carriers import _mpi
+
+        return _mpi.place(-1, -1)
+
+    def make(
+        self, store: _core.Store | None, rank: int, ranks: list[int], name: str, tag: str | None = None
+    ) -> ProcessGroup:
+        """Make a group that this process is a member of, and enter it in the registry; `ranks` are its global ranks."""
+        own = None if store is None else _core.PrefixStore(f"{name}/", store)
+        pg = ProcessGroup(own, rank, len(ranks))
+        pg._set_group_name(name)
+        pg._set_group_desc(self.desc)
+        pg.bound_device_id = self.device
+        try:
+            made = self._give_backends(pg, ranks)
+            if made is None:
+                return self._not_a_member(rank)
+            pg = made
+            registry._world.add(
+                pg, name=name, backend=self.backend, config=repr(self.config), store=own, ranks=ranks, tag=tag
+            )
+            _check_for_nan_if_asked(pg)
+            HealthCheckHook.attach(pg)
+        except BaseException as error:
+            _give_up(pg, error)
+            raise
+        return pg
+
+    def _give_backends(self, pg: ProcessGroup, ranks: list[int]) -> ProcessGroup | None:
+        """The group with all its backends: pg, or the group that a creator has made in its place. None if a creator returned
+        None."""
+        made: dict[str, Any] = {}
+        for device, backend in self.config.get_device_backend_map().items():
+            if backend not in made:
+                made[backend] = self._make_backend(backend, device, pg, ranks)
+            if made[backend] is None:
+                return None
+            if isinstance(made[backend], ProcessGroup):
+                whole: ProcessGroup = made[backend]
+                whole._set_group_name(pg.group_name)
+                whole._set_group_desc(self.desc)
+                return whole
+            pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
+        return pg
+
+    def _make_backend(self, backend: str, device: str, pg: ProcessGroup, ranks: list[int]) -> Any:
+        store = pg.get_group_store()
+        prefixed = None if store is None else _core.PrefixStore(f"{device}/", store)
+        if backend.upper() in Backend._plugins:
+            made = self._make_plugin(backend, prefixed, pg, ranks)
+        elif backend == Backend.GLOO:
+            from dldist._backends.cpu import ProcessGroupGloo
+
+            if self.is_reconfigurable:
+                return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
+            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, self.source, ranks)
+        elif backend == Backend.NCCL:
+            from dldist._backends.nccl import ProcessGroupNCCL
+
+            made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_offspring)
+        elif backend in _CARRIED:
+            from dldist._backends.carrier_backends import BACKENDS
+
+            made = BACKENDS[backend]._make(prefixed, pg, self.timeout, self.source, ranks)
+        elif backend == Backend.FAKE:
+            from dldist._backends.fake import FakeProcessGroup
+
+            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), self.pg_options or None)
+        else:
+            return _refuse_backend(backend)
+        return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
+
+    def _not_a_member(self, rank: int) -> Any:
+        if self.desc == "default_pg":
+            raise RuntimeError(f"backend {self.backend}: its creator returned None, but rank {rank} is in the default group")
+        return NON_GROUP_MEMBER
+
+    def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
+        made = self._call_creator(backend, store, pg, ranks)
+        if made is not None and not isinstance(made, Member):
+            raise TypeError(
+                f"backend {backend}: its creator returned an object of type {type(made).__name__}, "
+                "which is neither a subclass of dldist._Backend nor a ProcessGroup"
+            )
+        return made
+
+    def _call_creator(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
+        plugin = Backend._plugins[backend.upper()]
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, pg.rank(), pg.size(), self.timeout)
+        from dldist._backends.process_group import DistributedBackendOptions
+
+        opts = DistributedBackendOptions()
+        opts.store = store
+        opts.group_rank, opts.group_size = pg.rank(), pg.size()
+        opts.timeout = self.timeout
+        opts.group_id = pg.group_name
+        opts.global_ranks_in_group = ranks
+        opts.process_group = pg
+        opts.enable_reconfigure = self.is_reconfigurable
+        return plugin.creator_fn(opts, self.pg_options)
+
+    def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
+        """The backend. If the debug level is DETAIL, it is wrapped in one that compares every collective of all ranks."""
+        from dldist._base.options import DebugLevel, get_debug_level
+
+        if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
+            return backend
+        return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
+
+
+def _check_for_nan_if_asked(pg: ProcessGroup) -> None:
+    if settings.value("nan_check_of_all") == "1":
+        from dldist._backends.hooks import NanCheckHook
+
+        NanCheckHook.attach(pg)
+
+
+def _give_up(pg: ProcessGroup, error: BaseException) -> None:
+    """End the backends of a group that could not be made."""
+    try:
+        abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
+    except Exception:
+        pass  # the first error says more
+
+
+PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
+
+
+def create_process_group_wrapper(
+    wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
+) -> Any:
+    """A backend that compares every collective of all ranks before it runs. It has a group of its own for that."""
+    from dldist._backends.cpu import ProcessGroupGloo
+    from dldist._backends.wrapper import _ProcessGroupWrapper
+
+    limit = default_timeout(Backend.GLOO) if timeout is None else timeout
+    helper_store = _core.PrefixStore(f"{PG_WRAPPER_STORE_PREFIX}:{store_prefix}", store)
+    return _ProcessGroupWrapper(wrapped_pg, ProcessGroupGloo(helper_store, rank, world_size, timeout=limit))

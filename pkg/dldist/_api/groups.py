@@ -1,0 +1,860 @@
+"""Making and ending groups: init_process_group, new_group and their kin."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from dldist import _core
+from dldist._api import registry
+from dldist._api.group_factory import Maker, check_timeout
+from dldist._api.ranks import get_process_group_ranks, group_or_default, is_non_member
+from dldist._api.registry import NON_GROUP_MEMBER, default_group
+from dldist._backends.backend_names import Backend, device_type_of, is_nccl_available, warn
+from dldist._backends.process_group import ProcessGroup, abort_with_reason
+from dldist._base.rank_lists import read_ranks
+from dldist.world import call_all
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist._backends.backend_base import Backend as BackendImpl
+    from dldist.types import AnyGroup
+    from dldist.world import World
+
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
+REVOKE_DEFAULT = 0
+
+
+def is_initialized() -> bool:
+    """Whether there is a default world: init_process_group() has been called, and destroy_process_group() has not."""
+    return registry._world.default_pg is not None
+
+
+# ---- time-outs
+
+
+def set_timeout(timeout: timedelta | float, group: AnyGroup | None = None) -> None:
+    """Set the time-out of the later operations of a group, on this rank.
+
+    Args:
+        timeout: Seconds or a timedelta.
+        group: None is the default world.
+
+    Raises:
+        ValueError: The time is negative, or this process is not in the group.
+        TypeError: It is no time.
+
+    Example:
+        >>> dist.set_timeout(60)
+    """
+    if is_non_member(group):
+        raise ValueError("Invalid process group specified")
+    pg = group_or_default(group)
+    if isinstance(pg, _core.Group):
+        pg.timeout = check_timeout(timeout)
+    elif isinstance(pg, ProcessGroup):
+        pg.set_timeout(check_timeout(timeout))
+    else:
+        raise AssertionError(f"Expected ProcessGroup, got {type(pg).__name__}")
+
+
+# ---- the default world
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: _core.Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+    _ranks: list[int] | None = None,
+    enable_reconfigure: bool = False,
+) -> None:
+    """Make the default world of this process, with all its ranks.
+
+    The ranks meet in `store`, at `init_method`, or else where the launcher says: torchrun, dlrun, Slurm, mpirun. A process that
+    nobody has launched is a world of one.
+
+    Args:
+        backend: "gloo" for the CPU, which need not be said; "nccl" for GPUs; "mpi", "ucc" or "xccl", for a library that moves the data
+            (docs/carriers.md); "fake", the name of a registered backend, or one for each device: "cpu:gloo,cuda:nccl".
+        init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
+        timeout: Seconds or a timedelta, for meeting and for all operations: 30 minutes unless given (NCCL: 10 minutes).
+        world_size: How many ranks there are, where nothing else says so.
+        rank: The rank of this process, from 0, where nothing else says so.
+        store: Where the ranks meet, with `rank` and `world_size`, instead of a URL.
+        group_name: For programs that pass it.
+        pg_options: What the backend is made with, such as ProcessGroupNCCL.Options.
+        device_id: The device that the world is bound to, for NCCL: an int, "cuda:0" or an object of torch.
+        enable_reconfigure: Let the members be exchanged later.
+
+    Raises:
+        ValueError: There is a default world already, or rank and size are not known or do not fit.
+        RuntimeError: The backend cannot be used here; the text says why.
+        DistTimeoutError: Ranks have not come in time; the text names them.
+        DistPeerLostError: A rank has died meanwhile.
+
+    Example:
+        >>> dist.init_process_group()
+        >>> dist.get_rank(), dist.get_world_size()
+        (0, 1)
+    """
+    world = registry._world
+    if world.default_pg is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    _check_meeting_place(init_method, store, world_size, rank)
+    device = _check_device_id(device_id)
+    if backend is None and device is not None:
+        backend = Backend.default_device_backend_map.get(device_type_of(device))
+    maker = Maker(Backend.UNDEFINED if backend is None else backend, timeout, pg_options, device, "default_pg", enable_reconfigure)
+    if maker.backend == Backend.MPI and (world_size != -1 or rank != -1):
+        warn(
+            f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the "
+            "MPI runtime."
+        )
+    name_of_group = world.next_name_of(_ranks) if _ranks else world.next_name()
+    try:
+        pg = maker.make_default(init_method, store, rank, world_size, name_of_group)
+    except BaseException:
+        # A failed attempt leaves nothing behind, so that the next one finds the names that the other ranks use.
+        world.forget_all()
+        raise
+    world.default_pg = pg
+    world.init_method = init_method
+    _prefix_tracebacks(pg.rank())
+    try:
+        _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), maker.timeout)
+    except BaseException as error:
+        abort(None, f"init_process_group: {error}")
+        raise
+
+
+def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: int) -> None:
+    if store is None:
+        return
+    if init_method is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    if not isinstance(store, _core.Store):
+        raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {type(store).__name__}")
+    if not world_size > 0:
+        raise AssertionError("world_size must be positive if using store")
+    if not rank >= 0:
+        raise AssertionError("rank must be non-negative if using store")
+    if rank >= world_size:
+        raise ValueError(f"rank {rank} is not in 0 to {world_size - 1} (world_size is {world_size})")
+
+
+def _check_device_id(device_id: Any) -> Any:
+    """The device that a group is bound to: one of an accelerator, which needs its backend."""
+    if device_id is None:
+        return None
+    if isinstance(device_id, int):
+        if not is_nccl_available():
+            raise ValueError("device_id is an int, but no accelerator support is found: there is no backend for one")
+        return f"cuda:{device_id}"
+    try:
+        kind = device_type_of(device_id)
+    except TypeError as error:
+        raise ValueError(f"device_id: {error}") from None
+    if kind == "cpu":
+        raise ValueError(f"device_id {device_id} is no accelerator: a group is bound to one with an index, such as cuda:0")
+    if kind != "cuda" or not is_nccl_available():
+        raise ValueError(f"device_id {device_id} does not match the accelerators that are supported: None")
+    if getattr(device_id, "index", 0) is None or device_id == "cuda":
+        raise ValueError(f"device_id {device_id} has no index: say which device")
+    return device_id
+
+
+def _prefix_tracebacks(rank: int) -> None:
+    """Have every line of an uncaught exception's traceback begin with the rank."""
+    import sys
+
+    before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
+
+    def show(*exception: Any) -> None:
+        import io
+
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            before(*exception)
+        finally:
+            text, sys.stderr = sys.stderr.getvalue(), stderr
+        sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
+        sys.stderr.flush()
+
+    # The process is ending anyway: what it ends with is worth more than another Ctrl-C.
+    hook = functools.partial(_core._call_despite_ctrl_c, show)
+    hook._dldist_before = before  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+# ---- the store as a barrier
+
+STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
+
+
+def _is_barrier_after_init() -> int:
+    """1 where new groups have to pass a barrier: TORCH_DIST_INIT_BARRIER."""
+    return int(os.environ.get("TORCH_DIST_INIT_BARRIER") or 0)
+
+
+def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int, timeout: timedelta) -> None:
+    if _is_barrier_after_init() == 1:
+        store_based_barrier(rank, store, group_name, count, timeout)
+
+
+def store_based_barrier(
+    rank: int, store: _core.Store, group_name: str, rendezvous_count: int, timeout: Any, logging_interval: Any = None
+) -> None:
+    """Wait in the store until `rendezvous_count` processes are here. (No progress is logged meanwhile.)"""
+    key = f"{STORE_BASED_BARRIER_PREFIX}:{group_name}"
+    try:
+        store.barrier(key, rendezvous_count, timeout)
+    except _core.DistTimeoutError as error:
+        raise _core.DistStoreTimeoutError(
+            f"Timed out initializing process group in store based barrier on rank {rank}, for key: {key} "
+            f"(world_size={rendezvous_count}, timeout={timeout}): {error}"
+        ) from error
+
+
+# ---- groups of some ranks
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | Any:
+    """Make a group of some ranks of the default world. Every rank of the world calls it, in the same order.
+
+    Args:
+        ranks: The members, as ranks of the default world; all unless given.
+        timeout: Seconds or a timedelta for the group's operations: the backend's default (30 minutes) unless given.
+        backend: As in init_process_group; the world's unless given.
+        pg_options: What the backend is made with.
+        use_local_synchronization: Only the members need to call it, and others get None.
+        group_desc: A description, for records.
+        device_id: For programs that pass it: the world's own device.
+        sort_ranks: Number the members by their ranks in the world; False numbers them as they are listed.
+
+    Returns:
+        The group, or GroupMember.NON_GROUP_MEMBER where this process is not in it: calls with that warn and do nothing.
+
+    Raises:
+        ValueError: There is no default world, or ranks are not in it, or repeat themselves.
+        DistTimeoutError: Members have not come in time.
+
+    Example:
+        >>> first = dist.new_group([0], timeout=60)
+        >>> if dist.get_rank() == 0:
+        ...     dist.barrier(first)
+    """
+    return _new_group_with_tag(
+        ranks, timeout, backend, pg_options, None, use_local_synchronization, group_desc, device_id, sort_ranks
+    )
+
+
+def _new_group_with_tag(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    backend_options: Any = None,
+    pg_tag: str | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup | Any:
+    """new_group with a tag: groups of the same tag and ranks are one group."""
+    world, parent = registry._world, default_group()
+    default_backend, default_store = world.pg_map[parent]
+    name, is_local = Backend(default_backend if backend is None else backend), use_local_synchronization
+    if device_id is not None and device_id != parent.bound_device_id:
+        raise AssertionError("Mismatched bound device between new pg and the default pg.")
+    if name == Backend.MPI and is_local:
+        raise ValueError("MPI backend doesn't support use_local_synchronization=True")
+    maker = Maker(name, timeout, backend_options, parent.bound_device_id, group_desc)
+    members = _check_ranks(ranks, parent.size(), sort_ranks)
+    if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, members)) is not None:
+        return found
+    own_name = world.next_name_of(members) if is_local else world.next_name()
+    pg: Any = NON_GROUP_MEMBER
+    if parent.rank() in members:
+        maker.source = _source(parent, members)
+        if not is_local:
+            maker.nccl_offspring = _nccl_split(parent, members, maker)
+        pg = maker.make(default_store, members.index(parent.rank()), members, own_name, pg_tag)
+    elif is_local:
+        return None
+    else:
+        _skip_nccl_split(parent, maker)
+    try:
+        # Of all who call this, members or not.
+        count = len(members) if is_local else parent.size()
+        _barrier_if_asked(parent.rank(), default_store, own_name, count, maker.timeout)
+    except BaseException as error:
+        abort(pg, f"new_group: {error}")
+        raise
+    return pg
+
+
+def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
+    if ranks is None:
+        return list(range(world_size))
+    try:
+        members = [rank.__index__() for rank in read_ranks(ranks, world_size)]
+    except (TypeError, AttributeError):
+        raise TypeError("new_group(): ranks must be a sequence of integers") from None
+    if not members:
+        raise AssertionError("new_group(): ranks must not be empty")
+    if len(members) > world_size:
+        raise ValueError(
+            f"the new group's world size should be less or equal to the world size set by init_process_group: "
+            f"{len(ranks) if hasattr(ranks, '__len__') else f'more than {world_size}'} ranks of {world_size}"
+        )
+    for rank in members:
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"The new group's rank should be within the world_size set by init_process_group: {rank} of {world_size}"
+            )
+    if len(set(members)) != len(members):
+        raise ValueError(f"new_group(): ranks must not repeat themselves: {members}")
+    return sorted(members) if is_sorted else members
+
+
+def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
+    """What a group of these ranks (of pg) can be split off from: the group on the CPU behind it, if it has one."""
+    from dldist._backends.world_backend import group_behind
+
+    group = group_behind(pg)
+    return None if group is None else (group, ranks)
+
+
+def _nccl_behind(pg: ProcessGroup) -> Any:
+    """The NCCL backend of a group, or None."""
+    if "cuda" not in pg._device_types:
+        return None
+    from dldist._backends.nccl import ProcessGroupNCCL
+
+    backend = pg._backend_of_device("cuda")
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, ProcessGroupNCCL) else None
+
+
+def _nccl_to_split(pg: ProcessGroup) -> Any:
+    """The same, if others are to be split off from it: one that is bound to a device, and connected."""
+    backend = _nccl_behind(pg)
+    return backend if backend is not None and backend.bound_device_id is not None else None
+
+
+def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
+    """What splits NCCL's communicator of these ranks off from that of pg, given options."""
+    backend = _nccl_to_split(pg) if maker.uses_nccl else None
+    return None if backend is None else lambda opts: backend._split(ranks, opts)
+
+
+def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.Store, limit: Any) -> Any:
+    """The NCCL backend of those that stay, made of that of pg; None where one of them finds that it cannot be."""
+    backend = _nccl_behind(pg)
+    if backend is None:
+        return None
+    ranks = get_process_group_ranks(pg)
+    keys = {rank: f"nccl/can_shrink/{rank}" for rank in members}
+    place.set(keys[ranks[pg.rank()]], b"1" if backend._can_shrink() else b"0")
+    place.wait(list(keys.values()), limit)
+    if any(answer != b"1" for answer in place.multi_get(list(keys.values()))):
+        return None
+    return backend.shrink([ranks.index(rank) for rank in ranks if rank not in members], flags)
+
+
+def _skip_nccl_split(pg: ProcessGroup, maker: Maker) -> None:
+    """Take part in a split that this rank gets nothing of: NCCL wants all ranks of the parent."""
+    backend = _nccl_to_split(pg) if maker.uses_nccl else None
+    if backend is not None:
+        backend.perform_nocolor_split(backend.bound_device_id)
+
+
+def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None:
+    """The group of this tag and these ranks, if there is one."""
+    known = tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
+    for pg in registry._world.tags_to_pg.get(known, []):
+        if set(get_process_group_ranks(pg)) == set(ranks):
+            return pg
+    return None
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: AnyGroup | None = None,
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
+    """Cut a group into groups of as many consecutive ranks. Every rank of the world calls it.
+
+    Args:
+        group_size: How many ranks each has; the group's size is a multiple of it.
+        group: What is cut; None is the default world.
+        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+
+    Returns:
+        This rank's group, and a list of all.
+
+    Raises:
+        ValueError: The size is missing, or does not fit.
+
+    Example:
+        >>> mine, every = dist.new_subgroups(1)
+        >>> len(every) == dist.get_world_size()
+        True
+    """
+    if group_size is None:
+        raise ValueError("Default group size only takes effect when an accelerator is available: give group_size")
+    if group_size <= 0:
+        raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
+    ranks = get_process_group_ranks(group)
+    if len(ranks) < group_size:
+        raise ValueError(f"The arg 'group_size' ({group_size}) must not exceed the world size ({len(ranks)})")
+    if len(ranks) % group_size != 0:
+        raise ValueError(f"The world size ({len(ranks)}) must be divisible by 'group_size={group_size}'")
+    parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+    return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | float | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
+    """Make a group of each list of ranks. Every rank of the world calls it.
+
+    Args:
+        ranks_per_subgroup_list: Lists of ranks of the default world; no rank is in two of them.
+        timeout: As in new_group, as are `backend`, `pg_options` and `group_desc`.
+
+    Returns:
+        This rank's group (None where it is in none), and a list of all.
+
+    Raises:
+        ValueError: There is no list, or a rank is in two.
+
+    Example:
+        >>> mine, every = dist.new_subgroups_by_enumeration([[rank] for rank in range(dist.get_world_size())])
+        >>> mine.size()
+        1
+    """
+    if not ranks_per_subgroup_list:
+        raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    seen: dict[int, Sequence[int]] = {}
+    size = default_group().size()
+    for ranks in ranks_per_subgroup_list:
+        for rank in read_ranks(ranks, size):
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}")
+            seen[rank] = ranks
+    mine, groups = None, []
+    for ranks in ranks_per_subgroup_list:
+        made = new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
+        groups.append(made)
+        mine = mine if is_non_member(made) else made
+    return mine, groups
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | float | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Split a group into parts. Unlike c10d's, it needs no accelerator.
+
+    Only the members of each part need to call it, but for groups of NCCL that are bound to a device, as c10d's are: of those all
+    ranks call it.
+
+    Args:
+        parent_pg: What is split; None is the default world.
+        split_ranks: A list of ranks of the parent for each part. Its order gives the ranks within the part, as in torch
+            since 2.14; older releases of torch sort the list.
+        timeout: Seconds or a timedelta for the part's operations; the parent's unless given.
+        pg_options: What the backend is made with.
+        group_desc: A description, for records.
+        backend: As in init_process_group; the parent's unless given.
+
+    Returns:
+        This rank's part; None where it is in none.
+
+    Raises:
+        ValueError: A part is empty, or ranks are not in the parent or repeat themselves.
+        RuntimeError: The parent's backend cannot be split.
+        DistTimeoutError: Members have not come in time.
+
+    Example:
+        >>> half = dist.get_world_size() // 2
+        >>> ranks = range(dist.get_world_size())
+        >>> mine = dist.split_group(split_ranks=[part for part in (list(ranks[:half]), list(ranks[half:])) if part])
+        >>> dist.barrier(mine)
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    pg = _member_group(parent_pg)
+    mine = _check_split(split_ranks, pg)
+    world = registry._world
+    limit = pg.get_timeout() if timeout is None else timeout
+    maker = Maker(world.pg_map[pg][0] if backend is None else backend, limit, pg_options, pg.bound_device_id, group_desc)
+    if mine is None:
+        world.count_group()
+        _skip_nccl_split(pg, maker)
+        return None
+    parent_ranks = get_process_group_ranks(pg)
+    members = [parent_ranks[rank] for rank in mine]
+    if group_desc is None:
+        maker.desc = f"{pg.group_desc}:split:{_ranks_text(mine)}"
+    maker.source = _source(pg, mine)
+    if maker.source is None and not pg.supports_splitting:
+        raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
+    own_name = world.next_name_of(members)
+    unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
+    if maker.source is None and unbound is not None:
+        maker.pg_options = unbound._options_like(pg_options)  # the others need not come: the members meet in the store
+    elif maker.source is None:
+        made: Any = pg.split_group(mine, maker.timeout, pg_options, own_name, maker.desc)  # not None: this rank is in it
+        config = world.pg_backend_config[pg]
+        world.add(made, name=own_name, backend=maker.backend, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
+        return made
+    maker.nccl_offspring = _nccl_split(pg, mine, maker)
+    return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), members, own_name)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks"
+
+
+def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
+    mine = None
+    for part in split_ranks:
+        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
+            raise TypeError(f"split_group(): split_ranks must be a list of lists of ranks: {part!r} is in it")
+        if not part:
+            raise ValueError("the split group cannot be empty")
+        if len(part) > pg.size():
+            raise ValueError("the split group's size should be less or equal to the world_size set by init_process_group")
+        if len(set(part)) != len(part):
+            raise ValueError("the split group cannot have duplicate ranks")
+        if not all(0 <= rank < pg.size() for rank in part):
+            raise ValueError(f"the split group's ranks must be within the parent's: {list(part)} of {pg.size()}")
+        if pg.rank() in part:
+            mine = list(part)
+    return mine
+
+
+def shrink_group(
+    ranks_to_exclude: list[int], group: AnyGroup | None = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
+) -> ProcessGroup:
+    """Make a group of the ranks that stay, who all call it, and end the old one.
+
+    It works also when the others have died, as long as the store of the group is there. Shrinking the default world ends all
+    other groups, and makes the new one the default.
+
+    Args:
+        ranks_to_exclude: A list of ranks of the default world that do not stay.
+        group: What is shrunk; None is the default world.
+        shrink_flags: With SHRINK_ABORT what is under way in the old group is ended first.
+        pg_options: What the backend is made with.
+
+    Returns:
+        The new group.
+
+    Raises:
+        ValueError: The ranks are none, all, not in the group, or repeat themselves.
+        RuntimeError: This rank is one that does not stay.
+        DistTimeoutError: One that stays has not come in time.
+
+    Example:
+        >>> if dist.get_world_size() > 2 and dist.get_rank() != 2:
+        ...     rest = dist.shrink_group([2])
+    """
+    pg = group_or_default(group)
+    members = _check_shrink(ranks_to_exclude, pg, shrink_flags)
+    world = registry._world
+    is_default = pg is world.default_pg
+    me = get_process_group_ranks(pg)[pg.rank()]
+    if me not in members:
+        raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
+    backend, store = world.pg_map[pg]
+    generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
+    # The store that is hosted here goes on.
+    at_shutdown = pg._take_shutdown_calls() if is_default else []
+    ranks = list(range(len(members))) if is_default else members
+    maker = Maker(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
+    place = _core.PrefixStore(f"{generation}/", store)
+    try:
+        shrunk = _nccl_shrink(pg, members, shrink_flags, place, maker.timeout)
+        if shrunk is not None:
+            maker.nccl_offspring = shrunk._with_options
+        if shrink_flags == SHRINK_ABORT:
+            pg.abort()
+        destroy_process_group(pg)
+        made = maker.make(place, members.index(me), ranks, world.next_name_of(members))
+    except BaseException:
+        call_all(at_shutdown)
+        raise
+    for call in at_shutdown:
+        made._on_shutdown(call)
+    if is_default:
+        world.default_pg = made
+    return made
+
+
+def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[int]:
+    if not isinstance(ranks_to_exclude, list):
+        raise TypeError(f"ranks_to_exclude must be a list, but got {type(ranks_to_exclude).__name__}.")
+    if not ranks_to_exclude:
+        raise ValueError("ranks_to_exclude cannot be empty. To shrink a group, you must specify at least one rank to exclude.")
+    if not all(type(rank) is int for rank in ranks_to_exclude):
+        raise TypeError(f"All elements in ranks_to_exclude must be integers, but got {ranks_to_exclude}.")
+    if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(f"Invalid shrink_flags {flags}: it must be {SHRINK_DEFAULT} or {SHRINK_ABORT}")
+    if is_non_member(pg):
+        raise ValueError("Invalid process group specified")
+    ranks = get_process_group_ranks(pg)
+    for rank in ranks_to_exclude:
+        if rank not in ranks:
+            raise ValueError(f"Rank {rank} is not part of the group, whose ranks are {_ranks_text(ranks)}")
+    if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
+        raise ValueError("ranks_to_exclude contains duplicate ranks.")
+    if len(ranks_to_exclude) >= len(ranks):
+        raise ValueError("Cannot exclude all ranks of the group")
+    return [rank for rank in ranks if rank not in ranks_to_exclude]
+
+
+# ---- the end
+
+
+def destroy_process_group(group: AnyGroup | None = None) -> None:
+    """End a group, after what is under way in it; with the default world all groups.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: The group has been ended already, or there is none.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.destroy_process_group(part)
+    """
+    if is_non_member(group):
+        return
+    _end(group, lambda pg: pg.shutdown(), _post_shutdown)
+
+
+def abort(group: AnyGroup | None = None, reason: str = "abort() was called") -> None:
+    """End a group and what is under way in it at once, from any thread; with the default world all groups.
+
+    Args:
+        group: None is the default world.
+        reason: What the DistAbortedError of the other ranks says.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.abort(part, "the loss is not a number")
+    """
+    if is_non_member(group):
+        return
+    _end(group, lambda pg: abort_with_reason(pg, reason), lambda groups: _post_abort(groups, reason))
+
+
+def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFAULT) -> None:
+    """End what is under way in a group, and leave the group to its members to make others from it. From any thread.
+
+    Unfinished operations raise a DistAbortedError that says which rank has revoked the group, and later ones the same. On the CPU, one
+    call is enough: the other ranks hear of it. With NCCL, every rank makes it. No process ends, and other groups go on. split_group and
+    shrink_group still take the group, and destroy_process_group and abort end it. Revoking a group again changes nothing.
+
+    Args:
+        group: None is the default world. Other groups are not revoked with it.
+        flags: REVOKE_DEFAULT; there are no others yet.
+
+    Raises:
+        ValueError: There are other flags, or there is no such group.
+        NotImplementedError: The backend cannot; for NCCL before 2.28.7.
+
+    Example:
+        >>> part = dist.new_group([dist.get_rank()])
+        >>> dist.revoke_process_group(part)
+        >>> dist.destroy_process_group(part)
+    """
+    if flags != REVOKE_DEFAULT:
+        raise ValueError(f"revoke_process_group(): argument 'flags' must be REVOKE_DEFAULT ({REVOKE_DEFAULT}), not {flags!r}")
+    if is_non_member(group):
+        return
+    _known_group(group).revoke()
+
+
+def _post_shutdown(groups: list[ProcessGroup]) -> None:
+    """Start to close the NCCL groups, whose communicators take half a second each."""
+    found = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
+    if found:
+        _core._post_close(found)
+
+
+def _post_abort(groups: list[ProcessGroup], reason: str) -> None:
+    """Start to abort the NCCL groups, without waiting."""
+    for group in _nccl_groups([pg for pg in groups if type(pg).abort is ProcessGroup.abort], "abort"):
+        if not group.is_closed:
+            group.abort(reason, 0)
+
+
+def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:
+    """The NCCL groups behind process groups, without those of backends that have a method of their own for their end."""
+    found = []
+    for pg in groups:
+        for backend in pg._distinct_backends():
+            inner = getattr(backend, "wrapped_pg", backend)
+            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and _is_ours(getattr(type(inner), method)):
+                found.append(inner.group)
+    return found
+
+
+def _is_ours(function: Callable[..., object]) -> bool:
+    return function.__module__.startswith("dldist._")
+
+
+def _end(group: Any, end: Callable[[ProcessGroup], object], begin: Callable[[list[ProcessGroup]], None]) -> None:
+    """Forget a group, and all if it is the default one, and call end(group) of each, after begin(groups) of all."""
+    world = registry._world
+    pg = _known_group(group)
+    if pg is not world.default_pg:
+        world.forget(pg)
+        end(pg)
+        return
+    groups = world.newest_first()
+    names = dict(world.pg_names)
+    world.forget_all()
+    begin(groups)
+    ends = [functools.partial(_end_named, end, each, names[each]) for each in groups]
+    call_all([*ends, lambda: _leave_meeting(pg)])
+
+
+def _end_named(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
+    """Name the group in the notes of an error."""
+    try:
+        end(pg)
+    except Exception as error:
+        error.add_note(f"while group {name!r} ({pg.group_desc}) was ended")
+        raise
+
+
+def _leave_meeting(pg: ProcessGroup) -> None:
+    """What a ProcessGroup does at its end, and a subclass that has its own need not."""
+    call_all(pg._take_shutdown_calls())
+
+
+def _known_group(group: Any) -> ProcessGroup:
+    pg = registry._world.default_pg if group is None else group
+    if pg is None:
+        raise AssertionError("Process group cannot be None")
+    if pg not in registry._world.pg_map:
+        raise ValueError("Invalid process group specified")
+    return pg
+
+
+def _abort_process_group(group: AnyGroup | None = None) -> None:
+    """End what is under way in a group, and the group, at once."""
+    abort(group)
+
+
+# ---- questions
+
+
+def get_backend(group: AnyGroup | None = None) -> str:
+    """The backend that was asked for, in lower case: "gloo", or "undefined" where none was said.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: This process is not in the group.
+    """
+    return registry._world.pg_map[_member_group(group)][0]
+
+
+def get_backend_config(group: AnyGroup | None = None) -> str:
+    """The backends by device, as in "cpu:gloo,cuda:nccl".
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: This process is not in the group.
+
+    Example:
+        >>> dist.get_backend_config()
+        'cpu:gloo'
+    """
+    return registry._world.pg_backend_config[_member_group(group)]
+
+
+def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> BackendImpl:
+    """The object that does a group's calls on a device.
+
+    Args:
+        group: None is the default world.
+        device: "cpu", "cuda" or the like; it need not be said where there is one backend.
+
+    Raises:
+        ValueError: This process is not in the group, or it has several backends and no device is given.
+    """
+    pg = _member_group(group)
+    if device is not None:
+        return pg._get_backend(device)
+    backends = pg._distinct_backends()
+    if len(backends) != 1:
+        raise ValueError(f"the group has {len(backends)} backends ({get_backend_config(group)}): say for which device")
+    return backends[0]
+
+
+def _member_group(group: Any) -> ProcessGroup:
+    pg = group_or_default(group)
+    if is_non_member(pg) or pg not in registry._world.pg_map:
+        raise ValueError("Invalid process group specified")
+    return pg
+
+
+def get_pg_count() -> int:
+    """How many groups have been made, or attempted, in this world."""
+    return registry._world.group_count
+
+
+def default_world() -> World | None:
+    """The World behind the default group, which has methods instead of calls with `group`.
+
+    Returns:
+        None where the backend is not the CPU's.
+
+    Example:
+        >>> dist.default_world().all_gather_object("hello")
+        ['hello']
+    """
+    from dldist._backends.world_backend import group_behind
+
+    return group_behind(default_group())

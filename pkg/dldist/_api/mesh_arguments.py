@@ -1,0 +1,125 @@
+"""What a mesh is made from: its ranks as nested lists or arrays, names, and backends for its dimensions; and the ranks as an array."""
+
+from __future__ import annotations
+
+import sys
+from array import array as python_array
+from itertools import zip_longest
+
+from dldist import _core
+from dldist._api.mesh_groups import AS_IN_DEFAULT
+from dldist._api.mesh_layout import nested
+from dldist._backends.backend_base import BackendOptions
+from dldist._base.arrays import TORCH, find_family
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from dldist._api.mesh_groups import Override
+
+    AnyOverride = str | BackendOptions | tuple[str | None, BackendOptions | None]
+
+
+def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
+    if not names:
+        return None
+    names = tuple(names)
+    if len(set(names)) != len(names):
+        raise RuntimeError(f"Each mesh_dim_name must be unique: {names}")
+    if len(names) != len(shape):
+        raise RuntimeError(f"mesh_dim_names {names} are {len(names)}, and the mesh of shape {shape} has {len(shape)} dimensions")
+    return names
+
+
+def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence[Override]:
+    if overrides is None:
+        return [AS_IN_DEFAULT] * ndim
+    if len(overrides) != ndim:
+        raise ValueError(f"backend_override should have one entry for each of the {ndim} dimensions, but has {len(overrides)}")
+    return overrides
+
+
+def as_override(said: AnyOverride | None) -> Override:
+    """A backend and its options, of one of them or both."""
+    if said is None:
+        return AS_IN_DEFAULT
+    if isinstance(said, str):
+        return said, None
+    return (None, said) if isinstance(said, BackendOptions) else said
+
+
+def overrides_by_dim(
+    said: Mapping[Any, AnyOverride] | None, ndim: int, names: tuple[str, ...]
+) -> list[Override]:
+    said = said or {}
+    both = {dim: name for dim, name in enumerate(names) if dim in said and name in said}
+    if both:
+        raise RuntimeError(f"backend_override has both the number and the name of the same dimension: {both}")
+    unknown = [key for key in said if key not in names and key not in range(ndim)]
+    if unknown:
+        raise RuntimeError(f"Found invalid keys in backend_override: {unknown} are neither in 0 to {ndim - 1} nor one of {names}")
+    pairs = zip_longest(range(ndim), names)
+    return [as_override(said.get(name) if name in said else said.get(dim)) for dim, name in pairs]
+
+
+def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of a mesh in row-major order, and its shape. `check_size` raises if there are too many ranks."""
+    ranks: list[int] = []
+    shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
+    if not ranks:
+        raise ValueError("DeviceMesh(): the mesh has no ranks")
+    seen: set[int] = set()
+    for rank in ranks:
+        if rank < 0 or rank in seen:
+            raise ValueError(f"DeviceMesh(): rank {rank} of the mesh is {'in it twice' if rank in seen else 'negative'}")
+        seen.add(rank)
+    return tuple(ranks), shape
+
+
+def _as_lists(mesh: Any) -> Any:
+    if hasattr(mesh, "tolist"):
+        return mesh.tolist()
+    if not hasattr(mesh, "__dlpack__"):
+        return mesh
+    found = _core._describe_tensor(mesh, False)
+    with _core.Group(None, 0, 1) as alone:
+        copy = alone.empty(found["shape"], found["dtype"])
+        _core._copy_tensor(copy, mesh)
+        return copy.tolist()
+
+
+def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[[int], None] | None) -> tuple[int, ...]:
+    """Append the integers of nested sequences to `ranks`; gives their shape."""
+    if hasattr(values, "__index__"):
+        ranks.append(values.__index__())
+        return ()
+    if not isinstance(values, (list, tuple, range)):
+        raise TypeError(f"DeviceMesh(): the mesh must have ranks, which are integers: {values!r} is in it")
+    if check_size is not None:
+        check_size(len(ranks) + len(values))
+    shapes = {_read_nested(_as_lists(each), ranks, mesh, check_size) for each in values}
+    if len(shapes) > 1:
+        raise ValueError(f"DeviceMesh(): the mesh is ragged: {mesh}")
+    return len(values), *(shapes.pop() if shapes else ())
+
+
+def library_of(mesh: Any) -> str | None:
+    """The library whose array `mesh` is; None of lists. Those of other libraries than PyTorch are as good as NumPy's."""
+    family = None if mesh is None else find_family(mesh)
+    return None if family is None else "torch" if family is TORCH else "numpy"
+
+
+def as_array(ranks: list[int], shape: tuple[int, ...], library: str | None) -> Any:
+    wanted = ("torch", "numpy") if library is None else (library,)
+    found = next((name for name in wanted if name in sys.modules), None)
+    values = nested(ranks, shape)
+    if found == "torch":
+        return sys.modules["torch"].tensor(values, dtype=sys.modules["torch"].int32, device="cpu")
+    if found == "numpy":
+        return sys.modules["numpy"].array(values, dtype="int32")
+    with _core.Group(None, 0, 1) as alone:  # the memory outlives it
+        array = alone.empty(shape, "int32")
+    _core._copy_tensor(array, memoryview(python_array("i", ranks)).cast("B").cast("i", shape or (1,)))
+    return array

@@ -1,0 +1,141 @@
+"""Whose ranks a mesh has, and where the groups of its dimensions come from: the default world, a World, or given groups alone.
+
+A mesh keeps a group of c10d by its name, so that the mesh can be copied and pickled and a group that has been ended is not found
+any more, and a World by itself.
+"""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._api import registry
+from dldist._api.groups import abort, init_process_group, is_initialized, new_group, split_group
+from dldist._api.ranks import get_rank, is_non_member
+from dldist._api.registry import default_group
+from dldist._backends.backend_names import device_type_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from dldist.world import World
+
+    Override = tuple[str | None, Any]
+    """A backend and its options, for the groups of a dimension."""
+
+AS_IN_DEFAULT: Override = (None, None)
+
+
+def find(kept: Any) -> Any:
+    """The group that a mesh keeps."""
+    return registry._world.resolve(kept) if isinstance(kept, str) else kept
+
+
+def abort_groups(kept: Iterable[Any]) -> None:
+    """Abort the groups that a mesh keeps, each once."""
+    groups: list[Any] = [find(each) for each in dict.fromkeys(kept)]
+    default: Any = registry._world.default_pg
+    for group in [default] if default in groups else groups:  # the default world ends with all its groups
+        if is_world(group):
+            group.abort()
+        else:
+            abort(group)
+
+
+class OfDefaultWorld:
+    """The ranks of the default world, and groups of new_group."""
+
+    def enter(self, count: int) -> None:
+        """Be ready to make the groups of a mesh of so many ranks."""
+        if not is_initialized():
+            init_process_group()
+        _check_size(count, default_group().size())
+
+    def check_size(self, count: int) -> None:
+        """Raise if a mesh has more ranks than a default world that exists."""
+        if is_initialized():
+            _check_size(count, default_group().size())
+
+    def rank(self) -> int:
+        return get_rank()
+
+    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+        """A group for each row; what a mesh keeps of that of this rank, None where it is in none. All ranks call it."""
+        backend, options = override
+        pg = default_group()
+        if len(rows[0]) == pg.size() and override == AS_IN_DEFAULT:
+            return pg.group_name
+        timeout = None if options is None else options._timeout
+        if _is_bound_to_gpu(pg, backend):  # the groups of all rows with one call of NCCL
+            part = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
+            return None if part is None else part.group_name
+        made = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
+        return next((group.group_name for group in made if not is_non_member(group)), None)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _is_bound_to_gpu(pg: Any, backend: str | None) -> bool:
+    device = pg.bound_device_id
+    return device is not None and (backend is None or pg._get_backend(device_type_of(device)).name() == backend)
+
+
+def _check_size(count: int, size: int) -> None:
+    if count > size:
+        raise RuntimeError(f"Mesh should not be bigger than default world size {size}, but found {count} ranks!")
+
+
+class OfWorld:
+    """The ranks of a World, and groups that are split off from it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def check_size(self, count: int) -> None:
+        _check_size(count, self._world.size)
+
+    enter = check_size
+
+    def rank(self) -> int:
+        return self._world.rank
+
+    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+        if override != AS_IN_DEFAULT:
+            raise ValueError(f"{desc}: the groups of a World are made by the World: there is no backend to override, as by {override}")
+        mine = next((row for row in rows if self._world.rank in row), None)
+        if mine is None or len(mine) == self._world.size:
+            return None if mine is None else self._world
+        return self._world.split(sorted(mine), desc)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OfWorld) and other._world is self._world
+
+    def __hash__(self) -> int:
+        return id(self._world)
+
+
+class OfGroups:
+    """Ranks that are known by the groups of a mesh alone, which are Worlds: no others can be made."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    def make(self, rows: list[list[int]], desc: str, override: Override) -> Any:
+        raise RuntimeError(
+            f"{desc}: a mesh made from several Worlds cannot make groups of other ranks: "
+            "make it with init_device_mesh(..., world=...) of the World that has all of them"
+        )
+
+
+Home = OfDefaultWorld | OfWorld | OfGroups
+
+
+def is_world(group: Any) -> bool:
+    return isinstance(group, _core.Group)

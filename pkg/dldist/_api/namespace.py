@@ -1,0 +1,193 @@
+"""The names that programs find in `dldist` and `dldist.distributed_c10d`.
+
+A name is listed once, with the module that it comes from. Those of modules that are imported with the package are there at once,
+and others when somebody asks for them. `name=other` is a name for what is called `other` in its module; `*` is all that a module
+defines without an underscore. tools/make_stubs.py makes the stubs of both modules from these tables.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+C10D = {
+    "dldist._core": "PrefixStore ReduceOp Store Work",
+    "dldist._api.coalescing": "coalescing record_comm",
+    "dldist._api.collectives": "*",
+    "dldist._backends.cpu": "ProcessGroupGloo",
+    "dldist._api.groups": """
+        REVOKE_DEFAULT SHRINK_ABORT SHRINK_DEFAULT abort default_world destroy_process_group get_backend get_backend_config
+        get_backend_impl get_pg_count init_process_group is_initialized new_group new_subgroups
+        new_subgroups_by_enumeration revoke_process_group set_timeout shrink_group split_group
+    """,
+    "dldist._backends.backend_names": """
+        Backend BackendConfig get_default_backend_for_device is_available is_backend_available is_gloo_available
+        is_launched is_mpi_available is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available
+    """,
+    "dldist._api.objects": "*",
+    "dldist._base.options": """
+        AllToAllOptions AllgatherOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions BroadcastOptions
+        DebugLevel GatherOptions ReduceOptions ReduceScatterOptions ScatterOptions get_debug_level set_debug_level
+        set_debug_level_from_env
+    """,
+    "dldist._api.p2p": "*",
+    "dldist._backends.process_group": "ProcessGroup",
+    "dldist._api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
+    "dldist._api.registry": "GroupMember GroupName group",
+}
+"""The public names of both: distributed_c10d.__all__."""
+
+PACKAGE = {
+    "dldist._core": """
+        DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError DistNetworkError
+        DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError DistStoreTimeoutError DistTimeoutError
+        DistTypeError FileStore Group HashStore Member Plan QueueEmptyError SharedArray TCPStore start_all wait_all
+    """,
+    "dldist._base.future": "Future",
+    "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
+    "dldist._api.torch_private": "default_pg_timeout",
+    "dldist._api.window": "Window WindowAttr empty",
+    "dldist.device_mesh": "DeviceMesh init_device_mesh",
+    "dldist._launch.spawn": "spawn",
+    "dldist.reducer": "GradBucket Logger Reducer",
+    "dldist.rendezvous": "register_rendezvous_handler",
+    "dldist.types": "Tensor",
+    "dldist.world": "World",
+}
+"""The public names of dldist that distributed_c10d has, but not in its __all__."""
+
+BESIDE = {
+    "dldist._core": "_Work=Work",
+    "dldist._backends.backend_base": "_Backend=Backend",
+    "dldist._api.breakpoint": "breakpoint",
+    "dldist._api.torch_bindings": "_remote_device _test_python_store",
+    "dldist._api.coalescing": "_CoalescingManager _coalescing_manager _time_estimator",
+    "dldist._api.collectives": "_all_gather_base _make_nccl_premul_sum _reduce_scatter_base",
+    "dldist._backends.fake": "FakeProcessGroup FakeStore",
+    "dldist._api.group_factory": "_create_process_group_wrapper=create_process_group_wrapper",
+    "dldist._api.torch_private": """
+        ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL _DEFAULT_FIRST_BUCKET_BYTES
+        _get_process_group_name _get_reconfigure_handle _new_window _reconfigure _supports_reconfigure _supports_window default_pg_nccl_timeout
+    """,
+    "dldist._api.ranks": "_rank_not_in_group=is_non_member",
+    "dldist._api.store_collectives": "_ControlCollectives _StoreCollectives",
+    "dldist._backends.works": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
+    "dldist._backends.wrapper": "_ProcessGroupWrapper",
+    "dldist.flight_recorder": """
+        _dump_fr_trace _dump_fr_trace_file _dump_fr_trace_json _dump_nccl_trace _dump_nccl_trace_json _reset_fr_recording_nccl
+        _reset_fr_trace
+    """,
+    "dldist.reducer": """
+        _broadcast_coalesced _compute_bucket_assignment_by_size _register_builtin_comm_hook _register_comm_hook
+        _verify_params_across_processes
+    """,
+    "dldist.rendezvous": "_create_store_from_options rendezvous",
+}
+"""What both modules have beside their public names, as torch.distributed has it."""
+
+OF_C10D = {
+    "dldist._api.torch_bindings": """
+        _DMAConnectivity _detect_dma_connectivity _get_intra_node_comm_usage_counter _hash_tensors _set_global_rank
+    """,
+    "dldist._api.coalescing": "_CollOp _TimeEstimator _get_comm_profiling_name _set_comm_profiling_name",
+    "dldist._api.collectives": "_reduce_op",
+    "dldist._backends.completion_hooks": "CompletionHookArgs WorkInfo",
+    "dldist._api.groups": """
+        STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
+        _new_group_with_tag _set_pg_timeout=set_timeout _store_based_barrier=store_based_barrier
+    """,
+    "dldist._backends.health_check": "HealthCheckHook",
+    "dldist._backends.hooks": "FlightRecorderHook NanCheckHook PostHookArgs PreHookArgs",
+    "dldist._api.group_factory": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout _get_default_timeout=default_timeout",
+    "dldist._backends.backend_names": "_check_single_backend_availability",
+    "dldist._api.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
+    "dldist._base.options": "ErrorType HookOpName OpType ReconfigureOptions WorkResult",
+    "dldist._api.p2p": "_check_op _check_p2p_op_list _check_single_tensor",
+    "dldist._api.torch_private": """
+        _DEFAULT_NO_TIMEOUT _DEFAULT_PG_NCCL_TIMEOUT _DEFAULT_PG_TIMEOUT _GLOO_AVAILABLE _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE
+        _WorldMeta _XCCL_AVAILABLE _add_ephemeral_timeout_for_all_pgs _as_iterable _backend _canonicalize_group_rank
+        _check_not_self_rank _check_tensor_list _current_process_group _default_pg_init_method _device_capability
+        _ensure_all_tensors_same_dtype _find_or_create_pg_by_ranks_and_tag _get_all_pg_configs _get_default_store
+        _get_global_rank _get_group_size _get_group_size_by_name _get_group_tag _get_object_coll_device _get_pg_config
+        _get_pg_default_device _get_process_group_store _get_process_group_uid _get_split_source _group_count
+        _hash_ranks_to_str _is_fp8 _is_process_group_registered _is_safe_to_split _new_process_group_helper _pg_backend_config _pg_group_ranks
+        _pg_map _pg_names _pg_to_tag _process_group_color _process_group_name _register_process_group
+        _resolve_group_name_by_ranks_and_tag _resolve_process_group _set_process_group _tags_to_pg
+        _unregister_all_process_groups _unregister_process_group _update_default_pg
+    """,
+    "dldist._backends.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
+    "dldist._api.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",
+    "dldist._api.registry": """
+        _World=Registry _get_default_group=default_group _set_thread_isolation_mode=set_thread_isolation_mode
+    """,
+    "dldist._api.work_registry": """
+        _allow_inflight_collective_as_graph_input _get_work_registry_size _register_work
+        _set_allow_inflight_collective_as_graph_input
+    """,
+    "dldist.control.handlers": """
+        _Request=Request _Response=Response _get_handler=get_handler _get_handler_names=handler_names
+        _register_handler=register_handler
+    """,
+    "dldist.control.server": "_WorkerServer",
+    "dldist.c10d_logger": "_exception_logger _time_logger logger",
+    "dldist.reducer.log": "DDPLoggingData",
+    "dldist.symmetric_memory": "_SymmetricMemory",
+}
+"""What distributed_c10d alone has: c10d's private names, and what few look for."""
+
+
+def names_of(*tables: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Each name, its module, and what it is called there."""
+    for table in tables:
+        for module, names in table.items():
+            for name, other in _names_in(module, names):
+                yield name, module, other
+
+
+def _names_in(module: str, names: str) -> Iterator[tuple[str, str]]:
+    if names == "*":
+        for name, value in vars(sys.modules[module]).items():
+            if name[0] != "_" and getattr(value, "__module__", None) == module:
+                yield name, name
+        return
+    for each in names.split():
+        name, _, other = each.partition("=")
+        yield name, other or name
+
+
+_OF_THE_MOMENT = "dldist._api.torch_private"
+"""A module some of whose names change what they stand for: it is asked each time."""
+
+_tables: dict[str, tuple[dict[str, str], ...]] = {}
+"""For each of the two modules, what it has."""
+
+_where: dict[str, dict[str, tuple[str, str]]] = {}
+"""The same by name, once somebody has asked for a name that was not there."""
+
+
+def bind(asked: str, *tables: dict[str, str]) -> None:
+    """Give one of the two modules the names of what has been imported already; one that it has remains what it is."""
+    _tables[asked] = tables
+    own = vars(sys.modules[asked])
+    for table in tables:
+        for module, names in table.items():
+            if module in sys.modules and module != _OF_THE_MOMENT:
+                for name, other in _names_in(module, names):
+                    own.setdefault(name, getattr(sys.modules[module], other))
+
+
+def find(name: str, asked: str) -> Any:
+    """What a name of one of the two modules stands for that is not there yet."""
+    if asked not in _where:
+        _where[asked] = {name: (module, other) for name, module, other in names_of(*_tables[asked])}
+    if name not in _where[asked]:
+        raise AttributeError(f"module {asked!r} has no attribute {name!r}")
+    module, other = _where[asked][name]
+    value = getattr(__import__(module, fromlist=(other,)), other)
+    if module != _OF_THE_MOMENT:
+        vars(sys.modules[asked]).setdefault(name, value)
+    return value

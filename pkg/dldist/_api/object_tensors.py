@@ -1,0 +1,36 @@
+"""Objects as tensors and back, by pickle, for libraries that send them by themselves. What a tensor is here: any buffer."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from array import array
+from typing import Any
+
+from dldist._backends.backend_names import device_type_of
+
+_pickler = pickle.Pickler
+_unpickler = pickle.Unpickler
+
+
+def _object_to_tensor(obj: Any, device: Any, group: Any, weights_only: bool = False) -> tuple[bytearray, array[int]]:
+    """The pickle of an object as bytes, and their number as an array of one int64. They are in memory of the CPU."""
+    _refuse_weights_only("_object_to_tensor", weights_only)
+    if device is not None and device_type_of(device) != "cpu":
+        raise ValueError(f"_object_to_tensor(): a buffer is in memory of the CPU, and {device} was asked for")
+    file = io.BytesIO()
+    _pickler(file).dump(obj)
+    pickled = bytearray(file.getbuffer())
+    return pickled, array("q", [len(pickled)])
+
+
+def _refuse_weights_only(name: str, weights_only: bool) -> None:
+    if weights_only:
+        raise NotImplementedError(f"{name}(): weights_only=True is only for calls that send objects, such as broadcast_object_list")
+
+
+def _tensor_to_object(tensor: Any, tensor_size: Any, group: Any, weights_only: bool = False) -> Any:
+    """The object whose pickle the first `tensor_size` bytes of a tensor are. Only of ranks that one trusts: pickles run code."""
+    _refuse_weights_only("_tensor_to_object", weights_only)
+    with memoryview(tensor) as view:
+        return _unpickler(io.BytesIO(view.cast("B")[: int(tensor_size)])).load()

@@ -1,0 +1,300 @@
+"""Messages between two ranks: send, recv and their kin. `timeout=` is of the call alone, in seconds or as a timedelta."""
+
+from __future__ import annotations
+
+from dldist._api import registry
+from dldist._api.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default, peer_of, source_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from dldist import _core
+    from dldist.types import AnyGroup, Tensor, Timeout
+
+
+def isend(
+    tensor: Tensor,
+    dst: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work:
+    """Start to send a tensor to a rank that receives it.
+
+    Args:
+        tensor: What is sent; it must not change before the work has ended.
+        dst: The rank in the default world. It may be this one, if it receives with irecv.
+        group: None is the default world.
+        tag: A number of 0 or more that the receiver has to name as well.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta until it has to be received. None is the group's own.
+
+    Returns:
+        A Work. Only a process that is not in the group gets None, after a warning.
+
+    Raises:
+        ValueError: Neither or both of `dst` and `group_dst` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: By work.wait(): nobody has received it in time. The group lives on.
+        DistMismatchError: By work.wait(): it was received into another dtype. The group lives on.
+        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+
+    Example:
+        >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
+        >>> x = array("i", [0])
+        >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
+        (True, True)
+    """
+    # Not None, says the annotation: that is seldom, and after a warning, and others need no check for it.
+    return calls_of(group).isend(tensor, peer_of(group, dst, group_dst), tag, timeout=timeout)
+
+
+def irecv(
+    tensor: Tensor,
+    src: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout | None = None,
+    match_dtype: bool = True,
+) -> _core.Work:
+    """Start to receive a tensor from a rank, or from the first that sends.
+
+    Args:
+        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
+        src: The rank in the default world; None: any rank. work.source_rank() says which one it was, as a rank of the group.
+        group: None is the default world.
+        tag: The number that the sender has given.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
+
+    Returns:
+        A Work. Only a process that is not in the group gets None, after a warning.
+
+    Raises:
+        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: By work.wait(): nothing has come in time. The group lives on.
+        DistMismatchError: By work.wait(): the message has another dtype. The group lives on.
+        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+
+    Example:
+        >>> x = array("i", [0])
+        >>> work = dist.irecv(x, src=dist.get_rank())         # from this rank itself
+        >>> dist.isend(array("i", [7]), dst=dist.get_rank()).wait()
+        True
+        >>> work.wait(), x[0]
+        (True, 7)
+    """
+    calls, source = calls_of(group), source_of(group, src, group_src)
+    return calls.irecv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
+
+
+def send(
+    tensor: Tensor,
+    dst: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout | None = None,
+) -> None:
+    """Send a tensor to another rank, and return when the tensor may be changed.
+
+    A small one may not have been received by then.
+
+    Args:
+        tensor: What is sent.
+        dst: The rank in the default world.
+        group: None is the default world.
+        tag: A number of 0 or more that the receiver has to name as well.
+        group_dst: The rank in the group, instead of `dst`.
+        timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
+
+    Raises:
+        ValueError: The rank is this one, not in the group, or not given; or the tag is negative.
+        DistTimeoutError: Nobody has received it in time. The group lives on.
+        DistMismatchError: It was received into another dtype, and this rank has heard of it in time. The group lives on.
+        DistPeerLostError, DistAbortedError: The receiver has died, or the group was given up.
+
+    Example:
+        >>> if dist.get_world_size() > 1:
+        ...     dist.send(array("i", [7]), dst=1) if dist.get_rank() == 0 else dist.recv(array("i", [0]), src=0)
+    """
+    calls, rank = calls_of(group), peer_of(group, dst, group_dst)
+    if rank == calls.rank:
+        raise ValueError(
+            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
+        )
+    calls.send(tensor, rank, tag, timeout=timeout)
+
+
+def recv(
+    tensor: Tensor,
+    src: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout | None = None,
+    match_dtype: bool = True,
+) -> int:
+    """Receive a tensor from a rank, or from the first that sends.
+
+    Args:
+        tensor: What is filled. A message that is shorter leaves the rest as it was; a longer one is an error.
+        src: The rank in the default world; None: any rank.
+        group: None is the default world.
+        tag: The number that the sender has given.
+        group_src: The rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
+        match_dtype: Refuse a message of another dtype, unless one side has bytes (uint8, int8).
+
+    Returns:
+        The sender's rank in the default world; -1 where this process is not in the group, after a warning.
+
+    Raises:
+        ValueError: Both of `src` and `group_src` are given, the rank is not in the group, or the tag is negative.
+        DistTimeoutError: Nothing has come in time. The group lives on.
+        DistMismatchError: The message has another dtype; it is lost, and the group lives on.
+        DistPeerLostError, DistAbortedError: The sender has died, or the group was given up.
+
+    Example:
+        >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
+        >>> x = array("i", [0])
+        >>> dist.recv(x) == dist.get_rank(), x[0]
+        (True, 7)
+    """
+    calls, source = calls_of(group), source_of(group, src, group_src)
+    source = calls.recv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
+    if source is None:  # as nothing has been done
+        return -1
+    return global_rank_of(group_or_default(group), source) if src is None else src
+
+
+class P2POp:
+    """One message of batch_isend_irecv.
+
+    Args:
+        op: dldist.isend or dldist.irecv. For Group.batch_isend_irecv it may be "isend" or "irecv", or the method of Group.
+        tensor: What is sent, or filled.
+        peer: The other rank, in the default world; for Group.batch_isend_irecv in that group.
+        group: None is the default world.
+        tag: A number of 0 or more that both sides name.
+        group_peer: The rank in the group, instead of `peer`.
+        match_dtype: Of irecv: refuse a message of another dtype.
+
+    Raises:
+        ValueError: `op` is something else, or the rank is not in the group.
+        TypeError: `tensor` is no tensor.
+
+    Example:
+        >>> dist.P2POp(dist.isend, array("i", [7]), peer=0, tag=2).kind
+        'isend'
+    """
+
+    __slots__ = ("__weakref__", "group", "group_peer", "match_dtype", "op", "peer", "tag", "tensor")
+
+    def __init__(
+        self,
+        op: Callable[..., Any] | str,
+        tensor: Tensor,
+        peer: int | None = None,
+        group: AnyGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+        *,
+        match_dtype: bool = True,
+    ) -> None:
+        self.op = op
+        self.match_dtype = match_dtype
+        self.tensor = tensor
+        self.tag = tag
+        self.peer: int | None
+        self.group_peer: int | None
+        _check_op(op)
+        _check_single_tensor(tensor, "tensor")
+        if op is isend or op is irecv:
+            self.group = group_or_default(group)
+            rank = canonical_rank(self.group, peer, group_peer)
+            self.group_peer, self.peer = rank, global_rank_of(self.group, rank) if peer is None else peer
+            return
+        self.group = group
+        self.group_peer = self.peer = peer if group_peer is None else group_peer
+
+    @property
+    def kind(self) -> str:
+        """"isend" or "irecv"."""
+        return self.op if isinstance(self.op, str) else self.op.__name__
+
+    def _call_options(self) -> dict[str, Any]:
+        return {"match_dtype": self.match_dtype} if self.kind == "irecv" else {}
+
+    def __repr__(self) -> str:
+        if self.group is None:
+            return f"P2POp({self.kind!r}, peer={self.peer}, tag={self.tag})"
+        me = get_rank(self.group)
+        src, dst = (me, self.group_peer) if self.kind == "isend" else (self.group_peer, me)
+        name = getattr(self.group, "group_name", None) or getattr(self.group, "name", "")
+        shape, dtype = (getattr(self.tensor, attribute, None) for attribute in ("shape", "dtype"))
+        return f"P2POp({self.kind} pg={name}, group_src={src}, group_dst={dst},  {shape}, {dtype})"
+
+
+def _check_op(op: Any) -> None:
+    """Refuse what is no message."""
+    if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
+        raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
+
+
+def _check_single_tensor(param: Any, param_name: str) -> None:
+    """Refuse what is no tensor: for P2POp, before other messages of the batch are under way, which nothing could take back."""
+    if hasattr(param, "__dlpack__"):
+        return
+    try:
+        memoryview(param)
+    except TypeError:
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{param_name}` to be an object with __dlpack__ or the buffer protocol, "
+            f"but got {type(param).__name__} instead."
+        ) from None
+
+
+def _check_p2p_op_list(p2p_op_list: Any) -> None:
+    """Refuse what is no list of messages of one group."""
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
+    if not p2p_op_list:
+        raise IndexError("batch_isend_irecv(): the list is empty")
+    group = p2p_op_list[0].group
+    if not all(op.group is group for op in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
+    """Start several messages, all of one group.
+
+    Args:
+        p2p_op_list: A list of P2POp. No two of them receive into the same memory.
+
+    Returns:
+        A Work for each, in order.
+
+    Raises:
+        ValueError: It is not a list of P2POp, or they are of several groups. Nothing has been started.
+        IndexError: The list is empty.
+
+    Example:
+        >>> size, rank, x = dist.get_world_size(), dist.get_rank(), array("i", [0])
+        >>> to_the_right = dist.P2POp(dist.isend, array("i", [rank]), (rank + 1) % size)
+        >>> from_the_left = dist.P2POp(dist.irecv, x, (rank - 1) % size)
+        >>> for work in dist.batch_isend_irecv([to_the_right, from_the_left]):
+        ...     _ = work.wait()
+        >>> x[0] == (rank - 1) % size
+        True
+    """
+    _check_p2p_op_list(p2p_op_list)
+    return registry.operations(p2p_op_list[0].group).batch_isend_irecv(p2p_op_list)

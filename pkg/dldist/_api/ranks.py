@@ -1,0 +1,230 @@
+"""Ranks of groups and of the default world, and what is common to the arguments of all calls."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._api import registry
+from dldist._api.registry import NON_GROUP_MEMBER, default_group
+from dldist._backends.backend_base import Backend
+from dldist._backends.backend_names import warn
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist.types import AnyGroup
+
+
+def is_non_member(group: object) -> bool:
+    """Whether it is what new_group gives to those who are not in the group."""
+    return type(group) is int and group == NON_GROUP_MEMBER
+
+
+def group_or_default(group: AnyGroup | None = None) -> Any:
+    """The group that a call is about."""
+    return default_group() if group is None else group
+
+
+def warn_not_in_group(op_name: str) -> None:
+    """Say that a call does nothing here."""
+    world = registry._world.default_pg
+    rank = -1 if world is None else world.rank()
+    warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
+
+
+class _NoCalls:
+    """Stands for what runs the operations of a group that this process is not in: every call warns, and returns None."""
+
+    rank = -1
+
+    def __getattr__(self, name: str) -> Any:
+        warn_not_in_group(name)
+        return lambda *args, **named: None
+
+
+_no_calls = _NoCalls()
+
+
+def calls_of(group: AnyGroup | None) -> Any:
+    """What runs the operations of this group."""
+    if group is not None and is_non_member(group):
+        return _no_calls
+    return registry.operations(group)
+
+
+def _ranks_of(group: Any) -> dict[int, int]:
+    ranks = None if is_non_member(group) else registry._world.pg_group_ranks.get(group)
+    if ranks is None:
+        raise ValueError(f"Group {group} is not registered, please create group with dldist.new_group API")
+    return ranks
+
+
+def get_group_rank(group: AnyGroup, global_rank: int) -> int:
+    """The rank in a group of a rank of the default world.
+
+    Args:
+        group: A group of new_group, or the default one.
+        global_rank: The rank in the default world.
+
+    Raises:
+        ValueError: It is not in the group, or the group is not known here.
+    """
+    if group is registry._world.default_pg:
+        return global_rank
+    ranks = _ranks_of(group)
+    if global_rank not in ranks:
+        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+    return ranks[global_rank]
+
+
+def get_global_rank(group: AnyGroup, group_rank: int) -> int:
+    """The rank in the default world of a rank of a group.
+
+    Args:
+        group: A group of new_group, or the default one.
+        group_rank: The rank in the group.
+
+    Raises:
+        ValueError: The group has no such rank, or is not known here.
+    """
+    if group is registry._world.default_pg:
+        return group_rank
+    for global_rank, rank in _ranks_of(group).items():
+        if rank == group_rank:
+            return global_rank
+    raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+
+
+_OUTSIDE = (_core.Group, Backend)
+"""What is a group by itself, whose ranks are known to nobody else."""
+
+
+def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
+    """The group rank, of a global rank or a group rank: exactly one of them has to be given."""
+    if group_rank is not None:
+        if global_rank is not None:
+            raise ValueError("Can't specify both group_rank and global_rank")
+        return group_rank
+    if global_rank is None:
+        raise ValueError("Must specify global_rank or group_rank")
+    if isinstance(group, _OUTSIDE):
+        raise ValueError(
+            f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
+        )
+    return get_group_rank(group, global_rank)
+
+
+def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
+    """canonical_rank for the arguments of a call: no group is the default one, and who is not in the group (None) needs no rank."""
+    if group is None:
+        group = default_group()
+    elif is_non_member(group):
+        return None
+    return canonical_rank(group, global_rank, group_rank)
+
+
+def root_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
+    """The same for a root, which is the global rank 0 where none is given."""
+    return peer_of(group, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
+
+
+def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> int | None:
+    """The same for the source of a message, which is any rank, None, where none is given."""
+    return None if global_rank is None and group_rank is None else peer_of(group, global_rank, group_rank)
+
+
+def global_rank_of(group: Any, group_rank: int) -> int:
+    """The global rank of a member; of a group by itself, its own."""
+    return group_rank if isinstance(group, _OUTSIDE) else get_global_rank(group, group_rank)
+
+
+def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
+    """The members of a group as ranks of the default world, in the order of their ranks in the group.
+
+    Args:
+        group: None is the default world.
+
+    Raises:
+        ValueError: The group is not known here.
+
+    Example:
+        >>> dist.get_process_group_ranks(None)
+        [0]
+    """
+    return list(_ranks_of(group_or_default(group)))
+
+
+def get_rank(group: AnyGroup | None = None) -> int:
+    """The rank of this process.
+
+    Args:
+        group: None is the default world.
+
+    Returns:
+        The rank in the group; -1 where this process is not in it.
+
+    Raises:
+        ValueError: There is no default world.
+
+    Example:
+        >>> dist.get_rank()
+        0
+    """
+    if is_non_member(group):
+        return -1
+    if isinstance(group, _core.Group):
+        return group.rank
+    world = default_group()
+    if group is None or group is world:
+        return world.rank()
+    return get_group_rank(group, world.rank())
+
+
+def get_world_size(group: AnyGroup | None = None) -> int:
+    """How many ranks there are.
+
+    Args:
+        group: None is the default world.
+
+    Returns:
+        The size of the group; -1 where this process is not in it.
+
+    Raises:
+        ValueError: There is no default world.
+
+    Example:
+        >>> dist.get_world_size()
+        1
+    """
+    if is_non_member(group):
+        return -1
+    if isinstance(group, _core.Group):
+        return group.size
+    return group_or_default(group).size()
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own.
+
+    Args:
+        fallback_rank: What to return where no launcher says it.
+
+    Raises:
+        RuntimeError: No launcher says it, and there is no `fallback_rank`.
+
+    Example:
+        >>> dist.get_node_local_rank(fallback_rank=0) >= 0
+        True
+    """
+    from dldist._rendezvous import launchers
+
+    local = launchers.local_rank()
+    if local is not None:
+        return local
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError(
+        "LOCAL_RANK is not in the environment, nor does another launcher say it. Consider passing fallback_rank to allow "
+        "`get_node_local_rank` to work, assuming you are not running in a multi-device context and want the code to run "
+        "locally instead."
+    )

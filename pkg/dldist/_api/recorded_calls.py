@@ -1,0 +1,161 @@
+"""The parts of groups that are written in Python. Imported when first used."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._base.future import wait_for
+from dldist._base.operations import OPERATIONS
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist._api.p2p import P2POp
+    from dldist.types import Timeout
+
+
+class Coalescing:
+    """The block that Group.coalesce() returns. It records calls of one kind, and runs them as one operation at its end."""
+
+    def __init__(self, group: Any, timeout: Any, async_op: bool) -> None:
+        self._group = group
+        self._timeout = timeout
+        self._is_async = async_op
+        self.noted: list[tuple[str, Any, Any, Any]] = []
+        self._is_open = False
+        self.work: _core.Work | None = None
+        """With async_op, the operation, once the block has ended; None if nothing was called in it."""
+
+    def __enter__(self) -> Coalescing:
+        if self._is_open:
+            raise RuntimeError("this coalesce() is already in use")
+        before = self._group._set_recorder(self)
+        if before is not None:
+            self._group._set_recorder(before)
+            raise RuntimeError("coalesce() inside another coalesce()")
+        self._is_open = True
+        self.noted.clear()
+        self.work = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._group._set_recorder(None)
+        self._is_open = False
+        calls, self.noted = self.noted, []
+        if kind is None and calls:
+            self.work = self._run(calls)
+
+    def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
+        """Called by the group instead of running the call. Returns what the call returns, since it has no work of its own."""
+        op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
+        if isinstance(op, str):
+            op = _core.ReduceOp(op)
+        if self.noted and self.noted[0][0] != name:
+            raise RuntimeError(
+                f"{name}(): coalesce() needs all calls to be of the same type, but {self.noted[0][0]}() came before"
+            )
+        if self.noted and self.noted[0][3] != op:
+            raise ValueError(f"{name}(): coalesce() needs one op for all calls, not {self.noted[0][3]} and {op}")
+        self.noted.append((name, first, second, op))
+        if not is_async:
+            return None
+        from dldist._backends.works import _IllegalWork
+
+        return _IllegalWork()
+
+    def _run(self, calls: list[tuple[str, Any, Any, Any]]) -> _core.Work | None:
+        name, _, _, op = calls[0]
+        operation = OPERATIONS[name]
+        arguments: list[Any] = [[call[1] for call in calls]]
+        if not operation.is_in_place:
+            arguments.append([call[2] for call in calls])
+        if "op" in operation.parameters:
+            arguments.append(op)
+        run = getattr(self._group, operation.as_one)
+        return run(*arguments, timeout=self._timeout, async_op=self._is_async)  # type: ignore[no-any-return]
+
+    def wait(self, timeout: Timeout | None = None) -> bool:
+        """Wait for the operation, if there is one. None stands for the operation's own time-out, and 0 checks once."""
+        if self.work is not None:
+            wait_for(self.work, timeout)
+        return True
+
+
+def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False) -> Coalescing:
+    return Coalescing(group, timeout, async_op)
+
+
+def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
+    from dldist._api.p2p import P2POp
+
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
+    # Check everything before anything starts, since a started message cannot be taken back.
+    tensors = [
+        _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
+        for index, op in enumerate(p2p_op_list)
+    ]
+    _check_apart([index for index, op in enumerate(p2p_op_list) if op.kind == "irecv"], tensors)
+    if p2p_op_list and isinstance(group, _core.Group):
+        group = group._serving(p2p_op_list[0].tensor)
+    if isinstance(group, _core.NcclGroup):
+        return _batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
+    find = getattr(group, "_coalescing_backend_of", None)
+    backend = find(p2p_op_list[0].tensor) if find is not None and p2p_op_list else None
+    if backend is not None:
+        drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
+        return _batch_as_one(group, p2p_op_list, backend._start_coalescing, lambda: group._end_coalescing_of(backend), drop)
+    # Receives first, so that incoming messages find their place.
+    works: list[Any] = [None] * len(p2p_op_list)
+    for kind in ("irecv", "isend"):
+        for index, op in enumerate(p2p_op_list):
+            if op.kind == kind:
+                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag, **op._call_options())
+    return works
+
+
+def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: Any) -> list[Any]:
+    """Runs all messages as one operation. Its work stands for each of them."""
+    start()
+    try:
+        for op in p2p_op_list:
+            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag, **op._call_options())
+    except BaseException:
+        drop()
+        raise
+    return [finish()] * len(p2p_op_list)
+
+
+def _check_message(where: str, group: Any, op: P2POp) -> Any:
+    """A description of the message's tensor; it is empty if only the group's backends can describe it."""
+    is_from_any = op.group_peer is None and op.kind == "irecv"
+    if not is_from_any and op.group_peer not in range(group.size):
+        raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
+    if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
+        raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
+    if not isinstance(group, _core.Group):
+        return {}  # the group's backends decide which tensors they accept
+    try:
+        return _core._describe_tensor(op.tensor, op.kind == "irecv")
+    except (TypeError, ValueError, BufferError) as error:
+        text = str(error).removeprefix("_describe_tensor(): argument 'object' ")
+        raise type(error)(f"{where}: its tensor {text}") from error
+
+
+def _check_apart(indices: list[int], tensors: list[Any]) -> None:
+    """Refuse receives into the same memory: its final content would depend on which message comes last."""
+    extents = []
+    for index in indices:
+        tensor = tensors[index]
+        if tensor.get("count"):
+            # Of a strided tensor, only the first element counts: interleaved tensors can overlap without sharing an element.
+            nelements = tensor["count"] if tensor["is_contiguous"] else 1
+            extents.append((tensor["data"], tensor["data"] + nelements * tensor["itemsize"], index))
+    extents.sort()
+    for (_, end, one), (start, _, other) in zip(extents, extents[1:]):
+        if start < end:
+            first, second = sorted((one, other))
+            raise _core.DistArgumentError(
+                f"batch_isend_irecv(): argument 'p2p_op_list': p2p_op_list[{first}] and p2p_op_list[{second}] receive into "
+                "the same or overlapping memory: each needs memory of its own"
+            )

@@ -1,0 +1,164 @@
+"""_ControlCollectives, and _StoreCollectives: small collectives over nothing but a store, for launchers and the like."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dldist import _core
+from dldist._base.options import to_timedelta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+class _ControlCollectives:
+    """What _StoreCollectives are: the base, without a constructor, as c10d's. A class that is made from it has one of its own."""
+
+    def __init__(self) -> None:
+        raise TypeError(f"{type(self).__name__}: No constructor defined!")
+
+    def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
+        raise NotImplementedError
+
+    def all_sum(self, key: str, data: int, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> int:
+        raise NotImplementedError
+
+    def broadcast_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        raise NotImplementedError
+
+    def broadcast_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        raise NotImplementedError
+
+    def gather_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        raise NotImplementedError
+
+    def gather_recv(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        raise NotImplementedError
+
+    def scatter_send(
+        self, key: str, data: Sequence[str | bytes], timeout: timedelta | float = _DEFAULT_TIMEOUT
+    ) -> bytes:
+        raise NotImplementedError
+
+    def scatter_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        raise NotImplementedError
+
+    def all_gather(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        raise NotImplementedError
+
+
+class _StoreCollectives(_ControlCollectives):
+    """Collectives of world_size ranks that share a store; values are bytes or text.
+
+    All ranks make the same calls with the same keys, and a key serves once. A rank that does not come is named in the error,
+    after the timeout, which is the call's alone: the store keeps its own.
+    """
+
+    def __init__(self, store: _core.Store, rank: int, world_size: int) -> None:
+        if not isinstance(store, _core.Store):
+            raise TypeError(f"_StoreCollectives(): argument 'store' must be a Store, not {type(store).__name__}")
+        rank, world_size = rank.__index__(), world_size.__index__()
+        if not 0 <= rank < world_size:
+            raise ValueError(f"_StoreCollectives(): rank {rank} is not in a world of {world_size}")
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._used: set[str] = set()
+
+    def barrier(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT, block: bool = True) -> None:
+        """Wait until all ranks are here; with block=False only say that this one is."""
+        self._use(key)
+        self._meet("barrier", key, timeout, block)
+
+    def all_sum(self, key: str, data: int, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> int:
+        """The sum of all ranks' numbers."""
+        self._use(key)
+        self._store.add(f"{key}/sum", data)
+        self._meet("barrier", key, timeout, True)
+        return self._store.add(f"{key}/sum", 0)
+
+    def broadcast_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        """Give data to all who receive; waits for nobody."""
+        self._use(key)
+        self._store.set(key, data)
+
+    def broadcast_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        self._use(key)
+        return self._get(key, timeout)
+
+    def gather_send(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> None:
+        """Give data to the one who receives; waits for nobody."""
+        self._use(key)
+        self._store.set(self._key_of(key, self._rank), data)
+
+    def gather_recv(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        """The data of all ranks in their order, with this one's."""
+        return self._collect("gather", key, data, timeout)
+
+    def scatter_send(
+        self, key: str, data: Sequence[str | bytes], timeout: timedelta | float = _DEFAULT_TIMEOUT
+    ) -> bytes:
+        """Give each rank its item; returns this one's."""
+        self._use(key)
+        if len(data) != self._world_size:
+            raise ValueError(f"scatter_send(): argument 'data' has {len(data)} items for {self._world_size} ranks")
+        self._store.multi_set([self._key_of(key, rank) for rank in range(self._world_size)], list(data))
+        mine = data[self._rank]
+        return mine.encode() if isinstance(mine, str) else bytes(mine)
+
+    def scatter_recv(self, key: str, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> bytes:
+        self._use(key)
+        return self._get(self._key_of(key, self._rank), timeout)
+
+    def all_gather(self, key: str, data: str | bytes, timeout: timedelta | float = _DEFAULT_TIMEOUT) -> list[bytes]:
+        """The data of all ranks in their order."""
+        return self._collect("all_gather", key, data, timeout)
+
+    def _use(self, key: str) -> None:
+        if key in self._used:
+            raise RuntimeError(f"Key {key} has already been used.")
+        self._used.add(key)
+
+    def _key_of(self, key: str, rank: int) -> str:
+        return f"{key}/{rank}"
+
+    def _get(self, key: str, timeout: timedelta | float) -> bytes:
+        # Two steps, as a store that is written in Python need not take a timeout in get().
+        self._store.wait([key], to_timedelta(timeout))
+        return self._store.get(key)
+
+    def _meet(self, call: str, key: str, timeout: timedelta | float, block: bool) -> None:
+        self._store.set(self._key_of(key, self._rank), "joined")
+        last = f"{key}/last_members"
+        if self._store.add(f"{key}/num_members", 1) == self._world_size:
+            self._store.set(last, "all are here")
+        elif block:
+            self._wait(call, key, [last], timeout)
+
+    def _collect(self, call: str, key: str, data: str | bytes, timeout: timedelta | float) -> list[bytes]:
+        self._use(key)
+        self._store.set(self._key_of(key, self._rank), data)
+        keys = [self._key_of(key, rank) for rank in range(self._world_size)]
+        self._wait(call, key, keys, timeout)
+        return self._store.multi_get(keys)
+
+    def _wait(self, call: str, key: str, keys: list[str], timeout: timedelta | float) -> None:
+        try:
+            self._store.wait(keys, to_timedelta(timeout))
+        except RuntimeError as error:
+            missing = self._missing(key)
+            if not missing:
+                raise
+            kind = type(error) if isinstance(error, _core.DistError) else RuntimeError
+            raise kind(f"{call} failed -- missing ranks: {missing}, {error}") from error
+
+    def _missing(self, key: str) -> str:
+        """The ranks that have not said that they are here; empty also when the store can not tell any more."""
+        try:
+            absent = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
+        except RuntimeError:
+            return ""
+        return ", ".join(map(str, absent))

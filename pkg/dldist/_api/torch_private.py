@@ -1,0 +1,429 @@
+"""c10d's private names: constants, questions about groups, other ways to make them, checks. Imported when one of them is asked for."""
+
+from __future__ import annotations
+
+from _thread import _local
+from datetime import timedelta
+
+from dldist import _core
+from dldist._api import registry
+from dldist._api.group_factory import Maker, default_timeout
+from dldist._api.groups import (
+    _check_device_id,
+    _find_pg_by_ranks_and_tag,
+    _nccl_behind,
+    _nccl_split,
+    _new_group_with_tag,
+    _skip_nccl_split,
+    get_backend_config,
+    get_backend_impl,
+)
+from dldist._api.objects import _check_not_self
+from dldist._api.p2p import _check_single_tensor
+from dldist._api.ranks import (
+    canonical_rank,
+    get_global_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    global_rank_of,
+    group_or_default,
+    is_non_member,
+)
+from dldist._api.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
+from dldist._backends.backend_base import Backend as BackendImpl
+from dldist._backends.backend_names import BackendConfig, device_type_of, is_backend_available, is_nccl_available, warn
+from dldist._backends.process_group import ProcessGroup
+from dldist._base.options import ReconfigureOptions, as_timedelta
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_GLOO_AVAILABLE = True
+
+_DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
+
+default_pg_timeout = _DEFAULT_PG_TIMEOUT = default_timeout("gloo")
+_DEFAULT_NO_TIMEOUT = timedelta()
+
+_WorldMeta = type(registry.group)
+
+
+# ---- what depends on the moment
+
+# c10d's names, outside of its registry, for what is in it.
+_OF_REGISTRY = {
+    **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
+    "_default_pg_init_method": "init_method",
+    "_group_count": "group_count",
+    "_is_process_group_registered": "is_named",
+    "_register_process_group": "name_group",
+    "_resolve_process_group": "resolve",
+    "_unregister_all_process_groups": "unname_all",
+    "_unregister_process_group": "unname_group",
+}
+
+
+_AVAILABLE = {f"_{name.upper()}_AVAILABLE": name for name in ("nccl", "mpi", "ucc", "xccl")}
+_CARRIED = {f"ProcessGroup{name.upper()}": name for name in ("mpi", "ucc", "xccl")}
+
+
+def __getattr__(name: str) -> Any:
+    world = registry._world
+    if name in _OF_REGISTRY:
+        return getattr(world, _OF_REGISTRY[name])
+    if name == "_backend":
+        return None if world.default_pg is None else world.pg_map[world.default_pg][0]
+    if name in _AVAILABLE:
+        return is_backend_available(_AVAILABLE[name])
+    if name in ("default_pg_nccl_timeout", "_DEFAULT_PG_NCCL_TIMEOUT"):
+        return default_timeout("nccl") if is_nccl_available() else None
+    if name == "ProcessGroupNCCL" and is_nccl_available():
+        from dldist._backends.nccl import ProcessGroupNCCL
+
+        return ProcessGroupNCCL
+    if name in _CARRIED and is_backend_available(_CARRIED[name]):
+        from dldist._backends import carrier_backends
+
+        return getattr(carrier_backends, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# ---- the registry
+
+
+def _get_default_store() -> _core.Store:
+    """The store of the default group."""
+    return _get_process_group_store(default_group())
+
+
+def _get_process_group_store(pg: ProcessGroup) -> _core.Store:
+    """The store of a group."""
+    return registry._world.pg_map[pg][1]  # type: ignore[no-any-return]
+
+
+def _get_process_group_name(pg: ProcessGroup) -> str:
+    """The name of a group; "None" of one that is not known."""
+    return registry._world.pg_names.get(pg, "None")
+
+
+def _get_global_rank(group: Any, rank: int) -> int:
+    """Deprecated name of get_global_rank."""
+    warn("_get_global_rank is deprecated, please use get_global_rank instead", FutureWarning)
+    return get_global_rank(group, rank)
+
+
+def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
+    """Give what is called in all groups of NCCL from now on so much more time, on this rank, until one of its operations has ended."""
+    for pg in registry._world.pg_map:
+        backend = _nccl_behind(pg)
+        if backend is not None:
+            backend._add_ephemeral_timeout(timeout)
+
+
+def _get_group_size(group: Any) -> int:
+    """The size of a group."""
+    return get_world_size(group)
+
+
+def _get_group_tag(pg: ProcessGroup) -> str:
+    """The tag of a group; "" where it was given none."""
+    tag = registry._world.pg_to_tag[pg]
+    return tag.removeprefix("user:") if tag.startswith("user:") else ""
+
+
+# ---- groups whose members change, and windows
+
+
+def _supports_reconfigure(group: Any = None) -> bool:
+    """Whether the members of the group can be exchanged."""
+    return get_backend_impl(group).supports_reconfigure
+
+
+def _get_reconfigure_handle(group: Any = None) -> Any:
+    """What the others need to know of this process for _reconfigure()."""
+    return get_backend_impl(group).get_reconfigure_handle()
+
+
+def _reconfigure(
+    uuid: int, handles: Any, group: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
+) -> Any:
+    """Make the group one of the processes of these handles: a list has them in the order of ranks, a set in none."""
+    opts = ReconfigureOptions()
+    opts.uuid, opts.handles = uuid, handles
+    if timeout is not None:
+        opts.timeout = timeout
+    if hints is not None:
+        opts.hints = hints
+    return get_backend_impl(group).reconfigure(opts)
+
+
+def _supports_window(group: Any = None) -> bool:
+    """Whether ranks can write into each other's memory."""
+    return get_backend_impl(group).supports_window
+
+
+def _new_window(tensor: Any = None, group: Any = None) -> Any:
+    """Memory of every rank that the others put into. All ranks call it."""
+    return get_backend_impl(group).new_window(tensor)
+
+
+# ---- devices, by the names of their types
+
+
+def _device_capability(group: Any = None) -> list[str]:
+    """The types of device that a group serves."""
+    return list(group_or_default(group)._device_types)
+
+
+def _preferred(kinds: list[str]) -> str:
+    """The CPU where it is among several: objects are in its memory."""
+    return "cpu" if "cpu" in kinds else kinds[0]
+
+
+def _get_object_coll_device(group: Any = None) -> str:
+    """The type of device of the tensors that a library puts objects into, to send them by a group; the object collectives find
+    their way through any."""
+    pg = group_or_default(group)
+    if isinstance(pg, ProcessGroup):
+        return _preferred(pg._device_types or ["cpu"])
+    return "cuda" if _is_nccl(pg) else "cpu"
+
+
+def _get_pg_default_device(group: Any = None) -> str:
+    """Deprecated: the type of device that a group serves."""
+    warn("_get_pg_default_device is deprecated: ask _get_object_coll_device or _device_capability", UserWarning)
+    pg = group_or_default(group)
+    if not isinstance(pg, ProcessGroup):
+        return _get_object_coll_device(pg)
+    kinds = pg._device_types
+    if not kinds:
+        raise RuntimeError("Default device not found, because no backend has been registered with this ProcessGroup.")
+    if len(kinds) > 1:
+        warn(f"The group serves {', '.join(kinds)}, and none of them is the default: {_preferred(kinds)} is taken.", UserWarning)
+    return _preferred(kinds)
+
+
+# ---- NCCL
+
+
+def _is_nccl(backend: Any) -> bool:
+    from dldist._backends.nccl import ProcessGroupNCCL
+
+    return isinstance(backend, ProcessGroupNCCL)
+
+
+def _get_process_group_uid(pg: Any) -> Any:
+    """What tells a group of NCCL from others; -1 of one without NCCL."""
+    backend = _nccl_behind(pg)
+    return -1 if backend is None else backend.uid
+
+
+def _is_safe_to_split() -> bool:
+    """Whether the default group is bound to a device, so that its communicators are there."""
+    return default_group().bound_device_id is not None
+
+
+def _backend_name(config: str, kind: str) -> str | None:
+    """The name of the backend that a configuration has for a type of device."""
+    return BackendConfig(config).get_device_backend_map().get(kind)
+
+
+def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
+    """The backend to split others off from: the one of the device that the group is bound to, or of the default group's GPU. None if
+    another backend than the group's is requested for the device."""
+    device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
+    if device is None:
+        return None
+    kind = device_type_of(device)
+    backend = pg._backend_of_device(kind)
+    if backend is None or not backend.supports_splitting:
+        return None
+    if requested_backend is not None and _backend_name(requested_backend, kind) != _backend_name(registry._world.pg_map[pg][0], kind):
+        return None
+    return getattr(backend, "wrapped_pg", backend)
+
+
+# ---- who is in it
+
+
+def _get_pg_config(group: Any = None) -> dict[str, Any]:
+    """Name, description, backends, size and ranks of a group."""
+    pg = group_or_default(group)
+    return {
+        "pg_name": registry._world.pg_names.get(pg, "None"),
+        "pg_desc": pg.group_desc,
+        "backend_config": get_backend_config(pg),
+        "pg_size": pg.size(),
+        "ranks": get_process_group_ranks(pg),
+    }
+
+
+def _get_all_pg_configs() -> list[dict[str, Any]]:
+    return [_get_pg_config(pg) for pg in registry._world.pg_map]
+
+
+def _get_group_size_by_name(group_name: str | ProcessGroup | BackendImpl) -> int:
+    """The size of a group, of its name or of the group itself."""
+    group: Any = registry._world.resolve(group_name) if isinstance(group_name, str) else group_name
+    return int(group.size())
+
+
+def _resolve_group_name_by_ranks_and_tag(ranks: list[int], tag: str) -> str:
+    group = _find_pg_by_ranks_and_tag(tag, ranks)
+    if group is None:
+        raise ValueError(f"there is no group of the ranks {ranks} with the tag {tag!r}")
+    return group.group_name
+
+
+# ---- groups beside the default one, or before there is one
+
+
+def _new_process_group_helper(
+    group_size: int,
+    group_rank: int,
+    global_ranks_in_group: Sequence[int],
+    backend: str,
+    store: _core.Store,
+    group_name: str,
+    backend_options: Any = None,
+    timeout: Any = None,
+    pg_tag: str | None = None,
+    device_id: Any = None,
+    group_desc: str | None = None,
+    enable_reconfigure: bool = False,
+    *,
+    pg_options: Any = None,
+) -> tuple[Any, _core.Store | None]:
+    """Make a group whose members meet in `store`: all of them call it. Returns it and the store with the group's prefix.
+
+    Without ranks it is a world of its own, for which there need be no default group. Who is not among the ranks gets
+    NON_GROUP_MEMBER and None. `pg_options` is the name that `backend_options` has in torch before 2.6.
+    """
+    world = registry._world
+    if backend_options is not None and pg_options is not None:
+        raise TypeError("_new_process_group_helper(): backend_options and pg_options are names of the same argument: give one")
+    if group_name in world.pg_names.values():
+        raise ValueError("The specified group name has already been created, please use a different group name")
+    device = _check_device_id(device_id)
+    limit = as_timedelta("_new_process_group_helper(): argument 'timeout'", timeout)
+    options = pg_options if backend_options is None else backend_options
+    maker = Maker(backend, limit, options, device, group_desc, is_reconfigurable=enable_reconfigure)
+    ranks = list(global_ranks_in_group)
+    if pg_tag and (found := _find_pg_by_ranks_and_tag(pg_tag, ranks)) is not None:
+        return found, world.pg_map[found][1]
+    if ranks and default_group().rank() not in ranks:
+        _skip_nccl_split(default_group(), maker)
+        return NON_GROUP_MEMBER, None
+    if ranks:
+        maker.nccl_offspring = _nccl_split(default_group(), ranks, maker)
+    pg = maker.make(store, group_rank, ranks or list(range(group_size)), group_name, pg_tag or None)
+    return pg, world.pg_map[pg][1]
+
+
+def _update_default_pg(pg: Any) -> None:
+    """Have the calls that name no group go to this one; to none with None, and where this process is no member."""
+    registry._world.default_pg = None if is_non_member(pg) else pg
+
+
+def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int) -> ProcessGroup:
+    """Of the ranks, cut into rows of `stride`, the group of this process's row: the one with this tag, or a new one."""
+    if len(ranks) % stride != 0:
+        raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
+    rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]
+    mine = next((row for row in rows if get_rank() in row), None)
+    if mine is None:
+        raise AssertionError("rankset doesn't include the current node")
+    found = _find_pg_by_ranks_and_tag(tag, mine)
+    if found is not None:
+        return found
+    if not tag:
+        raise ValueError("Cannot automatically create PG with empty tag")
+    made: ProcessGroup = _new_group_with_tag(mine, pg_tag=tag, use_local_synchronization=True)
+    return made
+
+
+# ---- names and colours
+
+
+def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+    """The name of the next group: made of its ranks, or the number that all processes count up to."""
+    return registry._world.next_name_of(ranks) if use_hashed_name else registry._world.next_name()
+
+
+def _hash_ranks_to_str(ranks: Sequence[int]) -> str:
+    return hash_of_ranks(ranks, len(registry._world.pg_names))
+
+
+def _process_group_color(ranks: Sequence[int]) -> int:
+    """A number that fits into an int of C, the same for the same ranks."""
+    return abs(hash(tuple(ranks))) % (1 << 31)
+
+
+# ---- c10d's current group, one for each thread, which calls that name no group do not use
+
+_of_thread = _local()
+
+
+def _current_process_group() -> ProcessGroup | None:
+    """The group that this thread has set; None before."""
+    return getattr(_of_thread, "group", None)
+
+
+def _set_process_group(pg: ProcessGroup | None) -> None:
+    """Set it, or forget it with None."""
+    _of_thread.group = pg
+
+
+# ---- checks of arguments, for libraries that make them themselves; an array of any library is a tensor
+
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+_FP8 = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+
+
+def _as_iterable(obj: Any) -> Sequence[Any]:
+    return obj if isinstance(obj, list) else (obj,)
+
+
+def _check_tensor_list(param: Any, param_name: str) -> None:
+    """Refuse what is no list of tensors; a tuple is as good as a list."""
+    if not isinstance(param, (list, tuple)):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead."
+        )
+    for index, each in enumerate(param):
+        _check_single_tensor(each, f"{param_name}[{index}]")
+
+
+def _dtype_of(tensor: Any) -> str:
+    return _core._describe_tensor(tensor, False)["dtype"]
+
+
+def _ensure_all_tensors_same_dtype(*tensors: Any) -> None:
+    """Refuse tensors, or lists of them, of several dtypes. A complex number counts as its parts."""
+    first = None
+    for each in tensors:
+        for tensor in _as_iterable(each):
+            own = _dtype_of(tensor)
+            parts = _PARTS.get(own, own)
+            first = parts if first is None else first
+            if parts != first:
+                raise ValueError(f"Invalid usage of tensors with different dtypes: found {first} and {own}")
+
+
+def _is_fp8(tensor: Any) -> bool:
+    return _dtype_of(tensor) in _FP8
+
+
+def _canonicalize_group_rank(
+    group: Any, global_rank: int | None = None, group_rank: int | None = None, return_global: bool = False
+) -> int:
+    """The group rank, or the global one, of exactly one of them."""
+    rank = canonical_rank(group, global_rank, group_rank)
+    return global_rank_of(group, rank) if return_global else rank
+
+
+def _check_not_self_rank(group: Any, rank: int, rank_type: str) -> None:
+    _check_not_self(registry.operations(group), rank, rank_type)

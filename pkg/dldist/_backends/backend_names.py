@@ -1,0 +1,257 @@
+"""Names of backends: which backends there are, for which devices, and how they are made."""
+
+from __future__ import annotations
+
+import os
+
+from dldist._base.options import BackendType
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, ClassVar
+
+_DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn about the line that called this package, however deep in the package the warning comes up."""
+    import sys
+    import warnings
+
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dldist."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+class BackendPlugin(tuple):
+    """(creator_fn, extended_api) of a registered backend."""
+
+    __slots__ = ()
+
+    @property
+    def creator_fn(self) -> Callable[..., Any]:
+        return self[0]
+
+    @property
+    def extended_api(self) -> bool:
+        return self[1]
+
+
+class Backend(str):
+    """The name of a backend: Backend("GLOO") is "gloo". Known and registered backends are attributes.
+
+    >>> dist.Backend("GLOO")
+    'gloo'
+    """
+
+    __slots__ = ()
+
+    UNDEFINED = "undefined"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    UCC = "ucc"
+    MPI = "mpi"
+    XCCL = "xccl"
+    FAKE = "fake"
+
+    backend_list: ClassVar[list[str]] = [UNDEFINED, GLOO, NCCL, XCCL, UCC, MPI, FAKE]
+    default_device_backend_map: ClassVar[dict[str, str]] = {"cpu": GLOO, "cuda": NCCL, "xpu": XCCL, "mps": GLOO}
+    backend_capability: ClassVar[dict[str, list[str]]] = {
+        GLOO: ["cpu", "cuda"],
+        NCCL: ["cuda"],
+        XCCL: ["cpu", "xpu"],
+        UCC: ["cpu", "cuda"],
+        MPI: ["cpu", "cuda"],
+        FAKE: ["cpu", "cuda", "hpu", "xpu"],
+    }
+    backend_type_map: ClassVar[dict[str, Any]] = {
+        UNDEFINED: BackendType.UNDEFINED,
+        GLOO: BackendType.GLOO,
+        NCCL: BackendType.NCCL,
+        XCCL: BackendType.XCCL,
+        UCC: BackendType.UCC,
+        MPI: BackendType.MPI,
+        FAKE: BackendType.CUSTOM,
+    }
+    _plugins: ClassVar[dict[str, BackendPlugin]] = {}
+    _BackendPlugin = BackendPlugin
+
+    def __new__(cls, name: str) -> str:  # type: ignore[misc]
+        if not isinstance(name, str):
+            raise ValueError("Backend constructor parameter must be string-ish")
+        return name.lower()
+
+    @classmethod
+    def register_backend(
+        cls,
+        name: str,
+        func: Callable[..., Any],
+        extended_api: bool = False,
+        devices: str | Sequence[str] | None = None,
+        *,
+        _backend_type: Any = None,
+    ) -> None:
+        """Make init_process_group and new_group make the backend `name` with func(store, rank, size, timeout), or with
+        func(options, pg_options) if extended_api is set. This replaces an earlier backend of the same name."""
+        lower, upper = name.lower(), name.upper()
+        if devices is None:
+            warn(
+                f"Device capability of {name} unspecified, assuming `cpu` and `cuda` or `xpu`. Please specify it via the "
+                "`devices` argument of `register_backend`."
+            )
+            devices = ["cpu", "cuda"]
+        devices = [devices] if isinstance(devices, str) else list(devices)
+        if not hasattr(Backend, upper):
+            setattr(Backend, upper, lower)
+        if lower not in Backend.backend_list:
+            Backend.backend_list.append(lower)
+        for device in devices:
+            Backend.default_device_backend_map.setdefault(device, lower)
+        Backend.backend_capability[lower] = devices
+        Backend.backend_type_map[lower] = BackendType.CUSTOM if _backend_type is None else _backend_type
+        Backend._plugins[upper] = BackendPlugin((func, extended_api))
+
+
+_PAIR_FORMAT = (
+    'a backend for each device is written "<device_type1>:<backend1>,<device_type2>:<backend2>...", as in "cpu:gloo,cuda:nccl"'
+)
+
+
+def _read_pairs(text: str) -> dict[str, str]:
+    of_device: dict[str, str] = {}
+    for pair in text.lower().split(","):
+        parts = pair.split(":")
+        if len(parts) != 2:
+            raise ValueError(f"Invalid device:backend pairing: {pair!r} in {text!r}: {_PAIR_FORMAT}")
+        device, name = parts
+        if device in of_device:
+            raise ValueError(f"Duplicate device type {device} in backend string: {text!r}: {_PAIR_FORMAT}")
+        of_device[device] = name
+    return of_device
+
+
+class BackendConfig:
+    """Which backend serves which device.
+
+    >>> dist.BackendConfig("cpu:gloo,cuda:nccl").get_device_backend_map()
+    {'cpu': 'gloo', 'cuda': 'nccl'}
+    """
+
+    def __init__(self, backend: str) -> None:
+        name = Backend(backend)
+        if name == Backend.UNDEFINED:
+            self.device_backend_map = _default_backends()
+        elif name in Backend.backend_list:
+            self.device_backend_map = dict.fromkeys(Backend.backend_capability[name], name)
+        elif ":" in name:
+            self.device_backend_map = _read_pairs(name)
+        else:
+            warn(
+                f"Device capability of {backend} unknown, assuming `cpu` and `cuda`. You can specify it in `device:backend` "
+                "format in `init_process_group` call."
+            )
+            self.device_backend_map = dict.fromkeys(_DEVICES_WHEN_UNKNOWN, name)
+
+    def __repr__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.device_backend_map.items())
+
+    def get_device_backend_map(self) -> dict[str, str]:
+        return self.device_backend_map
+
+
+def _default_backends() -> dict[str, str]:
+    devices = ["cpu", "cuda"] if is_nccl_available() else ["cpu"]
+    return {device: Backend.default_device_backend_map[device] for device in devices}
+
+
+def device_type_of(device: Any) -> str:
+    """The type of a device, which is given as "cuda:1", as a type's name, or as an object with a type, such as torch.device."""
+    text = device if isinstance(device, str) else getattr(device, "type", None)
+    if not isinstance(text, str):
+        raise TypeError(f'a device must be a name such as "cpu" or "cuda:1", not {type(device).__name__}')
+    return text.partition(":")[0]
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """The backend that serves this device by default."""
+    kind = device_type_of(device)
+    name = Backend.default_device_backend_map.get(kind)
+    if name is None:
+        raise ValueError(f"Default backend not registered for device : {device}")
+    return name
+
+
+# ---- what is available
+
+
+def is_available() -> bool:
+    """Always True: every build has it."""
+    return True
+
+
+def is_gloo_available() -> bool:
+    """Always True: "gloo" is the name of the CPU backend, which is part of this package."""
+    return True
+
+
+def is_nccl_available() -> bool:
+    """Whether NCCL and the CUDA driver can be loaded, and there is a device; dldist.nccl.why_not_available() says more."""
+    from dldist.nccl import library
+
+    return library.is_available()
+
+
+def is_mpi_available() -> bool:
+    """Whether an MPI library can be loaded; dldist.carriers.why_not("mpi") says more."""
+    return _is_carrier_available("mpi")
+
+
+def is_ucc_available() -> bool:
+    """Whether UCC can be loaded; dldist.carriers.why_not("ucc") says more."""
+    return _is_carrier_available("ucc")
+
+
+def is_xccl_available() -> bool:
+    """Whether oneCCL can be loaded; dldist.carriers.why_not("xccl") says more."""
+    return _is_carrier_available("xccl")
+
+
+def _is_carrier_available(name: str) -> bool:
+    from dldist import carriers
+
+    return carriers.is_available(name)
+
+
+CHECKS = {
+    "gloo": is_gloo_available,
+    "nccl": is_nccl_available,
+    "mpi": is_mpi_available,
+    "ucc": is_ucc_available,
+    "xccl": is_xccl_available,
+}
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether this backend is available. In a form such as "cpu:gloo,cuda:nccl", all of them must be."""
+    name = Backend(backend)
+    names = _read_pairs(name).values() if ":" in name else [name]
+    return all(map(_check_single_backend_availability, names))
+
+
+def _check_single_backend_availability(backend_name: str) -> bool:
+    name = Backend(backend_name)
+    return CHECKS[name]() if name in CHECKS else name in Backend.backend_list
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process: torchrun, dlrun, Slurm, Open MPI or MPICH."""
+    from dldist._rendezvous import launchers
+
+    return launchers.detect() is not None
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether torchrun, or dlrun, has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ

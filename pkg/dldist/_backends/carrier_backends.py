@@ -1,0 +1,98 @@
+"""Backends over libraries of others: ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL."""
+
+from __future__ import annotations
+
+from dldist import carriers
+from dldist._backends.backend_base import BackendOptions
+from dldist._backends.world_backend import OverWorld
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any, ClassVar
+
+    from dldist.world import World
+
+
+class Carried(OverWorld):
+    """A backend whose data a library moves. The World behind it does everything else."""
+
+    @classmethod
+    def _furnish(cls, group: World) -> World:
+        group._carry_by(cls._name)
+        return group
+
+
+class CarriedOptions(BackendOptions):
+    """What the options of all of them are. The subclass has the backend's name."""
+
+    _name: ClassVar[str]
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__(self._name, timeout)
+
+
+class MPIOptions(CarriedOptions):
+    """ProcessGroupMPI.Options."""
+
+    _name = "mpi"
+
+
+class ProcessGroupMPI(Carried):
+    """c10d's backend for MPI, over any MPI library."""
+
+    _name = "mpi"
+    Options = MPIOptions
+    _Options = MPIOptions
+
+    @classmethod
+    def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
+        """A backend for these ranks of MPI's world, all if none are named; None where this process is not among them. All processes of
+        MPI's world call it."""
+        from dldist import rendezvous
+        from dldist.carriers import _mpi
+        from dldist.rendezvous import DEFAULT_TIMEOUT_S
+
+        meeting = rendezvous.meet(place=_mpi.Place(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
+        with meeting:
+            members = list(ranks) or list(range(meeting.world_size))
+            made = cls._among(meeting.store, meeting.rank, members)
+            meeting.met()
+        if made is not None:
+            made.group._meeting = meeting
+        return made
+
+    @classmethod
+    def _among(cls, store: Any, rank: int, members: list[int]) -> ProcessGroupMPI | None:
+        return cls(store, members.index(rank), len(members)) if rank in members else None
+
+
+class UCCOptions(CarriedOptions):
+    """ProcessGroupUCC.Options."""
+
+    _name = "ucc"
+
+
+class ProcessGroupUCC(Carried):
+    """c10d's backend for UCC. Messages go dldist's own way."""
+
+    _name = "ucc"
+    Options = UCCOptions
+    _Options = UCCOptions
+
+
+class XCCLOptions(CarriedOptions):
+    """ProcessGroupXCCL.Options."""
+
+    _name = "xccl"
+
+
+class ProcessGroupXCCL(Carried):
+    """c10d's backend for oneCCL, here for arrays of the host. Messages go dldist's own way."""
+
+    _name = "xccl"
+    Options = XCCLOptions
+    _Options = XCCLOptions
+
+
+BACKENDS: dict[str, type[Carried]] = {each._name: each for each in (ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL)}

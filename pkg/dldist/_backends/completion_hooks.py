@@ -1,0 +1,147 @@
+"""Hooks that are called when an operation of a process group has completed. Imported when one is registered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dldist import _core
+from dldist._base import callback_thread
+from dldist._base.options import OpType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class WorkInfo:
+    """An operation that has ended: the argument of the hook of `_register_on_completion_hook`.
+
+    It was called at time_started and seen to have ended at time_finished. active_duration is the time that the operation itself took: on
+    a device by its events if the group measures times, and otherwise all of the time between the two.
+    """
+
+    def __init__(
+        self, op_type: Any, seq: int, time_started: datetime, time_finished: datetime, active_duration: timedelta
+    ) -> None:
+        self.op_type = op_type
+        self.seq = seq
+        self.time_started = time_started
+        self.time_finished = time_finished
+        self.active_duration = active_duration
+
+    def __repr__(self) -> str:
+        return f"<WorkInfo {self.op_type.name} {self.seq}: {self.active_duration.total_seconds():.6f} s>"
+
+
+class CompletionHookArgs(NamedTuple):
+    """The argument of a completion hook.
+
+    completion_key is the op_id that the pre and post hooks of the operation get. duration_ms is the time that the work has measured,
+    None if it measures none.
+    """
+
+    completion_key: int
+    duration_ms: float | None
+
+
+class Completions:
+    """The completion hooks of one process group.
+
+    A hook is called once for each operation that has completed successfully, on the thread that notices it. An operation that fails or
+    times out calls no hook. An operation whose work has no future calls none either. If a hook raises, the error goes to
+    sys.unraisablehook, and the other hooks are called.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, Callable[[CompletionHookArgs], object]] = {}
+        self._on_work_info: Callable[[WorkInfo], object] | None = None
+        self._under_way = 0
+        self._changed = threading.Condition()
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks) or self._on_work_info is not None
+
+    def register(self, id: int, fn: Callable[[CompletionHookArgs], object]) -> None:
+        if not callable(fn):
+            raise TypeError(f"register_completion_hook(): argument 'fn' must be callable, not {type(fn).__name__}")
+        self._hooks[id] = fn
+
+    def unregister(self, id: int) -> None:
+        self._hooks.pop(id, None)
+
+    def register_on_work_info(self, hook: Callable[[WorkInfo], object]) -> None:
+        if not callable(hook):
+            raise TypeError(f"_register_on_completion_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
+        if self._on_work_info is not None:
+            raise RuntimeError("_register_on_completion_hook(): the group has a hook already, and can have only one")
+        self._on_work_info = hook
+
+    def start(self, start: Callable[[], Any], op_id: int) -> Any:
+        """Start an operation by calling `start`, and have the hooks called when it has completed. Returns its work."""
+        at, tick = datetime.now(), time.monotonic()
+        work = start()
+        future = _future_of(work)
+        if future is not None:
+            with self._changed:
+                self._under_way += 1
+            future.add_done_callback(lambda future: self._ended(future, work, op_id, at, tick))
+        return work
+
+    def _ended(self, future: Any, work: Any, op_id: int, at: datetime, tick: float) -> None:
+        elapsed = timedelta(seconds=time.monotonic() - tick)
+        try:
+            if future.exception() is None:
+                for hook, argument in self._calls(work, op_id, at, elapsed):
+                    _core._call_and_report(hook, argument)
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def _calls(self, work: Any, op_id: int, at: datetime, elapsed: timedelta) -> list[tuple[Callable[[Any], object], Any]]:
+        """All hooks, each with its argument for an operation that has completed."""
+        duration_ms = _duration_of(work)
+        args = CompletionHookArgs(op_id, duration_ms)
+        calls: list[tuple[Callable[[Any], object], Any]] = [(fn, args) for fn in list(self._hooks.values())]
+        if self._on_work_info is not None:
+            active = elapsed if duration_ms is None else timedelta(milliseconds=duration_ms)
+            info = WorkInfo(OpType(work._get_op_type()), _number_of(work, op_id), at, at + elapsed, active)
+            calls.append((self._on_work_info, info))
+        return calls
+
+    def wait(self, timeout: timedelta) -> None:
+        """Wait until all operations that have started have ended, and their hooks have returned. A hook itself, which calls this on
+        the completion thread, does not wait."""
+        if callback_thread.is_completion_thread():
+            return
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._under_way, timeout.total_seconds()):
+                raise _core.DistTimeoutError(
+                    f"_wait_for_pending_works(): {self._under_way} operations have not ended in {timeout} (timeout)"
+                )
+
+
+def _future_of(work: Any) -> Any:
+    """The future of a work. None if it has none; a call that returns no work, such as monitored_barrier, has ended."""
+    try:
+        return None if work is None else work.get_future()
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _duration_of(work: Any) -> float | None:
+    """The milliseconds that the work itself has measured; None if it has not."""
+    try:
+        return float(work._get_duration())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _number_of(work: Any, op_id: int) -> int:
+    """The number of a work, of a backend that counts; else that of the process group."""
+    try:
+        return int(work._get_sequence_number())
+    except RuntimeError:
+        return op_id

@@ -1,0 +1,205 @@
+"""The CPU backend under c10d's name: c10d's low-level calls over a World."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._backends.backend_base import BackendOptions
+from dldist._backends.world_backend import OverWorld, close
+from dldist._base.options import ReconfigureOptions, timeout_of
+from dldist.world import World
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist._backends.process_group import ProcessGroup
+
+
+class GlooDevice:
+    """ProcessGroupGloo.Device, which create_device returns: an address of this host. Groups do not use it."""
+
+    def __init__(self, hostname: str = "", interface: str = "") -> None:
+        self.hostname = hostname
+        self.interface = interface
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroupGloo.Device hostname={self.hostname!r} interface={self.interface!r}>"
+
+
+def _as_devices(where: str, devices: Any) -> list[GlooDevice]:
+    devices = list(devices)
+    wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
+    if wrong is not None:
+        raise TypeError(f"{where} must be a list of ProcessGroupGloo.Device, but has a {type(wrong).__name__}")
+    return devices
+
+
+class GlooOptions(BackendOptions):
+    """ProcessGroupGloo._Options. Devices and threads are accepted but have no effect: environment variables choose the
+    interfaces, and the thread that waits does the work. So the list of devices may be empty."""
+
+    _checks = {**BackendOptions._checks, "_devices": _as_devices}
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__("gloo", timeout)
+        self._devices: list[GlooDevice] = []
+        self._threads = 2
+
+
+class ProcessGroupGloo(OverWorld):
+    """c10d's CPU backend. `group` is the World behind it.
+
+    With enable_reconfigure it has no World at first. Each call of reconfigure() names the members and makes a new World.
+    """
+
+    _name = "gloo"
+    Options = GlooOptions
+    _Options = GlooOptions
+    Device = GlooDevice
+
+    supports_reconfigure = True
+
+    # These are only for backends that can be reconfigured.
+    _store: _core.Store | None = None
+    _handle = ""
+    _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
+
+    @classmethod
+    def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
+        """The backend for a group whose members reconfigure() will name."""
+        if store is None:
+            raise RuntimeError("enable_reconfigure=True needs a store")
+        self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
+        self.options.group_name = pg.group_name
+        self._when_reconfigured = pg._reconfigured
+        return self
+
+    def _require_group(self) -> Any:
+        if self.group is None:
+            raise RuntimeError(
+                "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing collectives when "
+                "enable_reconfigure=True."
+            )
+        return self.group
+
+    def _open(self, store: _core.Store, opts: Any) -> World | None:
+        if not opts.enable_reconfigure:
+            return super()._open(store, opts)
+        self._allow_reconfigure(store)
+        return None
+
+    def _allow_reconfigure(self, store: _core.Store) -> None:
+        """From the first call on, the backend has a handle, and reconfigure() meets in this store."""
+        if self._store is None:
+            from uuid import uuid4
+
+            self._store = store
+            self._handle = uuid4().hex
+
+    # ---- several tensors in a call, and sparse ones
+
+    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+        from dldist._backends import gloo_collectives
+
+        return gloo_collectives.run(self, method, arguments, refusal)
+
+    def _run_allreduce_sparse(self, tensors: Any, opts: Any) -> Any:
+        from dldist._backends import gloo_collectives
+
+        refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: the tensor is not sparse")
+        return gloo_collectives.run(self, "allreduce_sparse", (tensors, opts), refusal)
+
+    # ---- devices, which groups do not use
+
+    @staticmethod
+    def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
+        """An object for the options, for an interface or an address of this host. DLDIST_SOCKET_IFNAME says which are used."""
+        if interface:
+            _check_interface(interface)
+        elif hostname:
+            _check_local(hostname)
+        else:
+            raise ValueError("Specify either `hostname` or `interface` argument.")
+        return GlooDevice(hostname, interface)
+
+    @staticmethod
+    def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
+        """An object for the options."""
+        return GlooDevice()
+
+    # ---- the group
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing to do: each work keeps what it needs."""
+
+    def _enable_collectives_timing(self) -> None:
+        """Nothing to do: works always measure their time."""
+
+    # ---- other members
+
+    def get_reconfigure_handle(self) -> str:
+        """The handle that names this process in reconfigure()."""
+        if self._store is None:
+            raise self._unsupported("get_reconfigure_handle without enable_reconfigure=True")
+        return self._handle
+
+    def reconfigure(self, opts: ReconfigureOptions) -> Any:
+        """Become a group of the processes whose handles are given. The previous group ends.
+
+        All of these processes call it with the same uuid, which may be used only once. A list of handles is in the order of the
+        ranks; a set is sorted.
+        """
+        if self._store is None:
+            raise self._unsupported("reconfigure without enable_reconfigure=True")
+        handles = _check_handles(opts.handles, self._handle)
+        before, self.group = self.group, None
+        if before is not None:
+            close(before, 0)  # at once; this does no harm to members that are still in an operation that has ended here
+        rank, size = handles.index(self._handle), len(handles)
+        store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
+        name = self.options.group_name or "gloo"
+        try:
+            self.group = World(
+                store, rank, size, timeout=self.options._timeout, connect_timeout=timeout_of(opts), name=name
+            )
+            self._rank, self._size = rank, size
+        finally:
+            if self._when_reconfigured is not None:
+                self._when_reconfigured(self)
+        from dldist._backends.works import done_work
+
+        return done_work([])
+
+
+def _check_interface(name: str) -> None:
+    import socket
+
+    names = [each for _, each in socket.if_nameindex()]
+    if name not in names:
+        raise RuntimeError(f"Unable to find address for: {name}: the interfaces of this host are {', '.join(names)}")
+
+
+def _check_local(hostname: str) -> None:
+    """Refuse what is not an address of this host: nothing can listen there."""
+    import socket
+
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(hostname, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return
+    except OSError as error:
+        raise RuntimeError(f"Cannot resolve {hostname} to a (local) address: {error}") from error
+
+
+def _check_handles(handles: Any, own: str) -> list[str]:
+    if not isinstance(handles, (list, tuple, set, frozenset)) or not all(isinstance(handle, str) for handle in handles):
+        raise TypeError("reconfigure(): handles must be a list or a set of handles from get_reconfigure_handle()")
+    ordered = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
+    if len(set(ordered)) != len(ordered):
+        raise ValueError("reconfigure(): handles must all be different")
+    if own not in ordered:
+        raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} given ones")
+    return ordered

@@ -1,0 +1,238 @@
+"""The operations of a group with any backends, as methods like those of dldist.Group."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._backends.low_level import CALL_OF
+from dldist._base.operations import OPERATIONS, Operation, first_of
+from dldist._base.options import to_timedelta
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class BackendCalls:
+    """Runs operations through the low-level calls of a backend, or of a process group that overrides them.
+
+    It has a method for each operation, with the same parameters as dldist.Group's.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._recorder: Any = None
+
+    @property
+    def rank(self) -> int:
+        return self._target.rank()  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        return self._target.size()  # type: ignore[no-any-return]
+
+    @property
+    def name(self) -> str:
+        return getattr(self._target, "group_name", None) or self._target.name()
+
+    @property
+    def _backend_name(self) -> str:
+        backends: list[Any] = getattr(self._target, "_distinct_backends", list)()
+        return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
+
+    # ---- collectives
+
+    def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
+        has_splits = any(value is not None for value in values[3:])  # such a call runs by itself, as in C
+        if self._recorder is not None and operation.as_one and not has_splits:
+            return self._recorder.record(operation.name, *[*values, None][:3], is_async)
+        return self._run(operation, values, timeout, is_async)
+
+    def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
+        call = CALL_OF.get(operation.name)
+        if call is None:
+            raise RuntimeError(f"Backend {self._backend_name} does not support {operation.name}")
+        opts = _prepared(call.options(), timeout, is_async)
+        return _end(getattr(self._target, call.name)(*call.lowered(values, opts)), is_async)
+
+    def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        """Wait until all ranks have called this; on a device if device_ids names one."""
+        opts = _prepared(CALL_OF["barrier"].options(), timeout, async_op)
+        if device_ids is not None:
+            opts.device_ids = device_ids
+        return _end(self._target.barrier(opts), async_op)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the missing ranks."""
+        self._target.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
+
+    # ---- several calls as one
+
+    def _set_recorder(self, recorder: Any) -> Any:
+        """As dldist.Group's: calls that can be coalesced go to the recorder instead of running. Returns the former recorder."""
+        before, self._recorder = self._recorder, recorder
+        return before
+
+    def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
+        """A `with` block whose calls become one operation."""
+        from dldist._api.recorded_calls import Coalescing
+
+        return Coalescing(self, timeout, async_op)
+
+    # ---- messages
+
+    def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
+        """Start sending to a rank; returns a Work."""
+        self._refuse_timeout("isend", timeout)
+        return self._target.send([tensor], dst, tag)
+
+    def irecv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> Any:
+        """Start receiving from a rank, or from any; returns a Work."""
+        self._refuse_timeout("irecv", timeout)
+        return self._target.recv_anysource([tensor], tag) if src is None else self._target.recv([tensor], src, tag)
+
+    def _refuse_timeout(self, name: str, timeout: Any) -> None:
+        if timeout is not None:
+            raise _core.DistArgumentError(
+                f"{name}(): argument 'timeout': the low-level calls of backend {self._backend_name} take none for messages: pass "
+                "it to wait()"
+            )
+
+    def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
+        """Send to a rank."""
+        _end(self.isend(tensor, dst, tag), False, timeout)
+
+    def recv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> int:
+        """Receive from a rank, or from any; returns the sender's rank."""
+        work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
+        _end(work, False, timeout)
+        return work._source_rank() if src is None else src
+
+    def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
+        """Start the P2POps of a list; returns their Works."""
+        from dldist._api.recorded_calls import batch_isend_irecv
+
+        return batch_isend_irecv(self, p2p_op_list)
+
+    def _backend_for(self, tensor: Any) -> Any:
+        """The backend that runs a call with this tensor. Without a tensor, it is the CPU's backend if there is one."""
+        return self._target
+
+    def _coalescing_backend_of(self, tensor: Any) -> Any:
+        """The backend for the tensor's device, if it can run several messages as one operation; else None."""
+        backend = self._backend_for(tensor)
+        return backend if getattr(backend, "supports_coalescing", False) else None
+
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        return backend._end_coalescing()
+
+    def _host_view(self) -> Any:
+        """An object that can move host memory: this one, or a view of the group behind the only backend if that serves another
+        device."""
+        find = getattr(self._target, "_distinct_backends", None)
+        backends = [self._target] if find is None else find()
+        if len(backends) != 1:
+            return self
+        group = getattr(getattr(backends[0], "wrapped_pg", backends[0]), "group", None)
+        view = getattr(group, "_host_view", None)
+        return self if view is None else view()
+
+
+class Dispatcher(BackendCalls):
+    """Chooses the backend for each call on a ProcessGroup, and calls its hooks."""
+
+    def _run(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
+        inputs, outputs = operation.tensors(values)
+        run = getattr(self._backend_for(first_of(outputs if inputs is None else inputs))._operations, operation.name)
+        root = values[operation.parameters.index("root")] if "root" in operation.parameters else -1
+        return self._with_hooks(
+            operation.name, is_async, inputs, outputs, root, lambda is_async: run(*values, timeout=timeout, async_op=is_async)
+        )
+
+    def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        backend = self._target._backend_of_device("cuda") if device_ids else None
+        calls = (self._backend_for(None) if backend is None else backend)._operations
+        has_devices = isinstance(calls, _core.NcclGroup) or not isinstance(calls, _core.Group)
+        devices = {"device_ids": device_ids} if has_devices and device_ids is not None else {}
+        return self._with_hooks(
+            "barrier", async_op, None, None, -1, lambda is_async: calls.barrier(timeout=timeout, async_op=is_async, **devices)
+        )
+
+    def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
+        start = self._calls_for_message(tensor).isend
+        return self._with_hooks("send", True, tensor, None, dst, lambda _: start(tensor, dst, tag, timeout=timeout))
+
+    def irecv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> Any:
+        start = self._calls_for_message(tensor).irecv
+        options = {"timeout": timeout, "match_dtype": match_dtype}
+        return self._with_hooks("recv", True, None, tensor, -1 if src is None else src, lambda _: start(tensor, src, tag, **options))
+
+    def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
+        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
+        _end(self.isend(tensor, dst, tag, timeout=of_call), False, of_wait)
+
+    def recv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> int:
+        of_call, of_wait = self._timeouts_of_message(tensor, timeout)
+        work = self.irecv(tensor, src, tag, timeout=of_call, match_dtype=match_dtype)
+        _end(work, False, of_wait)
+        return work._source_rank() if src is None else src
+
+    def _timeouts_of_message(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
+        """Of the call, and of the wait for it. Where a call takes none, a message that is late is under way after the wait."""
+        return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
+
+    def _backend_for(self, tensor: Any) -> Any:
+        return self._target._backend_serving(tensor)
+
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        return self._target._end_coalescing_of(backend)
+
+    def _calls_for_message(self, tensor: Any) -> Any:
+        backend = self._backend_for(tensor)
+        return getattr(backend, "wrapped_pg", backend)._operations  # messages are not compared
+
+    def _with_hooks(
+        self, kind: str, is_async: bool, inputs: Any, outputs: Any, peer: int, run: Callable[[bool], Any]
+    ) -> Any:
+        hooks = self._target._hooks
+        if not hooks:
+            return run(is_async)
+        return _end(hooks.around(kind, is_async, inputs, outputs, peer, lambda: run(True)), is_async)
+
+
+def _prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
+    opts.asyncOp = is_async
+    if timeout is not None:
+        opts.timeout = to_timedelta(timeout)
+    return opts
+
+
+def _end(work: Any, is_async: bool, timeout: Any = None) -> Any:
+    """The result of a call: the work if it is asynchronous; else None, after waiting for it."""
+    if is_async:
+        return work
+    if work is not None:
+        work.wait(*([] if timeout is None else [to_timedelta(timeout)]))
+    return None
+
+
+def _method(operation: Operation) -> Any:
+    def method(self: BackendCalls, *args: Any, timeout: Any = None, async_op: bool = False, **named: Any) -> Any:
+        return self._call(operation, operation.bind(args, named), timeout, async_op)
+
+    method.__name__, method.__qualname__ = operation.name, f"BackendCalls.{operation.name}"
+    method.__doc__ = f"As dldist.Group.{operation.name}."
+    return method
+
+
+for _operation in OPERATIONS.values():
+    if not hasattr(BackendCalls, _operation.name):
+        setattr(BackendCalls, _operation.name, _method(_operation))

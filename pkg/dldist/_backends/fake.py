@@ -1,0 +1,350 @@
+"""The backend "fake": one process acts as a rank of a group of any size. Nothing is sent, and every call ends at once."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from functools import cache
+from math import prod
+from typing import Any, NoReturn
+
+from dldist import _core
+from dldist._backends.backend_base import Backend, BackendOptions
+from dldist._backends.low_level import CALLS, Call, Side
+from dldist._backends.works import FakeWork
+from dldist._base.operations import flat
+from dldist._base.rank_lists import read_ranks
+
+_CPU = 1  # DLPack's number for the CPU
+
+
+# --- copies ---
+
+
+@cache
+def _alone() -> _core.Group:
+    """A group of one rank. It can make arrays of any dtype."""
+    return _core.Group(None, 0, 1)
+
+
+class _Elements:
+    """The elements of a CPU array, in row-major order, as one piece of memory.
+
+    This is the array's own memory, or a packed copy that write_back() copies into the array.
+    """
+
+    def __init__(self, tensor: Any, writable: bool = False) -> None:
+        found = _core._describe_tensor(tensor, writable)
+        self.tensor = tensor
+        self.dtype, self.size, self.address = found["dtype"], found["itemsize"], found["data"]
+        self.packed = None
+        if not found["is_contiguous"]:
+            self.packed = _alone().empty((found["count"],), self.dtype)
+            _core._copy_tensor(self.packed, tensor)
+            self.address = _core._describe_tensor(self.packed, True)["data"]
+
+    def write_back(self) -> None:
+        if self.packed is not None:
+            _core._copy_tensor(self.tensor, self.packed)
+
+
+def _is_on_cpu(tensor: Any) -> bool:
+    """Whether an array's memory can be read here. Some arrays have no memory at all, such as those on torch's meta device."""
+    try:
+        return _core._describe_tensor(tensor, False)["device_type"] == _CPU
+    except (ValueError, BufferError):
+        return False
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return _core._describe_tensor(tensor, False)["shape"] if _is_on_cpu(tensor) else tuple(tensor.shape)
+
+
+_Part = tuple[Any, int, int]
+"""A tensor and some of its elements, in row-major order: the index of the first, and how many."""
+
+
+def _all_of(tensor: Any) -> _Part:
+    return tensor, 0, prod(_shape(tensor))
+
+
+def _put(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
+    """Copy `count` elements of src, from index `start`, to the `room` elements of dst from index `at`."""
+    if room != count:
+        raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
+    have = prod(_shape(src)) - start
+    if count > have:
+        raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {have}")
+    if not _is_on_cpu(dst) or not _is_on_cpu(src):
+        # Only the tensor's own library can copy this memory.
+        dst.reshape(-1)[at : at + count] = src.reshape(-1)[start : start + count]
+        return
+    source, target = _Elements(src), _Elements(dst, writable=True)
+    if source.dtype != target.dtype:
+        raise RuntimeError(
+            f"FakeProcessGroup::{call}: the output has dtype {target.dtype}, but the input has {source.dtype}"
+        )
+    size = source.size
+    ctypes.memmove(target.address + at * size, source.address + start * size, count * size)
+    target.write_back()
+
+
+def _fill(call: str, dst: Any, at: int, room: int, src: Any, start: int, count: int) -> None:
+    """Fill the `room` elements of dst from index `at` with copies of `count` elements of src, the last one cut. Without elements to
+    copy, fill them with zeros."""
+    if count == 0 and room > 0:
+        src, start, count = _zeros_like(dst, room), 0, room
+    for written in range(0, room, count or 1):
+        part = min(count, room - written)
+        _put(call, dst, at + written, part, src, start, part)
+
+
+def _zeros_like(tensor: Any, count: int) -> Any:
+    """`count` zeros of the dtype of a tensor, in memory from which _put can copy to it."""
+    if not _is_on_cpu(tensor):
+        return tensor.new_zeros(count)
+    zeros = _alone().empty((count,), _core._describe_tensor(tensor, False)["dtype"])
+    ctypes.memset(_core._describe_tensor(zeros, True)["data"], 0, zeros.nbytes)
+    return zeros
+
+
+def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
+    """Replace a tensor by the reduction of `size` tensors that are equal to it."""
+    if not _has_memory(tensor):
+        return
+    own = _Elements(tensor, writable=True)
+    power = own.packed if own.packed is not None else tensor
+    _alone().all_reduce(power, op)  # refuses a dtype that has no such reduction, and multiplies for PREMUL_SUM
+    if op.name != "AVG":
+        result = None
+        for bit in range(size.bit_length()):  # as in exponentiation by squaring
+            if bit:
+                _core._reduce_tensor(power, _copy_of(power), int(op.op))
+            if size >> bit & 1:
+                if result is None:
+                    result = _copy_of(power)
+                else:
+                    _core._reduce_tensor(result, power, int(op.op))
+        _core._copy_tensor(power, result)
+    own.write_back()
+
+
+def _copy_of(tensor: Any) -> Any:
+    found = _core._describe_tensor(tensor, False)
+    made = _alone().empty(found["shape"], found["dtype"])
+    _core._copy_tensor(made, tensor)
+    return made
+
+
+def _has_memory(tensor: Any) -> bool:
+    """False on a device without memory, such as torch's meta device. Raises RuntimeError if only a device can reduce the tensor."""
+    try:
+        device = _core._describe_tensor(tensor, False)["device_type"]
+    except (ValueError, BufferError):
+        return False
+    if device != _CPU:
+        raise RuntimeError("FakeProcessGroup: simulate_uniform_ranks reduces only tensors in CPU memory")
+    return True
+
+
+def check_splits(splits: list[int], tensor: Any, size: int) -> None:
+    """Check the split sizes of an all-to-all as c10d does. An empty list stands for equal parts."""
+    shape = _shape(tensor)
+    length = shape[0] if shape else 1
+    if not splits:
+        if length % size != 0:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        return
+    if len(splits) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if any(split < 0 for split in splits):
+        raise RuntimeError("Split sizes must be non-negative")
+    if sum(splits) != length:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+
+
+# --- the backend ---
+
+
+class FakeOptions(BackendOptions):
+    """FakeProcessGroup.Options.
+
+    error_on_collective makes every collective raise RuntimeError. With simulate_uniform_ranks, results are as in a group whose ranks
+    all have this rank's inputs: reductions reduce, every part of an all-to-all is the one that this rank sends to itself, and the
+    future of a work has the outputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("fake")
+        self.fake_option = 0
+        self.error_on_collective = False
+        self.simulate_uniform_ranks = False
+
+
+_MESSAGES = {"send", "recv", "recv_anysource"}
+_NOT_COLLECTIVE = _MESSAGES | {"monitored_barrier"}
+
+
+class FakeProcessGroup(Backend):
+    """A backend without peers. It fills outputs from this rank's own inputs, and its works are FakeWork.
+
+    _create_internal() makes it, or init_process_group(backend="fake").
+    """
+
+    Options: type[Any] = FakeOptions
+    _options: Any
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("FakeProcessGroup: No constructor defined! Use init_process_group(backend='fake').")
+
+    @classmethod
+    def _create_internal(cls, rank: int, world_size: int, options: FakeOptions | None = None) -> FakeProcessGroup:
+        self = cls.__new__(cls)
+        Backend.__init__(self, rank, world_size)
+        self._options = options if options is not None else FakeOptions()
+        return self
+
+    def getBackendName(self) -> str:
+        return "fake"
+
+    supports_splitting = True
+
+    def split(self, store: Any, ranks: list[int], opts: Any = None) -> FakeProcessGroup | None:
+        """The backend for some of the ranks, with options like this one's unless FakeOptions are given."""
+        ranks = read_ranks(ranks, self._size)
+        if self._rank not in ranks:
+            return None
+        made = opts if isinstance(opts, FakeOptions) else copy.copy(self._options)
+        if opts is not None:
+            made._for(opts._timeout, ranks, opts.group_name)
+        return self._create_internal(ranks.index(self._rank), len(ranks), made)
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        if self._options.error_on_collective and method not in _NOT_COLLECTIVE:
+            raise RuntimeError("FakeProcessGroup collective operation error (error_on_collective=true)")
+        call = CALLS.get(method)
+        if call is None and method not in _MESSAGES:
+            raise self._unsupported(method)
+        if call is None or not call.sides:
+            return FakeWork()
+        values = call.raised(self, arguments, getattr(arguments[-1], "reduceOp", None))
+        if len(call.sides) == 2:
+            self._move(call, values, arguments)
+        return FakeWork(self._reduced(call, values) if self._options.simulate_uniform_ranks else ())
+
+    def _reduced(self, call: Call, values: list[Any]) -> list[Any]:
+        """The outputs, reduced as if every rank had the inputs of this one."""
+        parameters = call.operation.parameters
+        outputs = flat(values[call.sides[0].parameter])
+        if "root" in parameters and call.name != "broadcast" and values[parameters.index("root")] != self._rank:
+            return []
+        if "op" in parameters:
+            for tensor in outputs:
+                _reduce_equal(tensor, values[parameters.index("op")], self._size)
+        return outputs
+
+    def _move(self, call: Call, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        """Fill the outputs from this rank's inputs."""
+        output, input = call.sides
+        outputs, inputs = values[output.parameter], values[input.parameter]
+        if outputs is None or inputs is None:
+            return  # only the root has these
+        if call.splits:
+            self._exchange(call.name, outputs, inputs, *arguments[2:4])
+            return
+        written, read = self._parts(call.name, output, outputs, inputs), self._parts(call.name, input, inputs, outputs)
+        is_uniform_exchange = self._options.simulate_uniform_ranks and call.operation.collective == "all_to_all"
+        if is_uniform_exchange or len(written) == 1 < len(read):
+            read = read[self._rank : self._rank + 1]
+        put = _fill if is_uniform_exchange else _put
+        for rank, parts in enumerate(written):
+            for part, source in zip(parts, read[rank if len(read) > 1 else 0], strict=True):
+                put(call.name, *part, *source)
+
+    def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
+        """The parts of each tensor of a side: one list for each rank, or a single list for all ranks."""
+        if side.kind in ("one", "many"):
+            return [[_all_of(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
+        if side.kind in ("ranks", "lists"):
+            if len(tensors) != self._size:
+                raise RuntimeError(
+                    f"FakeProcessGroup::{call}: Incorrect {side.what} list size {len(tensors)}. {side.what.capitalize()} list "
+                    f"size should be {self._size}, same as size of the process group."
+                )
+            return [[_all_of(tensor) for tensor in (each if side.kind == "lists" else [each])] for each in tensors]
+        pairs = zip(tensors, others, strict=True) if side.kind == "wholes" else [(tensors, others)]
+        cut = [(whole, self._share(side.what, whole, part)) for whole, part in pairs]
+        return [[(whole, rank * count, count) for whole, count in cut] for rank in range(self._size)]
+
+    def _share(self, what: str, whole: Any, part: Any) -> int:
+        """How many elements of a whole tensor belong to one rank."""
+        count = prod(_shape(part))
+        if prod(_shape(whole)) != count * self._size:
+            raise RuntimeError(
+                "output tensor size must be equal to world_size times input tensor size"
+                if what == "output"
+                else "input tensor must be the same size as output size times world size"
+            )
+        return count
+
+    def _exchange(self, call: str, output: Any, input: Any, output_splits: list[int], input_splits: list[int]) -> None:
+        check_splits(output_splits, output, self._size)
+        check_splits(input_splits, input, self._size)
+        if self._options.simulate_uniform_ranks:
+            own = self._shares(input, input_splits)[self._rank]
+            for part in self._shares(output, output_splits):
+                _fill(call, *part, *own)
+            return
+        if not output_splits:
+            _put(call, *_all_of(output), *_all_of(input))
+            return
+        row = prod(_shape(output)[1:])
+        at = 0
+        for split in output_splits:
+            # As in c10d, every part is copied from the start of the input.
+            _put(call, output, at, split * row, input, 0, split * row)
+            at += split * row
+
+    def _shares(self, tensor: Any, splits: list[int]) -> list[_Part]:
+        """The part of each rank in a tensor of an all-to-all."""
+        _, _, count = _all_of(tensor)
+        row = prod(_shape(tensor)[1:])
+        counts = [split * row for split in splits] or [count // self._size] * self._size
+        return [(tensor, sum(counts[:rank]), counts[rank]) for rank in range(self._size)]
+
+    def _start_coalescing(self) -> None:
+        """Nothing to do: calls end at once."""
+
+    def _end_coalescing(self) -> FakeWork:
+        return FakeWork()
+
+
+# --- the store ---
+
+
+class FakeStore(_core.Store):
+    """A store that keeps no values, but claims to have every key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def add(self, key: Any, amount: Any) -> int:
+        return amount
+
+    def clone(self) -> FakeStore:
+        return FakeStore()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise NotImplementedError("FakeStore does not keep values")
+
+    compare_set = append = list_keys = _refuse  # type: ignore[assignment]
+
+
+def _answering(answer: Any) -> Any:
+    return lambda self, *args, **named: answer
+
+
+_ANSWERS = {"set": None, "get": b"", "wait": None, "check": True, "delete_key": True, "num_keys": 0}
+
+for _name, _answer in _ANSWERS.items():
+    setattr(FakeStore, _name, _answering(_answer))

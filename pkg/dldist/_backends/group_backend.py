@@ -1,0 +1,161 @@
+"""Backends over a group of the extension: c10d's low-level calls become calls of that group, and so does all else."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._backends.backend_base import Backend, BackendOptions
+from dldist._backends.low_level import CALLS, NotOneTensor
+from dldist._base.options import ErrorType, as_timedelta, timeout_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any, Self
+
+
+class OverGroup(Backend):
+    """A backend whose `group` has the methods of dldist.Group."""
+
+    supports_splitting = True
+
+    group: Any
+    _stores: Any = _core.Store
+    """The types of `store` in the constructor."""
+
+    def __init__(
+        self,
+        store: _core.Store | None,
+        rank: int,
+        size: int,
+        options: BackendOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+        enable_reconfigure: bool = False,
+    ) -> None:
+        if not isinstance(store, self._stores):
+            raise TypeError(f"{type(self).__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
+        super().__init__(rank, size)
+        opts = self._options_of(options, timeout)
+        opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure
+        if opts.enable_reconfigure and not self.supports_reconfigure:
+            raise self._unsupported("reconfigure")
+        self._set_up(self._open(store, opts), opts)
+
+    def _open(self, store: Any, opts: Any) -> Any:
+        """The group of the ranks that meet in the store."""
+        raise NotImplementedError
+
+    def _set_up(self, group: Any, options: BackendOptions) -> None:
+        self.group = group
+        self._options = options
+
+    @classmethod
+    def _of(cls, group: Any, options: BackendOptions) -> Self:
+        """A backend over an existing group."""
+        self = cls.__new__(cls)
+        Backend.__init__(self, group.rank, group.size)
+        self._set_up(group, options)
+        return self
+
+    @classmethod
+    def _options_of(cls, options: Any, timeout: Any) -> Any:
+        """The options that a constructor is given: options, or just a time-out, or nothing."""
+        if isinstance(options, cls.Options):
+            return options
+        made = cls.Options()
+        given = timeout if options is None else options
+        if given is not None:
+            made._timeout = as_timedelta(f"{cls.__name__}(): argument 'timeout'", given)
+        return made
+
+    def _require_group(self) -> Any:
+        """The group; raises if there is none yet."""
+        return self.group
+
+    @property
+    def _operations(self) -> Any:
+        """The group: it runs its operations itself."""
+        return self._require_group()
+
+    def _op(self, opts: Any) -> Any:
+        """The reduction that options ask for, in the form that the group takes."""
+        return getattr(opts, "reduceOp", None)
+
+    def _call_options(self, opts: Any) -> dict[str, Any]:
+        """The group's keyword arguments for a call: its time-out, and whether it is asynchronous."""
+        return {"timeout": timeout_of(opts), "async_op": True}
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        self._require_group()
+        call = CALLS.get(method)
+        if call is None or hasattr(self, f"_run_{method}"):
+            return super()._perform(method, *arguments)
+        opts = arguments[-1]
+        run = getattr(self.group, call.operation.name, None)
+        if run is None:
+            raise self._unsupported(method)
+        try:
+            return run(*call.raised(self, arguments, self._op(opts)), **self._call_options(opts))
+        except (NotOneTensor, _core.DistArgumentError, TypeError) as refusal:
+            return self._run_otherwise(method, arguments, refusal)
+
+    def _run_otherwise(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+        """For a backend that takes more than its group does."""
+        raise refusal
+
+    def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
+        self.group.monitored_barrier(timeout, wait_all_ranks)
+
+    def _run_send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.group.isend(self._message("send", tensors), dst, tag)
+
+    def _run_recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.group.irecv(self._message("recv", tensors), src, tag)
+
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.group.irecv(self._message("recv_anysource", tensors), None, tag)
+
+    def _message(self, method: str, tensors: Any) -> Any:
+        if len(tensors) != 1:
+            raise RuntimeError(f"{type(self).__name__}::{method} takes a single tensor, not {len(tensors)}")
+        return tensors[0]
+
+    # ---- the group's life
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        if self.group is not None:
+            self.group.timeout = timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: all ranks count from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0 if self.group is None else self.group.sequence
+
+    def get_error(self) -> Any:
+        error = None if self.group is None else self.group.error
+        if error is None:
+            return ErrorType.SUCCESS
+        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
+
+    def revoke(self) -> None:
+        if self.group is not None:
+            self.group.revoke()
+
+    def suspend(self) -> None:
+        if self.group is not None:
+            self.group.suspend()
+
+    def resume(self) -> None:
+        if self.group is not None:
+            self.group.resume()
+
+    def memory_stats(self) -> dict[str, int]:
+        stats: dict[str, int] = {} if self.group is None else self.group.memory_stats()
+        return stats
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        if self.group is not None:
+            self.group.abort(reason)
+        super().abort()

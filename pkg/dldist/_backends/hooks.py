@@ -1,0 +1,304 @@
+"""Hooks of a process group, called before and after each of its operations. Imported when the first hook is registered."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dldist import _core
+from dldist._backends.low_level import CALLS
+from dldist._base.operations import OPERATIONS, Operation, flat
+from dldist._base.options import HookOpName, OpType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dldist._backends.completion_hooks import Completions
+
+# Calls that are not operations, under the names of those that they are forms of.
+_NAMES = {"all_reduce_sparse": "ALLREDUCE", "monitored_barrier": "BARRIER", "recv_anysource": "RECV"}
+
+
+def _name_of(operation: Operation) -> Any:
+    """The name that a hook gets for a collective: its OpType's."""
+    return HookOpName.__members__[OpType(operation.op_type).name.lstrip("_")]
+
+
+def _name_of_call(kind: str) -> Any:
+    """The name that a hook gets for a collective, a message or another low-level call."""
+    if kind in OPERATIONS:
+        return _name_of(OPERATIONS[kind])
+    return HookOpName.__members__.get(_NAMES.get(kind, kind.upper()), HookOpName.UNKNOWN)
+
+
+class PreHookArgs(NamedTuple):
+    """The argument of a pre hook: the operation, and op_id, its number on this process group, from 0."""
+
+    name: HookOpName
+    async_op: bool
+    input_tensors: list[Any]
+    output_tensors: list[Any]
+    root: int
+    op_id: int
+
+
+class PostHookArgs(NamedTuple):
+    """The argument of a post hook: the started operation, with the same op_id as its pre hook got, and its work."""
+
+    name: HookOpName
+    async_op: bool
+    work: Any
+    op_id: int
+
+
+class Hooks:
+    """The hooks of one process group.
+
+    Registering an id again replaces its hook; unregistering an unknown id does nothing. Hooks run in the order of their
+    registration, on the caller's thread. If a hook raises, the caller gets the error. If a pre hook raises, the operation does
+    not start.
+    """
+
+    def __init__(self) -> None:
+        self._pre: dict[int, Callable[[PreHookArgs], object]] = {}
+        self._post: dict[int, Callable[[PostHookArgs], object]] = {}
+        self._op_id = 0
+        self.completion: Completions | None = None
+        """The hooks that are called when an operation has completed. None before the first one is registered."""
+
+    def __bool__(self) -> bool:
+        return bool(self._pre or self._post or self.completion)
+
+    def register_pre(self, id: int, fn: Callable[[PreHookArgs], object]) -> None:
+        self._pre[id] = _callable("register_pre_hook", fn)
+
+    def register_post(self, id: int, fn: Callable[[PostHookArgs], object]) -> None:
+        self._post[id] = _callable("register_post_hook", fn)
+
+    def ensure_completion(self) -> Completions:
+        if self.completion is None:
+            from dldist._backends.completion_hooks import Completions
+
+            self.completion = Completions()
+        return self.completion
+
+    def unregister_pre(self, id: int) -> None:
+        self._pre.pop(id, None)
+
+    def unregister_post(self, id: int) -> None:
+        self._post.pop(id, None)
+
+    def run(self, method: str, arguments: tuple[Any, ...], start: Callable[[], Any]) -> Any:
+        """Run the pre hooks, start the low-level call `method` by calling `start`, and run the post hooks. Returns its work."""
+        call = CALLS.get(method)
+        if call is not None:
+            opts = arguments[-1]
+            root = getattr(opts, "rootRank", -1)
+            return self.around(call.operation.name, bool(opts.asyncOp), *call.tensors(arguments), root, start)
+        sent = arguments[0] if method == "send" else None
+        received = arguments[0] if method in ("recv", "recv_anysource") else None
+        peer = int(arguments[1]) if method in ("send", "recv") else -1
+        return self.around(method, True, sent, received, peer, start)
+
+    def around(
+        self, kind: str, is_async: bool, inputs: Any, outputs: Any, root: int, start: Callable[[], Any]
+    ) -> Any:
+        """Run the pre hooks, start a collective or a message by calling `start`, and run the post hooks. Returns its work.
+
+        Inputs and outputs are tensors or lists of them. A tensor that is read and written in place counts as an input.
+        """
+        name, op_id = _name_of_call(kind), self._next_op_id()
+        if self._pre:
+            told = PreHookArgs(name, is_async, flat(inputs), flat(outputs), -1 if root is None else root, op_id)
+            for pre in list(self._pre.values()):
+                pre(told)
+        work = self._start(start, op_id)
+        for post in list(self._post.values()):
+            post(PostHookArgs(name, is_async, work, op_id))
+        return work
+
+
+    def start_coalesced(self, start: Callable[[], Any]) -> Any:
+        """Start the operation that stands for several coalesced calls by calling `start`. Returns its work.
+
+        Only completion hooks see it: pre and post hooks have seen the calls.
+        """
+        return self._start(start, self._next_op_id())
+
+    def _start(self, start: Callable[[], Any], op_id: int) -> Any:
+        return self.completion.start(start, op_id) if self.completion else start()
+
+    def _next_op_id(self) -> int:
+        op_id, self._op_id = self._op_id, self._op_id + 1
+        return op_id
+
+
+def _callable(method: str, fn: Any) -> Any:
+    if not callable(fn):
+        raise TypeError(f"{method}(): argument 'fn' must be callable, not {type(fn).__name__}")
+    return fn
+
+
+_next_id = itertools.count(1 << 62)  # for hooks of our own; callers choose small numbers
+
+
+class NanCheckHook:
+    """Refuses to send NaN: it searches every floating-point input before the operation starts.
+
+    TORCH_DIST_NAN_CHECK=1 attaches one to every new group.
+    """
+
+    def __init__(self, pg: Any, id: int) -> None:
+        self._pg = weakref.ref(pg)  # the group itself holds the hook
+        self._id = id
+
+    @classmethod
+    def attach(cls, pg: Any) -> NanCheckHook:
+        """Check all later operations of the process group, until remove()."""
+        hook = cls(pg, next(_next_id))
+        pg.register_pre_hook(hook._id, hook._look)
+        return hook
+
+    def remove(self) -> None:
+        pg = self._pg()
+        if pg is not None:
+            pg.unregister_pre_hook(self._id)
+
+    def _look(self, told: PreHookArgs) -> None:
+        pg = self._pg()
+        is_written = told.name is HookOpName.BROADCAST and pg is not None and pg.rank() != told.root
+        for index, tensor in enumerate(() if is_written else told.input_tensors):
+            if has_nan(tensor):
+                raise RuntimeError(f"NaN found in input tensor {index} of {told.name.name} (op_id {told.op_id})")
+
+
+class FlightRecorderHook:
+    """Records the operations of backends that do not record themselves in the flight recorder.
+
+    Groups on the CPU and of NCCL record their calls in the core, so of a group that has such a backend beside another one only the
+    operations of the other one are recorded here. A record ends with its work or, where a work cannot be watched, as soon as the
+    operation has started.
+    """
+
+    def __init__(self, pg: Any, id: int, global_ranks: Sequence[int] = ()) -> None:
+        self._pg = weakref.ref(pg)  # the group itself holds the hook
+        self._id = id
+        ranks = list(global_ranks) or list(range(pg.size()))
+        if len(ranks) != pg.size():
+            raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has {len(ranks)} ranks, expected {pg.size()}")
+        self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.group_desc, pg.rank(), ranks)
+        self._records: dict[int, int] = {}
+        """By the op_id of operations that are being started."""
+
+    @classmethod
+    def attach(cls, pg: Any, global_ranks: Sequence[int] = ()) -> FlightRecorderHook:
+        """Record all later operations of the process group, until remove(). A group with two hooks has two records of each.
+
+        Args:
+            pg: A process group.
+            global_ranks: The ranks of its members in the default group, for dumps. Empty means 0 to size - 1.
+
+        Example:
+            >>> from dldist._backends.hooks import FlightRecorderHook
+            >>> hook = FlightRecorderHook.attach(dist.group.WORLD)
+            >>> hook.remove()
+        """
+        hook = cls(pg, next(_next_id), global_ranks)
+        pg.register_pre_hook(hook._id, hook._begin)
+        pg.register_post_hook(hook._id, hook._started)
+        return hook
+
+    def remove(self) -> None:
+        """Record nothing any more. What is under way still ends."""
+        pg = self._pg()
+        if pg is not None:
+            pg.unregister_pre_hook(self._id)
+            pg.unregister_post_hook(self._id)
+
+    def _begin(self, told: PreHookArgs) -> None:
+        pg = self._pg()
+        tensors = [*told.input_tensors, *told.output_tensors]
+        if pg is None or told.name not in _RECORDED or _records_itself(pg._backend_serving(tensors[0] if tensors else None)):
+            return
+        for op_id in list(self._records):
+            self._end(self._records.pop(op_id), "it was not started")
+        is_p2p = told.name in (HookOpName.SEND, HookOpName.RECV)
+        self._records[told.op_id] = _core._begin_record(
+            self._group,
+            _RECORDED[told.name],
+            is_p2p,
+            told.root if is_p2p else -1,
+            int(pg.get_timeout().total_seconds() * 1e9),
+            _shapes(told.input_tensors),
+            _shapes(told.output_tensors or told.input_tensors),
+        )
+
+    def _started(self, told: PostHookArgs) -> None:
+        record = self._records.pop(told.op_id, None)
+        if record is None:
+            return
+        try:
+            future = told.work.get_future()
+            watch = future.add_done_callback
+        except (AttributeError, RuntimeError):
+            self._end(record, None)
+            return
+
+        def end(done: Any) -> None:
+            error = done.exception() if hasattr(done, "exception") else None
+            self._end(record, None if error is None else f"{type(error).__name__}: {error}")
+
+        watch(end)
+
+    def _end(self, record: int, failure: str | None) -> None:
+        if failure is None:
+            _core._end_record(self._group, record)
+        else:
+            _core._end_record(self._group, record, failure)
+
+
+_RECORDED: dict[Any, str] = {
+    **{_name_of(operation): operation.recorded for operation in OPERATIONS.values()},
+    HookOpName.SEND: "send",
+    HookOpName.RECV: "recv",
+}
+"""The names of operations in the flight recorder."""
+
+
+def _records_itself(backend: Any) -> bool:
+    from dldist._backends.group_backend import OverGroup
+
+    return isinstance(getattr(backend, "wrapped_pg", backend), OverGroup)
+
+
+def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Of those that have a memory."""
+    shapes = []
+    for tensor in tensors:
+        try:
+            seen = _core._describe_tensor(tensor, False)
+        except (TypeError, ValueError, BufferError):
+            continue
+        shapes.append((seen["dtype"], tuple(seen["shape"])))
+    return shapes
+
+
+def has_nan(tensor: Any) -> bool:
+    """Whether an array contains NaN. If its library can compare elements, the library does so, on the array's device.
+
+    False for dtypes that cannot be compared here, such as the 8-bit ones of most libraries.
+    """
+    try:
+        dtype = _core._describe_tensor(tensor, False)["dtype"]
+    except (ValueError, BufferError):
+        return False  # there is no memory to search
+    if "float" not in dtype and "complex" not in dtype:
+        return False
+    try:
+        differs = tensor != tensor  # noqa: PLR0124 - only NaN differs from itself
+    except (NotImplementedError, RuntimeError):
+        return False
+    if hasattr(differs, "any"):
+        return bool(differs.any())
+    return hasattr(tensor, "tolist") and any(value != value for value in flat(tensor.tolist()))

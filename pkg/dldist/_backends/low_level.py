@@ -1,0 +1,314 @@
+"""c10d's low-level calls, which backends and process groups share: their names, and how their arguments are put in order.
+
+Every collective takes either lists of tensors and an options object, or a flat form, as c10d's overloads do:
+
+    allreduce([tensor], opts)                     allreduce(tensor or tensors, op=SUM, timeout=None)
+    allgather([outputs], [tensor], opts)          allgather(outputs, tensor, timeout=None)
+
+The methods are made from the table of operations. Their types are in low_level.pyi.
+"""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._base import options
+from dldist._base.operations import OPERATIONS, Operation
+from dldist._base.options import as_timedelta
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+_OPTIONS = {
+    "all_gather": options.AllgatherOptions,
+    "all_reduce": options.AllreduceOptions,
+    "all_reduce_coalesced": options.AllreduceCoalescedOptions,
+    "all_to_all": options.AllToAllOptions,
+    "barrier": options.BarrierOptions,
+    "broadcast": options.BroadcastOptions,
+    "gather": options.GatherOptions,
+    "reduce": options.ReduceOptions,
+    "reduce_scatter": options.ReduceScatterOptions,
+    "scatter": options.ScatterOptions,
+}
+"""The class of options for an operation, or for all operations of a collective."""
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+
+# The names that c10d's overloads have for a side's argument; the first is the usual one.
+_NAMES = {
+    "in place": ("tensors", "tensor"),
+    "one": ("{}_tensors", "{}_tensor", "{}"),
+    "ranks": ("{}_tensors", "{}_tensor", "{}"),
+    "whole": ("{}", "{}_tensor", "{}Tensor"),
+    "many": ("{}s", "{}_list"),
+    "wholes": ("{}s", "{}_list"),
+    "lists": ("{}_lists",),
+}
+
+
+def _wrong(called: str, what: str) -> TypeError:
+    return TypeError(f"{called}(): incompatible function arguments: {what}")
+
+
+class NotOneTensor(RuntimeError):
+    """A call has several tensors of a rank, or none, where the operation takes one."""
+
+
+class Side:
+    """The tensors of a call that go in, or come out."""
+
+    kind: str
+    """The kind of the operation's side."""
+    parameter: int
+    """The index of the operation's parameter."""
+    what: str
+    """"input", "output", or "tensor" if both are the same."""
+    is_wrapped: bool
+    """Whether the call takes a list with one item where the operation takes the item itself."""
+    is_for_root: bool
+    """Whether only the root gives it."""
+    names: tuple[str, ...]
+    """The names of the call's argument; the first is the usual one."""
+
+    def __init__(self, operation: Operation, what: str, kind: str, parameter: int) -> None:
+        self.kind = kind
+        self.parameter = parameter
+        is_exchange = operation.input[0] == operation.output[0] == "ranks"
+        self.is_wrapped = kind == "one" and not operation.is_flat or kind == "ranks" and not is_exchange
+        self.is_for_root = kind in ("ranks", "whole") and "root" in operation.parameters
+        self.what = what
+        names = _NAMES["in place" if operation.is_in_place else "whole" if operation.is_flat else kind]
+        self.names = tuple(name.format(what) for name in names)
+
+    def arranged(self, called: str, value: Any) -> Any:
+        """The argument in the form with lists."""
+        if not self.is_wrapped:
+            return value
+        if self.kind == "one":
+            return value if isinstance(value, (list, tuple)) else [value]
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(called, f"argument {self.names[0]!r} must be a list, not {type(value).__name__}")
+        return [value] if value and not isinstance(value[0], (list, tuple)) else value
+
+    def lowered(self, value: Any) -> Any:
+        """Converts an operation's value to the call's argument."""
+        if self.kind in ("many", "wholes", "ranks") and value is not None:
+            value = list(value)
+        elif self.kind == "lists":
+            value = [list(each) for each in value]
+        if not self.is_wrapped:
+            return value
+        return [value] if value is not None and (self.kind == "one" or value) else []
+
+    def raised(self, where: str, argument: Any, is_root: bool) -> Any:
+        """Converts a call's argument to the operation's value."""
+        if not self.is_wrapped:
+            return argument
+        if self.is_for_root and not is_root:
+            if len(argument) != 0:
+                raise RuntimeError(f"{where}: requires empty {self.what} on non-root")
+            return None
+        if len(argument) != 1:
+            raise NotOneTensor(f"{where}: requires a single-element {self.what} list, not one of {len(argument)}")
+        return argument[0]
+
+
+class Call:
+    """A low-level call that is a collective."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.name = operation.call
+        self.former_name = operation.former_call
+        self.operation = operation
+        self.options: Any = _OPTIONS.get(operation.name) or _OPTIONS[operation.collective]
+        if operation.is_in_place:
+            self.sides = [Side(operation, "tensor", *operation.input)]
+        elif operation.input[0] == "nothing":
+            self.sides = []
+        else:
+            self.sides = [Side(operation, "output", *operation.output), Side(operation, "input", *operation.input)]
+        self.splits = [name for name in operation.parameters if name.endswith("put_split_sizes")]
+        given = [name for name in ("root", "op") if name in operation.parameters]
+        self.flat = [*given, "timeout"]
+        """The arguments of the flat form that replace the options; the first of them is in the options' position."""
+
+        places = [*(side.names for side in self.sides), *((name,) for name in self.splits), ("opts",)]
+        if self.sides and not operation.is_flat:
+            places += [(name,) for name in self.flat[1:]]
+        self._places = places
+        """The arguments that may be given by position, each with all its names."""
+        self._known = {name: (name,) for name in self.flat} | {name: names for names in places for name in names}
+
+    def described(self, called: str) -> str:
+        names = [side.names[0] for side in self.sides] + self.splits
+        return f"{called}({', '.join([*names, 'opts'])}) | {called}({', '.join([*names, *self.flat])})"
+
+    def parameters(self) -> tuple[list[str], list[str]]:
+        """The parameters that may be given by position, and those that must be given by name."""
+        by_position = [names[0] for names in self._places]
+        others = [name for names in self._places for name in names[1:]]
+        return by_position, [*others, *(name for name in self.flat if name not in by_position)]
+
+    def arranged(self, called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Converts the arguments of any form of a call to the form with lists and options. All are present; options are never
+        None."""
+        if len(args) > len(self._places):
+            raise _wrong(called, f"at most {len(self._places)} may be given by position, not {len(args)}")
+        given = {names[0]: value for names, value in zip(self._places, args) if value is not None}
+        for name, value in named.items():
+            if name not in self._known:
+                raise _wrong(called, f"there is no argument {name!r}")
+            names = self._known[name]
+            if value is not None and names[0] in given:
+                raise _wrong(called, f"expected one of {', '.join(names)}, got {names[0]} and {name}")
+            if value is not None:
+                given[names[0]] = value
+        return (
+            *(self._arrange_side(called, side, given) for side in self.sides),
+            *(list(given.get(name) or ()) for name in self.splits),
+            self._make_options(called, given),
+        )
+
+    def _arrange_side(self, called: str, side: Side, given: dict[str, Any]) -> Any:
+        name = side.names[0]
+        if name not in given and not (side.is_for_root and not side.is_wrapped):
+            raise _wrong(called, f"expected one of {', '.join(side.names)}, got none")
+        return side.arranged(called, given.get(name))
+
+    def _make_options(self, called: str, given: dict[str, Any]) -> Any:
+        opts = given.get("opts")
+        flat = {name: given[name] for name in self.flat if name in given}
+        if isinstance(opts, self.options):
+            if flat:
+                raise _wrong(called, f"{' and '.join(flat)} given together with {self.options.__name__}")
+            return opts
+        if opts is not None:
+            if self.flat[0] in flat:
+                raise _wrong(called, f"argument {self.flat[0]!r} was given twice")
+            flat[self.flat[0]] = opts
+        made = self.options()
+        for name, value in flat.items():
+            try:
+                setattr(made, _FIELDS[name], value)
+            except TypeError as error:
+                raise _wrong(called, f"argument {name!r}: {error}") from None
+        return made
+
+    def lowered(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
+        """Converts the values of the operation's parameters to the call's arguments. Some of them go into `opts`."""
+        parameters = self.operation.parameters
+        taken = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
+        for name, value in zip(parameters, values):
+            if value is not None and name not in taken:
+                raise RuntimeError(f"{self.name}: c10d's low-level call has no argument {name!r}")
+        for name in self.flat[:-1]:
+            value = values[parameters.index(name)]
+            if value is not None:
+                setattr(opts, _FIELDS[name], _core.ReduceOp(value) if isinstance(value, str) else value)
+        splits = (list(values[parameters.index(name)] or ()) for name in self.splits)
+        return (*(side.lowered(values[side.parameter]) for side in self.sides), *splits, opts)
+
+    def raised(self, backend: Any, arguments: tuple[Any, ...], op: Any) -> list[Any]:
+        """Converts the arguments of a backend's call to the values of the operation's parameters; `op` is its reduction."""
+        where = f"{type(backend).__name__}::{self.name}"
+        opts, values = arguments[-1], [None] * len(self.operation.parameters)
+        root = getattr(opts, "rootRank", None)
+        is_root = root is not None and root == backend.rank()
+        for side, argument in zip(self.sides, arguments):
+            values[side.parameter] = side.raised(where, argument, is_root)
+        if getattr(opts, "rootTensor", 0) != 0:
+            raise RuntimeError(f"{where}: invalid root tensor: {opts.rootTensor}")
+        for name, split in zip(self.splits, arguments[len(self.sides) :]):
+            values[self.operation.parameters.index(name)] = split or None
+        for name, value in (("root", root), ("op", op)):
+            if name in self.operation.parameters:
+                values[self.operation.parameters.index(name)] = value
+        return values
+
+    def tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The inputs and the outputs of a call. A tensor that is read and written in place counts as an input."""
+        return (arguments[1], arguments[0]) if len(self.sides) == 2 else (arguments[0] if self.sides else None, None)
+
+
+_SPARSE = Operation(
+    ("all_reduce_sparse", "all_reduce", 18, "", "allreduce_sparse", "", "", ("tensor", "op"), 1, ("one", 0), ("one", 0))
+)
+"""c10d's call for sparse tensors, which only their own library can take apart."""
+
+_CALLS = [Call(operation) for operation in (*OPERATIONS.values(), _SPARSE) if operation.call]
+
+CALLS = {name: call for call in _CALLS for name in (call.former_name, call.name) if name}
+"""The calls by name, and by former name."""
+
+CALL_OF = {call.operation.name: call for call in _CALLS}
+"""The calls by their operation's name."""
+
+
+class LowLevelCalls:
+    """The collectives and messages of c10d's Backend and ProcessGroup, each under every name that it has had.
+
+    Each puts its arguments in order and then calls `_perform(method, *arguments)`. The method is the canonical name of c10d 2.14.
+    The arguments are those of the form with lists and options; all are present, and options are never None.
+
+    A subclass may override the calls themselves instead, with (lists, opts): callers use that form, by position. Some calls were
+    renamed. A subclass may override either name: if it overrides only one, the other name forwards to it.
+    """
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the missing ranks. A timeout of None or -1 ms stands for the group's."""
+        if timeout is not None:
+            timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
+            timeout = None if timeout.days < 0 else timeout
+        self._perform("monitored_barrier", timeout, bool(wait_all_ranks))
+
+    def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
+        """send(tensors, dstRank, tag): sends one tensor, which is in a list."""
+        return self._perform("send", tensors, dstRank, tag)
+
+    def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
+        """recv(tensors, srcRank, tag): receives into one tensor, which is in a list."""
+        return self._perform("recv", tensors, srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Any:
+        """recv_anysource(tensors, tag): receives from whichever rank sends first."""
+        return self._perform("recv_anysource", tensors, tag)
+
+
+class _Method:
+    """A method of LowLevelCalls: one call under one of its names."""
+
+    def __init__(self, called: str, call: Call) -> None:
+        self.__name__, self.__qualname__, self.__module__ = called, f"LowLevelCalls.{called}", __name__
+        self.__doc__ = call.described(called)
+        self._call = call
+        self._other = call.former_name if called == call.name else call.name
+
+    def __get__(self, calls: Any, kind: Any = None) -> Any:
+        return self if calls is None else MethodType(self, calls)
+
+    def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
+        called, other, kind = self.__name__, self._other, type(calls)
+        arguments = self._call.arranged(called, args, named)
+        # Forward only from a name that is not overridden to one that is, so that a super() call in either cannot go in circles.
+        if other and getattr(kind, called) is self and getattr(kind, other) is not getattr(LowLevelCalls, other):
+            return getattr(calls, other)(*arguments)
+        return calls._perform(self._call.name, *arguments)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import Parameter, Signature
+
+        by_position, by_name = self._call.parameters()
+        named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in by_name]
+        places = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in ("self", *by_position)]
+        return Signature([places[0].replace(default=Parameter.empty), *places[1:], *named])
+
+
+MethodType = type(LowLevelCalls().send)
+
+for _name, _call in CALLS.items():
+    setattr(LowLevelCalls, _name, _Method(_name, _call))

@@ -1,0 +1,438 @@
+"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, its options, and the configuration of its communicators."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._backends.backend_base import BackendOptions
+from dldist._backends.group_backend import OverGroup
+from dldist._base.options import ErrorType
+from dldist.nccl import library
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist._backends.process_group import ProcessGroup
+
+UNIQUE_ID_NBYTES = 128
+_DEFAULT_TIMEOUT_S = 600.0
+
+
+class NCCLConfig:
+    """The configuration of NCCL's communicators. A value of None leaves the choice to NCCL.
+
+    Its attributes are the fields that this NCCL supports, under c10d's names: blocking, min_ctas, max_ctas, net_name ...
+    """
+
+    @staticmethod
+    def _fields() -> dict[str, bool]:
+        """The names of the fields, and whether their values are text."""
+        info = _core._nccl_info()
+        version = None if info is None else info["version"]
+        fields = _core._nccl_config_fields()
+        return {name: is_text for name, since, is_text in fields if version is None or since <= version}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._fields():
+            raise AttributeError(_no_field(name, self._fields()))
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        fields = self._fields()
+        if name not in fields:
+            raise AttributeError(_no_field(name, fields))
+        is_right = isinstance(value, str) if fields[name] else hasattr(value, "__index__")
+        if value is not None and not is_right:
+            kind = "a str" if fields[name] else "an int"
+            raise TypeError(f"NCCLConfig.{name} must be {kind} or None, not {value!r}")
+        vars(self)[name] = value if value is None or fields[name] else value.__index__()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._fields()]
+
+    def __eq__(self, other: object) -> bool:
+        return self._given() == other._given() if isinstance(other, NCCLConfig) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"NCCLConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def unsafe_get_ptr(self) -> int:
+        """Raises NotImplementedError: there is no NCCL struct yet. Making a communicator packs one, for the loaded NCCL."""
+        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
+
+
+def _no_field(name: str, fields: dict[str, bool]) -> str:
+    since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
+    if since is None:
+        return f"NCCLConfig has no {name!r}: this NCCL supports {', '.join(fields)}"
+    needed, loaded = (".".join(map(str, version)) for version in (library.version_of(since), library.version()))
+    return f"NCCLConfig.{name} needs NCCL {needed}, but {loaded} is loaded"
+
+
+class NCCLOptions(BackendOptions):
+    """ProcessGroupNCCL.Options."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl", _DEFAULT_TIMEOUT_S)
+        self.is_high_priority_stream = bool(is_high_priority_stream)
+        self.config = NCCLConfig()
+        self.split_from: Any = None
+        self.split_color = -1
+        self.use_pg_for_symm_mem_rendezvous = False
+
+    def __deepcopy__(self, memo: Any) -> NCCLOptions:
+        """A copy with a configuration and ranks of its own; the group that it is split from is the same."""
+        from copy import copy
+
+        other = copy(self)
+        other.config = copy(self.config)
+        other.global_ranks_in_group = list(self.global_ranks_in_group)
+        return other
+
+
+def device_index(device: Any) -> int | None:
+    """The number of a CUDA device that is given as an int, as "cuda:1", or as an object such as torch.device. None if it has no
+    number."""
+    if device is None:
+        return None
+    index = device if isinstance(device, int) else getattr(device, "index", None)
+    if isinstance(index, int):
+        return int(index)
+    text = device if isinstance(device, str) else str(device)
+    kind, _, number = text.partition(":")
+    if kind != "cuda":
+        raise ValueError(f"NCCL works on CUDA devices, not on {text!r}")
+    return int(number) if number else None
+
+
+def of_group(name: str) -> Any:
+    """A method that is the NcclGroup's, under another name or the same."""
+
+    def call(self: ProcessGroupNCCL, *args: Any, **named: Any) -> Any:
+        return getattr(self.group, name)(*args, **named)
+
+    call.__name__, call.__doc__ = name, getattr(_core.NcclGroup, name).__doc__
+    return call
+
+
+class ProcessGroupNCCL(OverGroup):
+    """c10d's backend for CUDA devices. `group` is the NcclGroup behind it.
+
+    Communicators are made at the first operation, or at once if the group is bound to a device. Waiting for a work makes
+    streams wait, not the host: see docs/nccl.md.
+    """
+
+    Options = NCCLOptions
+    _Options = NCCLOptions
+    NCCLConfig = NCCLConfig
+
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = range(3)
+
+    supports_coalescing = True
+
+    group: _core.NcclGroup
+    _stores = _core.Store | None
+
+    def _open(self, store: _core.Store | None, opts: NCCLOptions) -> _core.NcclGroup:
+        settings = library.group_settings()
+        settings["config"] = {**settings["config"], **opts.config._given()}
+        settings["is_high_priority"] = settings["is_high_priority"] or opts.is_high_priority_stream
+        name = opts.group_name or "nccl"
+        return _core.NcclGroup(store, self._rank, self._size, timeout=opts._timeout, name=name, **settings)
+
+    def _set_up(self, group: _core.NcclGroup, options: BackendOptions) -> None:
+        super()._set_up(group, options)
+        self._pools: dict[int, tuple[Any, bool, dict[tuple[int, int], int]]] = {}
+
+    @classmethod
+    def _make(
+        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
+    ) -> ProcessGroupNCCL:
+        """The backend for a group that is being made. `offspring`, if given, makes it from another backend's communicator; else
+        the ranks meet in the store."""
+        opts = (options if isinstance(options, NCCLOptions) else NCCLOptions())._for(timeout, list(ranks), pg.group_name)
+        device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
+        if offspring is not None:
+            backend: ProcessGroupNCCL = offspring(opts)
+        else:
+            backend = cls(store, pg.rank(), pg.size(), opts)
+            if device is not None:
+                backend.eager_connect_single_device(device)
+        backend.bound_device_id = pg.bound_device_id
+        backend.group._describe(pg.group_name, pg.group_desc, ranks)
+        return backend
+
+    # ---- who it is
+
+    def getBackendName(self) -> str:
+        return "nccl"
+
+    @property
+    def uid(self) -> str:
+        """The name under which the store has its communicators."""
+        return self.options.group_name or self.group.name
+
+    @staticmethod
+    def get_build_nccl_version() -> tuple[int, int, int]:
+        """The newest NCCL whose interface dldist knows; NCCL itself is not built in."""
+        return library.version_of(_core._NCCL_VERSION_KNOWN)
+
+    @staticmethod
+    def get_runtime_nccl_version() -> tuple[int, int, int]:
+        """The version of the NCCL that is loaded."""
+        return library.version()
+
+    @property
+    def supports_shrinking(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 27, 3)
+
+    @property
+    def supports_window(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 29, 2)
+
+    # ---- time, sequence numbers, errors
+
+    _add_ephemeral_timeout = of_group("add_ephemeral_timeout")
+    _set_enable_nan_check = of_group("set_nan_check")
+    _wait_for_pending_works = of_group("_wait_for_works")
+
+    def _verify_work_timeout(self, work: Any, timeout: timedelta) -> bool:
+        """Whether the work has this time-out."""
+        return bool(work.timeout == timeout)
+
+    def _enable_collectives_timing(self) -> None:
+        """Have the works of later calls measure their time."""
+        self.group.set_timing(True)
+
+    def get_error(self) -> Any:
+        is_of_another = getattr(self.group.error, "rank", None) not in (None, self._rank)
+        return ErrorType.REMOTE_ERROR if is_of_another else super().get_error()
+
+    # ---- the end
+
+    def shutdown(self) -> None:
+        """Wait for all calls, as long as their time-outs allow, and end the communicators.
+
+        Raises if an operation has failed, or fails meanwhile, and no caller has got the error.
+        """
+        self.group.close()
+
+    _shutdown = shutdown
+
+    # ---- communicators
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Make the communicator for a device now. All ranks call this."""
+        self.group.connect(device_index(device))
+
+    def _is_initialized(self) -> bool:
+        """Whether its communicator has been made."""
+        return self.group.comm_pointer() != 0
+
+    _comm_ptr = of_group("comm_pointer")
+    comm_split_count = of_group("split_count")
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Take part in a split without becoming a member of a new group."""
+        self.group.skip_split(device_index(device))
+
+    def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
+        opts.split_from = self
+        color = opts.split_color if opts.split_color >= 0 else None
+        config = opts.config._given() or None
+        return self._like(self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config), opts)
+
+    def _like(self, group: _core.NcclGroup, opts: NCCLOptions) -> ProcessGroupNCCL:
+        """The backend over a group that has been made of this one's."""
+        part = ProcessGroupNCCL._of(group, opts)
+        part.bound_device_id = self.bound_device_id
+        return part
+
+    def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
+        """The backend for some of the ranks. All ranks of this backend call it; those that are not among them get None."""
+        ranks = list(ranks)
+        if self._rank not in ranks:
+            self.group.skip_split()
+            return None
+        return self._split(ranks, self._options_like(opts))
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
+        """The backend for the ranks that are not excluded, which all call this. With flag 1 this one has failed, and is ended."""
+        opts = self._options_like(opts_override)
+        group = self.group.shrink(
+            list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
+            config=opts.config._given() or None,
+        )
+        return self._like(group, opts)
+
+    def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
+        """This backend, now with the options of a group that was made for it."""
+        self._options = opts
+        self.set_timeout(opts._timeout)
+        return self
+
+    def _can_shrink(self) -> bool:
+        """Whether there is a sound communicator, and this NCCL can shrink it."""
+        return self._is_initialized() and self.group.error is None and self.supports_shrinking
+
+    def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
+        """A backend for these ranks and more. All of them meet in `store`.
+
+        The ranks that keep their numbers share a communicator. If it has been made and NCCL is 2.29 or newer, it grows, and this
+        backend should then be ended. Otherwise a new communicator is made.
+        """
+        opts = self._options_like(opts)
+        is_member = rank == self._rank
+        can_grow = is_member and self._size < size and self._can_grow()
+        own = f"{self.get_runtime_nccl_version()}{' with grouped messages' if self.group.grouped_messages else ''}"
+        if rank == 0:
+            payload = f"{own} ".encode() + self.group.grow_id() if can_grow else b"meet"
+            store.set("nccl/grow", payload)
+        else:
+            store.wait(["nccl/grow"], opts._timeout)
+            payload = store.get("nccl/grow")
+        if payload == b"meet":
+            return ProcessGroupNCCL(store, rank, size, opts)
+        theirs, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
+        if theirs != own:
+            raise RuntimeError(f"merge(): rank 0 has NCCL {theirs}, but rank {rank} has {own}: they cannot be in one group")
+        group = self.group.grow(
+            store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
+            name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
+        )
+        return ProcessGroupNCCL._of(group, opts)
+
+    def _can_grow(self) -> bool:
+        """Whether there is a communicator that NCCL can grow. It cannot grow one with a single rank."""
+        return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
+
+    def _options_like(self, opts: Any) -> NCCLOptions:
+        if isinstance(opts, NCCLOptions):
+            return opts
+        like = self.options.__deepcopy__({})
+        like.group_name = ""
+        if opts is not None:
+            like._timeout, like.group_name = opts._timeout, opts.group_name
+        return like  # type: ignore[no-any-return]
+
+    # ---- several calls in one
+
+    _start_coalescing = _group_start = of_group("start_coalescing")
+    _end_coalescing = of_group("end_coalescing")
+    _drop_coalesced = of_group("drop_coalesced")
+
+    def _group_end(self) -> None:
+        work = self.group.end_coalescing()
+        if work is not None:
+            work.wait()
+
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
+        raise self._unsupported("recv_anysource: NCCL cannot receive from any rank")
+
+    def _run_barrier(self, opts: Any) -> Any:
+        ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
+        return self.group.barrier(device_ids=ids, **self._call_options(opts))
+
+    # ---- how long calls would take
+
+    @property
+    def supports_time_estimate(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 22, 3)
+
+    _start_time_estimate = of_group("_start_time_estimate")
+    _end_time_estimate = of_group("_end_time_estimate")
+    _drop_time_estimate = of_group("_drop_time_estimate")
+
+    # ---- memory
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Tell NCCL about the memory of a pool: an object with `segments` of (address, bytes), or a torch MemPool.
+
+        The communicator must exist. What the pool gets later is not known to NCCL until this is called again, which also forgets what
+        the pool has given back. With symm the segments become windows: all ranks call this, for pools with equally many new segments.
+        """
+        _, is_window, registered = self._pools.get(id(pool), (pool, symm, {}))
+        if is_window != symm:
+            raise RuntimeError(f"register_mem_pool(): this pool is registered with symm={is_window}: deregister it first")
+        self._pools[id(pool)] = (pool, symm, registered)
+        segments = _segments_of(pool)
+        for gone in registered.keys() - set(segments):
+            self.group.deregister(registered.pop(gone), is_window=symm)
+        try:
+            for segment in segments:
+                if segment not in registered:
+                    registered[segment] = self.group.register(*segment, is_window=symm)
+        except BaseException:
+            self.deregister_mem_pool(pool)
+            raise
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """End register_mem_pool."""
+        if id(pool) not in self._pools:
+            raise RuntimeError("deregister_mem_pool(): this pool is not registered")
+        _, is_window, registered = self._pools.pop(id(pool))
+        for registration in registered.values():
+            self.group.deregister(registration, is_window=is_window)
+
+    def register_tensor(self, tensor: Any, window: bool = False) -> int:
+        """Tell NCCL about the memory of a contiguous tensor. Returns the registration, which deregister_tensor takes.
+
+        The caller keeps the tensor until then. With `window` all ranks call it, for memory from ncclMemAlloc. For other memory
+        NCCL gives 0, and does without the window.
+        """
+        return self.group.register(tensor, is_window=window)
+
+    def deregister_tensor(self, registration: int, window: bool = False) -> None:
+        """End register_tensor."""
+        self.group.deregister(registration, is_window=window)
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether allocate_tensor works: for CUDA devices, with NCCL 2.19 or newer."""
+        return _is_cuda(device) and self.get_runtime_nccl_version() >= (2, 19, 0)
+
+    def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
+        """Memory from ncclMemAlloc: a torch tensor if the program has imported torch, else an NcclArray."""
+        import sys
+
+        array = self.group.empty(size, dtype, device_index(device))
+        torch = sys.modules.get("torch")
+        return array if torch is None else torch.from_dlpack(array)
+
+    @property
+    def mem_allocator(self) -> Any:
+        """An Allocator (dldist.nccl.Allocator) over ncclMemAlloc: torch.cuda.MemPool(backend.mem_allocator.torch())."""
+        from dldist.nccl import Allocator
+
+        return Allocator()
+
+    def new_window(self, tensor: Any = None) -> Any:
+        """A dldist.Window over NCCL's one-sided messages. All ranks call this, with a tensor or without."""
+        from dldist._backends.nccl_window import NcclGroupWindow
+
+        if not self.supports_window:
+            version = ".".join(map(str, self.get_runtime_nccl_version()))
+            raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")
+        return NcclGroupWindow(self.group, tensor)
+
+
+def _is_cuda(device: Any) -> bool:
+    if device is None:
+        return False
+    return isinstance(device, int) or str(getattr(device, "type", device)).partition(":")[0] == "cuda"
+
+
+def _segments_of(pool: Any) -> list[tuple[int, int]]:
+    segments = getattr(pool, "segments", None)
+    if segments is not None:
+        return [(int(address), int(nbytes)) for address, nbytes in (segments() if callable(segments) else segments)]
+    snapshot = getattr(pool, "snapshot", None)
+    if snapshot is None:
+        kind = type(pool).__name__
+        raise TypeError(f"register_mem_pool(): a pool must have segments of (address, bytes) or be torch's, not {kind}")
+    return [(int(segment["address"]), int(segment["total_size"])) for segment in snapshot()]

@@ -1,0 +1,596 @@
+"""ProcessGroup: a set of ranks with a backend for each type of device."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._api import registry
+from dldist._backends.backend_base import Backend, BackendOptions, Member
+from dldist._backends.backend_names import device_type_of
+from dldist._backends.dispatcher import BackendCalls, Dispatcher
+from dldist._backends.health_check import HealthCheckHook
+from dldist._base.operations import first_of
+from dldist._base.options import BackendType, ReconfigureOptions, _Options
+from dldist._base.rank_lists import read_ranks
+from dldist.world import call_all
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist._backends.completion_hooks import CompletionHookArgs, WorkInfo
+    from dldist._backends.hooks import Hooks, PostHookArgs, PreHookArgs
+
+# DLPack's device types.
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
+
+
+def device_of(tensor: Any) -> str:
+    """The type of the device that a tensor is on. An object that does not say is taken to be in CPU memory."""
+    ask = getattr(tensor, "__dlpack_device__", None)
+    if ask is None:
+        return "cpu"
+    number = int(ask()[0])
+    return _DLPACK_DEVICES.get(number, f"DLPack device type {number}")
+
+
+class DistributedBackendOptions:
+    """The argument that a registered backend's creator gets with the extended API."""
+
+    def __init__(self) -> None:
+        self.store: _core.Store | None = None
+        self.group_rank = -1
+        self.group_size = -1
+        self.timeout: timedelta | None = None
+        self.group_id = ""
+        self.global_ranks_in_group: list[int] = []
+        self.process_group: ProcessGroup | None = None
+        self.split_from: Any = None
+        self.enable_reconfigure = False
+
+
+def _if_all_backends(name: str) -> Any:
+    """A property that is true if the same property of every backend is true, and there is a backend."""
+
+    def is_true(pg: ProcessGroup) -> bool:
+        backends = pg._distinct_backends()
+        return bool(backends) and all(getattr(backend, name) for backend in backends)
+
+    return property(is_true)
+
+
+def _of_every_backend(name: str) -> Any:
+    """A method that calls the same method of every backend."""
+
+    def call(pg: ProcessGroup, *args: Any, **named: Any) -> None:
+        for backend in pg._distinct_backends():
+            getattr(backend, name)(*args, **named)
+
+    return _like_backends(name, call)
+
+
+def _of_one_backend(name: str) -> Any:
+    """A method that calls the same method of the only backend, or of the CPU's if there are several."""
+
+    def call(pg: ProcessGroup, *args: Any, **named: Any) -> Any:
+        return getattr(pg._backend_for(name, ()), name)(*args, **named)
+
+    return _like_backends(name, call)
+
+
+def _like_backends(name: str, call: Any) -> Any:
+    """`call`, with the name, signature and documentation of Backend's method."""
+    call.__name__, call.__qualname__ = name, f"ProcessGroup.{name}"
+    call.__wrapped__ = getattr(Backend, name)
+    call.__doc__ = call.__wrapped__.__doc__
+    return call
+
+
+class ProcessGroup(Member):
+    """A set of ranks, with a backend for each type of device. init_process_group and new_group make them.
+
+    The methods are c10d's low-level calls. They take group ranks, and lists of tensors with options (or the flat forms), and
+    return a Work that has to be waited for. A subclass that overrides them runs them itself.
+    """
+
+    BackendType = BackendType
+    Options = BackendOptions
+
+    bound_device_id: Any = None
+    use_pg_for_symm_mem_rendezvous = False
+    """Taken, and of no effect: symmetric memory meets by the group anyway."""
+
+    supports_splitting = _if_all_backends("supports_splitting")
+    supports_coalescing = _if_all_backends("supports_coalescing")
+    supports_time_estimate = _if_all_backends("supports_time_estimate")
+    _supports_time_estimate = _if_all_backends("_supports_time_estimate")
+    supports_shrinking = _if_all_backends("supports_shrinking")
+    supports_reconfigure = _if_all_backends("supports_reconfigure")
+    supports_window = _if_all_backends("supports_window")
+    supports_abort_hooks = _if_all_backends("supports_abort_hooks")
+    supports_completion_hooks = True
+    """With any backend: the group calls the hooks unless the backend does."""
+
+    def __init__(self, *args: Any) -> None:
+        """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
+        if len(args) not in (2, 3):
+            raise TypeError(f"ProcessGroup(): incompatible constructor arguments: store, rank and size, not {len(args)}")
+        store = args[0] if len(args) == 3 else None
+        if not isinstance(store, _core.Store | None):
+            raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {type(store).__name__}")
+        super().__init__(*args[-2:])
+        self._store: _core.Store | None = store
+        self._name = ""
+        self._desc = "undefined"
+        self._backends: dict[str, Any] = {}
+        self._backend_types: dict[str, Any] = {}
+        self._default_type: Any = BackendType.UNDEFINED
+        self._hooks: Hooks | None = None
+        self._shutdown_calls: list[Callable[[], object]] = []
+
+    # ---- who it is
+
+    def getBackendName(self) -> str:
+        """The name of its first backend; "custom" for one that is not c10d's own, whose name get_backend() has."""
+        for kind, backend in self._backends.items():
+            return "custom" if self._backend_types[kind] == BackendType.CUSTOM else backend.name()
+        return "undefined"
+
+    @property
+    def group_name(self) -> str:
+        return self.getGroupName()
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self.setGroupName(name)
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        return self.getGroupDesc()
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self.setGroupDesc(desc)
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    def get_group_store(self) -> Any:
+        """The store in which its ranks met, with the group's own prefix."""
+        return self._store
+
+    def _id(self) -> int:
+        return id(self)
+
+    def boxed(self) -> ProcessGroup:
+        """The group as an argument of compiled functions, which takes no box here."""
+        return self
+
+    @staticmethod
+    def unbox(boxed: ProcessGroup) -> ProcessGroup:
+        """The group of boxed()."""
+        if not isinstance(boxed, ProcessGroup):
+            raise RuntimeError(f"unbox(): {type(boxed).__name__} is not what boxed() of a ProcessGroup gives")
+        return boxed
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__module__}.{type(self).__qualname__} "{self.group_name}", rank {self.rank()} of {self.size()}>'
+
+    # ---- backends
+
+    def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
+        """Make this backend serve a type of device."""
+        kind = device_type_of(device)
+        self._backend_types[kind] = backend_type
+        if backend is not None:
+            self._backends[kind] = backend
+        self._choose_operations()
+
+    def _get_backend(self, device: Any) -> Any:
+        """The backend that serves this device."""
+        kind = device_type_of(device)
+        backend = self._backends.get(kind)
+        if backend is None:
+            raise RuntimeError(
+                f"No backend type associated with device type {kind}: group {self.group_name!r} has {self._backend_list()}"
+            )
+        return backend
+
+    get_backend = _get_backend
+
+    def _backend_of_device(self, kind: str) -> Any:
+        return self._backends.get(kind)
+
+    def _distinct_backends(self, kinds: list[str] | None = None) -> list[Any]:
+        """The backends of all types of device, or of some."""
+        backends = self._backends.values() if kinds is None else map(self._get_backend, kinds)
+        return list({id(backend): backend for backend in backends}.values())
+
+    def _backend_list(self) -> str:
+        return ", ".join(f"{kind}:{backend.name()}" for kind, backend in self._backends.items()) or "none"
+
+    @property
+    def _device_types(self) -> list[str]:
+        return list(self._backends)
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        self._default_type = backend_type
+
+    def _backend_id(self, backend_type: Any) -> int:
+        return int(backend_type)
+
+    @property
+    def operations(self) -> Any:
+        """The object that runs its operations, with methods like those of dldist.Group.
+
+        If nothing else has to be done for a call, this is the CPU's World itself, together with the NcclGroup if there is one. So
+        nothing stands between a call and the extension. Else it is a Dispatcher, or BackendCalls if a subclass overrides calls.
+        """
+        if self._operations is None:
+            is_plain = type(self) is ProcessGroup
+            self._operations = (self._group_of_all() or Dispatcher(self)) if is_plain else BackendCalls(self)
+        return self._operations
+
+    _operations: Any = None
+
+    def _group_of_all(self) -> Any:
+        """The group that serves all devices, or None if that takes more than a group."""
+        if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
+            return None
+        groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
+        if not groups or not all(isinstance(group, _core.Group) for group in groups):
+            return None
+        of_cpu, of_devices = groups[0], groups[-1]
+        if isinstance(of_cpu, _core.NcclGroup):
+            return of_cpu if len(groups) == 1 else None
+        is_pair = len(groups) == 2 and isinstance(of_devices, _core.NcclGroup)
+        of_cpu._device_group = of_devices if is_pair else None
+        return of_cpu if is_pair or len(groups) == 1 else None
+
+    def _choose_operations(self) -> None:
+        """Choose `operations` anew, because something that they depend on has changed."""
+        self._operations = None
+        if registry._world.default_pg is self:
+            registry._world.default_pg = self
+
+    # ---- calls
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        backend = self._backend_for(method, arguments)
+        call = getattr(backend, method)
+        if not self._hooks:
+            return call(*arguments)
+        return self._hooks.run(method, arguments, lambda: call(*arguments))
+
+    def _backend_for(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "barrier":
+            opts = arguments[0]
+            if opts.device is not None:
+                return self._get_backend(opts.device)
+            if opts.device_ids and "cuda" in self._backends:
+                return self._backends["cuda"]
+        return self._backend_serving(_first_tensor(arguments), method)
+
+    def _backend_serving(self, tensor: Any, method: str = "call") -> Any:
+        """The backend for a tensor's device. Without a tensor, it is the CPU's backend if there is one."""
+        backends = self._distinct_backends()
+        if not backends:
+            raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
+        if len(backends) == 1:
+            return backends[0]
+        return self._backends.get("cpu", backends[0]) if tensor is None else self._get_backend(device_of(tensor))
+
+    # ---- hooks
+
+    def _ensure_hooks(self) -> Hooks:
+        if self._hooks is None:
+            from dldist._backends.hooks import Hooks
+
+            self._hooks = Hooks()
+        return self._hooks
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
+        """Have hook(PreHookArgs) called before every operation. If it raises, the caller gets the error. It replaces a hook of this
+        id."""
+        self._ensure_hooks().register_pre(hook_id, hook)
+        self._choose_operations()
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self._ensure_hooks().unregister_pre(hook_id)
+        self._choose_operations()
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
+        """Have hook(PostHookArgs) called after every operation has started."""
+        self._ensure_hooks().register_post(hook_id, hook)
+        self._choose_operations()
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self._ensure_hooks().unregister_post(hook_id)
+        self._choose_operations()
+
+    def register_completion_hook(self, hook_id: int, hook: Callable[[CompletionHookArgs], object]) -> None:
+        """Have hook(CompletionHookArgs) called once for each later operation that completes successfully. It replaces a hook of this id.
+
+        It runs on the thread that notices the completion, and an error that it raises goes to sys.unraisablehook.
+        """
+        backend = self._backend_with_completion_hooks()
+        if backend is not None:
+            backend.register_completion_hook(hook_id, hook)
+            return
+        self._ensure_hooks().ensure_completion().register(hook_id, hook)
+        self._choose_operations()
+
+    def unregister_completion_hook(self, hook_id: int) -> None:
+        """Stop calling a completion hook. Does nothing if there is none of this id."""
+        backend = self._backend_with_completion_hooks()
+        if backend is not None:
+            backend.unregister_completion_hook(hook_id)
+            return
+        self._ensure_hooks().ensure_completion().unregister(hook_id)
+        self._choose_operations()
+
+    def _backend_with_completion_hooks(self) -> Any:
+        """The backend that calls completion hooks for all operations. None if the group has to call them."""
+        backends = self._distinct_backends()
+        return backends[0] if len(backends) == 1 and backends[0].supports_completion_hooks else None
+
+    register_abort_hook = _of_every_backend("register_abort_hook")
+    unregister_abort_hook = _of_every_backend("unregister_abort_hook")
+
+    def _has_hooks(self) -> bool:
+        return bool(self._hooks)
+
+    # ---- life
+
+    def get_timeout(self) -> timedelta:
+        """The default time-out of operations."""
+        from dldist._api.group_factory import default_timeout
+
+        for backend in self._distinct_backends():
+            try:
+                timeout: timedelta = backend.options._timeout
+                return timeout
+            except (RuntimeError, AttributeError):
+                pass  # a backend need not have options
+        return default_timeout("undefined")
+
+    set_timeout = _of_every_backend("set_timeout")
+    _add_ephemeral_timeout = _of_every_backend("_add_ephemeral_timeout")
+
+    def shutdown(self) -> None:
+        """End the group cleanly: notify the other ranks, and wait for completion hooks."""
+        calls = [backend.shutdown for backend in self._distinct_backends()]
+        call_all([*calls, self._wait_for_completion_hooks, *self._take_shutdown_calls()])
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """End the group and its unfinished operations at once. The other ranks are told the reason."""
+        calls = [_abort_of(backend, reason) for backend in self._distinct_backends()]
+        call_all([*calls, *self._take_shutdown_calls()])
+
+    def revoke(self) -> None:
+        """End unfinished operations with errors that say so; the group is there for making others."""
+        call_all([backend.revoke for backend in self._distinct_backends()])
+
+    def _on_shutdown(self, call: Callable[[], object]) -> None:
+        """Have `call` called when this group ends."""
+        self._shutdown_calls.append(call)
+
+    def _take_shutdown_calls(self) -> list[Callable[[], object]]:
+        calls, self._shutdown_calls = self._shutdown_calls, []
+        return calls
+
+    _set_sequence_number_for_group = _of_every_backend("_set_sequence_number_for_group")
+    _get_sequence_number_for_group = _of_one_backend("_get_sequence_number_for_group")
+
+    def _start_coalescing(self, device_type: Any) -> None:
+        self._get_backend(device_type)._start_coalescing()
+
+    def _end_coalescing(self, device_type: Any) -> Any:
+        return self._end_coalescing_of(self._get_backend(device_type))
+
+    def _end_coalescing_of(self, backend: Any) -> Any:
+        """The work of all calls since the backend's _start_coalescing(). It is one operation for completion hooks."""
+        hooks = self._hooks
+        return backend._end_coalescing() if not hooks else hooks.start_coalesced(backend._end_coalescing)
+
+    def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
+        """Have hook(WorkInfo) called whenever a later operation has ended well. There is one hook, which cannot be taken back."""
+        for backend in self._distinct_backends():
+            if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
+                backend._register_on_completion_hook(hook)  # one of another package, which has its own way
+                return
+        self._ensure_hooks().ensure_completion().register_on_work_info(hook)
+        self._choose_operations()
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait until this rank's operations have ended, and completion hooks have returned. The other ranks need not call this."""
+        for backend in self._distinct_backends():
+            backend._wait_for_pending_works()
+        self._wait_for_completion_hooks()
+
+    def _wait_for_completion_hooks(self) -> None:
+        if self._hooks is not None and self._hooks.completion is not None:
+            self._hooks.completion.wait(self.get_timeout())
+
+    _enable_collectives_timing = _of_every_backend("_enable_collectives_timing")
+    get_error = _of_one_backend("get_error")
+
+    @property
+    def options(self) -> Any:
+        """The options of its backend."""
+        return self._backend_for("options", ()).options
+
+    # ---- other members
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[str] | None = None,
+    ) -> ProcessGroup | None:
+        """A group of some ranks, in this order; the other ranks get None. The caller has to end the group.
+
+        Only those ranks need to call this, unless NCCL is among the backends: all ranks take part in splitting its communicators.
+        """
+        ranks = read_ranks(ranks, self.size())
+        if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
+            raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
+        kinds = self._device_types if device_types is None else device_types
+        if self.rank() not in ranks:
+            for backend in self._distinct_backends(kinds):
+                backend.split(self._store, ranks, opts)  # takes part if all ranks have to
+            return None
+
+        def split(backend: Any, name: str) -> Any:
+            return backend.split(self._store, ranks, _options_for(backend, opts, timeout, name))
+
+        return self._made_from(split, kinds, ranks.index(self.rank()), len(ranks), "split", group_name, group_desc)
+
+    def merge_remote_group(
+        self,
+        store: _core.Store,
+        size: int,
+        timeout: timedelta | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> ProcessGroup:
+        """A group of `size` ranks: those of this group, and those of other groups that call this with the same store.
+
+        All ranks of each group call it. The ranks of one group get consecutive ranks in the new one. The caller has to end the
+        new group.
+        """
+        first = bytearray(8)
+        if self.rank() == 0:
+            first[:] = (store.add("merge_remote_group/ranks", self.size()) - self.size()).to_bytes(8, "little")
+        self.broadcast(first, root=0).wait()
+        rank = int.from_bytes(first, "little") + self.rank()
+        if rank >= size:
+            raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+        where = _core.PrefixStore("merge_remote_group/", store)
+
+        def merge(backend: Any, name: str) -> Any:
+            return backend.merge(where, _options_for(backend, None, timeout, name), rank, size)
+
+        return self._made_from(merge, self._device_types, rank, size, "merge", group_name, group_desc)
+
+    def _made_from(
+        self, make: Callable[[Any, str], Any], kinds: list[str], rank: int, size: int, what: str, name: str | None, desc: str | None
+    ) -> ProcessGroup:
+        """A group that has, for these types of device, the backends that `make` makes from those of this one and its name."""
+        pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
+        pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
+        pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
+        pg.bound_device_id = self.bound_device_id
+        made = {id(backend): make(backend, pg.group_name) for backend in self._distinct_backends(kinds)}
+        for kind in kinds:
+            pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(self._get_backend(kind))])
+        HealthCheckHook.attach(pg)
+        return pg
+
+    get_reconfigure_handle = _of_one_backend("get_reconfigure_handle")
+
+    def reconfigure(
+        self,
+        uuid: Any = None,
+        handles: Any = None,
+        timeout: timedelta | None = None,
+        hints: dict[str, str] | None = None,
+        *,
+        opts: ReconfigureOptions | None = None,
+    ) -> Any:
+        """Become a group of the processes with these handles: see ProcessGroupGloo. It also takes ReconfigureOptions."""
+        if isinstance(uuid, ReconfigureOptions):
+            opts = uuid
+        if opts is None:
+            opts = ReconfigureOptions()
+            opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
+            if timeout is not None:
+                opts.timeout = timeout
+        return self._backend_for("reconfigure", ()).reconfigure(opts)
+
+    def _reconfigured(self, backend: Any) -> None:
+        """Adopt the rank and size of a backend that has new members."""
+        self._rank, self._size = backend.rank(), backend.size()
+        ranks = registry._world.pg_group_ranks
+        if self in ranks:
+            ranks[self] = {rank: rank for rank in range(self._size)}
+        self._choose_operations()
+
+    shrink = _of_one_backend("shrink")
+
+    # ---- memory, windows
+
+    def new_window(self, tensor: Any = None) -> Any:
+        """A dldist.Window: memory of each rank that the other ranks write into. All ranks call it, with a tensor or without."""
+        return self._perform("new_window", tensor)
+
+    @property
+    def mem_allocator(self) -> Any:
+        return self._backend_for("mem_allocator", ()).mem_allocator
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return self._get_backend(device).supports_tensor_alloc(device)
+
+    def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
+        return self._get_backend(device).allocate_tensor(size, dtype=dtype, device=device)
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        self._get_backend(device).eager_connect_single_device(device)
+
+    suspend = _of_every_backend("suspend")
+    resume = _of_every_backend("resume")
+    memory_stats = _of_one_backend("memory_stats")
+
+
+for _name, _type in BackendType.__members__.items():
+    setattr(ProcessGroup, _name, _type)  # as pybind11 repeats the members of an enum on the class around it
+
+
+def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
+    """Options for a backend that is made from another: the given ones, or the other's own with another time-out."""
+    if opts is None:
+        opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
+        opts.group_name = group_name
+    elif timeout is not None:
+        opts._timeout = timeout
+    return opts
+
+
+def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
+    """Abort a group of any kind. If it overrides abort(), that is c10d's method, which takes no reason."""
+    if type(pg).abort is ProcessGroup.abort:
+        pg.abort(reason)
+    else:
+        pg.abort()
+
+
+def _abort_of(backend: Any, reason: str) -> Callable[[], object]:
+    """The function that aborts a backend. Only our own backends can be given a reason."""
+
+    def abort() -> None:
+        group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
+        if isinstance(group, _core.Group):
+            group.abort(reason)  # the first reason stays
+        backend.abort()
+
+    return abort
+
+
+def _first_tensor(arguments: tuple[Any, ...]) -> Any:
+    """The first tensor among the arguments of a call. Tensors, lists of them and lists of lists come before other arguments."""
+    for argument in arguments:
+        first = first_of(argument)
+        if first is not None and not isinstance(first, (_Options, int)):
+            return first
+    return None

@@ -1,0 +1,148 @@
+"""All-reduce of sparse tensors: the sum of what all ranks have, in which no element is there twice.
+
+They are torch's COO tensors, and the matrices and arrays of SciPy in the formats COO, CSR and CSC. They are changed in place, as
+dense ones are: other objects with fewer or more elements can be put into them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+from dldist import _core
+from dldist._backends.works import done_work
+from dldist._base.arrays import family_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class _OfTorch:
+    """A COO tensor, taken apart: the place of each element as a row of indices, and its value."""
+
+    def __init__(self, tensor: Any) -> None:
+        own = tensor.detach().coalesce()
+        self._tensor = tensor
+        self.shape = tuple(own.shape)
+        self.sparse_dim = own.sparse_dim()
+        self.places = own.indices().t().contiguous()
+        self.values = own.values().contiguous()
+
+    def add(self, other: _OfTorch) -> None:
+        """Have the elements of another, too."""
+        import torch
+
+        self.places = torch.cat([self.places, other.places])
+        self.values = torch.cat([self.values, other.values])
+
+    def put(self, places: list[Any], values: list[Any]) -> None:
+        """Be the tensor of these elements."""
+        import torch
+
+        indices = torch.cat(places).t()
+        whole = torch.sparse_coo_tensor(indices, torch.cat(values), self.shape, check_invariants=False).coalesce()
+        with torch.no_grad():
+            self._tensor.copy_(whole)
+
+
+class _OfScipy:
+    """A matrix or an array of SciPy, taken apart in the same way."""
+
+    def __init__(self, matrix: Any) -> None:
+        import numpy
+
+        own = matrix.tocoo(copy=True)
+        own.sum_duplicates()
+        coords = own.coords if hasattr(own, "coords") else (own.row, own.col)
+        self._matrix = matrix
+        self.shape = tuple(own.shape)
+        self.sparse_dim = len(self.shape)
+        self.places = numpy.stack(coords, axis=1).astype("int64")
+        self.values = own.data
+
+    def add(self, other: _OfScipy) -> None:
+        import numpy
+
+        self.places = numpy.concatenate([self.places, other.places])
+        self.values = numpy.concatenate([self.values, other.values])
+
+    def put(self, places: list[Any], values: list[Any]) -> None:
+        import numpy
+
+        coords = tuple(numpy.concatenate(places).T)
+        whole = type(self._matrix.tocoo())((numpy.concatenate(values), coords), shape=self.shape)
+        whole.sum_duplicates()
+        vars(self._matrix).update(vars(whole.asformat(self._matrix.format)))
+
+
+_OF_SCIPY = ("coo", "csr", "csc")
+
+
+def layout_of(tensor: Any) -> str | None:
+    """Of a sparse tensor: torch's name of its layout, or SciPy's of its format. None of what is dense."""
+    torch, scipy = sys.modules.get("torch"), sys.modules.get("scipy.sparse")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return None if tensor.layout is torch.strided else str(tensor.layout)
+    return str(tensor.format) if scipy is not None and scipy.issparse(tensor) else None
+
+
+def _taken_apart(tensor: Any) -> _OfTorch | _OfScipy | None:
+    """None of what is not sparse."""
+    layout = layout_of(tensor)
+    if layout is None or layout == "torch.sparse_coo":
+        return None if layout is None else _OfTorch(tensor)
+    if layout.startswith("torch."):
+        raise TypeError(
+            f"unsupported layout: all_reduce of a {layout} tensor: of torch's sparse tensors only COO can be reduced (to_sparse_coo())"
+        )
+    if layout not in _OF_SCIPY:
+        raise TypeError(f"all_reduce of SciPy's format {layout!r}: only {', '.join(_OF_SCIPY)} can be reduced (tocoo())")
+    return _OfScipy(tensor)
+
+
+def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, refusal: Exception) -> Any:
+    """Reduce sparse tensors of this rank to one sum, in place; raises the refusal of what is dense. It waits for the other ranks in
+    any case: the work of an asynchronous call is done."""
+    parts: list[Any] = [_taken_apart(tensor) for tensor in tensors]
+    if None in parts:
+        raise refusal
+    if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
+        raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
+    own = parts[0]
+    for other in parts[1:]:
+        if other.sparse_dim != own.sparse_dim:
+            raise ValueError("Sparse dimensions do not match")
+        own.add(other)
+    counts = _agree(calls, own, timeout)
+    places, values = (_gather(calls, part, counts, timeout) for part in (own.places, own.values))
+    for part in parts:
+        part.put(places, values)
+    return done_work(list(tensors)) if is_async else None
+
+
+def _agree(calls: Any, own: _OfTorch | _OfScipy, timeout: Any) -> list[int]:
+    """How many elements each rank has; raises unless the shapes of all are the same."""
+    rows = _all_rows(calls, [own.sparse_dim, len(own.shape) - own.sparse_dim, len(own.values)], timeout)
+    for sparse_dim, dense_dim, _ in rows:
+        if sparse_dim != own.sparse_dim:
+            raise ValueError("Sparse dimensions do not match")
+        if dense_dim != len(own.shape) - own.sparse_dim:
+            raise ValueError("Dense dimensions do not match")
+    if any(shape != list(own.shape) for shape in _all_rows(calls, list(own.shape), timeout)):
+        raise ValueError("Sizes do not match")
+    return [count for _, _, count in rows]
+
+
+def _all_rows(calls: Any, row: list[int], timeout: Any) -> list[list[int]]:
+    rows = [array("q", row) for _ in range(calls.size)]
+    calls.all_gather(rows, array("q", row), timeout=timeout)
+    return [each.tolist() for each in rows]
+
+
+def _gather(calls: Any, part: Any, counts: list[int], timeout: Any) -> list[Any]:
+    """Of all ranks, each with as many elements as it has."""
+    family = family_of(part, "all_reduce")
+    rooms = [family.empty_like(part, (count, *part.shape[1:])) for count in counts]
+    calls.all_gather(rooms, part, timeout=timeout)
+    return rooms

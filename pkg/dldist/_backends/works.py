@@ -1,0 +1,159 @@
+"""Works that are made in Python: for backends written in Python, and for operations that have not begun."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._base.future import Future
+from dldist._base.options import to_timedelta
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import timedelta
+    from typing import Any
+
+
+class FakeWork(_core.Work):
+    """The work of an operation that does nothing. The future's value is the outputs, None if there are none."""
+
+    def __init__(self, outputs: Iterable[Any] = ()) -> None:
+        super().__init__()
+        self.seq_id = -1
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        if not self._outputs:
+            raise RuntimeError("FakeWork: this work recorded no output")
+        return self._outputs
+
+    def get_future(self) -> Future:
+        future = Future()
+        future.set_result(self._outputs or None)
+        return future
+
+    getFuture = get_future
+
+
+class FutureWork(_core.Work):
+    """The work of a future, as _create_work_from_future makes it."""
+
+    def __init__(self, future: Future) -> None:
+        super().__init__()
+        if not isinstance(future, Future):
+            raise TypeError(f"_create_work_from_future(): argument 'future' must be Future, not {type(future).__name__}")
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._future.wait(_limit(timeout).total_seconds() or None)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self._future.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception()
+
+    def result(self) -> Any:
+        return self._future.value()
+
+    def get_future(self) -> Future:
+        return self._future
+
+    def _watch(self, callback: Callable[[], object]) -> None:
+        self._future.add_done_callback(lambda _: callback())
+
+
+def done_work(value: Any) -> FutureWork:
+    """The work of something that is done."""
+    future = Future()
+    future.set_result(value)
+    return FutureWork(future)
+
+
+class PythonCallbackWork(FutureWork):
+    """A work whose wait() calls callback(timeout). The callback gets a timedelta, where 0 means no limit, and returns whether the
+    operation has ended.
+
+    The work is completed once the callback has returned True or raised. The future's value is an empty list.
+    """
+
+    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
+        super().__init__(Future())
+        if not callable(callback):
+            raise TypeError(f"PythonCallbackWork(): argument 'callback' must be callable, not {type(callback).__name__}")
+        self._callback = callback
+
+    def wait(self, timeout: Any = None) -> bool:
+        try:
+            has_ended = bool(self._callback(_limit(timeout)))
+        except Exception as error:
+            self._future._settle(None, error)
+            raise
+        if has_ended:
+            self._future._settle([], None)
+        return has_ended
+
+    def is_success(self) -> bool:
+        return self._future.exception() is None
+
+
+class FollowedWork(FutureWork):
+    """An operation, and what has to be done here when it has ended well; `value` is then its value."""
+
+    def __init__(self, work: _core.Work, follow: Callable[[], object], value: Any) -> None:
+        self._before = work.get_future()
+        super().__init__(self._before.then(lambda before: self._followed(before, follow, value)))
+        self._work = work
+
+    @staticmethod
+    def _followed(before: Future, follow: Callable[[], object], value: Any) -> Any:
+        before.value()  # raises what the operation did
+        follow()
+        return value
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._before.wait(_limit(timeout).total_seconds() or None)
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return self._before.done() and super().is_completed()
+
+    def _get_duration(self) -> float:
+        return self._work._get_duration()
+
+    def _get_sequence_number(self) -> int:
+        return self._work._get_sequence_number()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+
+def _create_work_from_future(future: Future) -> FutureWork:
+    """A work that ends when the future does."""
+    return FutureWork(future)
+
+
+def _limit(timeout: Any) -> timedelta:
+    """The time-out for a callback, as a timedelta. None means no limit, like 0."""
+    return to_timedelta(0 if timeout is None else timeout)
+
+
+class _IllegalWork(_core.Work):
+    """The result of a call inside a coalescing manager. There is nothing to wait for before the manager ends."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__") and hasattr(_core.Work, name):
+            raise ValueError(f"Illegal to call {name} on IllegalWork object")
+        return super().__getattribute__(name)

@@ -1,0 +1,220 @@
+"""_ProcessGroupWrapper, which the debug level DETAIL uses to compare every collective of all ranks before it runs."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dldist import _core
+from dldist._backends.backend_base import Backend
+from dldist._backends.low_level import CALLS
+from dldist._base.options import AllgatherOptions, OpType, timeout_of
+from dldist.world import call_all
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+# c10d's names for dtypes; other dtypes keep their own names.
+_DTYPES = {
+    "bool": "Bool",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Short",
+    "uint16": "UInt16",
+    "int32": "Int",
+    "uint32": "UInt32",
+    "int64": "Long",
+    "uint64": "UInt64",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+
+_FIELD_LIMIT = 4096  # characters; a longer field is cut, and its hash tells it apart
+_MESSAGE_LIMIT = 65536  # bytes; every fingerprint is smaller
+
+
+def _shortened(field: str) -> str:
+    if len(field) <= _FIELD_LIMIT:
+        return field
+    return f"{field[:_FIELD_LIMIT]}... (sha256 {sha256(field.encode()).hexdigest()})"
+
+
+class Fingerprint(NamedTuple):
+    """The properties of a collective that are compared. They are text, because they are only shown and compared."""
+
+    sequence: str
+    op: str
+    shapes: str = ""
+    dtypes: str = ""
+    devices: str = ""
+
+    @classmethod
+    def of(cls, sequence: int, method: str, arguments: tuple[Any, ...]) -> Fingerprint:
+        call = CALLS[method]
+        op = str(OpType(call.operation.op_type).name)
+        tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
+        tensors = tensors[0] if tensors else []  # only these have to be alike on all ranks
+        described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
+        columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
+        return cls(str(sequence), op, *columns)
+
+    def __str__(self) -> str:
+        if not self.shapes:
+            return f"CollectiveFingerPrint(SequenceNumber={self.sequence}OpType={self.op})"
+        return (
+            f"CollectiveFingerPrint(SequenceNumber={self.sequence}, OpType={self.op}, TensorShape={self.shapes}, "
+            f"TensorDtypes={self.dtypes}, TensorDeviceTypes={self.devices})"
+        )
+
+    def encode(self) -> bytes:
+        return "\n".join(self).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Fingerprint | None:
+        """The fingerprint that a peer has sent, or None if the bytes are not a fingerprint."""
+        fields = data.decode("utf-8", "backslashreplace").split("\n")
+        return cls(*fields) if len(fields) == len(cls._fields) else None
+
+    def differences(self, other: Fingerprint) -> str:
+        """Where they differ, with c10d's spacing."""
+        names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
+        differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
+        return " ".join(differ)
+
+
+def _describe(tensor: Any) -> tuple[str, str, str]:
+    """A tensor's shape, dtype and device. If it is not a tensor, the backend will refuse it later."""
+    try:
+        found = _core._describe_tensor(tensor, False)
+    except (TypeError, ValueError, BufferError):
+        return "[unknown]", type(tensor).__name__, "unknown"
+    # Compare only the type of the device: each rank has a device of its own.
+    return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
+
+
+class _ProcessGroupWrapper(Backend):
+    """A backend whose collectives are compared before they run, through `gloo_backend`, another backend of the same ranks.
+
+    The comparison is a monitored barrier, which names missing ranks, and then an exchange of fingerprints. Each rank that sees a
+    difference raises a DistMismatchError (a RuntimeError) for the first one. Messages between two ranks are not compared.
+    """
+
+    wrapped_pg: Any = None
+    """The backend whose collectives are compared."""
+
+    def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
+        if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
+            raise ValueError(
+                f"_ProcessGroupWrapper(): rank {backend.rank()} of {backend.size()} cannot be compared by a backend of rank "
+                f"{gloo_backend.rank()} of {gloo_backend.size()}"
+            )
+        super().__init__(backend.rank(), backend.size())
+        self.wrapped_pg = backend
+        self._helper = gloo_backend
+        self._sequence = 0
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        if method in CALLS:
+            self._compare(method, arguments)
+        return getattr(self.wrapped_pg, method)(*arguments)
+
+    def _compare(self, method: str, arguments: tuple[Any, ...]) -> None:
+        mine = Fingerprint.of(self._sequence, method, arguments)
+        timeout = timeout_of(arguments[-1])
+        self._meet(mine, timeout)
+        for rank, theirs in enumerate(self._exchange(mine, timeout)):
+            if theirs != mine:
+                raise _core.DistMismatchError(
+                    f"Detected mismatch between collectives on ranks. Rank {self._rank} is running collective: {mine}, but "
+                    f"Rank {rank} is running collective: {theirs}."
+                    f"Collectives differ in the following aspects: {mine.differences(theirs)}"
+                )
+        self._sequence += 1
+
+    def _meet(self, mine: Fingerprint, timeout: timedelta | None) -> None:
+        try:
+            self._helper.monitored_barrier(timeout, True)
+        except RuntimeError as error:
+            raise _with_collective(error, mine) from error
+
+    def _exchange(self, mine: Fingerprint, timeout: timedelta | None) -> list[Fingerprint]:
+        """The fingerprints of all ranks."""
+        encoded = mine.encode()
+        lengths = [int.from_bytes(length, "little") for length in self._all_gather(len(encoded).to_bytes(8, "little"), timeout)]
+        longest = max(lengths)
+        if longest > _MESSAGE_LIMIT:
+            raise _core.DistMismatchError(
+                f"rank {lengths.index(longest)} announces a fingerprint of {longest} bytes, more than the maximum of "
+                f"{_MESSAGE_LIMIT}"
+            )
+        pieces = self._all_gather(encoded.ljust(longest, b"\0"), timeout)
+        prints = []
+        for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
+            found = Fingerprint.decode(piece[:length])
+            if found is None:
+                raise _core.DistMismatchError(f"rank {rank} has sent something that is not the fingerprint of a collective")
+            prints.append(found)
+        return prints
+
+    def _all_gather(self, data: bytes, timeout: timedelta | None) -> list[bytes]:
+        opts = AllgatherOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        gathered = bytearray(len(data) * self._size)
+        self._helper.all_gather_single(gathered, bytearray(data), opts).wait()
+        return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
+
+    def getBackendName(self) -> str:
+        return self.wrapped_pg.name()  # type: ignore[no-any-return]
+
+    @property
+    def bound_device_id(self) -> Any:
+        return self.wrapped_pg.bound_device_id
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self.wrapped_pg.bound_device_id = device
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.wrapped_pg.set_timeout(timeout)
+        self._helper.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        call_all([self.wrapped_pg.shutdown, self._helper.shutdown])
+
+    def abort(self) -> None:
+        call_all([self.wrapped_pg.abort, self._helper.abort])
+
+    def __getattr__(self, name: str) -> Any:
+        """What only some backends have."""
+        if name in ("wrapped_pg", "group"):  # the group does not compare
+            raise AttributeError(f"a backend that is compared has no {name!r} of its own")
+        return getattr(self.wrapped_pg, name)
+
+
+def _of_wrapped(name: str) -> Any:
+    return property(lambda self: getattr(self.wrapped_pg, name))
+
+
+# Everything else is the wrapped backend's, too.
+_OWN = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
+
+for _name in vars(Backend).keys() - _OWN:
+    if not _name.startswith("__"):
+        setattr(_ProcessGroupWrapper, _name, _of_wrapped(_name))
+
+
+def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
+    """The same error, but its text also says what this rank was about to run."""
+    text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
+    if not isinstance(error, _core.DistError):
+        return RuntimeError(text)
+    told = type(error)(text)
+    vars(told).update(vars(error))
+    return told

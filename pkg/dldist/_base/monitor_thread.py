@@ -1,0 +1,125 @@
+"""The monitor's thread, and which groups it looks after; docs/watchdog.md says what it does. Imported with the first group of
+several ranks."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]
+import _thread
+import _weakref
+import atexit
+import os
+import sys
+
+from dldist import _core
+from dldist._base import settings
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    import weakref
+    from types import SimpleNamespace
+
+STOP_TIMEOUT_S = 1.0
+"""What the end of the process may wait for the monitor."""
+
+_DUMPING_OFF, _DUMPING_DEVICES, _DUMPING_ON = range(3)
+
+_lock = _thread.allocate_lock()
+_is_started = False
+_numbers: dict[weakref.ref[_core.Group], int] = {}
+"""The groups that the monitor knows, and their numbers there."""
+
+
+def add(group: _core.Group) -> None:
+    """Have the monitor look after a group until remove(), or until nobody holds it."""
+    number = _core._monitor_add_group(group)
+    _numbers[_weakref.ref(group, _forget)] = number
+
+
+def remove(group: _core.Group) -> None:
+    """The group has ended. What it has failed with is reported first."""
+    _forget(_weakref.ref(group))
+
+
+def _forget(reference: weakref.ref[_core.Group]) -> None:
+    number = _numbers.pop(reference, None)
+    if number is not None and not sys.is_finalizing():  # else modules may have been emptied
+        _core._monitor_remove_group(number)
+
+
+def start(rank: int) -> None:
+    """Start the monitor of this process, which is `rank` of the first group; called by the C side. Once is enough."""
+    global _is_started
+    with _lock:
+        if _is_started:
+            return
+        said = settings.of_failures()
+        _core._monitor_open(*_options(said, rank))
+        number = dump_signal()
+        if number:
+            # By default only where the signal would end the process: the program has no use for it.
+            _core._monitor_on_signal(number, not said.dump_signal)
+        _thread.start_new_thread(_core._monitor_run, ())  # costs a fifth of a threading.Thread
+        _is_started = True
+
+
+def _options(said: SimpleNamespace, rank: int) -> tuple[int | str, ...]:
+    is_json = said.dump_format == "json"
+    return (
+        said.coord_check_ms,
+        said.dump_timeout_ms,
+        said.heartbeat_timeout_s,
+        _dumping(said),
+        said.propagate_error,
+        said.desync_debug or _is_detailed(),
+        said.extra_dump_on_exec,
+        is_json,
+        said.include_stacks,
+        said.only_active,
+        settings.dump_prefix() + str(rank) + (".json" if is_json else ""),
+        f"{said.dump_pipe}{rank}.pipe" if said.dump_pipe else "",
+        said.enable_monitoring,
+        said.async_error_handling in (1, 3),
+    )
+
+
+def _dumping(said: SimpleNamespace) -> int:
+    if said.dump_on_timeout is not None:
+        return _DUMPING_ON if said.dump_on_timeout else _DUMPING_OFF
+    return _DUMPING_ON if said.dump_file else _DUMPING_DEVICES
+
+
+def _is_detailed() -> bool:
+    from dldist._base.options import DebugLevel, get_debug_level
+
+    return get_debug_level() is DebugLevel.DETAIL
+
+
+def dump_signal() -> int:
+    """What asks ranks for dumps: the number of the signal that DLDIST_DUMP_SIGNAL names, SIGUSR2 where it names none, 0 for "none"."""
+    name = settings.value("dump_signal")
+    wanted = name.upper() or "SIGUSR2"
+    if wanted == "NONE":
+        return 0
+    is_name = wanted.startswith("SIG") and not wanted.startswith("SIG_")
+    number = int(wanted) if wanted.isdecimal() else getattr(_signal, wanted, None) if is_name else None
+    if number and (number not in _signal.valid_signals() or number in (_signal.SIGKILL, _signal.SIGSTOP)):
+        number = None
+    if not isinstance(number, int):
+        raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})")
+    return number
+
+
+def _stop() -> None:
+    _core._monitor_stop(STOP_TIMEOUT_S)
+
+
+def _forget_in_child() -> None:
+    # The thread and the groups are the parent's.
+    global _is_started, _lock
+    _lock = _thread.allocate_lock()
+    _is_started = False
+    _numbers.clear()
+
+
+atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
+os.register_at_fork(after_in_child=_forget_in_child)

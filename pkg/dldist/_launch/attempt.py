@@ -1,0 +1,382 @@
+"""Starts all ranks of this launcher once, passes on what they print, and ends them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, BinaryIO
+
+from dldist import _core
+from dldist._launch import dumps as launch_dumps
+from dldist._launch import nodes, output, report
+from dldist._launch import options as launch_options
+from dldist._launch import ranks as launch_ranks
+
+_KILL_AGAIN_S = 0.2
+# How long until the user is told why the prompt does not come back, and how often after that.
+_FIRST_NOTICE_S = 2.0
+_NOTICE_S = 5.0
+# How long a reader that does not read can delay the end of the ranks.
+_READER_PATIENCE_S = 1.5
+_NAMED = 8
+# The exit codes of shells.
+_NOT_STARTED, _NOT_FOUND = 126, 127
+# A rank that has lost another may end sooner than the lost one.
+_CULPRIT_GRACE_S = 0.5
+_TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
+
+
+class Interrupted(BaseException):
+    """dlrun got a signal while it was waiting for something other than ranks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """The signals that dlrun got. They wake up a selector, and raise Interrupted within raising()."""
+
+    HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+    def __init__(self, asking: int = 0) -> None:
+        """`asking` is the signal that asks for a report; 0 if none does."""
+        self.first: int | None = None
+        self.count = 0
+        self.is_report_wanted = False
+        self._handlers = {asking: self._note_question} | dict.fromkeys(self.HANDLED, self._note)
+        self._is_raising = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number, handler in self._handlers.items():
+            # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a script's background command.
+            if number and signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self.reader)
+        os.close(self._writer)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = number
+        if self._is_raising:
+            raise Interrupted(number)
+
+    def _note_question(self, _number: int, _frame: object) -> None:
+        self.is_report_wanted = True
+
+    def handles(self, number: int) -> bool:
+        """Return True unless the signal was ignored when dlrun started."""
+        return number in self._before
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        self._is_raising = True
+        try:
+            if self.first is not None:
+                raise Interrupted(self.first)
+            yield
+        finally:
+            self._is_raising = False
+
+    def clear(self) -> None:
+        try:
+            while os.read(self.reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class Supervisor:
+    """Runs one attempt. run() returns None if every rank of the job ended well, else the failure to show."""
+
+    def __init__(self, meeting: nodes.Meeting, attempt: launch_ranks.Attempt, signals: Signals) -> None:
+        self._options = attempt.options
+        self._place = attempt.place
+        self._meeting = meeting
+        self._attempt = attempt
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._ranks: list[launch_ranks.Rank] = []
+        self._failures: list[report.Failure] = []
+        self._told: report.Failure | None = None
+        self._end_at: float | None = None
+        """When to tell the ranks to end."""
+        self._kill_at: float | None = None
+        """When to kill those that are left."""
+        self._told_end_at = 0.0
+        self._notice_at: float | None = None
+        """When to say again which ranks have not ended."""
+        self._is_failure_asked = False
+        """Whether the ranks were asked for dumps after a failure."""
+        self._is_report_due = False
+        self._dumps = launch_dumps.Dumps(attempt)
+        self._is_noted_done = self._is_done = False
+        self._consoles = [output.Console(fd, self._may_wait) for fd in (1, 2)]
+        self._nlines_at: dict[int, int] = {}
+        """How many lines the consoles had when the rank's last stderr output appeared, by rank."""
+
+    def _may_wait(self) -> bool:
+        is_ending = self._kill_at is not None
+        return self._signals.first is None and (not is_ending or time.monotonic() - self._told_end_at < _READER_PATIENCE_S)
+
+    def run(self) -> report.Failure | None:
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.clear)
+        try:
+            self._start()
+            while not self._is_over():
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+                self._look_around()
+        finally:
+            for rank in self._ranks:
+                rank.close()
+            self._selector.close()
+            self._dumps.close(is_of_use=self._told is not None and self._signals.first is None)
+        return self._told
+
+    def about_dumps(self, failure: report.Failure) -> bytes:
+        """What the flight recorders say about a failure, and where they are; b"" if there are none."""
+        if self._signals.first is not None or not self._dumps.has_any():
+            return b""
+        lines = [self._dumps.where()]
+        # The files of other machines are not here.
+        if report.is_time_out(failure) and self._place.nnodes == 1:
+            lines.insert(0, self._dumps.verdict())
+        return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
+
+    def _say(self, text: str) -> None:
+        self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
+
+    def is_in_sight(self, failure: report.Failure) -> bool:
+        """Whether the failed rank's last words are still on the screen, as far as we know."""
+        shown_at = self._nlines_at.get(failure.rank)
+        return shown_at is not None and self._nlines() - shown_at <= report.LINES_IN_SIGHT
+
+    def _nlines(self) -> int:
+        return sum(console.nlines for console in self._consoles)
+
+    # Starting
+
+    def _start(self) -> None:
+        if (why := launch_ranks.why_no_script(self._options)) is not None:
+            self._give_up(_NOT_FOUND, why)
+            return
+        for local_rank in range(self._place.nproc):
+            # A single rank writes to the console itself, so a terminal stays a terminal.
+            is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
+            has_pipes = self._place.world_size > 1 or not is_plain
+            try:
+                rank = launch_ranks.Rank(self._attempt, local_rank, self._dumps.environment, has_pipes)
+                self._ranks.append(rank)
+                self._watch(rank)
+            except OSError as error:
+                program = launch_ranks.command(self._options)[0]
+                about = "" if error.filename in (None, program) else f": {error.filename}"
+                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED
+                self._give_up(code, f"cannot start {program}: {error.strerror or error}{about}")
+                return
+
+    def _watch(self, rank: launch_ranks.Rank) -> None:
+        self._selector.register(rank.child, selectors.EVENT_READ, lambda: self._on_end(rank))
+        rank.streams = [self._stream(rank, pipe, index) for index, pipe in enumerate(rank.pipes)]
+        for stream in rank.streams:
+            self._selector.register(stream.pipe, selectors.EVENT_READ, lambda stream=stream: self._on_output(rank, stream))
+
+    def _stream(self, rank: launch_ranks.Rank, pipe: IO[bytes], index: int) -> output.Stream:
+        kept, hidden = self._options.kept(rank.local_rank)
+        bit = (launch_options.KEEP_STDOUT, launch_options.KEEP_STDERR)[index]
+        return output.Stream(
+            pipe,
+            f"[rank{rank.rank}]: ".encode() if self._place.world_size > 1 else b"",
+            self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
+            self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
+            _TORCH_CLIENT_REFUSED if index == 1 and self._attempt.secret else b"",
+        )
+
+    def _log_file(self, rank: int, name: str) -> BinaryIO:
+        folder = os.path.join(self._attempt.log_folder, str(rank))
+        os.makedirs(folder, exist_ok=True)
+        return open(os.path.join(folder, name), "xb", buffering=0)
+
+    # What happens
+
+    def _on_output(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
+        if not stream.read():
+            self._selector.unregister(stream.pipe)
+        self._note_shown(rank, stream)
+        if stream.has_marker and not self._failures:
+            self._give_up(
+                1,
+                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would try in "
+                "vain for minutes: run it with --no-secret",
+            )
+
+    def _note_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
+        if stream is rank.streams[1] and stream.is_shown:
+            self._nlines_at[rank.rank] = self._nlines()
+
+    def _on_end(self, rank: launch_ranks.Rank) -> None:
+        if not rank.child.has_ended():
+            return
+        self._selector.unregister(rank.child)
+        if rank.code != 0 and self._kill_at is None:
+            failure = rank.failure()
+            if rank.streams:
+                self._note_shown(rank, rank.streams[1])
+            self._fail(failure)
+
+    def _of_launcher(self, code: int, why: str) -> report.Failure:
+        return report.of_launcher(self._place.node, code, why)
+
+    def _give_up(self, code: int, why: str) -> None:
+        self._fail(self._of_launcher(code, why))
+
+    def _fail(self, failure: report.Failure) -> None:
+        self._failures.append(failure)
+        at = time.monotonic() + (_CULPRIT_GRACE_S if failure.is_consequence else 0.0)
+        self._end_at = at if self._end_at is None else min(at, self._end_at)
+
+    def _look_around(self) -> None:
+        if self._signals.first is not None:
+            self._obey(self._signals.first)
+        if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
+            self._give_up(-signal.SIGPIPE, "nobody reads the output any more")
+        self._look_elsewhere()
+        self._answer()
+        now = time.monotonic()
+        if self._end_at is not None and self._kill_at is None:
+            nobody_is_left = self._meeting.is_alone and self._has_ended()
+            if nobody_is_left or now >= self._end_at:
+                self._end_after_dumps()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = now + _KILL_AGAIN_S
+            self._notice_at = None
+            for rank in self._ranks:
+                rank.child.send_to_all(signal.SIGKILL)
+        if self._notice_at is not None and now >= self._notice_at and not self._has_ended():
+            self._notice_at = now + _NOTICE_S
+            self._say_who_is_waited_for(now)
+
+    def _end_after_dumps(self) -> None:
+        """A rank has failed: have the others dump their flight recorders, then tell them to end."""
+        self._tell_others()
+        if not self._is_failure_asked:
+            self._is_failure_asked = True
+            self._dumps.ask(self._running(), is_wanted=False)
+        if self._dumps.look():
+            self._end_all(signal.SIGTERM)
+
+    def _say_who_is_waited_for(self, now: float) -> None:
+        left = max((self._kill_at or now) - now, 0.0)
+        if self._signals.first is not None:
+            how = "a second signal"
+        else:
+            how = f"{'Ctrl-C' if self._signals.handles(signal.SIGINT) else 'SIGTERM'} twice"
+        self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or by {how}")
+
+    # Reports that are asked for
+
+    def _answer(self) -> None:
+        if self._signals.is_report_wanted:
+            self._signals.is_report_wanted = False
+            self._is_report_due = True
+            self._dumps.ask(self._running(), is_wanted=True)
+        if self._is_report_due and self._dumps.look():
+            self._is_report_due = False
+            for line in self._report():
+                self._say(line)
+
+    def _report(self) -> Iterator[str]:
+        running, dumps = self._running(), self._dumps
+        yield f"report at {report.now()}: of {len(self._ranks)} ranks here {len(running)} run: {_names(running) or 'none'}"
+        if dumps.deaf:
+            yield f"{_names(dumps.deaf)}: in no group of several ranks, or not listening to the signal: nothing is known"
+        if dumps.silent:
+            yield f"{_names(dumps.silent)}: asked, and no answer: stopped, perhaps, or the file system hangs"
+        if dumps.has_any():
+            yield dumps.verdict()
+            if self._place.nnodes > 1:
+                yield "this is about the ranks of this machine alone: the dlrun of each machine can be asked"
+            yield dumps.where()
+
+    def _obey(self, number: int) -> None:
+        if self._kill_at is None:
+            name = signal.Signals(number).name
+            self._failures.insert(0, self._of_launcher(-number, f"ended by {name}"))
+            self._end_all(number)
+            self._tell_others()
+        elif self._signals.count > 1:
+            self._kill_at = time.monotonic()  # the user is impatient
+
+    def _end_all(self, number: int) -> None:
+        self._told_end_at = time.monotonic()
+        self._kill_at = self._told_end_at + self._options.grace_s
+        self._notice_at = self._told_end_at + _FIRST_NOTICE_S
+        for rank in self._running():
+            rank.child.send_to_all(number)
+
+    def _running(self) -> list[launch_ranks.Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
+
+    def _look_elsewhere(self) -> None:
+        if self._told is not None:
+            return
+        try:
+            self._told = self._meeting.failure_elsewhere(self._attempt.number)
+            if self._told is None and not self._failures and self._has_ended():
+                if not self._is_noted_done:
+                    self._meeting.note_done(self._attempt.number)
+                    self._is_noted_done = True
+                self._is_done = self._meeting.is_done(self._attempt.number)
+        except _core.DistError as error:
+            self._told = self._of_launcher(1, f"the other launchers are out of reach: {error}")
+        if self._told is not None:
+            self._end_at = time.monotonic()
+
+    def _tell_others(self) -> None:
+        if self._told is not None:
+            return
+        mine = report.first(self._failures)
+        try:
+            self._told = self._meeting.report(self._attempt.number, mine)
+        except _core.DistError as error:
+            self._told = dataclasses.replace(mine, is_final=True)
+            output.say(f"the other launchers could not be told: {error}")
+
+    # The end
+
+    def _has_ended(self) -> bool:
+        return all(rank.code is not None for rank in self._ranks)
+
+    def _is_over(self) -> bool:
+        return self._has_ended() and (self._told is not None or self._is_done)
+
+    def _patience(self) -> float | None:
+        end_at = self._end_at if self._kill_at is None else None
+        if end_at is not None and self._is_failure_asked:
+            end_at = self._dumps.next_look()
+        maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_look())
+        moments = [moment for moment in maybe if moment is not None]
+        if not self._meeting.is_alone:
+            moments.append(time.monotonic() + self._options.poll_s)
+        return max(min(moments) - time.monotonic(), 0.0) if moments else None
+
+
+def _names(ranks: list[launch_ranks.Rank]) -> str:
+    shown = [f"rank {rank.rank} (pid {rank.pid})" for rank in ranks[:_NAMED]]
+    return ", ".join([*shown, *([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])])

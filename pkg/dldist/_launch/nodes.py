@@ -1,0 +1,250 @@
+"""How the launchers of a job find each other, and agree on which rank failed first and when to start again.
+
+One launcher serves a store. The ranks of the first attempt use it, too; the keys of the launchers have a prefix. The ranks of each
+later attempt get a new, empty store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dldist import _core
+from dldist._launch import options as launch_options
+from dldist._launch import output, ranks
+from dldist._launch import report as launch_report
+
+JOIN_TIMEOUT_S = 600.0
+_REPLY_TIMEOUT_S = 10.0
+_RESTART_TIMEOUT_S = 60.0
+# How long a launcher that refuses serves the store, so that the others can find out why.
+_REFUSAL_PATIENCE_S = 2.0
+_POLL_S = 0.05
+NOTICE_S = 5.0
+_BEAT_S = 2.0
+# Long enough even for a very busy machine.
+SILENT_S = 30.0
+
+
+class _Every(threading.Thread):
+    """Makes a call every `seconds` until stop() or the end of the block, even while the main thread is busy."""
+
+    def __init__(self, seconds: float, call: Callable[[], object]) -> None:
+        super().__init__(name="dlrun-every", daemon=True)
+        self._seconds = seconds
+        self._call = call
+        self._is_over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._is_over.wait(self._seconds):
+                self._call()
+        except (_core.DistError, OSError):
+            pass  # the main thread will notice, too
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join(_POLL_S)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LaunchError(Exception):
+    """The job cannot start; the text says why."""
+
+
+def serve(host: str, port: int, secret: str) -> _core.TCPStore:
+    return _core.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=_REPLY_TIMEOUT_S, secret=secret
+    )
+
+
+def _run_names(given: str | None) -> tuple[str, str]:
+    """The job's id, and a name for the folder of its files, which differs from run to run even if the id does not."""
+    run_id = given or secrets.token_hex(4)
+    return run_id, f"{run_id}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}".replace("/", "_")
+
+
+class _Ear:
+    """Notices launchers that no longer beat."""
+
+    def __init__(self, store: _core.Store, count: int) -> None:
+        self._store = store
+        self._heard = [(0, time.monotonic())] * count
+        self._next = 0.0
+
+    def silent(self) -> int | None:
+        """A machine whose launcher has been silent for too long, or None."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + _BEAT_S
+        for node, (before, when) in enumerate(self._heard):
+            beats = self._store.add(f"beat/{node}", 0)
+            if beats != before:
+                self._heard[node] = beats, now
+            elif now - when > SILENT_S:
+                return node
+        return None
+
+
+class Meeting:
+    """The launchers of a job. Every call may raise DistError if the others are out of reach."""
+
+    def __init__(self, options: launch_options.Options, secret: str) -> None:
+        self._options = options
+        self._secret = secret
+        self._deadline = time.monotonic() + JOIN_TIMEOUT_S
+        self._beat: _Every | None = None
+        base, self._is_host = self._open()
+        self._store_of_ranks = base
+        self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", base)
+        if self._is_host:
+            self._store.set("job", json.dumps(_run_names(options.run_id)))
+        try:
+            self.place = self._wait_for_all(self._take_number())
+        except LaunchError:
+            self.leave(_REFUSAL_PATIENCE_S)
+            raise
+        self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._left()))
+        if not self.is_alone:
+            store, key = self._store.clone(), f"beat/{self.place.node}"
+            self._beat = _Every(_BEAT_S, lambda: store.add(key, 1))
+        self._ear = _Ear(self._store, options.nnodes) if self._is_host else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other launcher."""
+        return self._options.nnodes == 1
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.1)
+
+    def _saying(self, text: Callable[[], str]) -> _Every:
+        """Tell the user every few seconds what this is waiting for."""
+        return _Every(NOTICE_S, lambda: output.say(text()))
+
+    def _open(self) -> tuple[_core.TCPStore, bool]:
+        """The store of the launchers, and whether this launcher serves it. Machine 0 serves it, or whichever machine gets the port."""
+        options, why_not = self._options, ""
+        if options.node_rank in (0, None):
+            try:
+                return serve(options.host, options.port, self._secret), True
+            except _core.DistNetworkError as error:
+                if options.node_rank == 0 or self.is_alone:
+                    raise
+                why_not = f"; it cannot be served here either: {error}"
+        try:
+            what = f"waiting for the dlrun of {options.host}:{options.port}"
+            with self._saying(lambda: f"{what}, {self._left():.0f} s at most"):
+                store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
+        except _core.DistError as error:
+            raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
+        store.set_timeout(_REPLY_TIMEOUT_S)
+        return store, False
+
+    def _take_number(self) -> int:
+        options = self._options
+        node = options.node_rank if options.node_rank is not None else self._store.add("arrived", 1) - 1
+        if node >= options.nnodes:
+            raise LaunchError(f"the job at {options.host}:{options.port} has all of its {options.nnodes} machines already")
+        mine = self._card()
+        there = self._store.compare_set(f"node/{node}", "", json.dumps(mine))
+        if json.loads(there) != mine:
+            other = json.loads(there)
+            raise LaunchError(f"machine {node} is there already: host {other['host']}, pid {other['pid']}")
+        return node
+
+    def _card(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "nproc": options.nproc,
+            "--nnodes": options.nnodes,
+            "--max-restarts": options.max_restarts,
+        }
+
+    def _wait_for_all(self, node: int) -> ranks.Place:
+        count = self._options.nnodes
+        keys = [f"node/{number}" for number in range(count)]
+        try:
+            with self._saying(lambda: self._who_has_come(keys)):
+                self._store.wait(keys, timeout=self._left())
+        except _core.DistTimeoutError as error:
+            missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
+            raise LaunchError(
+                f"{len(missing)} of {count} machines did not come within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}"
+            ) from error
+        cards = [json.loads(card) for card in self._store.multi_get(keys)]
+        for number, card in enumerate(cards):
+            for option in ("--nnodes", "--max-restarts"):
+                if card[option] != cards[node][option]:
+                    raise LaunchError(
+                        f"machine {number} (host {card['host']}) was started with {option} {card[option]}, "
+                        f"this one with {cards[node][option]}"
+                    )
+        counts = [card["nproc"] for card in cards]
+        return ranks.Place(node, count, sum(counts[:node]), counts[node], sum(counts))
+
+    def _who_has_come(self, keys: list[str]) -> str:
+        cards = [self._store.try_get(key) for key in keys]
+        hosts = [f"{number} ({json.loads(card)['host']})" for number, card in enumerate(cards) if card is not None]
+        return (
+            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._left():.0f} s at most; "
+            f"here: {', '.join(hosts)}"
+        )
+
+    def attempt(self, number: int) -> ranks.Attempt:
+        key = f"attempt/{number}"
+        if self._is_host:
+            if number > 0:
+                self._store_of_ranks = serve(self._options.host, 0, self._secret)
+            self._store.set(key, str(self._store_of_ranks.port))
+        port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
+        return ranks.Attempt(self._options, self.place, number, self._run_id, self._folder, port, self._secret)
+
+    def failure_elsewhere(self, number: int) -> launch_report.Failure | None:
+        if self.is_alone:
+            return None
+        text = self._store.try_get(f"failed/{number}")
+        if text is not None:
+            return launch_report.Failure.from_json(text)
+        node = self._ear.silent() if self._ear is not None else None
+        if node is None:
+            return None
+        host = json.loads(self._store.get(f"node/{node}"))["host"]
+        why = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {SILENT_S:.0f} s"
+        return self.report(number, launch_report.of_launcher(self.place.node, 1, why))
+
+    def report(self, number: int, failure: launch_report.Failure) -> launch_report.Failure:
+        """Tell the others about a failure. Returns the failure that was told first."""
+        return launch_report.Failure.from_json(self._store.compare_set(f"failed/{number}", "", failure.to_json()))
+
+    def note_done(self, number: int) -> None:
+        self._store.add(f"done/{number}", 1)
+
+    def is_done(self, number: int) -> bool:
+        """Whether all machines have completed an attempt."""
+        return self._store.add(f"done/{number}", 0) == self._options.nnodes
+
+    def leave(self, patience: float) -> None:
+        """Leave the job. The launcher that serves the store waits until the others have read how the job ended."""
+        if self._beat is not None:
+            self._beat.stop()
+        left = self._store.add("left", 1)
+        deadline = time.monotonic() + patience
+        while self._is_host and left < self._options.nnodes and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            left = self._store.add("left", 0)
+

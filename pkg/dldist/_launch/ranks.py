@@ -1,0 +1,197 @@
+"""The processes of ranks: their environment, how they start, and what is left when they end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from dldist._launch import options as launch_options
+from dldist._launch import output, processes, rank_environment, report
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a launcher's ranks in the job."""
+
+    node: int
+    nnodes: int
+    first_rank: int
+    nproc: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of all ranks, and what those of this launcher have in common."""
+
+    options: launch_options.Options
+    place: Place
+    number: int
+    run_id: str
+    folder: str
+    port: int
+    secret: str
+
+    @property
+    def log_folder(self) -> str:
+        return os.path.join(self.options.log_dir or "", self.folder, f"attempt_{self.number}")
+
+
+def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
+    """The environment of a rank: that of this process, with torchrun's variables."""
+    place, options = attempt.place, attempt.options
+    rank = place.first_rank + local_rank
+    env = {
+        **os.environ,
+        **rank_environment.of_rank(rank, place.world_size, local_rank, place.nproc, place.node, place.nnodes),
+        **rank_environment.of_store(options.host, attempt.port, attempt.number),
+    }
+    env.update(
+        ROLE_NAME=options.role,
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(place.world_size),
+        TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
+        TORCHELASTIC_RUN_ID=attempt.run_id,
+        DLDIST_SECRET=attempt.secret,
+    )
+    if place.nproc > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    if not attempt.secret:
+        del env["DLDIST_SECRET"]
+    return env
+
+
+def command(options: launch_options.Options) -> list[str]:
+    if not options.is_python:
+        return options.program
+    # Unbuffered, so that lines appear at once, and none is lost if the process dies.
+    return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
+
+
+def why_no_script(options: launch_options.Options) -> str | None:
+    """Why Python cannot run the program, or None: there may be no such file, but a command of this name."""
+    program = options.program[0]
+    if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
+        return None
+    if shutil.which(program) is not None:
+        return f"there is no script {program}; to run the command {program}, say --no-python"
+    return f"there is no script {program} in {os.getcwd()}"
+
+
+def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
+    """The cores for a rank. If there are fewer cores than ranks, ranks share them."""
+    if nproc >= len(usable):
+        return [usable[local_rank % len(usable)]]
+    return usable[local_rank * len(usable) // nproc : (local_rank + 1) * len(usable) // nproc]
+
+
+def _is_handled_by(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    except (OSError, ValueError, IndexError):
+        return False
+    return number > 0 and bool(caught >> (number - 1) & 1)
+
+
+def _before_exec(cores: list[int] | None) -> Callable[[], None]:
+    launcher = os.getpid()
+
+    def run() -> None:
+        # If the launcher is killed, its ranks are, too.
+        processes.die_with(launcher)
+        # The launcher ends ranks by SIGTERM. Its parent may ignore or block that signal, and a program inherits both.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    return run
+
+
+class Rank:
+    """A process with its two streams. It leads a session, which its children are in unless they leave it."""
+
+    def __init__(self, attempt: Attempt, local_rank: int, more: Mapping[str, str], has_pipes: bool) -> None:
+        """Start it, with `more` in its environment. Raises OSError if the program cannot be started."""
+        self.local_rank = local_rank
+        self.rank = attempt.place.first_rank + local_rank
+        self.streams: list[output.Stream] = []
+        """stdout and stderr, if this process passes them on."""
+        self._attempt = attempt
+        self._began = time.monotonic()
+        pipe = subprocess.PIPE if has_pipes else None
+        cores = None
+        if attempt.options.has_bound_cores:
+            cores = cores_of(local_rank, attempt.place.nproc, sorted(os.sched_getaffinity(0)))
+        with warnings.catch_warnings():
+            # It warns of fork() in a process with threads. That is safe here: nothing takes a lock between fork() and exec().
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process = subprocess.Popen(
+                command(attempt.options),
+                bufsize=0,
+                # The keyboard belongs to one rank, as under mpirun.
+                stdin=None if local_rank == 0 else subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment(attempt, local_rank) | dict(more),
+                start_new_session=True,
+                preexec_fn=_before_exec(cores),  # noqa: PLW1509  it makes a few system calls
+            )
+        self.pid = self.process.pid
+        self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
+
+    @property
+    def pipes(self) -> list[IO[bytes]]:
+        """The ends of stdout's and stderr's pipes to read from."""
+        return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, or minus the signal; None while it runs."""
+        return self.child.code
+
+    def ask_by(self, number: int) -> bool:
+        """Send a signal to this process alone. Returns False if it has ended, or has no handler, so that the signal would end it."""
+        return self.code is None and _is_handled_by(self.pid, number) and self.child.send(number)
+
+    def failure(self) -> report.Failure:
+        """The report about a process that has failed."""
+        for stream in self.streams:
+            stream.drain()
+        tail = report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
+        tail = report.last_traceback(tail)
+        code = self.code or 0
+        return report.Failure(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            node=self._attempt.place.node,
+            host=os.uname().nodename,
+            pid=self.pid,
+            code=code,
+            attempt=self._attempt.number,
+            seconds=time.monotonic() - self._began,
+            when=report.now(),
+            tail=tail.decode(errors="replace"),
+            is_consequence=report.is_consequence(code, tail),
+        )
+
+    def close(self) -> None:
+        """End what is left of it and of its children."""
+        self.child.close()
+        for stream in self.streams:
+            try:
+                stream.drain()
+            finally:
+                stream.close()
+        for pipe in self.pipes:
+            pipe.close()

@@ -1,0 +1,244 @@
+"""dldist.spawn: runs a function in several processes of this host, from a script or a notebook."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dldist import _core
+from dldist._launch import by_value, child_calls, processes, rank_environment
+
+_KILL_AFTER_S = 1.5
+# A process that has lost another may end sooner than the lost one.
+_CULPRIT_GRACE_S = 0.5
+
+
+class ProcessException(_core.DistError):
+    """A process of spawn() has failed. error_index is its number, and error_pid its pid."""
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid), vars(self)
+
+
+class ProcessRaisedException(ProcessException):
+    """The function raised an exception. It is the __cause__ of this one if it could be pickled."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process ended with an exit code, or by a signal."""
+
+    def __init__(self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name), vars(self)
+
+
+class _Call:
+    """The function and its arguments. They are pickled while the process starts, because queues and locks can be pickled only then."""
+
+    def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.fn, self.args = fn, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if by_value.has_importable_main() and by_value.is_importable(self.fn):
+            return _Call, (self.fn, self.args)
+        return _unpack, (by_value.dumps((self.fn, self.args)),)
+
+
+def _unpack(data: bytes) -> _Call:
+    return _Call(*by_value.loads(data))
+
+
+def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: int | None) -> None:
+    if parent is not None:
+        processes.die_with(parent)
+    os.environ.update(env)
+    # Being told to end is no reason for a traceback.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        data = by_value.dumps_object(("result", call.fn(rank, *call.args)))
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)  # the parent got it, too
+    except Exception as error:
+        channel.send_bytes(pickle.dumps(child_calls.failure(error)))
+        sys.exit(1)
+    channel.send_bytes(data)
+
+
+class ProcessContext:
+    """The running processes; spawn() returns this with join=False."""
+
+    def __init__(self, store: _core.TCPStore, count: int) -> None:
+        self.processes: list[Any] = []
+        self.results: list[Any] = [None] * count
+        """What the function returned in each process; None if it has not returned yet."""
+        self._store = store
+        self._running: list[child_calls.Call] = []
+        self._failures: list[ProcessException] = []
+
+    def pids(self) -> list[int]:
+        """The processes' ids."""
+        return [process.pid for process in self.processes]
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until all have ended. Returns False if they have not within `timeout` seconds.
+
+        The first failure ends all processes and is raised. An exception while waiting, such as Ctrl-C, ends them, too.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while self._running:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._look(left)
+                if self._failures:
+                    self._fail()
+        except BaseException:
+            self.terminate()
+            raise
+        return True
+
+    def terminate(self) -> None:
+        """End all processes that are running, by SIGTERM, and after a moment by SIGKILL."""
+        processes.end([call.child for call in self._running], signal.SIGTERM, _KILL_AFTER_S)
+        for call in self._running:
+            call.close()
+        self._running.clear()
+
+    def _watch(self, process: Any, channel: Any) -> None:
+        def reap() -> int:
+            process.join()
+            return int(process.exitcode)
+
+        self._running.append(child_calls.Call(len(self.processes), processes.Child(process.pid, reap), channel))
+        self.processes.append(process)
+
+    def _look(self, timeout: float | None) -> None:
+        for call in child_calls.with_news(self._running, timeout):
+            self._hear(call)
+            if call.child.has_ended():
+                self._running.remove(call)
+                call.close()
+                self._note_end(call)
+
+    def _hear(self, call: child_calls.Call) -> None:
+        try:
+            has_spoken = call.hear()
+        except Exception as unreadable:
+            unreadable.add_note(f"spawn(): while the result of process {call.number} was read")
+            raise
+        self.results[call.number] = call.result
+        if has_spoken and call.failure:
+            text = f"\n\n-- Process {call.number} terminated with the following error:\n{call.failure}"
+            failure = ProcessRaisedException(text, call.number, call.child.pid)
+            failure.__cause__ = call.error
+            self._failures.append(failure)
+
+    def _note_end(self, call: child_calls.Call) -> None:
+        code = call.child.code or 0
+        if code == 0 or call.failure:
+            return  # how it has ended is known
+        name = processes.signal_name(-code) if code < 0 else None
+        how = f"exit code {code}" if name is None else f"signal {name}"
+        text = f"process {call.number} terminated with {how}"
+        self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
+
+    def _fail(self) -> None:
+        """Raise the failure that caused the others; it may not be the first that was noticed."""
+        deadline = time.monotonic() + _CULPRIT_GRACE_S
+        while self._running and all(child_calls.is_consequence(failure.__cause__) for failure in self._failures):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._look(left)
+        raise min(self._failures, key=lambda failure: child_calls.is_consequence(failure.__cause__))
+
+
+def spawn(
+    fn: Callable[..., Any],
+    nprocs: int = 1,
+    args: tuple[Any, ...] = (),
+    *,
+    join: bool = True,
+    daemon: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    """Run `fn(i, *args)` in new processes of this host, with i from 0.
+
+    Each process has a rank in its environment, so init_process_group() needs no arguments there. If one fails, the others are ended.
+
+    Args:
+        fn: The function. It and `args` are pickled.
+        nprocs: The number of processes.
+        args: The arguments after the number.
+        join: Wait for all. With False, a ProcessContext is returned at once.
+        daemon: End the processes with this one, as multiprocessing does with its daemons.
+        timeout: The seconds that all may take; None sets no limit.
+
+    Returns:
+        A list of what the processes returned.
+
+    Raises:
+        ProcessRaisedException: The function raised. Its text has the traceback.
+        ProcessExitedException: A process ended with an exit code, or by a signal.
+        DistTimeoutError: They took longer than `timeout`, and have been ended.
+
+    Example:
+        >>> def double(i, by):
+        ...     return i * by
+        >>> spawn(double, 3, (2,))  # doctest: +SKIP
+        [0, 2, 4]
+    """
+    _check(fn, nprocs, args)
+    context = multiprocessing.get_context("spawn")
+    store, environments = rank_environment.serve_store(nprocs)
+    running = ProcessContext(store, nprocs)
+    # The kernel ends a process with the thread that started it. Threads other than the main one may end too early.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
+    try:
+        for rank, env in enumerate(environments):
+            receiver, sender = context.Pipe(duplex=False)
+            process: Any = context.Process(
+                target=_child, args=(_Call(fn, tuple(args)), rank, env, sender, parent), daemon=daemon
+            )
+            process.start()
+            sender.close()
+            running._watch(process, receiver)
+    except BaseException:
+        running.terminate()
+        raise
+    if not join:
+        return running
+    if not running.join(timeout):
+        late = sorted(call.number for call in running._running)
+        running.terminate()
+        raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within the timeout of {timeout} s: {late}")
+    return running.results
+
+
+def _check(fn: object, nprocs: object, args: object) -> None:
+    if not callable(fn):
+        raise TypeError(f"spawn(): argument 'fn' must be callable, not {type(fn).__name__}")
+    if not isinstance(nprocs, int) or isinstance(nprocs, bool):
+        raise TypeError(f"spawn(): argument 'nprocs' must be int, not {type(nprocs).__name__}")
+    if nprocs < 1:
+        raise ValueError(f"spawn(): argument 'nprocs' must be 1 or more, not {nprocs}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"spawn(): argument 'args' must be a tuple, not {type(args).__name__}")

@@ -1,0 +1,147 @@
+"""The program of a rank of dldist.testing: finds the function, calls it, and sends the outcome."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import pickle
+import resource
+import sys
+import types
+import unittest
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dldist._launch import by_value, child_calls, processes
+
+
+def main(fd: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable()
+    channel = Connection(fd)
+    job = pickle.loads(channel.recv_bytes())
+    processes.die_with(job["parent"])
+    data = _outcome(job)
+    sys.stdout.flush()
+    channel.send_bytes(data)
+
+
+def _outcome(job: dict[str, Any]) -> bytes:
+    """The rank's message, pickled."""
+    try:
+        return pickle.dumps(("result", _call(job)))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Without the exception: raised where the tests run, it would end them.
+        return pickle.dumps((*child_calls.failure(error)[:2], None))
+    except BaseException as error:
+        reason = _skip_reason(error)
+        return pickle.dumps(("skip", reason) if reason is not None else child_calls.failure(error))
+
+
+def _skip_reason(error: BaseException) -> str | None:
+    """The reason, if this is unittest.SkipTest or comes from pytest.skip(), whose exception has no public name."""
+    is_pytest = type(error).__name__ == "Skipped" and type(error).__module__ in ("_pytest.outcomes", "Skipped", "builtins")
+    return str(error) if isinstance(error, unittest.SkipTest) or is_pytest else None
+
+
+def _call(job: dict[str, Any]) -> Any:
+    function = _find(job)
+    args, kwargs = pickle.loads(job["arguments"])
+    if not job["init"]:
+        return run_body(function, args, kwargs)
+    import dldist
+
+    dldist.init_process_group(timeout=job["timeout"])
+    # After an exception the world stays open: the end of this process tells the others.
+    result = run_body(function, args, kwargs)
+    if dldist.is_initialized():
+        dldist.destroy_process_group()
+    return result
+
+
+def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call it. The coroutine of an `async def` is run to its end."""
+    result = body(*args, **kwargs)
+    if not isinstance(result, types.CoroutineType):
+        return result
+    import asyncio
+
+    return asyncio.run(result)
+
+
+def _find(job: dict[str, Any]) -> Any:
+    if "by_value" in job:
+        if job["main"] is not None:
+            _import("__main__", job["main"], False)
+        return by_value.loads(job["by_value"])
+    holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
+    for name in job["qualname"].split("."):
+        holder, found = found, getattr(found, name)
+    # The name leads to the test, which has the body as an attribute.
+    body = getattr(found, "_dldist_body", found)
+    return _bind(body, holder, job["qualname"]) if job["is_method"] else body
+
+
+def _bind(body: Any, cls: Any, qualname: str) -> Any:
+    if not issubclass(cls, unittest.TestCase):
+        return body.__get__(cls())
+    case = cls(qualname.rpartition(".")[2])
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        case.setUp()
+        try:
+            return run_body(body, (case, *args), kwargs)
+        finally:
+            case.tearDown()
+            case.doCleanups()
+
+    return run
+
+
+def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
+    """Import the module of a test, which may lie where only the test runner finds it."""
+    if name == "__main__" and file is not None:
+        from multiprocessing import spawn
+
+        spawn.import_main_path(file)
+        return sys.modules["__main__"]
+    if not is_rewritten:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            if file is None:
+                raise
+    parent = name.rpartition(".")[0]
+    if parent:
+        try:
+            importlib.import_module(parent)
+        except ModuleNotFoundError:
+            pass  # the test runner made up the name from the path
+    loader = (_Rewriting if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
+
+
+class _Rewriting(importlib.machinery.SourceFileLoader):
+    """Makes assertions say what they compared, as pytest does."""
+
+    def get_code(self, fullname: str) -> Any:
+        # Without the cached bytecode, which is that of the unchanged module.
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
+        import ast
+
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        tree = ast.parse(data, filename=path)
+        rewrite_asserts(tree, data, str(path), None)
+        return compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)

@@ -1,0 +1,172 @@
+"""Turns arrays of any library into dtype, shape and bytes, and back, for the serializer "safe"."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from pickle import PickleBuffer
+
+from dldist import _core
+from dldist._objects import codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
+
+# The bytes of an element, and memoryview's format character, for programs without NumPy, where it has one.
+_DTYPES: dict[str, tuple[int, Any]] = {
+    "bool": (1, "?"),
+    "int8": (1, "b"),
+    "uint8": (1, "B"),
+    "int16": (2, "h"),
+    "uint16": (2, "H"),
+    "int32": (4, "i"),
+    "uint32": (4, "I"),
+    "int64": (8, "q"),
+    "uint64": (8, "Q"),
+    "float8_e4m3fn": (1, None),
+    "float8_e5m2": (1, None),
+    "float16": (2, None),
+    "bfloat16": (2, None),
+    "float32": (4, "f"),
+    "float64": (8, "d"),
+    "complex64": (8, None),
+    "complex128": (16, None),
+}
+_OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_MAX_DIMS = 64
+
+
+class Array:
+    """The parts of an array that are sent; `raw` holds its bytes in row-major order."""
+
+    __slots__ = ("dtype", "library", "raw", "shape")
+
+    def __init__(self, library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> None:
+        self.library = library
+        self.dtype = dtype
+        self.shape = shape
+        self.raw = raw
+
+
+def describe(obj: Any) -> Array | None:
+    """The object as an array, or None if it is not an array. TypeError if it is an array that cannot be sent."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kind = type(obj)
+    if numpy is not None and kind is numpy.ndarray:
+        return _describe_numpy(obj, NUMPY)
+    if numpy is not None and isinstance(obj, numpy.generic):
+        return _describe_numpy(numpy.asarray(obj), NUMPY_SCALAR)
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        return _describe_torch(obj)
+    if _is_derived(obj, numpy, torch):
+        return None
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__array__"):
+        return _describe_other(obj)
+    return _describe_buffer(obj)
+
+
+def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
+    """Whether its class means more than the numbers in it, as a masked array does."""
+    array = sys.modules.get("array")
+    if array is not None and isinstance(obj, array.array):
+        return type(obj) is not array.array
+    if isinstance(obj, (bytes, bytearray)):
+        return True  # bytes and bytearray themselves are not arrays either
+    return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
+
+
+def _describe_numpy(array: Any, library: bytes) -> Array:
+    dtype = array.dtype
+    if dtype.name not in _DTYPES or not dtype.isnative:
+        raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
+    packed = array if array.flags.c_contiguous else array.copy(order="C")
+    # View it as bytes, because NumPy does not export the dtypes of ml_dtypes.
+    return Array(library, dtype.name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
+
+
+def _describe_torch(tensor: Any) -> Array:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"is a tensor on {tensor.device}: move it to the CPU first")
+    if dtype not in _DTYPES or tensor.layout is not sys.modules["torch"].strided:
+        raise TypeError(f"is a tensor of {tensor.dtype}, {tensor.layout}, which serializer='safe' does not take")
+    packed = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    memory = codec.memory_at(packed.data_ptr(), packed.numel() * packed.element_size(), packed)
+    return Array(TORCH, dtype, tuple(tensor.shape), PickleBuffer(memory).raw())
+
+
+def _describe_other(obj: Any) -> Array:
+    """An array of a library that shares its memory with NumPy, such as JAX."""
+    try:
+        import numpy
+
+        array = numpy.asarray(obj)
+    except Exception as error:
+        raise TypeError(f"is a {type(obj).__name__} that NumPy cannot read ({error})") from error
+    return _describe_numpy(array, OTHER)
+
+
+def _describe_buffer(obj: Any) -> Array | None:
+    """array.array, memoryview, ctypes, arrays made by Group.empty, and so on."""
+    try:
+        view = memoryview(obj)
+    except (TypeError, BufferError):
+        return None
+    try:
+        said = _core._describe_tensor(obj, False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"is a {type(obj).__name__} that cannot be sent ({error})") from error
+    raw = PickleBuffer(view).raw() if view.c_contiguous else memoryview(view.tobytes())
+    return Array(OTHER, said["dtype"], said["shape"], raw)
+
+
+def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
+    """How many bytes an array described by a peer has; ValueError if there can be no such array."""
+    if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
+        raise ValueError("an array of an unknown library")
+    if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
+        raise ValueError(f"no array has dtype {dtype!r} and {len(shape)} dimensions")
+    return prod(shape) * _DTYPES[dtype][0]
+
+
+def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
+    """The array, in the memory of `raw`. It is a torch tensor if it was one and the program uses torch, else a NumPy array if
+    NumPy is installed, else whatever this program can make."""
+    torch = sys.modules.get("torch")
+    if library == TORCH and hasattr(torch, dtype):
+        return _make_torch(torch, dtype, shape, raw)
+    numpy_dtype = _find_numpy_dtype(dtype)
+    if numpy_dtype is not None:
+        import numpy
+
+        array = numpy.ndarray(shape, numpy_dtype, raw)
+        return array[()] if library == NUMPY_SCALAR else array
+    if hasattr(torch, dtype):
+        return _make_torch(torch, dtype, shape, raw)
+    _, form = _DTYPES[dtype]
+    if form is None:
+        raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
+    flat = raw.cast(form)
+    # A memoryview cannot have empty dimensions.
+    return flat.cast("B").cast(form, shape) if raw.nbytes else flat
+
+
+def _make_torch(torch: Any, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
+    if raw.nbytes == 0:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+def _find_numpy_dtype(name: str) -> Any:
+    try:
+        import numpy
+
+        if name not in _OF_ML_DTYPES:
+            return numpy.dtype(name)
+        import ml_dtypes
+    except ImportError:
+        return None
+    return numpy.dtype(getattr(ml_dtypes, name))

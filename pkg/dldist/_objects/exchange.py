@@ -1,0 +1,155 @@
+"""Object collectives: they move objects instead of tensors. docs/objects.md says what they promise."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from dldist._base.future import seconds_of
+from dldist._objects import codec
+from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from dldist.types import Timeout
+
+DEFAULT_SERIALIZER = "safe"
+
+
+class Exchange:
+    """One call. `name` is its name in error messages.
+
+    The group has the operations of dldist.Group; ranks are group ranks. `serializer` is "safe" or "pickle". None means the group's
+    own (`group.serializer`), or "safe" if it has none. `timeout` limits the whole call.
+
+    Every rank that takes part goes through the same operations, whatever happens on it. A rank that cannot write its object says
+    so in its prefix; a rank that rejects an object still receives it, and throws it away. So the group stays usable.
+    """
+
+    def __init__(self, group: Any, name: str, serializer: str | None = None, timeout: Timeout | None = None) -> None:
+        # Objects are bytes in host memory. Groups of devices take those only through their host view.
+        host_view = getattr(group, "_host_view", None)
+        self._group = group if host_view is None else host_view()
+        self.rank: int = group.rank
+        self._name = name
+        self._serializer = codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
+        self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
+
+    def all_gather(self, obj: Any) -> Any:
+        return self.gather(obj, None)
+
+    def gather(self, obj: Any, root: int | None) -> list[Any] | None:
+        """On the root, or on all ranks if it is None."""
+        outgoing = Outgoing(obj, self._serializer)
+        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
+        incoming = self._incoming(prefixes, [outgoing], has_company=False)
+        is_for_us = root is None or root == self.rank
+        for index in cover(incoming):
+            places = [each.place(index) for each in incoming] if is_for_us else None
+            if root is None:
+                self._group.all_gather(places, outgoing.piece(index), **self._left())
+            else:
+                self._group.gather(outgoing.piece(index), places, root, **self._left())
+        return self._read_all(incoming) if is_for_us else None
+
+    def broadcast(self, obj: Any, root: int) -> Any:
+        if self.rank == root:
+            outgoing = Outgoing(obj, self._serializer)
+            self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._left())
+            for index in outgoing.rounds:
+                self._group.broadcast(outgoing.piece(index), root, **self._left())
+            _raise_first([outgoing.error])
+            return obj
+        prefix = bytearray(PREFIX_BYTES)
+        self._group.broadcast(prefix, root, **self._left())
+        incoming = Incoming(memoryview(prefix), root, self._name)
+        for index in incoming.rounds:
+            self._group.broadcast(incoming.place(index), root, **self._left())
+        return self._read(incoming)
+
+    def scatter(self, objs: Any, root: int) -> Any:
+        outgoing = self._outgoing(objs) if self.rank == root else []
+        prefix = bytearray(PREFIX_BYTES)
+        prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
+        self._group.scatter(prefix, prefixes, root, **self._left())
+        incoming = Incoming(memoryview(prefix), root, self._name, has_company=True)
+        for index in incoming.rounds:
+            pieces = [each.piece(index) for each in outgoing] or None
+            self._group.scatter(incoming.place(index), pieces, root, **self._left())
+        _raise_first(each.error for each in outgoing)
+        return self._read(incoming)
+
+    def all_to_all(self, objs: Any) -> list[Any]:
+        outgoing = self._outgoing(objs)
+        rounds = cover(outgoing)
+        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._left())
+        incoming = self._incoming(prefixes, outgoing, has_company=True)
+        for index in cover(incoming):
+            places = [each.place(index) for each in incoming]
+            self._group.all_to_all(places, [each.piece(index) for each in outgoing], **self._left())
+        return self._read_all(incoming)
+
+    def send(self, obj: Any, dst: int, tag: int) -> None:
+        outgoing = Outgoing(obj, self._serializer)
+        self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._left())
+        for index in outgoing.rounds:
+            self._group.send(outgoing.piece(index), dst, tag, **self._left())
+        _raise_first([outgoing.error])
+
+    def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
+        prefix = bytearray(PREFIX_BYTES)
+        source = self._group.recv(prefix, src, tag, **self._left())
+        incoming = Incoming(memoryview(prefix), source, self._name)
+        for index in incoming.rounds:
+            self._group.recv(incoming.place(index), source, tag, **self._left())
+        return self._read(incoming), source
+
+    def _outgoing(self, objs: Any) -> list[Outgoing]:
+        """An object for each rank. If one of them cannot be sent, none is sent, and all ranks are told why."""
+        size = self._group.size
+        if isinstance(objs, (list, tuple)) and len(objs) == size:
+            outgoing = [Outgoing(obj, self._serializer) for obj in objs]
+            error = next((each.error for each in outgoing if each.error is not None), None)
+        elif isinstance(objs, Refusal):
+            error = objs.error
+        else:
+            given = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
+            error = ValueError(f"{self._name}(): a list of {size} objects is needed, one for each rank, not {given}")
+        if error is not None:
+            outgoing = [Outgoing(Refusal(error), self._serializer)] * size
+        return outgoing
+
+    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_company: bool) -> list[Incoming]:
+        """What all ranks send. If anything is wrong with one of them, the call ends here, on all ranks."""
+        view = memoryview(prefixes)
+        starts = range(0, len(view), PREFIX_BYTES)
+        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_company) for rank, start in enumerate(starts)]
+        _raise_first(each.error for each in outgoing)
+        self._check(incoming)
+        return incoming
+
+    def _check(self, incoming: list[Incoming]) -> None:
+        _raise_first(each.failure() for each in incoming)
+        _raise_first(each.mismatch(self._serializer) for each in incoming)
+
+    def _read(self, incoming: Incoming) -> Any:
+        self._check([incoming])
+        return incoming.read(self._serializer)
+
+    def _read_all(self, incoming: list[Incoming]) -> list[Any]:
+        return [each.read(self._serializer) for each in incoming]
+
+    def _left(self) -> dict[str, float]:
+        """The time-out of the next operation: the group's own, or what is left of the call's."""
+        # If no time is left, let the operation time out: its error says what it was waiting for.
+        return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}
+
+
+def _raise_first(errors: Iterable[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error

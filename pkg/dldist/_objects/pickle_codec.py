@@ -1,0 +1,115 @@
+"""The serializer "pickle": protocol 5 with out-of-band buffers. Imported when first used."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+from dldist._objects import codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from io import BytesIO
+    from typing import Any
+
+name = "pickle"
+number = 2
+
+
+def write(obj: Any, head: BytesIO) -> list[memoryview]:
+    """Any object that can be pickled, as a pickle and the memory of its larger arrays."""
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < codec.IN_BAND_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    kind = _ArrayPickler if "torch" in sys.modules or "ml_dtypes" in sys.modules else pickle.Pickler
+    start = head.tell()
+    try:
+        kind(head, 5, buffer_callback=is_in_band).dump(obj)
+    except Exception:
+        by_value = _pickler_by_value()
+        if by_value is None:
+            raise
+        head.seek(start)
+        head.truncate()
+        buffers.clear()
+        by_value(head, 5, buffer_callback=is_in_band).dump(obj)
+    return buffers
+
+
+def _pickler_by_value() -> Any:
+    """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
+    from dldist._launch import by_value as launch_by_value
+
+    module = launch_by_value.cloudpickle() if not launch_by_value.has_importable_main() else None
+    if module is None:
+        return None
+
+    class Pickler(module.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
+        def reducer_override(self, obj: Any) -> Any:
+            found = _reduce_array(obj)
+            return super().reducer_override(obj) if found is NotImplemented else found
+
+    return Pickler
+
+
+def read(head: memoryview, buffers: list[memoryview]) -> Any:
+    """The object. This runs whatever the pickle asks for, so the sender must be one that may run code here."""
+    return pickle.loads(head, buffers=buffers)
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Takes arrays out of band that their own pickling would copy."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _reduce_array(obj)
+
+
+def _reduce_array(obj: Any) -> Any:
+    kind = type(obj)
+    if kind.__module__ == "torch.storage":
+        return _reduce_storage(obj)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and obj.dtype.isbuiltin == 2:
+        return _reduce_extension_array(obj)
+    return NotImplemented
+
+
+def _reduce_storage(storage: Any) -> Any:
+    # This handles storages, not tensors, so that views of one storage still share it on arrival, as in torch's own pickling.
+    torch = sys.modules["torch"]
+    if type(storage) is torch.storage.TypedStorage and storage._untyped_storage.device.type == "cpu":
+        return _make_typed_storage, (storage._untyped_storage, storage.dtype)
+    if type(storage) is torch.UntypedStorage and storage.device.type == "cpu":
+        memory = codec.memory_at(storage.data_ptr(), storage.nbytes(), storage)
+        return _make_storage, (pickle.PickleBuffer(memory),)
+    return NotImplemented
+
+
+def _make_storage(buffer: Any) -> Any:
+    import torch
+
+    is_empty = memoryview(buffer).nbytes == 0
+    tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
+    # Torch expects a typed storage where it rebuilds tensors of newer dtypes. For the others it unwraps the storage again.
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
+
+
+def _make_typed_storage(storage: Any, dtype: Any) -> Any:
+    return type(storage)(wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True)
+
+
+def _reduce_extension_array(array: Any) -> Any:
+    """For dtypes that are not NumPy's own, such as bfloat16 of ml_dtypes: NumPy's own pickling copies such arrays."""
+    if not array.flags.c_contiguous:
+        return NotImplemented
+    return _make_extension_array, (array.reshape(-1).view("uint8"), array.dtype, array.shape)
+
+
+def _make_extension_array(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return raw.view(dtype).reshape(shape)

@@ -1,0 +1,302 @@
+"""The serializer "safe": plain values and arrays, in a format that can express nothing else. docs/objects.md describes it.
+
+Imported when first used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from datetime import timedelta
+from functools import partial
+from pickle import PickleBuffer
+
+from dldist._core import DistError
+from dldist._objects import arrays, codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from io import BytesIO
+    from typing import Any
+
+name = "safe"
+number = 1
+
+MAX_DEPTH = 100
+"""How deep containers may be nested."""
+
+_COUNT = struct.Struct("<Q")
+_INT = struct.Struct("<q")
+_IN_BAND, _OUT_OF_BAND = 0, 1
+
+# Every object begins with a byte that says what it is. Of these nothing follows,
+_CONSTANTS = {None: b"N", True: b"T", False: b"F"}
+# of these numbers,
+_NUMBERS: dict[type, tuple[bytes, struct.Struct, Callable[[Any], tuple[float, ...]]]] = {
+    float: (b"f", struct.Struct("<d"), lambda value: (value,)),
+    complex: (b"c", struct.Struct("<dd"), lambda value: (value.real, value.imag)),
+    timedelta: (b"D", struct.Struct("<qqq"), lambda value: (value.days, value.seconds, value.microseconds)),
+}
+# of these memory,
+_BYTES: dict[type, bytes] = {bytes: b"b", bytearray: b"B"}
+# and of these items, or keys and values.
+_SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
+_MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
+
+
+def write(obj: Any, head: BytesIO) -> list[memoryview]:
+    """Writes an object of the types that docs/objects.md lists. For another type, a TypeError says where in `obj` it is."""
+    writer = _Writer(head)
+    try:
+        writer.write(obj)
+    except _Refused as refused:
+        where = "obj" + "".join(reversed(refused.path))
+        if len(where) > 120:
+            where = f"{where[:60]} ... {where[-50:]}"
+        raise refused.kind(f"{where} {refused.reason}") from None
+    return writer.buffers
+
+
+def read(head: memoryview, buffers: list[memoryview]) -> Any:
+    """The object; DistError if the bytes are not those of an object."""
+    reader = _Reader(head, buffers)
+    try:
+        obj = reader.read()
+    except DistError:
+        raise
+    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+        # For example invalid UTF-8, a key that cannot be hashed, or a shape that the library does not accept.
+        raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
+    reader.end()
+    return obj
+
+
+class _Refused(Exception):
+    """Something cannot be written. `path` says where; it grows from the inside out."""
+
+    def __init__(self, kind: type[Exception], reason: str) -> None:
+        self.kind = kind
+        self.reason = reason
+        self.path: list[str] = []
+
+
+class _Writer:
+    def __init__(self, head: BytesIO) -> None:
+        self._put = head.write
+        self.buffers: list[memoryview] = []
+        self._depth = 0
+
+    def write(self, obj: Any) -> None:
+        method = _WRITERS.get(type(obj))
+        if method is not None:
+            method(self, obj)
+        else:
+            self._array(obj)
+
+    def _constant(self, value: bool | None) -> None:
+        self._put(_CONSTANTS[value])
+
+    def _int(self, value: int) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self._put(b"i" + _INT.pack(value))
+        else:
+            nbytes = value.bit_length() // 8 + 1
+            self._put(b"I" + _COUNT.pack(nbytes) + value.to_bytes(nbytes, "little", signed=True))
+
+    def _numbers(self, value: Any) -> None:
+        tag, layout, numbers_of = _NUMBERS[type(value)]
+        self._put(tag + layout.pack(*numbers_of(value)))
+
+    def _str(self, value: str) -> None:
+        data = value.encode("utf-8", "surrogatepass")
+        self._put(b"s" + _COUNT.pack(len(data)))
+        self._put(data)
+
+    def _bytes(self, value: bytes | bytearray) -> None:
+        self._put(_BYTES[type(value)])
+        self._memory(PickleBuffer(value).raw())
+
+    def _memory(self, raw: memoryview) -> None:
+        is_large = raw.nbytes >= codec.IN_BAND_BYTES
+        self._put(bytes([_OUT_OF_BAND if is_large else _IN_BAND]) + _COUNT.pack(raw.nbytes))
+        if is_large:
+            self.buffers.append(raw)
+        else:
+            self._put(raw)
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _Refused(ValueError, f"is inside of {MAX_DEPTH} containers: serializer='safe' goes no deeper (a cycle?)")
+
+    def _sequence(self, items: Any) -> None:
+        self._enter()
+        self._put(_SEQUENCES[type(items)] + _COUNT.pack(len(items)))
+        index = 0
+        try:
+            for item in items:
+                self.write(item)
+                index += 1
+        except _Refused as refused:
+            refused.path.append(f"[{index}]" if type(items) in (list, tuple) else "{...}")
+            raise
+        self._depth -= 1
+
+    def _mapping(self, items: dict[Any, Any]) -> None:
+        self._enter()
+        self._put(_MAPPINGS[type(items)] + _COUNT.pack(len(items)))
+        where = ""
+        try:
+            for key, value in items.items():
+                where = ".keys()"
+                self.write(key)
+                where = ""
+                self.write(value)
+        except _Refused as refused:
+            refused.path.append(where or f"[{_short(key)}]")
+            raise
+        self._depth -= 1
+
+    def _array(self, obj: Any) -> None:
+        try:
+            array = arrays.describe(obj)
+        except (TypeError, ValueError) as error:
+            raise _Refused(type(error), str(error)) from error
+        if array is None:
+            kind = type(obj)
+            raise _Refused(
+                TypeError,
+                f"is a {kind.__module__}.{kind.__qualname__}, which serializer='safe' does not take; serializer='pickle' takes "
+                "any object that can be pickled, and lets its sender run code on the receiver",
+            )
+        name = array.dtype.encode()
+        self._put(b"a" + array.library + bytes([len(name)]) + name + bytes([len(array.shape)]))
+        for extent in array.shape:
+            self._put(_COUNT.pack(extent))
+        self._memory(array.raw)
+
+
+def _short(key: Any) -> str:
+    text = repr(key) if type(key) in (str, int, bytes, float, bool) else f"<{type(key).__name__}>"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
+    type(None): _Writer._constant,
+    bool: _Writer._constant,
+    int: _Writer._int,
+    str: _Writer._str,
+    **dict.fromkeys(_NUMBERS, _Writer._numbers),
+    **dict.fromkeys(_BYTES, _Writer._bytes),
+    **dict.fromkeys(_SEQUENCES, _Writer._sequence),
+    **dict.fromkeys(_MAPPINGS, _Writer._mapping),
+}
+
+
+class _Reader:
+    """Reads an object and trusts nothing: it checks every count against the bytes that are left before it uses the count."""
+
+    def __init__(self, head: memoryview, buffers: list[memoryview]) -> None:
+        self._head = head
+        self._buffers = buffers
+        self._used = 0
+        self._depth = 0
+        self.position = 0
+
+    def read(self) -> Any:
+        method = _READERS.get(bytes(self._take(1)))
+        if method is None:
+            raise ValueError("no type has this number")
+        return method(self)
+
+    def end(self) -> None:
+        if self.position != len(self._head) or self._used != len(self._buffers):
+            raise DistError(
+                f"malformed object: {len(self._head) - self.position} bytes and {len(self._buffers) - self._used} buffers "
+                "are left over"
+            )
+
+    def _take(self, nbytes: int) -> memoryview:
+        end = self.position + nbytes
+        if end > len(self._head):
+            raise ValueError(f"{nbytes} bytes wanted, {len(self._head) - self.position} left")
+        data = self._head[self.position : end]
+        self.position = end
+        return data
+
+    def _byte(self) -> int:
+        return self._take(1)[0]
+
+    def _numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self._take(layout.size))
+
+    def _count(self) -> int:
+        count: int = self._numbers(_COUNT)[0]
+        return count
+
+    def _of_numbers(self, kind: Callable[..., Any], layout: struct.Struct) -> Any:
+        return kind(*self._numbers(layout))
+
+    def _large_int(self) -> int:
+        return int.from_bytes(self._take(self._count()), "little", signed=True)
+
+    def _str(self) -> str:
+        return str(self._take(self._count()), "utf-8", "surrogatepass")
+
+    def _memory(self) -> memoryview:
+        """The bytes, which are in the head or in a buffer of their own."""
+        where, nbytes = self._byte(), self._count()
+        if where == _IN_BAND:
+            return self._take(nbytes)
+        if where != _OUT_OF_BAND or self._used == len(self._buffers):
+            raise ValueError("no such buffer")
+        buffer = self._buffers[self._used]
+        if buffer.nbytes != nbytes:
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes where {nbytes} are wanted")
+        self._used += 1
+        return buffer
+
+    def _of_memory(self, kind: Callable[[memoryview], Any]) -> Any:
+        return kind(self._memory())
+
+    def _of_items(self, kind: Callable[[Iterable[Any]], Any], each: int) -> Any:
+        return kind(self._items(each))
+
+    def _items(self, each: int) -> Iterable[Any]:
+        """The announced number of items, each of which takes at least `each` bytes."""
+        count = self._count()
+        if count * each > len(self._head) - self.position:
+            raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
+        for _ in range(count):
+            yield self.read() if each == 1 else (self.read(), self.read())
+        self._depth -= 1
+
+    def _array(self) -> Any:
+        library = bytes(self._take(1))
+        dtype = str(self._take(self._byte()), "ascii")
+        shape = tuple(self._count() for _ in range(self._byte()))
+        nbytes = arrays.count_bytes(library, dtype, shape)
+        is_own = self._head[self.position : self.position + 1] == bytes([_OUT_OF_BAND])
+        raw = self._memory()
+        if raw.nbytes != nbytes:
+            raise ValueError(f"an array of {dtype}{list(shape)} in {raw.nbytes} bytes")
+        return arrays.make(library, dtype, shape, raw if is_own else memoryview(bytearray(raw)))
+
+
+_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+    b"N": lambda _: None,
+    b"T": lambda _: True,
+    b"F": lambda _: False,
+    b"i": lambda reader: reader._numbers(_INT)[0],
+    b"I": _Reader._large_int,
+    b"s": _Reader._str,
+    b"a": _Reader._array,
+    **{tag: partial(_Reader._of_numbers, kind=kind, layout=layout) for kind, (tag, layout, _) in _NUMBERS.items()},
+    **{tag: partial(_Reader._of_memory, kind=kind) for kind, tag in _BYTES.items()},
+    **{tag: partial(_Reader._of_items, kind=kind, each=1) for kind, tag in _SEQUENCES.items()},
+    **{tag: partial(_Reader._of_items, kind=kind, each=2) for kind, tag in _MAPPINGS.items()},
+}

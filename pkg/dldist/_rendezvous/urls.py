@@ -1,0 +1,387 @@
+"""Finds the place where ranks meet, from a URL, the environment, or the launcher, and opens a store there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from dldist import _core
+from dldist._base import settings
+from dldist._base.future import seconds_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from dldist._rendezvous.launchers import Launch
+
+_RETRY_S = 0.02
+_PROBE_S = 1.0
+# The inodes of sockets that a server has used already; see _serve_on.
+_served: set[int] = set()
+
+
+class Place:
+    """Where to meet, with this process's rank and the number of ranks."""
+
+    def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.is_host = False  # this process serves the store
+        self.is_guest = False  # rank 0 serves the store, and may serve a new one later
+        self._connect = connect
+
+    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
+        assert self._connect is not None
+        return self._connect(timeout)
+
+
+def _alone(rank: int) -> Place:
+    """A place for a single rank."""
+    return Place(rank, 1, lambda timeout: _core.HashStore(timeout=timeout))
+
+
+def _in_file(path: str, rank: int, world_size: int) -> Place:
+    """A file that all ranks can open."""
+    return Place(rank, world_size, lambda timeout: _core.FileStore(path, world_size, timeout=timeout))
+
+
+def in_store(store: _core.Store, rank: int, world_size: int) -> Place:
+    """A store that is open already."""
+    return Place(rank, world_size, lambda _timeout: store)
+
+
+class AtServer(Place):
+    """A TCPStore. Rank 0 serves it, unless the agent that started the processes does."""
+
+    def __init__(self, host: str, port: int, rank: int, world_size: int, is_agents: bool) -> None:
+        super().__init__(rank, world_size)
+        if not 0 <= port < 2**16:
+            raise ValueError(f"port must have value from 0 to 65535 but was {port}.")
+        self.host = host
+        self.port = port
+        self.use_libuv = True
+        self.listen_fd: int | None = None
+        self.is_agents = is_agents
+        self.is_host = rank == 0 and not is_agents
+        self.is_guest = rank != 0 and not is_agents
+
+    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
+        options = {
+            # A rank that does not wait for the others is not counted by them either.
+            "world_size": self.world_size if wait_for_workers else None,
+            "timeout": timeout,
+            "wait_for_workers": wait_for_workers and self.port != 0,
+            "use_libuv": self.use_libuv,
+        }
+        if self.is_host:
+            if self.listen_fd is not None:
+                return _serve_on(self.listen_fd, self.host, self.port, options)
+            return _serve(self.host, self.port, options)
+        if self.port == 0:
+            raise ValueError(
+                f"rank {self.rank} cannot find a server whose port is 0: only rank 0 can take any free port, "
+                "and must tell the others which (store.port)"
+            )
+        store = _core.TCPStore(self.host, self.port, **options)
+        return _core.PrefixStore(prefix, store) if self.is_agents and (prefix := _attempt_prefix()) else store
+
+
+class AtServerOfRange(AtServer):
+    """A server at the first free port of a range. The others recognise it by the name of the job, which its store has."""
+
+    JOB_KEY = "dldist/job"
+
+    def __init__(self, host: str, first: int, last: int, job: str, rank: int, world_size: int) -> None:
+        super().__init__(host, last, rank, world_size, is_agents=False)
+        self.ports = range(first, last + 1)
+        self.job = job.encode()
+
+    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
+        return self._serve_first_free(timeout) if self.is_host else self._find(seconds_of(timeout))
+
+    def _serve_first_free(self, timeout: Any) -> _core.Store:
+        for port in self.ports:
+            try:
+                store = _serve(self.host, port, {"timeout": timeout, "wait_for_workers": False})
+            except _core.DistNetworkError as error:
+                failure = error
+                continue
+            # This process may have had a server at this port already. It is the right one if it has the same job.
+            if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
+                return store
+            failure = _core.DistNetworkError(f"port {port} is taken by another job of this process")
+        raise _core.DistNetworkError(f"none of the ports {self._range()} of {self.host} is free: {failure}")
+
+    def _find(self, seconds: float) -> _core.Store:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for port in self.ports:
+                store = self._look_at(port, min(_PROBE_S, max(deadline - time.monotonic(), 0.001)))
+                if store is not None:
+                    store.set_timeout(seconds)
+                    return store
+            time.sleep(_RETRY_S)
+        raise _core.DistNetworkTimeoutError(
+            f"rank {self.rank} found no server of job {self.job.decode()!r} at {self.host}, ports {self._range()}, "
+            f"within the timeout of {seconds:.1f} s"
+        )
+
+    def _look_at(self, port: int, seconds: float) -> _core.Store | None:
+        import socket
+
+        try:
+            # TCPStore would try again if nobody listens; here it is better to try the next port.
+            socket.create_connection((self.host, port), seconds).close()
+            store = _core.TCPStore(self.host, port, timeout=seconds)
+            return store if store.try_get(self.JOB_KEY) == self.job else None
+        except (OSError, _core.DistError):
+            return None
+
+    def _range(self) -> str:
+        return f"{self.ports[0]}-{self.ports[-1]}"
+
+
+def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
+    # The agent of torchrun or dlrun serves a store already; at any other address, the ranks serve their own. dlrun tells the address
+    # of its store, since the program may have changed MASTER_ADDR and MASTER_PORT.
+    is_agents = False
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        is_agents = os.environ.get("DLDIST_AGENT_STORE", said) == f"{host}:{port}"
+    return AtServer(host, port, rank, world_size, is_agents)
+
+
+def _attempt_prefix() -> str | None:
+    """A prefix that separates the attempts of an agent that has one store for all. Several agents may count differently; then only
+    meet() separates attempts."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    is_one_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"/worker/attempt_{attempt}" if attempt and is_one_agent else None
+
+
+def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
+    """Open rank 0's store with its server. Stores of one process at the same port share a server."""
+    return _core.TCPStore(host, port, is_master=True, multi_tenant=True, **options)
+
+
+def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
+    if _is_own_address(host):
+        return _open(host, port, **options)
+    # The name may stand for another address elsewhere, or the address may be translated on the way: listen on all addresses.
+    server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
+    return _open(host, server.port, **options)
+
+
+def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
+    """Serve at a socket that the caller keeps open, so that no other process can take the port between two servers."""
+    try:
+        os.set_inheritable(listen_fd, False)
+        inode = os.fstat(listen_fd).st_ino
+    except OSError as error:
+        raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
+    if inode in _served:
+        # A server of this process may still use the socket. If not, the port is still reserved by the socket.
+        try:
+            return _open(host, port, **options)
+        except _core.DistNetworkError:
+            pass
+    copy = os.dup(listen_fd)
+    try:
+        store = _open(host, port, master_listen_fd=copy, **options)
+    except BaseException:
+        _close_if_same(copy, inode)
+        raise
+    _served.add(inode)
+    return store
+
+
+def _close_if_same(fd: int, inode: int) -> None:
+    """Close the descriptor, unless a server took and closed it: one does so even if its workers do not come."""
+    try:
+        if os.fstat(fd).st_ino == inode:
+            os.close(fd)
+    except OSError:
+        pass
+
+
+def _is_own_address(host: str) -> bool:
+    """Whether this is an address of this machine, or localhost, so that the server listens on it alone."""
+    if host == "localhost":
+        return True
+    if ":" not in host and not host.replace(".", "").isdecimal():
+        return False
+    import _socket  # `socket` takes ten times as long to import, and a name in text would import a codec
+
+    try:
+        for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
+            probe = _socket.socket(family, kind, protocol)
+            try:
+                probe.bind(address)
+            finally:
+                probe.close()
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL  # listening there will report any other error
+    return True
+
+
+# ---- what a URL says
+
+
+def fail(scheme: str, text: str) -> ValueError:
+    return ValueError(f"Error initializing dldist using {scheme}:// rendezvous: {text}")
+
+
+def _ranks(scheme: str, query: dict[str, str]) -> tuple[int, int]:
+    if "rank" not in query:
+        raise fail(scheme, "rank parameter missing")
+    if "world_size" not in query:
+        raise fail(scheme, "world size parameter missing")
+    return _integer(scheme, "rank", query["rank"]), _integer(scheme, "world_size", query["world_size"])
+
+
+def _integer(scheme: str, name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise fail(scheme, f"{name} must be an integer, not {text!r}") from None
+
+
+def _set_options(place: AtServer, scheme: str, query: dict[str, str], listen_fd: int | None) -> AtServer:
+    place.use_libuv = query.get("use_libuv", settings.value("use_libuv")) == "1"
+    if "listen_fd" in query:
+        listen_fd = _integer(scheme, "listen_fd", query["listen_fd"])
+    place.listen_fd = listen_fd
+    return place
+
+
+def file_place(url: str) -> Place:
+    _, path, query = _split_url(url)
+    if not path:
+        raise fail("file", "path missing")
+    return _in_file(path, *_ranks("file", query))
+
+
+def tcp_place(url: str, listen_fd: int | None = None) -> Place:
+    server, _, query = _split_url(url)
+    ports = server.rpartition(":")[2].split("-")
+    if len(ports) == 2 and all(port.isdecimal() for port in ports):
+        return _range_place(server.rpartition(":")[0], int(ports[0]), int(ports[1]), query)
+    host, port = _split_server(server)
+    if port is None:
+        raise fail("tcp", "port number missing")
+    ranks = _ranks("tcp", query)
+    if not host:
+        raise AssertionError("hostname cannot be None")
+    return _set_options(_server_place(host, port, *ranks), "tcp", query, listen_fd)
+
+
+def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
+    """Server, path, query. By hand: urllib.parse takes longer to import than a group to make, and all ranks wait for rank 0."""
+    head, _, query = url.partition("#")[0].partition("://")[2].partition("?")
+    server, slash, path = head.partition("/")
+    return server, slash + path, _query(query)
+
+
+def _split_server(server: str) -> tuple[str, int | None]:
+    """Host and port of "host:port". An address with colons has brackets around it."""
+    if ("[" in server) != ("]" in server):
+        raise ValueError("Invalid IPv6 URL")
+    if server.startswith("["):
+        host, _, rest = server[1:].partition("]")
+        port = rest.partition(":")[2]
+    else:
+        host, _, port = server.partition(":")
+    return host.lower(), _port(port) if port else None
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"Port could not be cast to integer value as {text!r}")
+    if int(text) >= 2**16:
+        raise ValueError("Port out of range 0-65535")
+    return int(text)
+
+
+def _range_place(host: str, first: int, last: int, query: dict[str, str]) -> Place:
+    if not 1 <= first <= last <= 65535:
+        raise fail("tcp", f"{first}-{last} is no range of ports from 1 to 65535")
+    if not query.get("job"):
+        raise fail("tcp", "a range of ports needs job=NAME, by which the others know the right server")
+    return AtServerOfRange(host.strip("[]"), first, last, query["job"], *_ranks("tcp", query))
+
+
+def env_place(url: str, listen_fd: int | None = None) -> Place:
+    query = _query(url.partition("?")[2])
+    rank = _integer("env", "RANK", query.get("rank") or _variable("RANK"))
+    world_size = _integer("env", "WORLD_SIZE", query.get("world_size") or _variable("WORLD_SIZE"))
+    host = _variable("MASTER_ADDR")
+    port = _integer("env", "MASTER_PORT", _variable("MASTER_PORT"))
+    if listen_fd is None and os.environ.get("DLDIST_MASTER_FD"):
+        listen_fd = _integer("env", "DLDIST_MASTER_FD", os.environ["DLDIST_MASTER_FD"])
+    return _set_options(_server_place(host, port, rank, world_size), "env", query, listen_fd)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise fail("env", f"environment variable {name} expected, but not set")
+    return value
+
+
+def with_ranks(url: str, rank: int, world_size: int, is_size_open: bool = False) -> str:
+    """The URL with these numbers in its query. -1 is left out, except for a size that is to stay open."""
+    if rank == -1 and world_size == -1 and not is_size_open:
+        return url
+    body, mark, fragment = url.partition("#")
+    head, _, text = body.partition("?")
+    query = _query(text)
+    if "rank" in query or "world_size" in query:
+        raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
+    if rank != -1:
+        query["rank"] = str(rank)
+    if world_size != -1 or is_size_open:
+        query["world_size"] = str(world_size)
+    return f"{head}?{'&'.join(f'{name}={value}' for name, value in query.items())}{mark}{fragment}"
+
+
+def _query(text: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in text.split("&") if pair)
+    return {name: value for name, _, value in pairs}
+
+
+# ---- what the launcher says
+
+
+def auto_place(rank: int, world_size: int) -> Place:
+    if not os.environ.get("RANK"):
+        from dldist._rendezvous import launchers
+
+        if (launch := launchers.detect()) is not None:
+            numbers = launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
+            return _launched_place(launch, *numbers)
+    is_set = any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    if not is_set and rank in (-1, 0) and world_size in (-1, 1):
+        return _alone(0)
+    return env_place(with_ranks("env://", rank, world_size))
+
+
+def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
+    if launch.master_addr:
+        if launch.master_port is None:
+            raise fail("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
+        return _server_place(launch.master_addr, launch.master_port, rank, world_size)
+    if world_size == 1:
+        return _alone(rank)
+    if launch.is_on_one_host and launch.job is not None:
+        from dldist._rendezvous import launchers
+
+        return _in_file(launchers.meeting_file(launch.job), rank, world_size)
+    where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
+    raise fail(
+        "env",
+        f"{launch.kind} has started {launch.world_size} processes, {where}, and does not say where they can meet: "
+        "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
+    )

@@ -1,0 +1,23 @@
+"""UCC as a carrier: where it is found."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._base import settings, wheels
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+WHAT_TO_INSTALL = (
+    "Install UCC 1.2 or newer and UCX (pip install nvidia-libcal-cu12 libucx-cu12), or set DLDIST_UCC_LIBRARY to the file"
+)
+
+
+def load() -> Any:
+    return _core._carrier_open("ucc", candidates(), settings.value("ucc_library") or None)
+
+
+def candidates() -> list[str]:
+    """UCC of a wheel, in any folder that Python imports from."""
+    return wheels.in_packages("nvidia", "libcal", "cu12", "lib", "libucc.so.1")
