@@ -25,21 +25,6 @@ read_card(dd_bytes bytes, dd_meeting_member *member)
     return true;
 }
 
-_Static_assert(DD_MEETING_HOST_BYTES == DD_HOST_ID_BYTES, "a host is known by its id");
-
-/* Without a Unix socket of its own a process is to use none. */
-static bool
-find_host(dd_bytes bytes, uint8_t host[DD_MEETING_HOST_BYTES])
-{
-    dd_card card;
-    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK || !card.has_unix ||
-        !dd_card_is_same_host(&card, &card)) {
-        return false;
-    }
-    memcpy(host, card.host_id, sizeof card.host_id);
-    return true;
-}
-
 static dd_status
 look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, const dd_wait *wait,
          dd_error *err)
@@ -67,7 +52,6 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
 static const dd_meeting_kind group_kind = {
     .noun = "group",
     .of_interrupted = "aborted the group: interrupted while it was being made",
-    .find_host = find_host,
     .read_card = read_card,
     .look_for = look_for,
 };

@@ -128,31 +128,6 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *tol
     return true;
 }
 
-/* The meeting is over, and the others go on. */
-static void
-post_own_failure(const meeting_call *call, const dd_error *why)
-{
-    dd_error told;
-    dd_error first;
-    if (explain_own_failure(call, why, &told)) {
-        dd_meeting_post(call->place.store, call->meeting->name, call->place.generation, &told, &first);
-    }
-}
-
-static dd_status
-read_cards(const meeting_call *call, dd_bytes said, dd_meeting_end *end, dd_error *err)
-{
-    size_t napart = 0;
-    dd_status status = meeting_decode_end(call->meeting->size, said, end, &napart, err);
-    if (status == DD_OK && napart > 0) {
-        status = meeting_take_cards(call, napart, end, err);
-        if (status != DD_OK) {
-            post_own_failure(call, err);
-        }
-    }
-    return status;
-}
-
 /* What the store says of the end: that it was called off, that it has failed, or who is there. */
 static dd_status
 read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
@@ -166,7 +141,7 @@ read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, 
     }
     bool is_failure = meeting_decode_failure(said, &failure);
     if (!*is_over && !is_failure) {
-        return read_cards(call, said, end, err);
+        return meeting_decode_end(call->meeting->size, said, end, err);
     }
     dd_status status = meeting_leave_generation(&call->place, err);
     return status == DD_OK && is_failure ? raise_failure(call, &failure, err) : status;

@@ -7,9 +7,8 @@
  *
  * A meeting that has ended is never joined: its name can be used again at once, and one that was given up does not
  * poison the next. What a rank asks of the store does not depend on the number of ranks, but for the last one that comes:
- * it puts all cards into the end. Where they are many they are a value of their own ("cards"), which one rank of each host gets and
- * hands on to the others (meeting_share.c). On a server of ours, coming is one request (meeting_join.c), and the keys of the ranks are
- * gone when all have come. */
+ * it puts all cards into the end. On a dldist server, joining is one request (meeting_join.c), and the keys of the ranks are deleted once
+ * all have joined. */
 #ifndef DD_STORE_MEETING_H
 #define DD_STORE_MEETING_H
 
@@ -19,7 +18,6 @@
 #include "store/store.h"
 
 #define DD_MEETING_NAME_MAX 384
-#define DD_MEETING_HOST_BYTES 32
 
 /* What a card says about its process. */
 typedef struct dd_meeting_member {
@@ -34,9 +32,6 @@ typedef struct dd_meeting_kind {
     /* A rank that runs out of time ends the meeting for all, and those who come later hear of it, or of another failure,
      * at once. Else the others go on to the next meeting. */
     bool is_final;
-    /* Where a card is from: ranks with the same bytes reach each other by abstract Unix sockets, and share the cards of many
-     * ranks. False: nobody knows. NULL: no rank shares. */
-    bool (*find_host)(dd_bytes card, uint8_t host[DD_MEETING_HOST_BYTES]);
     /* False: these bytes, which are a peer's, are no card. */
     bool (*read_card)(dd_bytes card, dd_meeting_member *member);
     /* Whether the process of `card` has ended, as far as can be seen from that of `own`. *was_seen is kept from one

@@ -4,8 +4,7 @@
  *     failed <code> <rank> <pid>    a newline, the culprit's host, a newline and a message: an error that all raise
  *     ok <size> <id>                a newline, and for every rank its card: how many bytes it has in common with the front of
  *                                   the one before it (1 byte), how many more there are (2, little endian), and these.
- *                                   Cards begin with what all of a host have in common
- *     apart <size> <id> <bytes>     a newline: the same, but the cards are at "cards", and have so many bytes */
+ *                                   Cards begin with what all of a host have in common */
 #include "store/meeting_internal.h"
 
 #include "core/little_endian.h"
@@ -34,7 +33,7 @@ count_common(dd_bytes a, dd_bytes b)
 }
 
 static dd_status
-encode_cards(const dd_blob_list *published, dd_blob *cards, dd_error *err)
+append_cards(const dd_blob_list *published, dd_blob *end, dd_error *err)
 {
     dd_bytes before = {0};
     dd_status status = DD_OK;
@@ -48,9 +47,9 @@ encode_cards(const dd_blob_list *published, dd_blob *cards, dd_error *err)
         dd_put_number(head, common, 1);
         dd_bytes rest = dd_bytes_after(card, common);
         dd_put_number(head + 1, rest.len, 2);
-        status = dd_blob_append(cards, head, sizeof head, err);
+        status = dd_blob_append(end, head, sizeof head, err);
         if (status == DD_OK) {
-            status = dd_blob_append(cards, rest.data, rest.len, err);
+            status = dd_blob_append(end, rest.data, rest.len, err);
         }
         before = card;
     }
@@ -58,22 +57,12 @@ encode_cards(const dd_blob_list *published, dd_blob *cards, dd_error *err)
 }
 
 dd_status
-meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_blob *cards, dd_error *err)
+meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_error *err)
 {
     char line[96];
-    dd_status status = encode_cards(published, cards, err);
-    bool is_apart = cards->len > MEETING_INLINE_NBYTES;
-    int len = is_apart ? snprintf(line, sizeof line, "apart %zu %016" PRIx64 " %zu\n", published->count, id,
-                                  cards->len)
-                       : snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
-    if (status == DD_OK) {
-        status = dd_blob_append(end, line, (size_t)len, err);
-    }
-    if (status == DD_OK && !is_apart) {
-        status = dd_blob_append(end, cards->data, cards->len, err);
-        dd_blob_fini(cards);
-    }
-    return status;
+    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
+    dd_status status = dd_blob_append(end, line, (size_t)len, err);
+    return status == DD_OK ? append_cards(published, end, err) : status;
 }
 
 /* Takes the next card off the front of `rest` and puts it into `out`, behind the one before it; false when there is none.
@@ -98,15 +87,13 @@ take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
     return true;
 }
 
-dd_status
-meeting_find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
+/* Sets the cards of *out. */
+static dd_status
+find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
 {
     int count = 0;
     dd_bytes before = {0};
     dd_status status = DD_OK;
-    uint64_t id = out->id;
-    dd_meeting_end_fini(out);
-    out->id = id; /* may have come before the cards */
     if (rest.len / HEAD_NBYTES >=
         (size_t)size) { /* else there cannot be so many cards, and no room is made for them */
         out->cards = dd_mem_alloc_array((size_t)size, sizeof *out->cards);
@@ -139,7 +126,7 @@ meeting_copy_text(dd_bytes bytes, char *out, size_t size)
 }
 
 dd_status
-meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart, dd_error *err)
+meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
 {
     char text[96];
     meeting_copy_text(end, text, sizeof text);
@@ -148,17 +135,12 @@ meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart, 
     text[len] = '\0';
     int said = 0;
     uint64_t id = 0;
-    *napart = 0;
-    bool is_apart = sscanf(text, "apart %d %" SCNx64 " %zu", &said, &id, napart) == 3 && *napart > 0;
-    bool is_read = is_apart || sscanf(text, "ok %d %" SCNx64, &said, &id) == 2;
-    if (newline == NULL || !is_read || said != size) {
+    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, &id) != 2 || said != size) {
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }
-    dd_bytes cards = dd_bytes_after(end, len + 1);
-    dd_status status = is_apart ? DD_OK : meeting_find_cards(size, cards, out, err);
-    out->id = id;
-    return status;
+    *out = (dd_meeting_end){.id = id};
+    return find_cards(size, dd_bytes_after(end, len + 1), out, err);
 }
 
 void

@@ -1,9 +1,8 @@
 /* The parts of a meeting: coming to it (meeting_join.c), what becomes of it (meeting.c), how it ends, as bytes
- * (meeting_end.c), cards of many ranks (meeting_share.c), and who is there (meeting_attend.c). */
+ * (meeting_end.c), and who is there (meeting_attend.c). */
 #ifndef DD_STORE_MEETING_INTERNAL_H
 #define DD_STORE_MEETING_INTERNAL_H
 
-#include "net/addr.h"
 #include "store/keyspace.h"
 #include "store/meeting.h"
 
@@ -47,17 +46,11 @@ dd_status meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request 
 
 /* ---- meeting_end.c */
 
-/* More than that are not in the end, but apart: every rank reads that. */
-#define MEETING_INLINE_NBYTES ((size_t)4 << 10)
-
-/* Of what the ranks have published. *cards: what goes apart, else empty. */
-dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_blob *cards,
+/* Append the cards of what the ranks have published to `end`, behind a line with the id. */
+dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end,
                              dd_error *err) DD_MUST_CHECK;
-/* *napart: how many bytes the cards have that are apart, and then not in `out`; 0: all is there. DD_STORE. */
-dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart,
-                             dd_error *err) DD_MUST_CHECK;
-/* Into out->cards. DD_STORE. */
-dd_status meeting_find_cards(int size, dd_bytes bytes, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
+/* DD_STORE if this is not the end of a meeting of this size that has succeeded; *out has no cards then. */
+dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
 /* Returns its length. */
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */
@@ -100,14 +93,6 @@ dd_status meeting_look_for(const meeting_call *call, dd_bytes published, bool *w
  * If all have come, this rank does it, and *said is the end; else *has_ended is false. `nlooks`: how often it has looked before. */
 dd_status meeting_end_for_the_last(const meeting_call *call, int nlooks, dd_blob *said, bool *has_ended,
                                    dd_error *err) DD_MUST_CHECK;
-
-/* ---- meeting_share.c */
-
-/* Where one rank of a host hands them on. */
-dd_addr meeting_share_addr(const uint8_t host[DD_MEETING_HOST_BYTES], uint64_t id);
-/* The cards that are apart, into `end`, whose id is known. */
-dd_status meeting_take_cards(const meeting_call *call, size_t nbytes, dd_meeting_end *end,
-                             dd_error *err) DD_MUST_CHECK;
 
 /* ---- meeting_attend.c */
 

@@ -209,15 +209,10 @@ end_well(arrival *self, dd_error *err)
     uint64_t id;
     dd_blob_list published = {0};
     dd_blob end = {0};
-    dd_blob cards = {0};
     memcpy(&id, self->published.data, sizeof id);
     dd_status status = get_published(self, &published, err);
     if (status == DD_OK) {
-        status = meeting_encode_end(id, &published, &end, &cards, err);
-    }
-    if (status == DD_OK && cards.len > 0) { /* before the end, which says that they are there */
-        status = dd_store_set(self->place.store, meeting_key(&self->place, "cards"), dd_blob_view(&cards),
-                              self->place.wait, err);
+        status = meeting_encode_end(id, &published, &end, err);
     }
     if (status == DD_OK) {
         status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "end"), dd_blob_view(&end),
@@ -231,7 +226,6 @@ end_well(arrival *self, dd_error *err)
         status = meeting_leave_generation(&self->place, err);
     }
     dd_blob_fini(&end);
-    dd_blob_fini(&cards);
     dd_blob_list_fini(&published);
     return status;
 }

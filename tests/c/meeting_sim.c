@@ -145,19 +145,8 @@ read_card(dd_bytes bytes, dd_meeting_member *member)
     return true;
 }
 
-static bool
-find_host(dd_bytes bytes, uint8_t host[DD_MEETING_HOST_BYTES])
-{
-    dd_card card;
-    dd_status status = dd_card_decode(bytes, &card, NULL, NULL);
-    memcpy(host, card.host_id, sizeof card.host_id);
-    return status == DD_OK;
-}
-
-static const dd_meeting_kind sim_kind = {.noun = "simulation",
-                                         .of_interrupted = "was interrupted",
-                                         .find_host = find_host,
-                                         .read_card = read_card};
+static const dd_meeting_kind sim_kind = {
+    .noun = "simulation", .of_interrupted = "was interrupted", .read_card = read_card};
 
 static void *
 run_rank(void *arg)

@@ -552,8 +552,7 @@ decode_copy(dd_bytes end, int size, dd_meeting_end *out)
 {
     uint8_t *copy = malloc(end.len > 0 ? end.len : 1);
     memcpy(copy, end.data, end.len);
-    size_t napart;
-    dd_status status = meeting_decode_end(size, dd_bytes_of(copy, end.len), out, &napart, check_err());
+    dd_status status = meeting_decode_end(size, dd_bytes_of(copy, end.len), out, check_err());
     free(copy);
     return status;
 }
@@ -565,14 +564,12 @@ TEST(ends_cut_anywhere_or_with_any_byte_changed)
     enum { SIZE = 4 };
     dd_blob_list list;
     dd_blob end = {0};
-    dd_blob cards = {0};
     dd_meeting_end read = {0};
     REQUIRE_OK(dd_blob_list_init(&list, SIZE, check_err()));
     for (size_t i = 0; i < SIZE; i++) {
         REQUIRE_OK(dd_blob_assign(&list.items[i], dd_bytes_of_string(PUBLISHED[i]), check_err()));
     }
-    REQUIRE_OK(meeting_encode_end(77, &list, &end, &cards, check_err()));
-    CHECK_INT(cards.len, 0);
+    REQUIRE_OK(meeting_encode_end(77, &list, &end, check_err()));
     REQUIRE_OK(decode_copy(dd_blob_view(&end), SIZE, &read));
     CHECK_INT(read.id, 77);
     for (size_t i = 0; i < SIZE; i++) {
