@@ -154,13 +154,13 @@ TEST(each_field_for_every_version)
 
 TEST(the_table_of_fields_is_complete)
 {
-    size_t nfields;
-    const dd_nccl_config_field *fields = dd_nccl_config_fields(&nfields);
-    REQUIRE(nfields == NEXPECTED);
-    for (size_t i = 0; i < nfields; i++) {
-        CHECK(strcmp(fields[i].name, EXPECTED[i].name) == 0);
-        CHECK_INT(fields[i].offset, EXPECTED[i].offset);
-        CHECK_INT(fields[i].since, EXPECTED[i].since);
+    dd_nccl_config config;
+    dd_nccl_config_init(&config);
+    REQUIRE(config.nfields == NEXPECTED);
+    for (size_t i = 0; i < config.nfields; i++) {
+        CHECK(strcmp(config.fields[i].name, EXPECTED[i].name) == 0);
+        CHECK_INT(config.fields[i].offset, EXPECTED[i].offset);
+        CHECK_INT(config.fields[i].since, EXPECTED[i].since);
     }
 }
 
@@ -241,7 +241,7 @@ TEST(configurations_of_collectives)
     static const int COLL_VERSIONS[] = {23102, 23203, 23300};
     for (size_t i = 0; i < 3; i++) {
         dd_nccl_lib lib = lib_of(COLL_VERSIONS[i]);
-        dd_nccl_coll_config config;
+        dd_nccl_config config;
         dd_nccl_abi_coll_config packed;
         uint8_t expected[COLL_SIZE];
         dd_nccl_coll_config_init(&config);
@@ -251,8 +251,8 @@ TEST(configurations_of_collectives)
 
         dd_nccl_config_value number = {.is_set = true, .number = 2};
         dd_nccl_config_value tag = {.is_set = true, .number = 0x1122334455667788};
-        CHECK_OK(dd_nccl_coll_config_set(&config, "max_ctas", &number, check_err()));
-        CHECK_OK(dd_nccl_coll_config_set(&config, "user_profiler_tag", &tag, check_err()));
+        CHECK_OK(dd_nccl_config_set(&config, "max_ctas", &number, check_err()));
+        CHECK_OK(dd_nccl_config_set(&config, "user_profiler_tag", &tag, check_err()));
         put_int(expected, 24, 1);
         put_int(expected, 28, 2);
         memcpy(expected + 56, &tag.number, 8);
@@ -260,14 +260,14 @@ TEST(configurations_of_collectives)
         CHECK_BYTES(dd_bytes_of(&packed, sizeof packed), dd_bytes_of(expected, COLL_SIZE));
 
         dd_nccl_config_value ring = {.is_set = true, .is_text = true, .text = "ring"};
-        CHECK_OK(dd_nccl_coll_config_set(&config, "algSelection", &ring, check_err()));
+        CHECK_OK(dd_nccl_config_set(&config, "algSelection", &ring, check_err()));
         CHECK_OK(dd_nccl_coll_config_pack(&config, &lib, &packed, check_err()));
         CHECK(packed.algSelection != NULL && strcmp(packed.algSelection, "ring") == 0);
 
         dd_nccl_config_value event = {.is_set = true, .number = 0x1000};
         dd_nccl_config_value got;
-        CHECK_OK(dd_nccl_coll_config_set(&config, "launch_completion_event", &event, check_err()));
-        CHECK_OK(dd_nccl_coll_config_get(&config, "launch_completion_event", &got, check_err()));
+        CHECK_OK(dd_nccl_config_set(&config, "launch_completion_event", &event, check_err()));
+        CHECK_OK(dd_nccl_config_get(&config, "launch_completion_event", &got, check_err()));
         CHECK_INT(got.number, 0x1000);
         bool has_events = COLL_VERSIONS[i] >= 23203;
         CHECK_STATUS(dd_nccl_coll_config_pack(&config, &lib, &packed, check_err()),
@@ -275,11 +275,11 @@ TEST(configurations_of_collectives)
         CHECK(!has_events || packed.launchCompletionEvent == (dd_cuda_event)(uintptr_t)0x1000);
     }
     dd_nccl_lib old = lib_of(23007);
-    dd_nccl_coll_config config;
+    dd_nccl_config config;
     dd_nccl_abi_coll_config packed;
     dd_nccl_config_value number = {.is_set = true, .number = 2};
     dd_nccl_coll_config_init(&config);
-    CHECK_OK(dd_nccl_coll_config_set(&config, "min_ctas", &number, check_err()));
+    CHECK_OK(dd_nccl_config_set(&config, "min_ctas", &number, check_err()));
     CHECK_STATUS(dd_nccl_coll_config_pack(&config, &old, &packed, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "2.31.2");
 }

@@ -22,90 +22,66 @@
 static const dd_nccl_config_field FIELDS[] = {DD_NCCL_CONFIG_FIELDS(FIELD)};
 static const dd_nccl_config_field COLL_FIELDS[] = {DD_NCCL_COLL_CONFIG_FIELDS(COLL_FIELD)};
 
-#define NFIELDS (sizeof FIELDS / sizeof FIELDS[0])
-#define NCOLL_FIELDS (sizeof COLL_FIELDS / sizeof COLL_FIELDS[0])
-
-/* Either kind of configuration. */
-typedef struct record {
-    const dd_nccl_config_field *fields;
-    size_t nfields;
-    char *values;
-    char (*texts)[DD_NCCL_CONFIG_TEXT_MAX];
-} record;
-
-static record
-record_of(const dd_nccl_config *config)
+/* The packed struct of either kind. */
+static char *
+bytes_of(const dd_nccl_config *config)
 {
-    dd_nccl_config *writable = (dd_nccl_config *)(uintptr_t)config;
-    return (record){FIELDS, NFIELDS, (char *)&writable->values, writable->texts};
-}
-
-static record
-record_of_coll(const dd_nccl_coll_config *config)
-{
-    dd_nccl_coll_config *writable = (dd_nccl_coll_config *)(uintptr_t)config;
-    return (record){COLL_FIELDS, NCOLL_FIELDS, (char *)&writable->values, writable->texts};
+    return (char *)(uintptr_t)&config->values;
 }
 
 static char *
-text_of(const record *rec, const dd_nccl_config_field *field)
+text_of(const dd_nccl_config *config, const dd_nccl_config_field *field)
 {
     size_t ntexts = 0;
-    for (const dd_nccl_config_field *f = rec->fields; f < field; f++) {
+    for (const dd_nccl_config_field *f = config->fields; f < field; f++) {
         ntexts += f->type == DD_NCCL_FIELD_TEXT;
     }
-    return rec->texts[ntexts];
-}
-
-static int
-read_int(const record *rec, const dd_nccl_config_field *field)
-{
-    int number;
-    memcpy(&number, rec->values + field->offset, sizeof number);
-    return number;
+    return (char *)(uintptr_t)config->texts[ntexts];
 }
 
 static void
-write_int(const record *rec, const dd_nccl_config_field *field, int number)
+write_int(dd_nccl_config *config, const dd_nccl_config_field *field, int number)
 {
-    memcpy(rec->values + field->offset, &number, sizeof number);
+    memcpy(bytes_of(config) + field->offset, &number, sizeof number);
 }
 
 static void
-read_value(const record *rec, const dd_nccl_config_field *field, dd_nccl_config_value *value)
+read_value(const dd_nccl_config *config, const dd_nccl_config_field *field, dd_nccl_config_value *value)
 {
     *value = (dd_nccl_config_value){.is_text = field->type == DD_NCCL_FIELD_TEXT};
     if (value->is_text) {
-        value->text = text_of(rec, field);
+        value->text = text_of(config, field);
         value->is_set = value->text[0] != '\0';
     } else if (field->type == DD_NCCL_FIELD_INT) {
-        value->number = read_int(rec, field);
+        int number;
+        memcpy(&number, bytes_of(config) + field->offset, sizeof number);
+        value->number = number;
         value->is_set = value->number != DD_NCCL_UNDEFINED_INT;
     } else {
-        memcpy(&value->number, rec->values + field->offset, sizeof value->number);
+        memcpy(&value->number, bytes_of(config) + field->offset, sizeof value->number);
         value->is_set = value->number != 0;
     }
 }
 
 static void
-clear(const record *rec, const dd_nccl_config_field *field)
+clear(dd_nccl_config *config, const dd_nccl_config_field *field)
 {
     if (field->type == DD_NCCL_FIELD_TEXT) {
-        memset(text_of(rec, field), 0, DD_NCCL_CONFIG_TEXT_MAX);
+        memset(text_of(config, field), 0, DD_NCCL_CONFIG_TEXT_MAX);
     } else if (field->type == DD_NCCL_FIELD_INT) {
-        write_int(rec, field, DD_NCCL_UNDEFINED_INT);
+        write_int(config, field, DD_NCCL_UNDEFINED_INT);
     } else {
-        memset(rec->values + field->offset, 0, sizeof(uint64_t));
+        memset(bytes_of(config) + field->offset, 0, sizeof(uint64_t));
     }
 }
 
 static dd_status
-find(const record *rec, const char *name, const dd_nccl_config_field **found, dd_error *err)
+find(const dd_nccl_config *config, const char *name, const dd_nccl_config_field **found, dd_error *err)
 {
     char known[DD_NCCL_CONFIG_TEXT_MAX * 3] = "";
     size_t len = 0;
-    for (size_t i = 0; i < rec->nfields; i++) {
-        const dd_nccl_config_field *field = &rec->fields[i];
+    for (size_t i = 0; i < config->nfields; i++) {
+        const dd_nccl_config_field *field = &config->fields[i];
         if (strcmp(name, field->name) == 0 || strcmp(name, field->alias) == 0) {
             *found = field;
             return DD_OK;
@@ -119,28 +95,28 @@ find(const record *rec, const char *name, const dd_nccl_config_field **found, dd
 }
 
 static dd_status
-set_text(const record *rec, const dd_nccl_config_field *field, const char *text, dd_error *err)
+set_text(dd_nccl_config *config, const dd_nccl_config_field *field, const char *text, dd_error *err)
 {
     size_t len = strlen(text);
     if (len == 0 || len >= DD_NCCL_CONFIG_TEXT_MAX) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has %zu characters, 1 to %d are possible",
                             field->alias, len, DD_NCCL_CONFIG_TEXT_MAX - 1);
     }
-    clear(rec, field);
-    memcpy(text_of(rec, field), text, len);
+    clear(config, field);
+    memcpy(text_of(config, field), text, len);
     return DD_OK;
 }
 
-static dd_status
-set_value(const record *rec, const char *name, const dd_nccl_config_value *value, dd_error *err)
+dd_status
+dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
 {
     const dd_nccl_config_field *field;
-    dd_status status = find(rec, name, &field, err);
+    dd_status status = find(config, name, &field, err);
     if (status != DD_OK) {
         return status;
     }
     if (!value->is_set) {
-        clear(rec, field);
+        clear(config, field);
         return DD_OK;
     }
     if (value->is_text != (field->type == DD_NCCL_FIELD_TEXT)) {
@@ -148,42 +124,42 @@ set_value(const record *rec, const char *name, const dd_nccl_config_value *value
                             value->is_text ? "a number" : "text", value->is_text ? "text" : "a number");
     }
     if (value->is_text) {
-        return set_text(rec, field, value->text, err);
+        return set_text(config, field, value->text, err);
     }
     if (field->type == DD_NCCL_FIELD_WORD) {
-        memcpy(rec->values + field->offset, &value->number, sizeof value->number);
+        memcpy(bytes_of(config) + field->offset, &value->number, sizeof value->number);
         return DD_OK;
     }
     if (value->number <= INT_MIN || value->number > INT_MAX) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s is %lld, which is out of range", field->alias,
                             value->number);
     }
-    write_int(rec, field, (int)value->number);
+    write_int(config, field, (int)value->number);
     return DD_OK;
 }
 
-static dd_status
-get_value(const record *rec, const char *name, dd_nccl_config_value *value, dd_error *err)
+dd_status
+dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value, dd_error *err)
 {
     const dd_nccl_config_field *field;
-    dd_status status = find(rec, name, &field, err);
+    dd_status status = find(config, name, &field, err);
     if (status == DD_OK) {
-        read_value(rec, field, value);
+        read_value(config, field, value);
     }
     return status;
 }
 
 /* What is set must be known to this NCCL: it would be ignored. */
 static dd_status
-check_fields(const record *rec, const dd_nccl_lib *lib, dd_error *err)
+check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err)
 {
-    for (size_t i = 0; i < rec->nfields; i++) {
+    for (size_t i = 0; i < config->nfields; i++) {
         dd_nccl_config_value value;
-        read_value(rec, &rec->fields[i], &value);
-        if (value.is_set && rec->fields[i].since > lib->version) {
+        read_value(config, &config->fields[i], &value);
+        if (value.is_set && config->fields[i].since > lib->version) {
             char what[64];
-            (void)snprintf(what, sizeof what, "the configuration field %s", rec->fields[i].alias);
-            return dd_nccl_need_version(lib, what, rec->fields[i].since, err);
+            (void)snprintf(what, sizeof what, "the configuration field %s", config->fields[i].alias);
+            return dd_nccl_need_version(lib, what, config->fields[i].since, err);
         }
     }
     return DD_OK;
@@ -214,35 +190,25 @@ complete_ctas(int *min_ctas, int *max_ctas)
     }
 }
 
-const dd_nccl_config_field *
-dd_nccl_config_fields(size_t *nfields)
+static void
+init(dd_nccl_config *config, const dd_nccl_config_field *fields, size_t nfields)
 {
-    *nfields = NFIELDS;
-    return FIELDS;
+    *config = (dd_nccl_config){.fields = fields, .nfields = nfields};
+    for (size_t i = 0; i < nfields; i++) {
+        clear(config, &fields[i]);
+    }
 }
 
 void
 dd_nccl_config_init(dd_nccl_config *config)
 {
-    *config = (dd_nccl_config){0};
-    record rec = record_of(config);
-    for (size_t i = 0; i < NFIELDS; i++) {
-        clear(&rec, &FIELDS[i]);
-    }
+    init(config, FIELDS, sizeof FIELDS / sizeof FIELDS[0]);
 }
 
-dd_status
-dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
+void
+dd_nccl_coll_config_init(dd_nccl_config *config)
 {
-    record rec = record_of(config);
-    return set_value(&rec, name, value, err);
-}
-
-dd_status
-dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value, dd_error *err)
-{
-    record rec = record_of(config);
-    return get_value(&rec, name, value, err);
+    init(config, COLL_FIELDS, sizeof COLL_FIELDS / sizeof COLL_FIELDS[0]);
 }
 
 bool
@@ -255,8 +221,7 @@ dd_status
 dd_nccl_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_nccl_abi_config *packed,
                     dd_error *err)
 {
-    record rec = record_of(config);
-    dd_status status = check_fields(&rec, lib, err);
+    dd_status status = check_fields(config, lib, err);
     if (status != DD_OK) {
         return status;
     }
@@ -270,49 +235,15 @@ dd_nccl_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_ncc
     return DD_OK;
 }
 
-const dd_nccl_config_field *
-dd_nccl_coll_config_fields(size_t *nfields)
-{
-    *nfields = NCOLL_FIELDS;
-    return COLL_FIELDS;
-}
-
-void
-dd_nccl_coll_config_init(dd_nccl_coll_config *config)
-{
-    *config = (dd_nccl_coll_config){0};
-    record rec = record_of_coll(config);
-    for (size_t i = 0; i < NCOLL_FIELDS; i++) {
-        clear(&rec, &COLL_FIELDS[i]);
-    }
-}
-
 dd_status
-dd_nccl_coll_config_set(dd_nccl_coll_config *config, const char *name, const dd_nccl_config_value *value,
-                        dd_error *err)
-{
-    record rec = record_of_coll(config);
-    return set_value(&rec, name, value, err);
-}
-
-dd_status
-dd_nccl_coll_config_get(const dd_nccl_coll_config *config, const char *name, dd_nccl_config_value *value,
-                        dd_error *err)
-{
-    record rec = record_of_coll(config);
-    return get_value(&rec, name, value, err);
-}
-
-dd_status
-dd_nccl_coll_config_pack(const dd_nccl_coll_config *config, const dd_nccl_lib *lib,
+dd_nccl_coll_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
                          dd_nccl_abi_coll_config *packed, dd_error *err)
 {
-    record rec = record_of_coll(config);
-    dd_status status = check_fields(&rec, lib, err);
+    dd_status status = check_fields(config, lib, err);
     if (status != DD_OK) {
         return status;
     }
-    *packed = config->values;
+    *packed = config->coll_values;
     packed->size = sizeof *packed;
     packed->magic = DD_NCCL_MAGIC;
     packed->version = version_for(lib);

@@ -35,42 +35,32 @@ typedef struct dd_nccl_config_value {
     const char *text; /* of the configuration, or borrowed from the caller */
 } dd_nccl_config_value;
 
-/* ---- of a communicator (ncclConfig_t) */
-
+/* A configuration of a communicator (ncclConfig_t) or of a collective (ncclCollConfig_t, 2.31.2). */
 typedef struct dd_nccl_config {
-    dd_nccl_abi_config values;              /* but for the head and the texts, which pack writes */
+    const dd_nccl_config_field *fields; /* of its kind */
+    size_t nfields;
+    union { /* except the head and the texts, which pack writes */
+        dd_nccl_abi_config values;
+        dd_nccl_abi_coll_config coll_values;
+    };
     char texts[2][DD_NCCL_CONFIG_TEXT_MAX]; /* of the fields that are text, in their order; "": not set */
 } dd_nccl_config;
 
-const dd_nccl_config_field *dd_nccl_config_fields(size_t *nfields);
 void dd_nccl_config_init(dd_nccl_config *config);
+/* launchCompletionEvent is the number of a CUDA event. */
+void dd_nccl_coll_config_init(dd_nccl_config *config);
 /* DD_INVALID_ARGUMENT: no such field (names all), text for a number or the other way round, out of range, too long. is_set false makes
  * it undefined again. */
 dd_status dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_config_value *value,
                              dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value,
                              dd_error *err) DD_MUST_CHECK;
-bool dd_nccl_config_is_blocking(const dd_nccl_config *config); /* unless said otherwise */
+bool dd_nccl_config_is_blocking(const dd_nccl_config *config); /* true if unset */
 /* For NCCL's calls, which copy; `packed` points into config. DD_NOT_SUPPORTED names a field that is set and that this NCCL does not have, and the
  * version that has. */
 dd_status dd_nccl_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
                               dd_nccl_abi_config *packed, dd_error *err) DD_MUST_CHECK;
-
-/* ---- of a collective (ncclCollConfig_t, 2.31.2) */
-
-typedef struct dd_nccl_coll_config {
-    dd_nccl_abi_coll_config values;
-    char texts[1][DD_NCCL_CONFIG_TEXT_MAX];
-} dd_nccl_coll_config;
-
-/* launchCompletionEvent is the number of a CUDA event. */
-const dd_nccl_config_field *dd_nccl_coll_config_fields(size_t *nfields);
-void dd_nccl_coll_config_init(dd_nccl_coll_config *config);
-dd_status dd_nccl_coll_config_set(dd_nccl_coll_config *config, const char *name,
-                                  const dd_nccl_config_value *value, dd_error *err) DD_MUST_CHECK;
-dd_status dd_nccl_coll_config_get(const dd_nccl_coll_config *config, const char *name,
-                                  dd_nccl_config_value *value, dd_error *err) DD_MUST_CHECK;
-dd_status dd_nccl_coll_config_pack(const dd_nccl_coll_config *config, const dd_nccl_lib *lib,
+dd_status dd_nccl_coll_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
                                    dd_nccl_abi_coll_config *packed, dd_error *err) DD_MUST_CHECK;
 
 #endif

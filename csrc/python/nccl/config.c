@@ -6,21 +6,6 @@
 
 /* ---- values */
 
-/* Either kind of configuration. */
-typedef dd_status set_field(void *config, const char *name, const dd_nccl_config_value *value, dd_error *err);
-
-static dd_status
-set_of_comm(void *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
-{
-    return dd_nccl_config_set(config, name, value, err);
-}
-
-static dd_status
-set_of_coll(void *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
-{
-    return dd_nccl_coll_config_set(config, name, value, err);
-}
-
 /* Reads a str or a number; None leaves the field unset. The text is the object's. False with an exception. */
 static bool
 read_value(PyObject *object, const char *field, const char *function, dd_nccl_config_value *value)
@@ -39,7 +24,7 @@ read_value(PyObject *object, const char *field, const char *function, dd_nccl_co
 }
 
 static bool
-read_field(const py_state *state, PyObject *name, PyObject *object, set_field *set, void *config,
+read_field(const py_state *state, PyObject *name, PyObject *object, dd_nccl_config *config,
            const char *function)
 {
     const char *field = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
@@ -52,11 +37,12 @@ read_field(const py_state *state, PyObject *name, PyObject *object, set_field *s
     dd_error err;
     dd_nccl_config_value value;
     return read_value(object, field, function, &value) &&
-           py_error_check_of_group((py_state *)(uintptr_t)state, set(config, field, &value, &err), &err);
+           py_error_check_of_group((py_state *)(uintptr_t)state,
+                                   dd_nccl_config_set(config, field, &value, &err), &err);
 }
 
 static bool
-read_fields(const py_state *state, PyObject *dict, set_field *set, void *config, const char *function)
+read_fields(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function)
 {
     if (!PyDict_Check(dict)) {
         py_raise_wrong_type(function, "config", "a dict", dict);
@@ -68,7 +54,7 @@ read_fields(const py_state *state, PyObject *dict, set_field *set, void *config,
     Py_ssize_t position = 0;
     bool is_ok = copy != NULL;
     while (is_ok && PyDict_Next(copy, &position, &name, &value)) {
-        is_ok = read_field(state, name, value, set, config, function);
+        is_ok = read_field(state, name, value, config, function);
     }
     Py_XDECREF(copy);
     return is_ok;
@@ -78,7 +64,7 @@ bool
 py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function)
 {
     dd_nccl_config_init(config);
-    return dict == NULL || dict == Py_None || read_fields(state, dict, set_of_comm, config, function);
+    return dict == NULL || dict == Py_None || read_fields(state, dict, config, function);
 }
 
 /* ---- of collectives: a capsule */
@@ -86,7 +72,7 @@ py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *confi
 #define CAPSULE_NAME "dldist.nccl.coll_config"
 
 typedef struct coll_config {
-    dd_nccl_coll_config values;
+    dd_nccl_config values;
     dd_nccl_abi_coll_config packed; /* points into the values */
 } coll_config;
 
@@ -106,7 +92,7 @@ read_coll_config(py_state *state, PyObject *dict, coll_config *config)
     return nccl != NULL &&
            py_error_check_of_group(state, dd_nccl_need(nccl->lib, DD_NCCL_CAN_ALL_REDUCE_CONFIG, &err),
                                    &err) &&
-           read_fields(state, dict, set_of_coll, &config->values, "coll_config") &&
+           read_fields(state, dict, &config->values, "coll_config") &&
            py_error_check_of_group(
                state, dd_nccl_coll_config_pack(&config->values, nccl->lib, &config->packed, &err), &err);
 }

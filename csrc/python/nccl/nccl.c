@@ -167,12 +167,12 @@ py_nccl_info(PyObject *module, PyObject *Py_UNUSED(unused))
 PyObject *
 py_nccl_config_fields(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    size_t count;
-    const dd_nccl_config_field *fields = dd_nccl_config_fields(&count);
+    dd_nccl_config config;
+    dd_nccl_config_init(&config);
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *field = Py_BuildValue("(siO)", fields[i].alias, fields[i].since,
-                                        fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
+    for (size_t i = 0; list != NULL && i < config.nfields; i++) {
+        PyObject *field = Py_BuildValue("(siO)", config.fields[i].alias, config.fields[i].since,
+                                        config.fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
         if (field == NULL || PyList_Append(list, field) < 0) {
             Py_CLEAR(list);
         }
