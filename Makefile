@@ -225,8 +225,7 @@ memory-weaker: $(BUILD)/model/checker ## which weaker orders no scenario notices
 	$< $(SCENARIOS) --weaken
 # ---- the simulator: what of csrc/core it replaces, and what it has the linker take over of the C library
 
-SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c csrc/net/crypto_openssl.c \
-                csrc/net/crypto_sodium.c
+SIM_REPLACED := csrc/core/system.c csrc/core/mem.c csrc/core/fork.c csrc/core/fence.c csrc/net/crypto_openssl.c
 SIM_LIB := $(filter-out $(SIM_REPLACED) csrc/nccl/% csrc/mpi/% csrc/ucc/% csrc/xccl/% csrc/xla/% csrc/watch/%,$(LIB_SRC))
 SIM_SRC := $(wildcard tests/sim/*.c tests/sim/world/*.c)
 SIM_WRAPPED := $(addprefix pthread_mutex_,init destroy lock trylock unlock) \

@@ -15,13 +15,7 @@ struct dd_aead {
 };
 
 static dd_lock loading = DD_LOCK_INITIALIZER(DD_LOCK_CRYPTO);
-static _Atomic(const crypto_library *) loaded; /* release, once; acquire */
-
-static const crypto_library *
-library(void)
-{
-    return atomic_load_explicit(&loaded, memory_order_acquire);
-}
+static atomic_bool is_loaded; /* release, once; acquire */
 
 const char *
 dd_cipher_name(dd_cipher cipher)
@@ -30,57 +24,41 @@ dd_cipher_name(dd_cipher cipher)
     return cipher < DD_CIPHER_COUNT ? names[cipher] : "an unknown cipher";
 }
 
-/* Once: others read its table without the lock afterwards. False: there is no library. */
-static bool
-load_locked(void)
-{
-    const crypto_library *found = NULL;
-    dd_error why;
-    if (library() == NULL &&
-        (crypto_load_openssl(&found, &why) == DD_OK || crypto_load_sodium(&found, &why) == DD_OK)) {
-        atomic_store_explicit(&loaded, found, memory_order_release);
-        DD_LOG(DD_LOG_INFO, "connections over TCP are encrypted with %s, by %s",
-               dd_cipher_name(dd_crypto_choose()), dd_crypto_name());
-    }
-    return library() != NULL;
-}
-
 dd_status
 dd_crypto_load(dd_error *err)
 {
-    if (library() != NULL) {
+    dd_error why;
+    if (atomic_load_explicit(&is_loaded, memory_order_acquire)) {
         return DD_OK;
     }
     dd_lock_take(&loading);
-    bool is_loaded = load_locked();
+    bool is_first = !atomic_load_explicit(&is_loaded, memory_order_relaxed);
+    bool is_there = !is_first || crypto_library_load(&why) == DD_OK;
+    atomic_store_explicit(&is_loaded, is_there, memory_order_release);
     dd_lock_release(&loading);
-    if (!is_loaded) {
+    if (!is_there) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
-                            "what leaves this host is encrypted, as the job has a secret, and neither "
-                            "OpenSSL's libcrypto nor libsodium is there to do it: install one (libssl3, "
-                            "libsodium23), or set DLDIST_ENCRYPTION=off for all ranks");
+                            "what leaves this host is encrypted, as the job has a secret, and OpenSSL's "
+                            "libcrypto is not there to do it: install it (libssl3), or set "
+                            "DLDIST_ENCRYPTION=off for all ranks");
+    }
+    if (is_first) {
+        DD_LOG(DD_LOG_INFO, "connections over TCP are encrypted with %s, by %s",
+               dd_cipher_name(dd_crypto_choose()), crypto_library_name());
     }
     return DD_OK;
-}
-
-const char *
-dd_crypto_name(void)
-{
-    return library()->name();
 }
 
 bool
 dd_crypto_has(dd_cipher cipher)
 {
-    return library()->has(cipher);
+    return cipher == DD_CIPHER_AES_256_GCM || cipher == DD_CIPHER_CHACHA20_POLY1305;
 }
 
 dd_cipher
 dd_crypto_choose(void)
 {
-    return (dd_cpu_features() & DD_CPU_AES) != 0 && dd_crypto_has(DD_CIPHER_AES_256_GCM)
-               ? DD_CIPHER_AES_256_GCM
-               : DD_CIPHER_CHACHA20_POLY1305;
+    return (dd_cpu_features() & DD_CPU_AES) != 0 ? DD_CIPHER_AES_256_GCM : DD_CIPHER_CHACHA20_POLY1305;
 }
 
 void
@@ -93,8 +71,8 @@ dd_status
 dd_x25519_make(dd_x25519_pair *pair, dd_error *err)
 {
     dd_status status = dd_auth_random(pair->secret, sizeof pair->secret, err);
-    if (status == DD_OK && !library()->x25519_point(pair->secret, pair->point)) {
-        status = dd_error_set(err, DD_OUT_OF_MEMORY, "%s cannot make a key", dd_crypto_name());
+    if (status == DD_OK && !crypto_x25519_point(pair->secret, pair->point)) {
+        status = dd_error_set(err, DD_OUT_OF_MEMORY, "libcrypto cannot make a key");
     }
     return status;
 }
@@ -104,7 +82,7 @@ dd_x25519_agree(const dd_x25519_pair *own, const uint8_t point[DD_CRYPTO_POINT_B
                 uint8_t common[DD_CRYPTO_POINT_BYTES])
 {
     static const uint8_t nothing[DD_CRYPTO_POINT_BYTES];
-    return library()->x25519_agree(own->secret, point, common) &&
+    return crypto_x25519_agree(own->secret, point, common) &&
            !dd_bytes_equal_secret(dd_bytes_of(common, DD_CRYPTO_POINT_BYTES),
                                   dd_bytes_of(nothing, sizeof nothing));
 }
@@ -113,7 +91,7 @@ dd_status
 dd_aead_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES], dd_aead **aead, dd_error *err)
 {
     dd_aead *self = dd_mem_zalloc(sizeof *self);
-    void *state = self != NULL ? library()->create(cipher, key) : NULL;
+    void *state = self != NULL ? crypto_cipher_create(cipher, key) : NULL;
     if (state == NULL) {
         dd_mem_free(self);
         return dd_error_no_memory(err, sizeof *self);
@@ -127,7 +105,7 @@ void
 dd_aead_destroy(dd_aead *self)
 {
     if (self != NULL) {
-        library()->destroy(self->state);
+        crypto_cipher_destroy(self->state);
         dd_mem_free(self);
     }
 }
@@ -147,7 +125,7 @@ dd_aead_seal(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes plain, ui
 {
     uint8_t nonce[CRYPTO_NONCE_BYTES];
     write_nonce(self->cipher, number, nonce);
-    return library()->seal(self->state, nonce, beside, plain, sealed);
+    return crypto_cipher_seal(self->state, nonce, beside, plain, sealed);
 }
 
 bool
@@ -155,5 +133,5 @@ dd_aead_open(dd_aead *self, uint64_t number, dd_bytes beside, dd_bytes sealed, u
 {
     uint8_t nonce[CRYPTO_NONCE_BYTES];
     write_nonce(self->cipher, number, nonce);
-    return sealed.len >= DD_CRYPTO_TAG_BYTES && library()->open(self->state, nonce, beside, sealed, plain);
+    return sealed.len >= DD_CRYPTO_TAG_BYTES && crypto_cipher_open(self->state, nonce, beside, sealed, plain);
 }

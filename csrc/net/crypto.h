@@ -1,5 +1,5 @@
-/* What encryption needs, of a library that is kept by people who know how: OpenSSL's libcrypto or libsodium, whichever the system has.
- * There is no cipher of ours. The library is loaded when a connection is to be encrypted for the first time. */
+/* The ciphers and the key exchange of encrypted connections, done by OpenSSL's libcrypto. There is no cipher of our own. The library
+ * is loaded when a connection is to be encrypted for the first time. */
 #ifndef DD_NET_CRYPTO_H
 #define DD_NET_CRYPTO_H
 
@@ -23,11 +23,9 @@ typedef enum dd_cipher {
 
 const char *dd_cipher_name(dd_cipher cipher);
 
-/* Loads a library, once a process. DD_NOT_SUPPORTED says what was tried and what to do. Everything below needs it. */
+/* Load the library, once a process. DD_NOT_SUPPORTED says what to install. All functions below need it. */
 dd_status dd_crypto_load(dd_error *err) DD_MUST_CHECK;
-/* "OpenSSL 3.0.19 ..." */
-const char *dd_crypto_name(void);
-bool dd_crypto_has(dd_cipher cipher);
+bool dd_crypto_has(dd_cipher cipher); /* false for a number that is no cipher */
 /* AES-GCM where the processor has instructions for it, ChaCha20-Poly1305 elsewhere. */
 dd_cipher dd_crypto_choose(void);
 

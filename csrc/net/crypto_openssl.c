@@ -2,6 +2,8 @@
  * the library would take for theirs: it is cleared. */
 #include "net/crypto_library.h"
 
+#include "core/dylib.h"
+
 #include <limits.h>
 #include <string.h>
 
@@ -44,20 +46,14 @@ static const dd_dylib_symbol symbols[] = {
 #undef X
 };
 
-static const char *
-openssl_name(void)
+const char *
+crypto_library_name(void)
 {
     return api.OpenSSL_version(0);
 }
 
-static bool
-openssl_has(dd_cipher cipher)
-{
-    return cipher == DD_CIPHER_AES_256_GCM || cipher == DD_CIPHER_CHACHA20_POLY1305;
-}
-
-static bool
-openssl_x25519_point(const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t point[DD_CRYPTO_POINT_BYTES])
+bool
+crypto_x25519_point(const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t point[DD_CRYPTO_POINT_BYTES])
 {
     size_t nbytes = DD_CRYPTO_POINT_BYTES;
     void *key = api.EVP_PKEY_new_raw_private_key(NID_X25519, NULL, secret, DD_CRYPTO_POINT_BYTES);
@@ -69,9 +65,9 @@ openssl_x25519_point(const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t point[
     return is_made;
 }
 
-static bool
-openssl_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t point[DD_CRYPTO_POINT_BYTES],
-                     uint8_t common[DD_CRYPTO_POINT_BYTES])
+bool
+crypto_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t point[DD_CRYPTO_POINT_BYTES],
+                    uint8_t common[DD_CRYPTO_POINT_BYTES])
 {
     size_t nbytes = DD_CRYPTO_POINT_BYTES;
     void *own = api.EVP_PKEY_new_raw_private_key(NID_X25519, NULL, secret, DD_CRYPTO_POINT_BYTES);
@@ -89,8 +85,8 @@ openssl_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t 
     return is_agreed;
 }
 
-static void *
-openssl_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
+void *
+crypto_cipher_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
 {
     const void *kind = cipher == DD_CIPHER_AES_256_GCM ? api.EVP_aes_256_gcm() : api.EVP_chacha20_poly1305();
     void *ctx = api.EVP_CIPHER_CTX_new();
@@ -102,8 +98,8 @@ openssl_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
     return ctx;
 }
 
-static void
-openssl_destroy(void *state)
+void
+crypto_cipher_destroy(void *state)
 {
     api.EVP_CIPHER_CTX_free(state);
 }
@@ -119,9 +115,9 @@ run_cipher(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], bool is_seal, dd_
            (in.len == 0 || api.EVP_CipherUpdate(ctx, out, &nbytes, in.data, (int)in.len) == 1);
 }
 
-static bool
-openssl_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
-             uint8_t *sealed)
+bool
+crypto_cipher_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
+                   uint8_t *sealed)
 {
     int nbytes = 0;
     uint8_t *tag = sealed + plain.len;
@@ -134,9 +130,9 @@ openssl_seal(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside
     return is_sealed;
 }
 
-static bool
-openssl_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes sealed,
-             uint8_t *plain)
+bool
+crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes sealed,
+                   uint8_t *plain)
 {
     int nbytes = 0;
     size_t len = sealed.len - DD_CRYPTO_TAG_BYTES;
@@ -153,18 +149,8 @@ openssl_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside
 }
 
 dd_status
-crypto_load_openssl(const crypto_library **library, dd_error *err)
+crypto_library_load(dd_error *err)
 {
-    static const crypto_library openssl = {
-        .name = openssl_name,
-        .has = openssl_has,
-        .x25519_point = openssl_x25519_point,
-        .x25519_agree = openssl_x25519_agree,
-        .create = openssl_create,
-        .destroy = openssl_destroy,
-        .seal = openssl_seal,
-        .open = openssl_open,
-    };
     static const char *const sonames[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
     dd_dylib_place anywhere = {0};
     dd_dylib_search search = {
@@ -180,6 +166,5 @@ crypto_load_openssl(const crypto_library **library, dd_error *err)
         status = dd_dylib_resolve(&lib, symbols, sizeof symbols / sizeof symbols[0], &api, err);
     }
     dd_dylib_fini(&lib);
-    *library = &openssl;
     return status;
 }

@@ -83,7 +83,7 @@ encrypt_and_hash(dd_noise *self, dd_bytes plain, uint8_t *sealed, dd_error *err)
     bool is_sealed = dd_aead_seal(aead, 0, dd_bytes_of(self->hash, sizeof self->hash), plain, sealed);
     dd_aead_destroy(aead);
     if (!is_sealed) {
-        return dd_error_set(err, DD_OUT_OF_MEMORY, "%s cannot encrypt", dd_crypto_name());
+        return dd_error_set(err, DD_OUT_OF_MEMORY, "libcrypto cannot encrypt");
     }
     mix_hash(self, dd_bytes_of(sealed, plain.len + DD_CRYPTO_TAG_BYTES));
     return DD_OK;

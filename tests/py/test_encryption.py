@@ -113,7 +113,7 @@ def test_the_secret_of_a_store_is_that_of_its_groups(procs, hosts):
 def test_the_log_has_the_cipher_once(procs, hosts):
     for told in run_ranks(procs, hosts, "log", [environment()] * 2):
         assert len(told) == 1
-        assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by (OpenSSL|libsodium) ", told[0]), told
+        assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by OpenSSL ", told[0]), told
 
 
 @needs_hosts
@@ -178,9 +178,9 @@ def test_the_secret_of_dlrun_is_in_no_list_of_processes(tmp_path):
     assert lines == ["True False False"] * 2, done.stdout
 
 
-# ---- which library there is
+# ---- without the library
 
-LIBRARIES = ("libcrypto.so.3", "libcrypto.so.1.1", "libsodium.so.26", "libsodium.so.23")
+LIBRARIES = ("libcrypto.so.3", "libcrypto.so.1.1")
 
 
 def find(name):
@@ -234,12 +234,5 @@ def test_without_a_library_the_error_says_what_to_do():
     done = run_without(LIBRARIES, PAIR_OVER_TCP)
     lines = done.stdout.splitlines()
     assert lines[0] == "served", done.stderr  # on one host none is needed
-    assert "neither OpenSSL's libcrypto nor libsodium is there" in lines[1]
+    assert "OpenSSL's libcrypto is not there" in lines[1]
     assert "DLDIST_ENCRYPTION=off" in lines[1]
-
-
-@needs_mounts
-@pytest.mark.skipif(not any(find(name) for name in LIBRARIES[2:]), reason="libsodium is not installed")
-def test_libsodium_does_it_where_there_is_no_libcrypto():
-    done = run_without(LIBRARIES[:2], PAIR_OVER_TCP)
-    assert done.stdout.splitlines() == ["served", "True"], done.stdout + done.stderr

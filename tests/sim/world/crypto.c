@@ -1,4 +1,4 @@
-/* Stands in for the libraries of ciphers, for simulated ranks: as small and as fast as they can be and still notice every change, with
+/* Stand in for libcrypto, for simulated ranks: as small and as fast as they can be and still notice every change, with
  * memory that the simulator can count and refuse. It keeps nothing secret. */
 #include "core/mem.h"
 #include "net/crypto_library.h"
@@ -32,16 +32,10 @@ mix_bytes(uint64_t sum, const uint8_t *data, size_t len)
     return sum;
 }
 
-static const char *
-sim_crypto_name(void)
+const char *
+crypto_library_name(void)
 {
     return "no library";
-}
-
-static bool
-sim_crypto_has(dd_cipher cipher)
-{
-    return cipher == DD_CIPHER_AES_256_GCM || cipher == DD_CIPHER_CHACHA20_POLY1305;
 }
 
 /* ---- what two have in common: the exchange of Diffie and Hellman, with numbers that anybody can break */
@@ -68,16 +62,16 @@ write_power(uint64_t base, const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t 
     memcpy(point, &value, sizeof value);
 }
 
-static bool
-sim_x25519_point(const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t point[DD_CRYPTO_POINT_BYTES])
+bool
+crypto_x25519_point(const uint8_t secret[DD_CRYPTO_POINT_BYTES], uint8_t point[DD_CRYPTO_POINT_BYTES])
 {
     write_power(GENERATOR, secret, point);
     return true;
 }
 
-static bool
-sim_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t point[DD_CRYPTO_POINT_BYTES],
-                 uint8_t common[DD_CRYPTO_POINT_BYTES])
+bool
+crypto_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t point[DD_CRYPTO_POINT_BYTES],
+                    uint8_t common[DD_CRYPTO_POINT_BYTES])
 {
     uint64_t base;
     memcpy(&base, point, sizeof base);
@@ -87,8 +81,8 @@ sim_x25519_agree(const uint8_t secret[DD_CRYPTO_POINT_BYTES], const uint8_t poin
 
 /* ---- sealing */
 
-static void *
-sim_cipher_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
+void *
+crypto_cipher_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
 {
     sim_cipher *self = dd_mem_alloc(sizeof *self);
     if (self != NULL) {
@@ -97,8 +91,8 @@ sim_cipher_create(dd_cipher cipher, const uint8_t key[DD_CRYPTO_KEY_BYTES])
     return self;
 }
 
-static void
-sim_cipher_destroy(void *state)
+void
+crypto_cipher_destroy(void *state)
 {
     dd_mem_free(state);
 }
@@ -124,9 +118,9 @@ write_tag(uint64_t seed, dd_bytes beside, const uint8_t *sealed, size_t len, uin
     memcpy(tag, words, sizeof words);
 }
 
-static bool
-sim_cipher_seal(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
-                uint8_t *sealed)
+bool
+crypto_cipher_seal(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes plain,
+                   uint8_t *sealed)
 {
     const sim_cipher *self = state;
     uint64_t seed = mix_bytes(self->key, nonce, CRYPTO_NONCE_BYTES);
@@ -135,9 +129,9 @@ sim_cipher_seal(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes b
     return true;
 }
 
-static bool
-sim_cipher_open(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes sealed,
-                uint8_t *plain)
+bool
+crypto_cipher_open(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes beside, dd_bytes sealed,
+                   uint8_t *plain)
 {
     const sim_cipher *self = state;
     uint64_t seed = mix_bytes(self->key, nonce, CRYPTO_NONCE_BYTES);
@@ -150,25 +144,8 @@ sim_cipher_open(void *state, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes b
 }
 
 dd_status
-crypto_load_openssl(const crypto_library **library, dd_error *err)
+crypto_library_load(dd_error *err)
 {
-    static const crypto_library simulated = {
-        .name = sim_crypto_name,
-        .has = sim_crypto_has,
-        .x25519_point = sim_x25519_point,
-        .x25519_agree = sim_x25519_agree,
-        .create = sim_cipher_create,
-        .destroy = sim_cipher_destroy,
-        .seal = sim_cipher_seal,
-        .open = sim_cipher_open,
-    };
     (void)err;
-    *library = &simulated;
     return DD_OK;
-}
-
-dd_status
-crypto_load_sodium(const crypto_library **library, dd_error *err)
-{
-    return crypto_load_openssl(library, err);
 }
