@@ -1,4 +1,4 @@
-"""Builds the extension. What the package is stands in pyproject.toml.
+"""Builds the extension, and writes the type stubs. What the package is stands in pyproject.toml.
 
 DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
 optimisation, DLDIST_COVERAGE=1 counts which lines run, DLDIST_FAULTS=1 has `_core._fail_allocation` and its like, by which tests
@@ -9,6 +9,7 @@ that has a GIL.
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,8 @@ def extension(name, sources):
         py_limited_api=IS_LIMITED_API,
     )
 
+
+subprocess.run([sys.executable, os.path.join("tools", "make_stubs.py")], check=True)
 
 trampoline = glob("csrc/trampoline/*.c")
 setup(

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what is compiled in a wheel: it loads wherever the wheel's name says, and holds nothing of the machine that made it.
+"""Checks a wheel: its extension loads wherever the wheel's name says, and holds nothing of the machine that made it; its stubs are
+those of these sources.
 
 Needs auditwheel.
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from check_symbols import EXPORTS, output
 from check_symbols import problems as symbol_problems
+from make_stubs import made_stubs
 
 NAME = re.compile(r"dldist-.+-cp311-abi3-manylinux_2_(\d+)_(\w+)\.whl")
 
@@ -65,11 +67,18 @@ def extension_problems(name: str, extension: str) -> list[str]:
     return [f"{name} {text}" for text in found]
 
 
+def stub_problems(archive: zipfile.ZipFile) -> list[str]:
+    held = set(archive.namelist())
+    stubs = {f"dldist/{name}": text for name, text in made_stubs().items()}
+    return [f"lacks {name} as it should be" for name, text in stubs.items() if name not in held or archive.read(name).decode() != text]
+
+
 def main() -> int:
     failures = 0
     for wheel in map(Path, sys.argv[1:]):
         found, sizes = platform_problems(wheel), []
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+            found += stub_problems(archive)
             for name in EXPORTS:
                 extension = archive.extract(f"dldist/{name}.abi3.so", folder)
                 found += extension_problems(name, extension)

@@ -9,7 +9,7 @@ PARTS = {
     "csrc/nccl": ("csrc/nccl", {".c", ".h"}, set()),
     "csrc/python": ("csrc/python", {".c", ".h"}, set()),
     "pkg": ("pkg", {".py"}, set()),
-    "stubs of pkg": ("pkg", {".pyi"}, set()),
+    "stubs of pkg": ("pkg", {".in"}, set()),
 }
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         files = files_of(*part)
         nlines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
         print(f"{name:30s} {nlines:6d} lines in {len(files):3d} files")
-    sources = files_of("csrc", {".c", ".h"}, set()) + files_of("pkg", {".py", ".pyi"}, set())
+    sources = files_of("csrc", {".c", ".h"}, set()) + files_of("pkg", {".py"}, set())
     named = [path.relative_to(ROOT).as_posix() for path in sources if OPERATION in path.read_text(encoding="utf-8")]
     print(f"{OPERATION} is named in {len(named)} files: {', '.join(named)}")
 

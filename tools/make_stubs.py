@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""Writes what can be told from elsewhere into the stubs.
+"""Writes the type stubs of the package, none of which is in the repository. setup.py runs this whenever it builds anything.
 
-From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, and all of _backends/low_level.pyi. From
-the functions of a module: _api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. From the
-tables of names, _api/namespace.py: __init__.pyi and distributed_c10d.pyi, which hand on what is elsewhere.
+From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, whose other parts are in
+_core.pyi.in, and all of _backends/low_level.pyi. From the functions of a module: _api/collectives.pyi and functional/__init__.pyi, with
+an overload for each kind of async_op. From the tables of names, _api/namespace.py: __init__.pyi and distributed_c10d.pyi, which
+hand on what is elsewhere.
 
-    python tools/make_stubs.py           write them
-    python tools/make_stubs.py --check   fail where a stub is not what would be written
+    python tools/make_stubs.py                  write them
+    python tools/make_stubs.py --check FOLDER   fail if a stub of the package in FOLDER is not what would be written
 
-The extension must have been built.
+The extension need not have been built: it may be for another kind of processor.
 """
+import ast
+import re
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from overloads import definition, module_stub, results_by_flag
 
-PACKAGE = Path(__file__).resolve().parent.parent / "pkg" / "dldist"
-BEGIN = "    # The operations: made by tools/make_stubs.py.\n"
-END = "    # End of the operations.\n"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pkg" / "dldist"
+OPERATIONS_HEADER = ROOT / "csrc" / "python" / "group" / "operations.h"
+PLACE_OF_OPERATIONS = "    # tools/make_stubs.py puts the operations here.\n"
 # With the private names that other modules use.
 MODULES = {
     "_api/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
@@ -61,9 +67,45 @@ def methods(operation) -> str:
     return text + method(f"plan_{operation.name}", parameters, "Plan")
 
 
-def core_stub(before: str, operations) -> str:
-    head, rest = before.split(BEGIN)
-    return head + BEGIN + "".join(map(methods, operations)) + END + rest.split(END)[1]
+def core_stub(template: str, operations) -> str:
+    before, after = template.split(PLACE_OF_OPERATIONS)
+    return f"# Made by tools/make_stubs.py from _core.pyi.in.\n{before}{''.join(map(methods, operations))}{after}"
+
+
+class _Words(dict):
+    """The names that rows of the C table use, as the extension passes them on."""
+
+    def __init__(self) -> None:
+        def side(kind: str) -> Any:
+            return lambda parameter, *_: (kind, parameter)
+
+        def name(word: str, *_: Any) -> str:
+            return word
+
+        super().__init__({kind.upper(): side(kind) for kind in ("one", "many", "ranks", "lists", "whole", "wholes")})
+        self.update(NOTHING=("nothing", -1), WHOLE_BY=side("whole"), PY_TENSORS=name, PY_OTHER=name, PY_REDUCTION="op", PY_ROOT="root")
+        self["X"] = self.row
+
+    def __missing__(self, word: str) -> str:
+        return word.lower()
+
+    @staticmethod
+    def row(name, collective, op_type, call, former, recorded, as_one, nrequired, parameters, source, result, *_) -> tuple[Any, ...]:
+        return name, collective, op_type, recorded, call, former, as_one, parameters, nrequired, source, result
+
+
+def operation_rows(header: str) -> list[tuple[Any, ...]]:
+    """The rows of the C table as _core._operations() returns them. Each is an expression of Python's, too."""
+    table = header.partition("#define PY_OPERATION_LIST(X)")[2].partition("/* clang-format on */")[0]
+    rows = re.sub(r"\)\s+X\(", "), X(", table.replace("\\\n", " "))
+    return eval(f"[{rows.strip()}]", {}, _Words())  # noqa: S307
+
+
+def stand_in(name: str, **attributes: Any) -> ModuleType:
+    """Have a module imported in place of one that needs the extension."""
+    sys.modules[name] = module = ModuleType(name)
+    vars(module).update(attributes)
+    return module
 
 
 LOW_LEVEL_HEAD = '''# Made by tools/make_stubs.py from the table of operations.
@@ -131,42 +173,74 @@ _world: _World
 """
 
 
+def source_of(module: str) -> str:
+    return f"{module.removeprefix('dldist.').replace('.', '/')}.py"
+
+
+def defined_in(module: str) -> list[str]:
+    """The names that a module gives to functions, classes and values."""
+    tree = ast.parse((PACKAGE / source_of(module)).read_text(encoding="utf-8"))
+    names = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.append(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    return names
+
+
 def names_stub(head: str, tables) -> str:
     """The stub of a module that has what is in others."""
-    from dldist._api import namespace, torch_private
+    from dldist._api import namespace
 
     lines, of_moment = {}, ""
-    for name, module, other in namespace.names_of(*tables):
-        if f"{module.removeprefix('dldist.').replace('.', '/')}.py" in MODULES and not name.startswith("_"):
+    for module, names in ((module, names) for table in tables for module, names in table.items()):
+        if names == "*" and source_of(module) in MODULES:
             lines[f"from {module} import *\n"] = None
-        elif module == torch_private.__name__ and other not in vars(torch_private):
-            of_moment += f"{name}: Any\n"
-        elif name != "rendezvous":  # which is the module in one of them, and the function in the other
-            lines[f"from {module} import {other} as {name}\n"] = None
+            continue
+        if names == "*":
+            names = " ".join(name for name in defined_in(module) if name[0] != "_" and not name.isupper())
+        defined = defined_in(module) if module == namespace.OF_THE_MOMENT else []
+        for name, _, other in namespace.names_of({module: names}):
+            if module == namespace.OF_THE_MOMENT and other not in defined:
+                of_moment += f"{name}: Any\n"
+            elif name != "rendezvous":  # which is the module in one of them, and the function in the other
+                lines[f"from {module} import {other} as {name}\n"] = None
     text = "# Made by tools/make_stubs.py from _api/namespace.py.\nfrom typing import Any\n\n"
     return text + "".join(lines) + head + "\n" + of_moment
 
 
-def main() -> int:
-    sys.path.append(str(PACKAGE.parent))  # where it is not installed
+def made_stubs() -> dict[str, str]:
+    """The text of each stub, by its place in the package."""
+    stand_in("dldist", __path__=[str(PACKAGE)])
+    stand_in("dldist._core", _operations=lambda: operation_rows(OPERATIONS_HEADER.read_text(encoding="utf-8")))
+    sys.modules["dldist"]._core = sys.modules["dldist._core"]
+    stand_in("dldist._base.options", __getattr__=lambda name: object)
     from dldist._api import namespace
     from dldist._backends.low_level import CALLS
     from dldist._base.operations import OPERATIONS
 
-    core, low_level = PACKAGE / "_core.pyi", PACKAGE / "_backends" / "low_level.pyi"
-    stubs = {core: core_stub(core.read_text(), OPERATIONS.values()), low_level: low_level_stub(CALLS)}
     common = namespace.C10D, namespace.PACKAGE, namespace.BESIDE
-    stubs[PACKAGE / "__init__.pyi"] = names_stub(PACKAGE_HEAD, common)
-    stubs[PACKAGE / "distributed_c10d.pyi"] = names_stub(C10D_HEAD, (*common, namespace.OF_C10D))
-    for module, private in MODULES.items():
-        stubs[(PACKAGE / module).with_suffix(".pyi")] = module_stub(PACKAGE / module, private)
-    differ = [path for path, text in stubs.items() if not path.exists() or path.read_text() != text]
+    stubs = {
+        "_core.pyi": core_stub((PACKAGE / "_core.pyi.in").read_text(encoding="utf-8"), OPERATIONS.values()),
+        "_backends/low_level.pyi": low_level_stub(CALLS),
+        "__init__.pyi": names_stub(PACKAGE_HEAD, common),
+        "distributed_c10d.pyi": names_stub(C10D_HEAD, (*common, namespace.OF_C10D)),
+    }
+    return stubs | {f"{module}i": module_stub(PACKAGE / module, private) for module, private in MODULES.items()}
+
+
+def main() -> int:
+    folder = Path(sys.argv[2]) if "--check" in sys.argv else PACKAGE
+    stubs = {folder / name: text for name, text in made_stubs().items()}
+    differ = [path for path, text in stubs.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
         for path in differ:
-            print(f"{path}: not what it would be made: run tools/make_stubs.py")
+            print(f"{path}: not what it would be made: build dldist again")
         return 1 if differ else 0
     for path in differ:
-        path.write_text(stubs[path])
+        path.write_text(stubs[path], encoding="utf-8")
     return 0
 
 

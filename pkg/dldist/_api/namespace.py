@@ -159,7 +159,7 @@ def _names_in(module: str, names: str) -> Iterator[tuple[str, str]]:
         yield name, other or name
 
 
-_OF_THE_MOMENT = "dldist._api.torch_private"
+OF_THE_MOMENT = "dldist._api.torch_private"
 """A module some of whose names change what they stand for: it is asked each time."""
 
 _tables: dict[str, tuple[dict[str, str], ...]] = {}
@@ -175,7 +175,7 @@ def bind(asked: str, *tables: dict[str, str]) -> None:
     own = vars(sys.modules[asked])
     for table in tables:
         for module, names in table.items():
-            if module in sys.modules and module != _OF_THE_MOMENT:
+            if module in sys.modules and module != OF_THE_MOMENT:
                 for name, other in _names_in(module, names):
                     own.setdefault(name, getattr(sys.modules[module], other))
 
@@ -188,6 +188,6 @@ def find(name: str, asked: str) -> Any:
         raise AttributeError(f"module {asked!r} has no attribute {name!r}")
     module, other = _where[asked][name]
     value = getattr(__import__(module, fromlist=(other,)), other)
-    if module != _OF_THE_MOMENT:
+    if module != OF_THE_MOMENT:
         vars(sys.modules[asked]).setdefault(name, value)
     return value
