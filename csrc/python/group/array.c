@@ -1,11 +1,10 @@
-/* dldist.SharedArray: memory made by Group.empty, as a buffer and through DLPack. */
-#include "python/group/array.h"
-
+/* dldist.SharedArray: memory made by Group.empty, as a buffer and through DLPack, and its elements. */
 #include "core/mem.h"
 #include "python/base/error.h"
 #include "python/base/object.h"
 #include "python/group/group.h"
 #include "python/tensor/dtype.h"
+#include "python/tensor/element.h"
 #include "python/tensor/memory.h"
 
 typedef struct shared_memory {
@@ -113,22 +112,21 @@ destroy_part(py_memory *memory)
     dd_mem_free(part);
 }
 
-PyObject *
-py_shared_array_view(PyObject *array, size_t start, const dd_view *shape)
+/* A new array over the elements from number `start` on, which must exist. `view` lacks its memory. NULL with an exception. */
+static PyObject *
+make_part(const py_memory_array *array, size_t start, dd_view view)
 {
-    const py_memory_array *self = (const py_memory_array *)array;
-    py_memory *whole = self->memory;
+    py_memory *whole = array->memory;
     memory_part *part = dd_mem_alloc(sizeof *part);
     if (part == NULL) {
         return PyErr_NoMemory();
     }
-    dd_view view = *shape;
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
     (void)py_tensor_set_row_major(&view); /* the strides fit, because those of the whole do */
     part->whole = whole;
     py_memory_acquire(whole);
     py_memory_init(&part->memory, &view, destroy_part);
-    return py_memory_array_make(Py_TYPE(array), &part->memory);
+    return py_memory_array_make(array->state->shared_array_type, &part->memory);
 }
 
 static PyObject *
@@ -150,7 +148,7 @@ shared_array_part(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
                      (long long)start, count);
         return NULL;
     }
-    return py_shared_array_view(object, (size_t)start, &view);
+    return make_part(self, (size_t)start, view);
 }
 
 static PyObject *
@@ -189,38 +187,92 @@ shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
     return 0;
 }
 
-/* ---- questions */
+/* ---- elements */
 
-#define IN_PYTHON "dldist._base.shared_array"
+static Py_ssize_t
+shared_array_length(PyObject *object)
+{
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
+    if (view->ndim == 0) {
+        PyErr_SetString(PyExc_TypeError, "len() of a SharedArray without dimensions");
+        return -1;
+    }
+    return (Py_ssize_t)view->shape[0];
+}
+
+/* The element of a key: an int, or a tuple of as many ints as there are dimensions. NULL with an exception. */
+static void *
+find_element(const dd_view *view, PyObject *key)
+{
+    bool is_tuple = PyTuple_Check(key) != 0;
+    if ((is_tuple ? PyTuple_Size(key) : 1) != view->ndim) {
+        PyErr_Format(PyExc_IndexError,
+                     "an element of this SharedArray has %d indices; numpy.asarray(array) has parts",
+                     view->ndim);
+        return NULL;
+    }
+    size_t number = 0;
+    for (int i = 0; i < view->ndim; i++) {
+        Py_ssize_t length = (Py_ssize_t)view->shape[i];
+        Py_ssize_t index = PyNumber_AsSsize_t(is_tuple ? PyTuple_GetItem(key, i) : key, PyExc_IndexError);
+        if (index == -1 && PyErr_Occurred() != NULL) {
+            return NULL;
+        }
+        if (index < -length || index >= length) {
+            PyErr_Format(PyExc_IndexError, "index %zd is out of bounds for a length of %zd", index, length);
+            return NULL;
+        }
+        number = number * (size_t)length + (size_t)(index < 0 ? index + length : index);
+    }
+    return (char *)view->data + number * dd_dtype_size(view->dtype);
+}
 
 static PyObject *
-shared_array_repr(PyObject *object)
+shared_array_get(PyObject *object, PyObject *key)
 {
-    return py_object_call_python(object, IN_PYTHON, "represent", NULL, NULL);
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
+    const void *element = find_element(view, key);
+    return element != NULL ? py_element_get(view->dtype, element) : NULL;
+}
+
+static int
+shared_array_set(PyObject *object, PyObject *key, PyObject *value)
+{
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_TypeError, "elements of a SharedArray cannot be deleted");
+        return -1;
+    }
+    void *element = find_element(view, key);
+    return element != NULL && py_element_set(view->dtype, element, value) ? 0 : -1;
+}
+
+/* The elements from *next on, of the dimensions from `dim` on; moves *next behind them. NULL with an exception. */
+static PyObject *
+list_of(const dd_view *view, int dim, const char **next)
+{
+    if (dim == view->ndim) {
+        const char *element = *next;
+        *next += dd_dtype_size(view->dtype);
+        return py_element_get(view->dtype, element);
+    }
+    PyObject *list = PyList_New(0);
+    for (int64_t i = 0; list != NULL && i < view->shape[dim]; i++) {
+        PyObject *item = list_of(view, dim + 1, next);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    return list;
 }
 
 static PyObject *
 shared_array_to_list(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return py_object_call_python(object, IN_PYTHON, "to_list", NULL, NULL);
-}
-
-static PyObject *
-shared_array_as_numpy(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    return py_object_call_python(object, IN_PYTHON, "as_numpy", args, kwargs);
-}
-
-static PyObject *
-shared_array_get_ndim(PyObject *object, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(((py_memory_array *)object)->memory->view.ndim);
-}
-
-static PyObject *
-shared_array_get_size(PyObject *object, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(((py_memory_array *)object)->memory->view.count);
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
+    const char *next = view->data;
+    return list_of(view, 0, &next);
 }
 
 static PyMethodDef shared_array_methods[] = {
@@ -229,8 +281,6 @@ static PyMethodDef shared_array_methods[] = {
      "An array of this shape over the elements from number `start` on, in the same memory."},
     {"tolist", shared_array_to_list, METH_NOARGS,
      "tolist($self, /)\n--\n\nThe values as nested lists, or the value itself if there are no dimensions."},
-    {"__array__", (PyCFunction)(void (*)(void))shared_array_as_numpy, METH_VARARGS | METH_KEYWORDS,
-     "__array__($self, dtype=None, *, copy=None)\n--\n\nFor numpy.asarray(): a NumPy array in the same memory."},
     {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
      "_note_unmapped($self, /)\n--\n\n"
      "Says that the mapping given to Group._adopt is gone."},
@@ -240,8 +290,6 @@ static PyMethodDef shared_array_methods[] = {
 
 static PyGetSetDef shared_array_getset[] = {
     PY_MEMORY_ARRAY_GETSET,
-    {"ndim", shared_array_get_ndim, NULL, "The number of dimensions.", NULL},
-    {"size", shared_array_get_size, NULL, "The number of elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -249,19 +297,16 @@ static PyType_Slot shared_array_slots[] = {
     {Py_tp_doc,
      "Memory that the ranks of a host share; made by Group.empty.\n\n"
      "It is a writable buffer and speaks DLPack: numpy.asarray(a), torch.from_dlpack(a), memoryview(a).\n"
-     "a[i], a[i, j], a[i:j] and a[i:j] = ... work if the elements are contiguous; parts share the memory.\n"
+     "a[i], a[i, j] and a[i, j] = x are for one element. "
      "It may outlive its group."},
     {Py_tp_dealloc, (void *)py_memory_array_dealloc},
     {Py_tp_traverse, (void *)py_object_traverse},
-    {Py_tp_repr, (void *)shared_array_repr},
     {Py_tp_methods, shared_array_methods},
     {Py_tp_getset, shared_array_getset},
     {Py_tp_members, py_object_members},
-    {Py_sq_length, (void *)py_shared_array_length},
-    {Py_sq_item, (void *)py_shared_array_item},
-    {Py_mp_length, (void *)py_shared_array_length},
-    {Py_mp_subscript, (void *)py_shared_array_get},
-    {Py_mp_ass_subscript, (void *)py_shared_array_set},
+    {Py_mp_length, (void *)shared_array_length},
+    {Py_mp_subscript, (void *)shared_array_get},
+    {Py_mp_ass_subscript, (void *)shared_array_set},
     {Py_bf_getbuffer, (void *)shared_array_get_buffer},
     {0, NULL},
 };

@@ -30,7 +30,8 @@ def words(x: Any) -> Any:
         by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         return (plain.view(by_size[size]) if size in by_size else plain).numpy().view(_WORDS[size])
     if isinstance(x, _core.SharedArray):
-        return shared_words(x, x.shape, x.nbytes // x.size if x.size else 1)
+        count = math.prod(x.shape)
+        return shared_words(x, x.shape, x.nbytes // count if count else 1)
     array = numpy.asarray(x)
     return array.view(_WORDS[array.itemsize])
 
