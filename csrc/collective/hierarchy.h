@@ -34,6 +34,7 @@ typedef enum dd_leg_kind {
     DD_LEG_NOTHING, /* this rank has no part in it */
     DD_LEG_ARENA,   /* a collective of the ranks of this host */
     DD_LEG_PLAN,    /* a collective of one carrier of each host */
+    DD_LEG_CARRIER, /* a whole collective by a library; never of a hierarchy */
 } dd_leg_kind;
 
 /* Blocks and ranks are the hierarchy's, and stay until the next leg of the lane is asked for. */

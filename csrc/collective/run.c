@@ -1,8 +1,470 @@
-/* A collective from start to end: legs in two lanes, plans and operations of the arena beside them. */
+/* A collective from start to end: legs in two lanes beside each other.
+ *
+ * advance() is the one place where a collective begins, where its legs are started, and where it ends. Everything else
+ * notes a change (a call is posted, a leg has ended, the collective has failed) and calls it. If it is running further up
+ * the stack, that call sees the change. */
 #include "collective/run_internal.h"
 
 #include "core/mem.h"
-#include "core/system.h"
+
+#include <string.h>
+
+/* How many pieces (some tens of microseconds each) are moved before others have a turn. */
+#define MAX_MOVES 16
+/* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, with one more for each rank. Ranks that
+ * go on publishing data must not keep the lock busy for longer. */
+#define CATCH_UP_ROUNDS 16
+
+/* ---- legs */
+
+static const dd_leg_ops *const ops_of_kind[] = {
+    [DD_LEG_NOTHING] = NULL,
+    [DD_LEG_ARENA] = &dd_leg_arena,
+    [DD_LEG_PLAN] = &dd_leg_plan,
+    [DD_LEG_CARRIER] = &dd_leg_carrier,
+};
+
+/* All but a hierarchy is one leg. */
+static bool
+get_leg(dd_run *run, dd_leg_lane lane, uint64_t index, dd_leg *leg)
+{
+    static const dd_leg_kind kinds[DD_LANE_COUNT][DD_ROUTE_CARRIED + 1] = {
+        [DD_LANE_ARENA] = {[DD_ROUTE_LOCAL] = DD_LEG_ARENA},
+        [DD_LANE_PLAN] = {[DD_ROUTE_FLAT] = DD_LEG_PLAN, [DD_ROUTE_CARRIED] = DD_LEG_CARRIER},
+    };
+    if (run->route == DD_ROUTE_HIERARCHY) {
+        return dd_hierarchy_get_leg(&run->hierarchy, lane, index, leg);
+    }
+    dd_leg_kind kind = kinds[lane][run->route];
+    if (kind == DD_LEG_NOTHING || index > 0) {
+        return false;
+    }
+    *leg = (dd_leg){.kind = kind,
+                    .args = run->call.args,
+                    .rank = run->env.topology->rank,
+                    .nranks = run->env.topology->nranks};
+    return true;
+}
+
+static void
+note_leg_ended(dd_run_lane *lane)
+{
+    lane->running = NULL;
+    lane->has_leg = false;
+    lane->nended++;
+}
+
+/* False if the lane has to wait, or is at its end. */
+static bool
+start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
+{
+    dd_run_lane *lane = &run->lanes[number];
+    if (lane->is_over || lane->running != NULL || run->error.code != DD_OK) {
+        return false;
+    }
+    if (!lane->has_leg) {
+        lane->has_leg = get_leg(run, number, lane->nended, &lane->leg);
+        lane->is_over = !lane->has_leg;
+    }
+    if (lane->is_over || run->lanes[other].nended < lane->leg.needs) {
+        return false;
+    }
+    const dd_leg_ops *ops = ops_of_kind[lane->leg.kind];
+    if (ops == NULL) {
+        note_leg_ended(lane);
+        return true;
+    }
+    lane->running = ops;
+    run->task.deadline_ns = DD_NEVER_NS;
+    run->task.is_outnumbered = run->task.is_crowded = run->env.is_crowded || ops->has_threads;
+    ops->start(run, &lane->leg);
+    return true;
+}
+
+/* The first failure counts. */
+static void
+note_failed(dd_run *run, const dd_error *error)
+{
+    if (run->error.code == DD_OK) {
+        run->error = *error;
+    }
+}
+
+static void
+cancel_legs(dd_run *run)
+{
+    for (int number = 0; number < DD_LANE_COUNT; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        if (ops != NULL && ops->cancel != NULL) {
+            ops->cancel(run, &run->error);
+        }
+        run->lanes[number].running = NULL;
+    }
+}
+
+/* ---- from start to end */
+
+/* Does the collective of a group of one rank if it is small. */
+static bool
+do_alone(const dd_coll_args *args)
+{
+    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0) {
+        return true;
+    }
+    const void *src = args->inputs[0].data;
+    const dd_block *dst = &args->outputs[0];
+    bool is_fold = dd_coll_is_folding(args->coll);
+    if (!is_fold && src == dst->data) {
+        return true;
+    }
+    if (dst->nbytes > DD_RUN_LOCKED_NBYTES) {
+        return false;
+    }
+    if (is_fold) {
+        dd_reduce(&args->reduction, args->stage, dst->data, &src, 1, dst->nbytes / dd_coll_output_size(args));
+    } else {
+        memcpy(dst->data, src, dst->nbytes);
+    }
+    return true;
+}
+
+static dd_run_route
+choose_route(const dd_run *run)
+{
+    const dd_run_env *env = &run->env;
+    bool has_arena = env->arena != NULL && !env->selection.is_flat;
+    if (env->topology->nlocal > 1 && env->topology->nhosts == 1 && has_arena) {
+        return DD_ROUTE_LOCAL;
+    }
+    bool is_fit = run->is_hierarchic && dd_hierarchy_fits(env->topology, run->call.args.coll);
+    return is_fit ? DD_ROUTE_HIERARCHY : DD_ROUTE_FLAT;
+}
+
+static void
+begin_route(dd_run *run, dd_run_route route)
+{
+    run->route = route;
+    for (int number = 0; number < DD_LANE_COUNT; number++) {
+        dd_run_lane *lane = &run->lanes[number];
+        lane->running = NULL;
+        lane->has_leg = lane->is_over = false;
+        lane->nended = 0;
+    }
+    if (route == DD_ROUTE_HIERARCHY) {
+        dd_error error;
+        dd_hierarchy_begin(&run->hierarchy, &run->call.args);
+        if (dd_run_buffer_reserve(&run->scratch, run->hierarchy.scratch_nbytes, &error) != DD_OK) {
+            note_failed(run, &error);
+        }
+        run->hierarchy.scratch = run->scratch.data;
+    }
+}
+
+static void
+begin(dd_run *run)
+{
+    run->phase = DD_RUN_UNDER_WAY;
+    run->error.code = DD_OK;
+    run->culprit.rank = -1;
+    if (run->env.topology->nranks == 1 && do_alone(&run->call.args)) {
+        run->route = DD_ROUTE_LOCAL;
+        run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
+    } else {
+        begin_route(run, dd_run_has_carrier(run) ? DD_ROUTE_CARRIED : choose_route(run));
+    }
+}
+
+/* The next collective may be posted from within on_done. */
+static void
+end(dd_run *run)
+{
+    dd_run_piece ignored;
+    (void)dd_run_take_over_piece(run, &ignored);
+    run->phase = DD_RUN_IDLE;
+    dd_run_buffer_trim(&run->scratch);
+    dd_run_buffer_trim(&run->plan_scratch);
+    run->call.on_done(run->call.ctx, run->error.code != DD_OK ? &run->error : NULL);
+}
+
+/* Starts as many legs as can be started. The order of the two lanes only decides how soon a message is on its way. */
+static void
+start_legs(dd_run *run)
+{
+    bool has_started = true;
+    while (has_started) {
+        has_started = start_next_leg(run, DD_LANE_PLAN, DD_LANE_ARENA);
+        has_started = start_next_leg(run, DD_LANE_ARENA, DD_LANE_PLAN) || has_started;
+    }
+    if (run->error.code != DD_OK) {
+        cancel_legs(run);
+    }
+}
+
+static bool
+is_over(const dd_run *run)
+{
+    return run->error.code != DD_OK ||
+           (run->lanes[DD_LANE_PLAN].is_over && run->lanes[DD_LANE_ARENA].is_over);
+}
+
+/* A loop instead of recursion: the collective that on_done posts may end here as well. */
+static void
+advance(dd_run *run)
+{
+    if (run->is_advancing) {
+        return;
+    }
+    run->is_advancing = true;
+    bool goes_on = run->phase != DD_RUN_IDLE;
+    while (goes_on) {
+        if (run->phase == DD_RUN_POSTED) {
+            begin(run);
+        }
+        start_legs(run);
+        goes_on = is_over(run);
+        if (goes_on) {
+            end(run);
+            goes_on = run->phase == DD_RUN_POSTED;
+        }
+    }
+    run->is_advancing = false;
+}
+
+/* ---- the engine's task: in the engine while a collective is under way, unless it ends where it is started */
+
+static void
+update_task(dd_run *run)
+{
+    bool is_wanted = run->phase != DD_RUN_IDLE;
+    if (is_wanted == run->has_task || run->is_advancing) {
+        return;
+    }
+    run->has_task = is_wanted;
+    if (is_wanted) {
+        dd_engine_add_task_locked(run->env.engine, &run->task);
+    } else {
+        dd_engine_remove_task_locked(run->env.engine, &run->task);
+    }
+}
+
+/* Of a plan, whose end the transport reports. */
+static void
+on_leg_done(dd_run *run, const dd_error *error)
+{
+    dd_run_lane *lane = &run->lanes[DD_LANE_PLAN];
+    if (error != NULL) {
+        lane->running = NULL;
+        note_failed(run, error);
+    } else {
+        note_leg_ended(lane);
+    }
+    advance(run);
+    update_task(run);
+}
+
+void
+dd_run_start_locked(dd_run *run, const dd_run_call *call)
+{
+    run->call = *call;
+    run->phase = DD_RUN_POSTED;
+    advance(run);
+    if (!run->is_advancing) {
+        (void)dd_run_progress_locked(run);
+    }
+}
+
+void
+dd_run_cancel_locked(dd_run *run, const dd_error *error)
+{
+    if (run->phase == DD_RUN_POSTED) {
+        run->phase = DD_RUN_IDLE;
+        run->call.on_done(run->call.ctx, error);
+    } else if (run->phase == DD_RUN_UNDER_WAY) {
+        note_failed(run, error);
+        advance(run);
+    }
+    update_task(run);
+}
+
+/* ---- pieces */
+
+/* The arena's come first: a step of a plan may be as long as many of them. */
+static bool
+take_piece(dd_run *run, const dd_leg_ops *stuck, dd_run_piece *piece)
+{
+    for (int number = 0; number < DD_LANE_COUNT && run->mover.taken == 0; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        *piece = (dd_run_piece){.ops = ops};
+        if (ops != NULL && ops != stuck && ops->take(run, piece)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static dd_run_lane *
+find_lane(dd_run *run, const dd_leg_ops *ops)
+{
+    bool is_first = run->lanes[DD_LANE_ARENA].running == ops;
+    return &run->lanes[is_first ? DD_LANE_ARENA : DD_LANE_PLAN];
+}
+
+static dd_leg_state
+end_piece(dd_run *run, const dd_run_piece *piece)
+{
+    dd_error error;
+    dd_leg_state state = piece->ops->end(run, piece, &error);
+    switch (state) {
+    case DD_LEG_STUCK:
+    case DD_LEG_MOVED:
+        return state;
+    case DD_LEG_DONE:
+        note_leg_ended(find_lane(run, piece->ops));
+        break;
+    case DD_LEG_FAILED:
+        find_lane(run, piece->ops)->running = NULL;
+        note_failed(run, &error);
+        break;
+    case DD_LEG_DECLINED:
+        begin_route(run, choose_route(run));
+        break;
+    }
+    advance(run);
+    return state;
+}
+
+bool
+dd_run_progress_locked(dd_run *run)
+{
+    bool has_moved = false;
+    const dd_leg_ops *stuck = NULL;
+    dd_run_piece piece = {.is_long = false};
+    for (int i = 0; i < MAX_MOVES && !piece.is_long && take_piece(run, stuck, &piece); i++) {
+        if (!dd_run_move_piece(run, &piece)) {
+            return true;
+        }
+        bool is_stuck = end_piece(run, &piece) == DD_LEG_STUCK;
+        stuck = is_stuck ? piece.ops : stuck;
+        has_moved = has_moved || !is_stuck;
+    }
+    update_task(run);
+    return has_moved;
+}
+
+static bool
+catch_up_messages(dd_run *run)
+{
+    bool has_moved = false;
+    for (int number = 0; number < DD_LANE_COUNT; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        has_moved = (ops != NULL && ops->catch_up != NULL && ops->catch_up(run)) || has_moved;
+    }
+    return has_moved;
+}
+
+void
+dd_run_catch_up_locked(dd_run *run)
+{
+    dd_run_piece piece;
+    bool was_catching_up = run->mover.is_catching_up;
+    bool has_moved = true;
+    run->mover.is_catching_up = true;
+    if (dd_run_take_over_piece(run, &piece)) {
+        (void)end_piece(run, &piece);
+    }
+    int nrounds = CATCH_UP_ROUNDS + run->env.topology->nranks;
+    for (int i = 0; i < nrounds && has_moved && run->phase != DD_RUN_IDLE; i++) {
+        has_moved = catch_up_messages(run);
+        has_moved = dd_run_progress_locked(run) || has_moved;
+    }
+    run->mover.is_catching_up = was_catching_up;
+    update_task(run);
+}
+
+/* ---- waiting */
+
+bool
+dd_run_looks_help_locked(const dd_run *run)
+{
+    bool is_polled = false;
+    for (int number = 0; number < DD_LANE_COUNT; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        is_polled = is_polled || (ops != NULL && ops->is_polled);
+    }
+    return is_polled;
+}
+
+bool
+dd_run_must_make_way_locked(dd_run *run)
+{
+    bool needs_core = false;
+    for (int number = 0; number < DD_LANE_COUNT && !needs_core; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        needs_core = ops != NULL && ops->needs_core != NULL && ops->needs_core(run);
+    }
+    return needs_core;
+}
+
+bool
+dd_run_gives_way_locked(const dd_run *run)
+{
+    bool gives_way = false;
+    for (int number = 0; number < DD_LANE_COUNT && !gives_way; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        gives_way = ops != NULL && ops->does_look_yield != NULL && ops->does_look_yield(run);
+    }
+    return gives_way;
+}
+
+static bool
+progress_task(dd_task *task)
+{
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    bool has_moved = dd_run_progress_locked(run);
+    if (!has_moved) {
+        bool needs_core = task->is_outnumbered || dd_run_must_make_way_locked(run);
+        task->is_crowded = needs_core && !dd_run_gives_way_locked(run);
+    }
+    return has_moved;
+}
+
+/* A thread that moves data drives afterwards, or wakes the driver. The arena is last, since other ranks ring from then on. */
+static bool
+fall_asleep(dd_task *task)
+{
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    const dd_leg_ops *first = run->lanes[DD_LANE_PLAN].running;
+    const dd_leg_ops *last = run->lanes[DD_LANE_ARENA].running;
+    return run->mover.taken != 0 ||
+           ((first == NULL || first->may_sleep(run)) && (last == NULL || last->may_sleep(run)));
+}
+
+static void
+on_deadline(dd_task *task)
+{
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    for (int number = 0; number < DD_LANE_COUNT; number++) {
+        const dd_leg_ops *ops = run->lanes[number].running;
+        if (ops != NULL && ops->next_look_ns != NULL) {
+            task->deadline_ns = ops->next_look_ns(run);
+        }
+    }
+}
+
+int
+dd_run_missing_locked(const dd_run *run, int *ranks, int max)
+{
+    const dd_leg_ops *first = run->lanes[DD_LANE_PLAN].running;
+    const dd_leg_ops *last = run->lanes[DD_LANE_ARENA].running;
+    int nfound = first != NULL ? first->missing(run, ranks, 0, max) : 0;
+    return last != NULL ? last->missing(run, ranks, nfound, max) : nfound;
+}
+
+dd_arena_culprit
+dd_run_culprit(const dd_run *run)
+{
+    return run->culprit;
+}
 
 /* ---- creation */
 
@@ -18,10 +480,15 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
         return dd_error_no_memory(err, sizeof *made + nwanted * sizeof *wanted);
     }
     made->env = *env;
-    made->mover.wanted = wanted;
-    made->is_idle = true;
+    made->arena.wanted = wanted;
     made->culprit.rank = -1;
-    dd_run_init_moves(made);
+    made->on_leg_done = on_leg_done;
+    dd_run_init_arena(made);
+    dd_list_init(&made->task.link);
+    made->task.progress = progress_task;
+    made->task.fall_asleep = fall_asleep;
+    made->task.deadline_ns = DD_NEVER_NS;
+    made->task.on_deadline = on_deadline;
     bool has_arena = env->arena != NULL || env->topology->nlocal == 1;
     made->is_hierarchic = has_arena && !env->selection.is_flat && env->topology->nhosts > 1;
     if (made->is_hierarchic) {
@@ -36,27 +503,11 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     return DD_OK;
 }
 
-/* Threads that have moved its data may have yet to come back. */
-static void
-wait_for_movers(dd_run *run)
-{
-    if (run->env.engine == NULL || dd_engine_check_fork(run->env.engine, NULL) != DD_OK) {
-        return;
-    }
-    dd_engine_lock(run->env.engine);
-    while (run->mover.nabsent > 0) {
-        dd_engine_unlock(run->env.engine);
-        dd_sys_sched_yield();
-        dd_engine_lock(run->env.engine);
-    }
-    dd_engine_unlock(run->env.engine);
-}
-
 void
 dd_run_destroy(dd_run *run)
 {
     if (run != NULL) {
-        wait_for_movers(run);
+        dd_run_wait_for_movers(run);
         dd_run_drop_plans(run);
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
@@ -64,313 +515,7 @@ dd_run_destroy(dd_run *run)
         dd_carry_destroy(run->carried.carry);
         dd_run_destroy_comparison(run->carried.comparison);
         dd_hierarchy_fini(&run->hierarchy);
-        dd_mem_free(run->mover.wanted);
+        dd_mem_free(run->arena.wanted);
         dd_mem_free(run);
     }
-}
-
-/* ---- start and end */
-
-static dd_run_route
-choose_route(const dd_run *run)
-{
-    const dd_run_env *env = &run->env;
-    bool has_arena = env->arena != NULL && !env->selection.is_flat;
-    if (env->topology->nlocal > 1 && env->topology->nhosts == 1 && has_arena) {
-        return DD_ROUTE_LOCAL;
-    }
-    bool is_fit = run->is_hierarchic && dd_hierarchy_fits(env->topology, run->call.args.coll);
-    return is_fit ? DD_ROUTE_HIERARCHY : DD_ROUTE_FLAT;
-}
-
-static void advance(dd_run *run);
-static void fail_later(dd_run *run, const dd_error *error);
-
-static void
-begin_legs(dd_run *run)
-{
-    for (int lane = 0; lane < DD_LANE_COUNT; lane++) {
-        dd_run_lane *state = &run->lanes[lane];
-        state->has_leg = state->is_running = state->is_over = false;
-        state->nended = 0;
-    }
-    if (run->route == DD_ROUTE_HIERARCHY) {
-        dd_error error;
-        dd_hierarchy_begin(&run->hierarchy, &run->call.args);
-        if (dd_run_buffer_reserve(&run->scratch, run->hierarchy.scratch_nbytes, &error) != DD_OK) {
-            fail_later(run, &error);
-        }
-        run->hierarchy.scratch = run->scratch.data;
-    }
-    advance(run);
-}
-
-void
-dd_run_go_own_way(dd_run *run)
-{
-    run->route = choose_route(run);
-    dd_run_set_pace(run);
-    if (run->route != DD_ROUTE_LOCAL) {
-        begin_legs(run);
-        return;
-    }
-    run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
-    dd_run_start_arena(run, &run->call.args);
-}
-
-static void
-start_one(dd_run *run)
-{
-    run->is_failed = false;
-    run->mover.is_large = run->mover.has_left = false;
-    run->culprit.rank = -1;
-    run->route = DD_ROUTE_LOCAL;
-    if (run->env.topology->nranks == 1 && dd_run_do_alone(&run->call.args)) {
-        dd_run_end(run, NULL);
-        return;
-    }
-    if (!dd_run_start_carried(run)) {
-        dd_run_go_own_way(run);
-    }
-}
-
-/* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
-static void
-start_waiting(dd_run *run)
-{
-    run->is_starting = true;
-    while (run->is_waiting) {
-        run->is_waiting = false;
-        start_one(run);
-        if (!run->is_idle) {
-            (void)dd_run_progress_locked(run);
-        }
-    }
-    run->is_starting = false;
-    if (!run->is_idle) {
-        if (!run->has_task) {
-            dd_run_add_task(run);
-        }
-        if (run->mover.has_left) {
-            /* The driver may have gone to sleep while data was moved here. */
-            dd_engine_settle_driver_locked(run->env.engine);
-        }
-    }
-}
-
-void
-dd_run_start_locked(dd_run *run, const dd_run_call *call)
-{
-    run->call = *call;
-    run->is_idle = false;
-    run->is_waiting = true;
-    if (!run->is_starting) {
-        start_waiting(run);
-    }
-}
-
-void
-dd_run_end(dd_run *run, const dd_error *error)
-{
-    dd_run_forget_moves(run);
-    run->carried.state = DD_CARRIED_NOT;
-    run->is_idle = true;
-    if (run->has_task) {
-        run->has_task = false;
-        dd_engine_remove_task_locked(run->env.engine, &run->task);
-    }
-    if (run->route == DD_ROUTE_FLAT || run->route == DD_ROUTE_HIERARCHY) {
-        dd_run_buffer_trim(&run->scratch);
-        dd_run_buffer_trim(&run->plan_scratch);
-    }
-    bool was_starting = run->is_starting;
-    run->is_starting = true;
-    run->call.on_done(run->call.ctx, error);
-    run->is_starting = was_starting;
-    if (run->is_waiting && !was_starting) {
-        start_waiting(run);
-    }
-}
-
-/* ---- legs */
-
-static void
-note_leg_ended(dd_run *run, dd_leg_lane lane)
-{
-    run->lanes[lane].is_running = false;
-    run->lanes[lane].has_leg = false;
-    run->lanes[lane].nended++;
-}
-
-/* A message passing collective between all ranks is one leg. */
-static bool
-get_leg(dd_run *run, dd_leg_lane lane, uint64_t index, dd_leg *leg)
-{
-    if (run->route == DD_ROUTE_HIERARCHY) {
-        return dd_hierarchy_get_leg(&run->hierarchy, lane, index, leg);
-    }
-    *leg = (dd_leg){.kind = DD_LEG_PLAN,
-                    .args = run->call.args,
-                    .rank = run->env.topology->rank,
-                    .nranks = run->env.topology->nranks};
-    return lane == DD_LANE_PLAN && index == 0;
-}
-
-static void
-on_plan_done(void *ctx, const dd_error *error)
-{
-    dd_run *run = ctx;
-    if (error != NULL) {
-        dd_run_halt_locked(run);
-        fail_later(run, error); /* before the plan goes, and the error with it */
-    } else {
-        note_leg_ended(run, DD_LANE_PLAN);
-    }
-    dd_run_let_plan_go(run);
-    advance(run);
-}
-
-static void
-start_plan(dd_run *run, const dd_leg *leg)
-{
-    dd_error error;
-    if (dd_run_find_plan(run, leg, &error) != DD_OK) {
-        fail_later(run, &error);
-        return;
-    }
-    dd_plan_run_options options = {
-        .context = run->env.context,
-        .ranks = leg->ranks,
-        .sequence = run->call.sequence,
-        .signature = run->call.signature,
-        .scratch = run->plan_scratch.data,
-        .on_done = on_plan_done,
-        .ctx = run,
-    };
-    dd_plan_run_start_locked(run->plan->plan, &leg->args, &options);
-}
-
-/* False when the lane has to wait, or is at its end. */
-static bool
-advance_lane(dd_run *run, dd_leg_lane lane, dd_leg_lane other)
-{
-    dd_run_lane *state = &run->lanes[lane];
-    dd_leg *leg = &state->leg;
-    if (state->is_over || state->is_running || run->is_failed) {
-        return false;
-    }
-    if (!state->has_leg) {
-        state->has_leg = get_leg(run, lane, state->nended, leg);
-        state->is_over = !state->has_leg;
-    }
-    if (state->is_over || run->lanes[other].nended < leg->needs) {
-        return false;
-    }
-    state->is_running = true;
-    switch (leg->kind) {
-    case DD_LEG_NOTHING:
-        note_leg_ended(run, lane);
-        break;
-    case DD_LEG_ARENA:
-        dd_run_start_arena(run, &leg->args);
-        break;
-    case DD_LEG_PLAN:
-        start_plan(run, leg);
-        break;
-    }
-    return true;
-}
-
-/* Starts as many legs as can be, and ends the collective after the last or when it has failed. The order of
- * the two lanes decides nothing but how soon a message is on its way. */
-static void
-advance(dd_run *run)
-{
-    if (run->is_advancing) {
-        return;
-    }
-    run->is_advancing = true;
-    bool has_moved = true;
-    while (has_moved) {
-        has_moved = advance_lane(run, DD_LANE_PLAN, DD_LANE_ARENA);
-        has_moved = advance_lane(run, DD_LANE_ARENA, DD_LANE_PLAN) || has_moved;
-    }
-    if (run->is_failed && run->plan != NULL) {
-        dd_plan_run_cancel_locked(run->plan->plan, &run->error);
-    }
-    run->is_advancing = false;
-    if (run->is_failed) {
-        dd_run_end(run, &run->error);
-    } else if (run->lanes[DD_LANE_PLAN].is_over && run->lanes[DD_LANE_ARENA].is_over) {
-        dd_run_end(run, NULL);
-    }
-}
-
-void
-dd_run_end_leg(dd_run *run, dd_leg_lane lane)
-{
-    note_leg_ended(run, lane);
-    advance(run);
-}
-
-/* The caller advances, which ends the collective. */
-static void
-fail_later(dd_run *run, const dd_error *error)
-{
-    if (!run->is_failed) {
-        run->is_failed = true;
-        run->error = *error;
-    }
-}
-
-void
-dd_run_fail(dd_run *run, const dd_error *error)
-{
-    fail_later(run, error);
-    advance(run);
-}
-
-void
-dd_run_cancel_locked(dd_run *run, const dd_error *error)
-{
-    if (run->is_waiting) {
-        run->is_waiting = false;
-        dd_run_end(run, error);
-    } else if (run->route == DD_ROUTE_CARRIED && !run->is_idle) {
-        dd_run_leave_carried(run);
-        dd_run_end(run, error);
-    } else if (!run->is_idle) {
-        dd_run_fail(run, error);
-    }
-}
-
-/* ---- what others want to know */
-
-dd_arena_culprit
-dd_run_culprit(const dd_run *run)
-{
-    return run->culprit;
-}
-
-static int
-add_local_missing(const dd_run *run, int *ranks, int nfound, int max)
-{
-    dd_arena_ranks missing = dd_arena_missing(run->env.arena);
-    for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
-        if (dd_arena_ranks_have(&missing, place)) {
-            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[place]);
-        }
-    }
-    return nfound;
-}
-
-int
-dd_run_missing_locked(const dd_run *run, int *ranks, int max)
-{
-    int nfound = run->plan != NULL ? dd_plan_run_missing_locked(run->plan->plan, ranks, max) : 0;
-    if (run->route == DD_ROUTE_CARRIED) {
-        return dd_run_missing_carried(run, ranks, max);
-    }
-    bool may_look = run->is_arena_busy && !run->mover.is_taken;
-    return may_look ? add_local_missing(run, ranks, nfound, max) : nfound;
 }

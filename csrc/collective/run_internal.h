@@ -26,18 +26,68 @@ typedef struct dd_run_plan {
 } dd_run_plan;
 
 typedef enum dd_run_route {
-    DD_ROUTE_LOCAL, /* through the arena; a little data of one rank is copied at once */
+    DD_ROUTE_LOCAL, /* through the arena; a little data of one rank is copied at the start */
     DD_ROUTE_FLAT,
     DD_ROUTE_HIERARCHY,
     DD_ROUTE_CARRIED,
 } dd_run_route;
 
-/* Legs one after the other. LOCAL has no legs: the arena's lane runs the collective itself. */
+/* ---- legs */
+
+typedef struct dd_leg_ops dd_leg_ops;
+
+typedef enum dd_leg_state {
+    DD_LEG_STUCK, /* waits for other ranks; nothing has happened */
+    DD_LEG_MOVED, /* or the leg has reported its end itself, by run->on_leg_done */
+    DD_LEG_DONE,
+    DD_LEG_FAILED,
+    DD_LEG_DECLINED, /* nothing was moved: the collective must go without a carrier */
+} dd_leg_state;
+
+/* A piece of a leg's work. */
+typedef struct dd_run_piece {
+    const dd_leg_ops *ops;
+    bool is_large;        /* move it without the engine's lock */
+    bool is_long;         /* as long as many others */
+    uint32_t step;        /* of a plan */
+    dd_arena_state state; /* of the arena, after the piece */
+} dd_run_piece;
+
+/* One kind of leg. A leg is moved in pieces: take one, move it, end it. Only `move` may be called without the engine's lock.
+ * All of it is called for a leg that is under way, except start. */
+struct dd_leg_ops {
+    /* Start the leg. A plan may report its end from here, by run->on_leg_done. */
+    void (*start)(dd_run *run, const dd_leg *leg);
+    /* False if there is nothing to move now. */
+    bool (*take)(dd_run *run, dd_run_piece *piece);
+    void (*move)(dd_run *run, dd_run_piece *piece); /* NULL if end does it all */
+    dd_leg_state (*end)(dd_run *run, const dd_run_piece *piece, dd_error *error);
+    /* Use messages that have arrived and that the engine has not reported yet. True if there was one. NULL if the leg has none. */
+    bool (*catch_up)(dd_run *run);
+    /* Before the driver sleeps: arrange to be woken. False if the leg needs another look first. */
+    bool (*may_sleep)(dd_run *run);
+    /* When to look for progress that wakes no thread. NULL for never. */
+    int64_t (*next_look_ns)(const dd_run *run);
+    /* Add the ranks that the leg waits for to `ranks`; returns how many there are then, at most max. */
+    int (*missing)(const dd_run *run, int *ranks, int nfound, int max);
+    /* The collective fails before the leg's end. NULL if there is nothing to do. */
+    void (*cancel)(dd_run *run, const dd_error *error);
+    /* True if the leg waits for threads that need this core. NULL for never. */
+    bool (*needs_core)(dd_run *run);
+    /* True if a look yields the core by itself. NULL for never. */
+    bool (*does_look_yield)(const dd_run *run);
+    bool is_polled;   /* progress shows only in a look, not in a message */
+    bool has_threads; /* a library's, which need cores as well */
+};
+
+extern const dd_leg_ops dd_leg_arena, dd_leg_plan, dd_leg_carrier;
+
+/* Legs one after the other. */
 typedef struct dd_run_lane {
-    dd_leg leg;      /* the next one to end */
-    bool has_leg;    /* leg is filled in */
-    bool is_running; /* leg has been started */
-    bool is_over;    /* there are no more */
+    dd_leg leg;                /* the next one to end */
+    bool has_leg;              /* leg is filled in */
+    bool is_over;              /* there are no more */
+    const dd_leg_ops *running; /* the kind of `leg` once it has been started; NULL before */
     uint64_t nended;
 } dd_run_lane;
 
@@ -47,41 +97,35 @@ typedef struct dd_run_wanted {
     uint32_t id;
 } dd_run_wanted;
 
-/* A piece of work. */
-typedef struct dd_run_piece {
-    bool is_of_arena; /* false: it is a step of the plan */
-    uint32_t step;
-    dd_arena_state state; /* of the arena, after the piece */
-} dd_run_piece;
-
-/* Who moves data.
- *
- * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
- * arena, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
- * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. The exception is the
- * end of the group: it waits, with the lock, for the end of the piece (is_moving), and takes the piece over. So a mover never
- * waits for the lock while it moves: whom to wake, and what is wanted, is kept until the piece is ended. */
-typedef struct dd_run_mover {
-    bool is_large;         /* the arena's operation is moved that way */
-    bool is_taken;         /* by a thread that will come back; `piece` is what it took */
-    bool is_catching_up;   /* pieces of any size are moved with the lock: see dd_run_catch_up_locked */
-    bool has_left;         /* some thread was without the lock during this collective */
-    atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
-    unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
-    uint64_t nended;       /* collectives: whether it has */
-    uint64_t
-        npieces; /* taken without the lock: a thread that comes back finds out whether `piece` is its own */
-    dd_run_piece piece;   /* written by its thread while is_moving */
+/* An operation of the arena, and its requests since the last piece ended. */
+typedef struct dd_run_arena {
+    dd_arena_op_options options;
+    bool is_large;
     dd_arena_ranks bells; /* local ranks to be woken */
     dd_run_wanted
-        *wanted; /* [2 * ranks of this host]: an operation asks for each input and each output once */
+        *wanted; /* [2 * ranks of this host]: an operation requests each input and each output once */
     int nwanted;
+} dd_run_arena;
+
+/* The thread that moves data.
+ *
+ * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
+ * arena, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes the piece with the lock, and ends it
+ * with the lock. Until then no other thread takes a piece, or looks into the arena. The exception is the end of the collective:
+ * it waits, with the lock, until the piece is moved (is_moving), and takes the piece over. So a mover never waits for the lock
+ * while it moves: wake-ups, and wanted regions, are kept until the piece is ended. */
+typedef struct dd_run_mover {
+    uint64_t taken;        /* the number of the piece that a thread is moving without the lock; 0 for none */
+    uint64_t npieces;      /* numbers given so far */
+    dd_run_piece piece;    /* the piece that is taken; written by its thread while is_moving */
+    atomic_bool is_moving; /* the thread is not done with the piece; cleared without the lock */
+    unsigned nabsent;      /* threads that will lock again, also after their collective has ended */
+    bool is_catching_up;   /* pieces of any size are moved with the lock: see dd_run_catch_up_locked */
 } dd_run_mover;
 
-/* Of collectives whose data a carrier moves. */
+/* A collective whose data a carrier moves. */
 typedef enum dd_carried_state {
-    DD_CARRIED_NOT,
-    DD_CARRIED_AWAITED, /* until all ranks of this host have come */
+    DD_CARRIED_AWAITED, /* until all ranks of this host have joined */
     /* in the library: */
     DD_CARRIED_COMPARED, /* what ranks without a common board call */
     DD_CARRIED_TOLD,     /* ... since they differ */
@@ -105,6 +149,12 @@ typedef struct dd_run_carried {
     bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
 } dd_run_carried;
 
+typedef enum dd_run_phase {
+    DD_RUN_IDLE,
+    DD_RUN_POSTED, /* `call` is there, and no leg of it has been started */
+    DD_RUN_UNDER_WAY,
+} dd_run_phase;
+
 struct dd_run {
     dd_run_env env;     /* const */
     bool is_hierarchic; /* const: the hierarchy may be used */
@@ -112,21 +162,18 @@ struct dd_run {
     dd_task task; /* in the engine while has_task */
     bool has_task;
 
+    dd_run_phase phase;
     dd_run_call call;
-    bool is_idle;
-    bool is_waiting; /* call came from within on_done, and is started when that returns */
-    bool is_starting;
     dd_run_route route;
-
     dd_run_lane lanes[DD_LANE_COUNT];
-    bool is_advancing; /* further up the stack */
-    bool is_failed;
-    dd_error error; /* when failed */
+    bool is_advancing; /* further up the stack, where every change is seen */
+    dd_error error;    /* the first failure; code DD_OK for none */
     dd_arena_culprit culprit;
+    /* const: reports the end of a plan's leg, NULL for success, and starts the next */
+    void (*on_leg_done)(dd_run *run, const dd_error *error);
 
-    bool is_arena_busy;
-    dd_arena_op_options arena_options;
     dd_run_mover mover;
+    dd_run_arena arena;
     dd_run_carried carried;
 
     dd_run_plan plans[DD_RUN_NPLANS];
@@ -138,48 +185,27 @@ struct dd_run {
     dd_run_buffer key; /* of the plan that is wanted */
 };
 
-/* What a lane runs has ended; what follows is started, and the collective ends when there is nothing more. */
-void dd_run_end_leg(dd_run *run, dd_leg_lane lane);
-/* Ends the collective: the first failure stays. */
-void dd_run_fail(dd_run *run, const dd_error *error);
-/* Ends it at once and tells, when no leg is under way; another one may be afterwards. `error` NULL for success. */
-void dd_run_end(dd_run *run, const dd_error *error);
+/* ---- run_mover.c */
 
-/* The way that it goes without a carrier. It may end at once. */
-void dd_run_go_own_way(dd_run *run);
+/* Move a piece that has been taken, without the lock if it is large. False if another thread has taken the piece over while
+ * the lock was free: then the run may be anything. */
+bool dd_run_move_piece(dd_run *run, dd_run_piece *piece);
+/* Wait for the piece that another thread is moving, and take it over. False if there is none. */
+bool dd_run_take_over_piece(dd_run *run, dd_run_piece *piece);
+/* Wait, without the lock, until all threads that have moved data have locked again. */
+void dd_run_wait_for_movers(dd_run *run);
 
-/* ---- run_move.c: work that is done piece by piece */
+/* ---- leg_arena.c */
 
-void dd_run_init_moves(dd_run *run);
-/* Somebody looks after the collective from now on. */
-void dd_run_add_task(dd_run *run);
-void dd_run_set_pace(dd_run *run);
-/* Starts an operation of the arena, which ends the leg of the arena's lane. */
-void dd_run_start_arena(dd_run *run, const dd_coll_args *args);
-/* Does the collective of a group of one rank, if it is small; false: it is not. */
-bool dd_run_do_alone(const dd_coll_args *args);
-/* Nothing is left to be done, or told, for the collective that ends. */
-void dd_run_forget_moves(dd_run *run);
+/* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
+#define DD_RUN_LOCKED_NBYTES ((size_t)16384)
 
-/* ---- run_carry.c */
+void dd_run_init_arena(dd_run *run);
 
-/* False: no carrier takes it. */
-bool dd_run_start_carried(dd_run *run);
-bool dd_run_progress_carried(dd_run *run);
-/* Query the library for data that has arrived: libraries find it after some calls. True if it got somewhere. */
-bool dd_run_catch_up_carried(dd_run *run);
-static inline bool
-dd_run_is_carrying(const dd_run *run)
-{
-    return run->carried.state != DD_CARRIED_NOT;
-}
-/* When to look for what nobody tells of; DD_NEVER_NS: nothing is carried. */
-int64_t dd_run_next_look_ns(const dd_run *run);
-/* False: it is worth another look. */
-bool dd_run_may_sleep_carried(dd_run *run);
-/* The collective ends before its time. What the library has of it is given a moment. */
-void dd_run_leave_carried(dd_run *run);
-int dd_run_missing_carried(const dd_run *run, int *ranks, int max);
+/* ---- leg_carrier.c */
+
+/* False if no carrier can take the collective. */
+bool dd_run_has_carrier(const dd_run *run);
 
 /* ---- run_compare.c: the calls by which a carrier's ranks compare theirs */
 

@@ -246,7 +246,7 @@ chain_barriers(run_member *self)
     CHECK_OK(run_team_wait(self));
     CHECK_INT(links.left, 0);
     CHECK_INT(links.deepest, 1);
-    CHECK(self->run->is_idle);
+    CHECK(self->run->phase == DD_RUN_IDLE);
 }
 
 TEST(the_next_is_started_from_on_done)
@@ -359,7 +359,7 @@ wait_for_nobody(run_member *self)
         dd_error error;
         (void)dd_error_set(&error, DD_ABORTED, "had enough");
         dd_run_cancel_locked(self->run, &error);
-        CHECK(self->run->is_idle);
+        CHECK(self->run->phase == DD_RUN_IDLE);
         CHECK_INT(dd_run_missing_locked(self->run, missing, RUN_TEAM_MAX), 0);
         dd_run_cancel_locked(self->run, &error);
         dd_engine_unlock(self->engine);

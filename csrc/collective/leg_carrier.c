@@ -1,4 +1,4 @@
-/* A collective whose data a carrier moves: the ranks of this host come together first, by the board of their arena. */
+/* A leg that is a whole collective, whose data a carrier moves. The ranks of this host join first, by the board of their arena. */
 #include "collective/run_internal.h"
 
 #include "collective/arena/board.h"
@@ -41,8 +41,8 @@ dd_run_carrier(const dd_run *run)
     return run->carried.carrier;
 }
 
-bool
-dd_run_gives_way_locked(const dd_run *run)
+static bool
+carrier_leg_does_look_yield(const dd_run *run)
 {
     return is_in_library(&run->carried) && run->carried.carrier->library->gives_way;
 }
@@ -85,219 +85,201 @@ await_others(dd_run *run)
     }
 }
 
-static void
-fail_mismatch(dd_run *run, int rank, const dd_signature *theirs)
+static dd_leg_state
+fail_mismatch(dd_run *run, int rank, const dd_signature *theirs, dd_error *error)
 {
-    dd_error error;
     run->culprit = (dd_arena_culprit){.rank = rank,
                                       .other = run->env.topology->rank,
                                       .signature = *theirs,
                                       .other_signature = run->call.signature,
                                       .sequence = run->call.sequence};
-    (void)dd_error_set(&error, DD_MISMATCH, "%s", "");
-    dd_error_blame(&error, run->culprit.rank, NULL, 0);
-    dd_run_end(run, &error);
+    (void)dd_error_set(error, DD_MISMATCH, "%s", "");
+    dd_error_blame(error, run->culprit.rank, NULL, 0);
+    return DD_LEG_FAILED;
 }
 
-/* A rank that is past this call has waited for us in it, and has compared. False: it has not come, or the collective has failed. */
+/* A rank that is past this call has waited for us in it, and has compared. */
 static bool
-has_come(dd_run *run, int k)
+is_past_or_same(const dd_run *run, const dd_arena_place *place)
 {
-    if (dd_arena_read_sequence(run->env.arena, k) < run->call.sequence) {
-        return false;
-    }
-    dd_arena_place place = dd_arena_read_place(run->env.arena, k);
-    if (place.sequence == run->call.sequence &&
-        memcmp(&place.signature, &run->call.signature, sizeof place.signature) != 0) {
-        fail_mismatch(run, run->env.topology->local_ranks[k], &place.signature);
-        return false;
-    }
-    return true;
+    return place->sequence != run->call.sequence ||
+           memcmp(&place->signature, &run->call.signature, sizeof place->signature) == 0;
 }
 
-/* The state of a run after a step. */
-typedef enum carried_step {
-    CARRIED_STUCK,
-    CARRIED_MOVED,
-    CARRIED_OVER,
-} carried_step;
-
-static carried_step
-gather_ranks(dd_run *run)
+static dd_leg_state
+gather_ranks(dd_run *run, dd_error *error)
 {
-    dd_run_carried *carried = &run->carried;
-    uint64_t nended = run->mover.nended;
+    dd_arena_ranks *awaited = &run->carried.awaited;
     bool has_all = true;
     for (int k = 0; k < count_places(run); k++) {
-        if (!dd_arena_ranks_have(&carried->awaited, k)) {
+        if (!dd_arena_ranks_have(awaited, k)) {
             continue;
         }
-        if (has_come(run, k)) {
-            dd_arena_ranks_remove(&carried->awaited, k);
-        } else if (run->mover.nended != nended) {
-            return CARRIED_OVER;
-        } else {
+        if (dd_arena_read_sequence(run->env.arena, k) < run->call.sequence) {
             has_all = false;
+            continue;
         }
+        dd_arena_place place = dd_arena_read_place(run->env.arena, k);
+        if (!is_past_or_same(run, &place)) {
+            return fail_mismatch(run, run->env.topology->local_ranks[k], &place.signature, error);
+        }
+        dd_arena_ranks_remove(awaited, k);
     }
-    /* Who has given up stays where it was on the board. The group is about to hear of it. */
+    /* A rank that has failed stays where it was on the board. The group is about to learn of it. */
     for (int k = 0; has_all && k < count_places(run); k++) {
         has_all = !dd_arena_has_given_up(run->env.arena, k);
     }
-    return has_all ? CARRIED_MOVED : CARRIED_STUCK;
+    return has_all ? DD_LEG_MOVED : DD_LEG_STUCK;
 }
 
 /* ---- in the library */
 
-/* Hands a call to the library, which ends the collective if it fails. */
-static carried_step
-enter(dd_run *run, const dd_carried_call *call, dd_carried_state state)
+static dd_leg_state
+enter(dd_run *run, const dd_carried_call *call, dd_carried_state state, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
-    dd_error error;
     dd_carrier *carrier = carried->carrier;
-    if (carrier->ops->start(carrier, call, &carried->operation, &error) != DD_OK) {
-        dd_run_end(run, &error);
-        return CARRIED_OVER;
+    if (carrier->ops->start(carrier, call, &carried->operation, error) != DD_OK) {
+        return DD_LEG_FAILED;
     }
     carried->state = state;
     carried->awake_until_ns = 0;
-    return CARRIED_MOVED;
+    return DD_LEG_MOVED;
 }
 
-static carried_step
-hand_over(dd_run *run)
+/* A call that the library does not have is declined only now: a rank that is past a call has compared. */
+static dd_leg_state
+hand_over(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
-    dd_error error;
     if (!carried->is_taken) {
-        carried->state = DD_CARRIED_NOT;
-        dd_run_go_own_way(run);
-        return CARRIED_OVER;
+        return DD_LEG_DECLINED;
     }
-    if (dd_carry_place(carried->carry, &error) != DD_OK) {
-        dd_run_end(run, &error);
-        return CARRIED_OVER;
+    if (dd_carry_place(carried->carry, error) != DD_OK) {
+        return DD_LEG_FAILED;
     }
     carried->ncalls++;
-    return enter(run, carried->call, DD_CARRIED_UNDER_WAY);
+    return enter(run, carried->call, DD_CARRIED_UNDER_WAY, error);
 }
 
-static carried_step
-leave_gathering(dd_run *run)
+static dd_leg_state
+leave_gathering(dd_run *run, dd_error *error)
 {
-    dd_run_carried *carried = &run->carried;
-    return carried->comparison != NULL
-               ? enter(run, dd_run_compare(carried->comparison, &run->call.signature), DD_CARRIED_COMPARED)
-               : hand_over(run);
+    dd_run_comparison *comparison = run->carried.comparison;
+    return comparison != NULL
+               ? enter(run, dd_run_compare(comparison, &run->call.signature), DD_CARRIED_COMPARED, error)
+               : hand_over(run, error);
 }
 
-/* A library that says that they differ, and then not how, has gone wrong. */
-static void
-fail_different(dd_run *run)
+/* A library that reports a difference, and then shows none, has failed. */
+static dd_leg_state
+fail_different(dd_run *run, dd_error *error)
 {
-    dd_error error;
     const dd_signature *theirs;
     int rank = dd_run_find_different(run->carried.comparison, run->env.topology->nranks, &theirs);
     if (rank >= 0) {
-        fail_mismatch(run, rank, theirs);
-        return;
+        return fail_mismatch(run, rank, theirs, error);
     }
-    (void)dd_error_set(&error, DD_PROTOCOL, "%s: %s has added up wrongly what the ranks call",
+    (void)dd_error_set(error, DD_PROTOCOL, "%s: %s has added up wrongly what the ranks call",
                        dd_coll_name(run->call.args.coll), run->carried.carrier->library->version);
-    dd_run_end(run, &error);
+    return DD_LEG_FAILED;
 }
 
-/* The library is through with what it has. */
-static carried_step
-go_on(dd_run *run)
+/* The library has done what it was handed. */
+static dd_leg_state
+go_on(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
     if (carried->state == DD_CARRIED_COMPARED && dd_run_is_same(carried->comparison)) {
-        return hand_over(run);
+        return hand_over(run, error);
     }
     if (carried->state == DD_CARRIED_COMPARED) {
         int nranks = run->env.topology->nranks;
-        return enter(run, dd_run_tell(carried->comparison, nranks), DD_CARRIED_TOLD);
+        return enter(run, dd_run_tell(carried->comparison, nranks), DD_CARRIED_TOLD, error);
     }
     if (carried->state == DD_CARRIED_TOLD) {
-        fail_different(run);
-        return CARRIED_OVER;
+        return fail_different(run, error);
     }
     dd_carry_end(carried->carry);
-    dd_run_end(run, NULL);
-    return CARRIED_OVER;
+    return DD_LEG_DONE;
 }
 
-static carried_step
-look(dd_run *run)
+static dd_leg_state
+look_into_library(dd_run *run, dd_error *error)
 {
-    dd_run_carried *carried = &run->carried;
-    dd_error error;
     bool is_done = false;
-    dd_carrier *carrier = carried->carrier;
-    if (carrier->ops->look(carrier, &carried->operation, &is_done, &error) != DD_OK) {
-        dd_run_end(run, &error);
-        return CARRIED_OVER;
+    dd_carrier *carrier = run->carried.carrier;
+    if (carrier->ops->look(carrier, &run->carried.operation, &is_done, error) != DD_OK) {
+        return DD_LEG_FAILED;
     }
-    return is_done ? go_on(run) : CARRIED_STUCK;
+    return is_done ? go_on(run, error) : DD_LEG_STUCK;
 }
 
+/* ---- a leg's work */
+
 bool
-dd_run_progress_carried(dd_run *run)
+dd_run_has_carrier(const dd_run *run)
 {
-    bool has_moved = false;
-    carried_step step = CARRIED_MOVED;
-    if (run->carried.state == DD_CARRIED_AWAITED) {
-        step = gather_ranks(run);
-        step = step == CARRIED_MOVED ? leave_gathering(run) : step;
-        has_moved = step != CARRIED_STUCK;
-    }
-    while (step == CARRIED_MOVED) {
-        step = look(run);
-        has_moved = has_moved || step != CARRIED_STUCK;
-    }
-    return has_moved;
+    return run->carried.carrier != NULL && run->env.topology->nranks > 1;
 }
 
-bool
-dd_run_catch_up_carried(dd_run *run)
-{
-    bool has_moved = false;
-    int nlooks = is_in_library(&run->carried) ? LAST_LOOKS : 1;
-    for (int look = 0; look < nlooks && dd_run_is_carrying(run) && !has_moved; look++) {
-        has_moved = dd_run_progress_carried(run);
-    }
-    return has_moved;
-}
-
-/* ---- start and end */
-
-/* What the library has not goes dldist's own way, once the ranks of this host are together, too: a rank that is past a call has compared. */
-bool
-dd_run_start_carried(dd_run *run)
+static void
+carrier_leg_start(dd_run *run, const dd_leg *leg)
 {
     dd_run_carried *carried = &run->carried;
-    if (carried->carrier == NULL || run->env.topology->nranks == 1) {
-        return false;
-    }
-    carried->call = dd_carry_describe(carried->carry, &run->call.args);
+    carried->call = dd_carry_describe(carried->carry, &leg->args);
     carried->is_taken = carried->carrier->ops->has(carried->carrier, carried->call);
-    run->route = DD_ROUTE_CARRIED;
     carried->state = DD_CARRIED_AWAITED;
     await_others(run);
+}
+
+static bool
+carrier_leg_take(dd_run *run, dd_run_piece *piece)
+{
+    (void)run;
+    piece->is_large = false;
     return true;
+}
+
+static dd_leg_state
+progress_carried(dd_run *run, dd_error *error)
+{
+    dd_leg_state state = DD_LEG_MOVED;
+    bool has_moved = false;
+    if (run->carried.state == DD_CARRIED_AWAITED) {
+        state = gather_ranks(run, error);
+        state = state == DD_LEG_MOVED ? leave_gathering(run, error) : state;
+        has_moved = state == DD_LEG_MOVED;
+    }
+    while (state == DD_LEG_MOVED) {
+        state = look_into_library(run, error);
+        has_moved = has_moved || state == DD_LEG_MOVED;
+    }
+    return state == DD_LEG_STUCK && has_moved ? DD_LEG_MOVED : state;
+}
+
+/* In a failing group, query the library for data that has arrived: libraries find it after some calls. */
+static dd_leg_state
+carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
+{
+    (void)piece;
+    bool is_last_chance = run->mover.is_catching_up && is_in_library(&run->carried);
+    dd_leg_state state = DD_LEG_STUCK;
+    for (int look = 0; look < (is_last_chance ? LAST_LOOKS : 1) && state == DD_LEG_STUCK; look++) {
+        state = progress_carried(run, error);
+    }
+    return state;
 }
 
 /* ---- waiting */
 
-int64_t
-dd_run_next_look_ns(const dd_run *run)
+static int64_t
+carrier_leg_next_look_ns(const dd_run *run)
 {
     return is_in_library(&run->carried) ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
 }
 
-/* It may have come since the last look, and left. */
+/* It may have joined since the last look, and left. */
 static bool
 is_missing(const dd_run *run, int k)
 {
@@ -305,10 +287,9 @@ is_missing(const dd_run *run, int k)
            dd_arena_read_sequence(run->env.arena, k) < run->call.sequence;
 }
 
-int
-dd_run_missing_carried(const dd_run *run, int *ranks, int max)
+static int
+carrier_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
 {
-    int nfound = 0;
     const dd_topology *topology = run->env.topology;
     for (int k = 0; run->carried.state == DD_CARRIED_AWAITED && k < topology->nlocal && nfound < max; k++) {
         if (is_missing(run, k)) {
@@ -318,13 +299,13 @@ dd_run_missing_carried(const dd_run *run, int *ranks, int max)
     return nfound;
 }
 
-/* Of the ranks that are awaited: who comes later rings. */
+/* From now on an awaited rank that joins rings. */
 static bool
 may_await(dd_run *run)
 {
     int missing;
     dd_arena_await_places(run->env.arena);
-    return dd_run_missing_carried(run, &missing, 1) > 0;
+    return carrier_leg_missing(run, &missing, 0, 1) > 0;
 }
 
 bool
@@ -337,14 +318,14 @@ dd_run_may_nap(int64_t *awake_until_ns)
     return now_ns >= *awake_until_ns;
 }
 
-bool
-dd_run_may_sleep_carried(dd_run *run)
+static bool
+carrier_leg_may_sleep(dd_run *run)
 {
     dd_run_carried *carried = &run->carried;
     if (carried->state == DD_CARRIED_AWAITED) {
         return may_await(run);
     }
-    run->task.deadline_ns = dd_run_next_look_ns(run); /* for when it may */
+    run->task.deadline_ns = carrier_leg_next_look_ns(run); /* for when it may */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
@@ -367,10 +348,12 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
-/* What the library has not let go of is left to it: the user's arrays and our buffers, or what ranks compare by. */
-void
-dd_run_leave_carried(dd_run *run)
+/* The library gets a moment for its end. Then memory that it does not release is left to it: the user's arrays and our buffers,
+ * or the calls by which ranks compare. */
+static void
+carrier_leg_cancel(dd_run *run, const dd_error *error)
 {
+    (void)error;
     dd_run_carried *carried = &run->carried;
     bool is_left = is_in_library(carried) && !ends_soon(carried) &&
                    !carried->carrier->ops->leave(carried->carrier, &carried->operation);
@@ -381,3 +364,16 @@ dd_run_leave_carried(dd_run *run)
         carried->comparison = NULL;
     }
 }
+
+const dd_leg_ops dd_leg_carrier = {
+    .start = carrier_leg_start,
+    .take = carrier_leg_take,
+    .end = carrier_leg_end,
+    .may_sleep = carrier_leg_may_sleep,
+    .next_look_ns = carrier_leg_next_look_ns,
+    .missing = carrier_leg_missing,
+    .cancel = carrier_leg_cancel,
+    .does_look_yield = carrier_leg_does_look_yield,
+    .is_polled = true,
+    .has_threads = true,
+};

@@ -1,0 +1,145 @@
+/* A leg that is an operation of the arena. */
+#include "collective/run_internal.h"
+
+/* ---- wake-ups and regions that a piece requests, and that are passed on at its end */
+
+static void
+note_bell(void *ctx, int local)
+{
+    dd_run *run = ctx;
+    dd_arena_ranks_add(&run->arena.bells, local);
+}
+
+static void
+note_wanted(void *ctx, int local, uint32_t id)
+{
+    dd_run_arena *arena = &((dd_run *)ctx)->arena;
+    arena->wanted[arena->nwanted++] = (dd_run_wanted){.local = local, .id = id};
+}
+
+static void
+flush_requests(dd_run *run)
+{
+    dd_run_arena *arena = &run->arena;
+    for (int k = dd_arena_ranks_take(&arena->bells); k >= 0; k = dd_arena_ranks_take(&arena->bells)) {
+        run->env.wake(run->env.ctx, k);
+    }
+    while (arena->nwanted > 0) {
+        arena->nwanted--;
+        run->env.want_region(run->env.ctx, arena->wanted[arena->nwanted].local,
+                             arena->wanted[arena->nwanted].id);
+    }
+}
+
+void
+dd_run_init_arena(dd_run *run)
+{
+    run->arena.options.wake = note_bell;
+    run->arena.options.want_region = note_wanted;
+    run->arena.options.ctx = run;
+}
+
+/* ---- pieces */
+
+static void
+arena_leg_start(dd_run *run, const dd_leg *leg)
+{
+    const dd_topology *topology = run->env.topology;
+    run->arena.bells = (dd_arena_ranks){{0}};
+    run->arena.nwanted = 0;
+    run->arena.options.signature = run->call.signature;
+    run->arena.options.sequence = run->call.sequence;
+    run->arena.is_large =
+        dd_coll_nbytes(&leg->args, topology->local, topology->nlocal) > DD_RUN_LOCKED_NBYTES;
+    dd_arena_start(run->env.arena, &leg->args, &run->arena.options);
+}
+
+/* Moving a piece of a large operation releases the lock. So polling a blocked operation takes no piece. */
+static bool
+arena_leg_take(dd_run *run, dd_run_piece *piece)
+{
+    piece->is_large = run->arena.is_large;
+    return !piece->is_large || !dd_arena_is_blocked(run->env.arena);
+}
+
+static void
+arena_leg_move(dd_run *run, dd_run_piece *piece)
+{
+    piece->state = dd_arena_progress(run->env.arena);
+}
+
+static dd_leg_state
+arena_leg_fail(dd_run *run, dd_arena_state state, dd_error *error)
+{
+    if (state == DD_ARENA_MISMATCH) {
+        run->culprit = dd_arena_get_culprit(run->env.arena);
+        run->culprit.rank = run->env.topology->local_ranks[run->culprit.rank];
+        run->culprit.other = run->env.topology->local_ranks[run->culprit.other];
+        (void)dd_error_set(error, DD_MISMATCH, "%s", "");
+        dd_error_blame(error, run->culprit.rank, NULL, 0);
+    } else {
+        (void)dd_error_set(
+            error, DD_PROTOCOL,
+            "%s through the shared memory of a host: another rank wrote malformed data into it",
+            dd_coll_name(run->call.args.coll));
+    }
+    return DD_LEG_FAILED;
+}
+
+static dd_leg_state
+arena_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
+{
+    flush_requests(run);
+    switch (piece->state) {
+    case DD_ARENA_BLOCKED:
+        return DD_LEG_STUCK;
+    case DD_ARENA_MOVED:
+        return DD_LEG_MOVED;
+    case DD_ARENA_DONE:
+        return DD_LEG_DONE;
+    case DD_ARENA_MISMATCH:
+    case DD_ARENA_BROKEN:
+        break;
+    }
+    return arena_leg_fail(run, piece->state, error);
+}
+
+/* ---- waiting */
+
+static bool
+arena_leg_may_sleep(dd_run *run)
+{
+    return dd_arena_fall_asleep(run->env.arena);
+}
+
+static int
+arena_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
+{
+    if (dd_run_is_moving_locked(run)) {
+        return nfound;
+    }
+    dd_arena_ranks missing = dd_arena_missing(run->env.arena);
+    for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
+        if (dd_arena_ranks_have(&missing, place)) {
+            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[place]);
+        }
+    }
+    return nfound;
+}
+
+static bool
+arena_leg_needs_core(dd_run *run)
+{
+    return !dd_run_is_moving_locked(run) && dd_arena_must_make_way(run->env.arena);
+}
+
+const dd_leg_ops dd_leg_arena = {
+    .start = arena_leg_start,
+    .take = arena_leg_take,
+    .move = arena_leg_move,
+    .end = arena_leg_end,
+    .may_sleep = arena_leg_may_sleep,
+    .missing = arena_leg_missing,
+    .needs_core = arena_leg_needs_core,
+    .is_polled = true,
+};
