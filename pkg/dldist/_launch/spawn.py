@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
-from dldist._launch import by_value, child_calls, processes, rank_environment
+from dldist._launch import child_calls, pickles, processes, rank_environment
 
 _KILL_AFTER_S = 1.5
 # A process that has lost another may end sooner than the lost one.
@@ -56,13 +56,13 @@ class _Call:
         self.fn, self.args = fn, args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if by_value.has_importable_main() and by_value.is_importable(self.fn):
+        if pickles.has_importable_main() and pickles.is_importable(self.fn):
             return _Call, (self.fn, self.args)
-        return _unpack, (by_value.dumps((self.fn, self.args)),)
+        return _unpack, (pickles.dumps((self.fn, self.args)),)
 
 
 def _unpack(data: bytes) -> _Call:
-    return _Call(*by_value.loads(data))
+    return _Call(*pickles.loads(data))
 
 
 def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: int | None) -> None:
@@ -72,7 +72,7 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     # Being told to end is no reason for a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        data = by_value.dumps_object(("result", call.fn(rank, *call.args)))
+        data = pickles.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent got it, too
     except Exception as error:

@@ -15,7 +15,7 @@ import unittest
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dldist._launch import by_value, child_calls, processes
+from dldist._launch import child_calls, pickles, processes
 
 
 def main(fd: int) -> None:
@@ -73,10 +73,10 @@ def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _find(job: dict[str, Any]) -> Any:
-    if "by_value" in job:
+    if "pickle" in job:
         if job["main"] is not None:
             _import("__main__", job["main"], False)
-        return by_value.loads(job["by_value"])
+        return pickles.loads(job["pickle"])
     holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):
         holder, found = found, getattr(found, name)

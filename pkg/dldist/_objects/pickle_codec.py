@@ -44,9 +44,9 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 def _pickler_by_value() -> Any:
     """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
-    from dldist._launch import by_value as launch_by_value
+    from dldist._launch import pickles
 
-    module = launch_by_value.cloudpickle() if not launch_by_value.has_importable_main() else None
+    module = pickles.cloudpickle() if not pickles.has_importable_main() else None
     if module is None:
         return None
 
