@@ -10,15 +10,15 @@ import re
 import sys
 from pathlib import Path
 
-LADDER = ["core", "net", "store", "transport", "collective", "group", "window", "python", "trampoline"]
+LADDER = ["core", "net", "store", "meet", "transport", "collective", "group", "window", "python", "trampoline"]
 SIDE = ["kernels", "work", "observe"]  # stand on core alone
 BESIDE = {  # what the binding uses beside groups
-    "nccl": {"core", "store", "collective", "nccl", *SIDE},
+    "nccl": {"core", "store", "meet", "collective", "nccl", *SIDE},
     "watch": {"core", "store", "observe", "watch"},
-    "xla": {*LADDER[:6], *SIDE, "xla"},
-    "mpi": {*LADDER[:6], *SIDE, "mpi"},
-    "ucc": {*LADDER[:6], *SIDE, "ucc"},
-    "xccl": {*LADDER[:6], *SIDE, "nccl", "xccl"},
+    "xla": {*LADDER[:7], *SIDE, "xla"},
+    "mpi": {*LADDER[:7], *SIDE, "mpi"},
+    "ucc": {*LADDER[:7], *SIDE, "ucc"},
+    "xccl": {*LADDER[:7], *SIDE, "nccl", "xccl"},
 }
 
 ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}

@@ -6,7 +6,7 @@
 #include "collective/run.h"
 #include "group/group.h"
 #include "group/guest.h"
-#include "store/meeting.h"
+#include "meet/meeting.h"
 #include "transport/context.h"
 
 /* A rank that is through with a collective may still hear from one that took it for another. */

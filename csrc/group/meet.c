@@ -2,7 +2,7 @@
 #include "group/internal.h"
 
 #include "core/mem.h"
-#include "store/meeting.h"
+#include "meet/meeting.h"
 #include "store/tcp_store.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Operations made of other operations. */
-#include "store/meeting_internal.h"
+#include "store/meet_join.h"
 #include "store/store.h"
 
 #include <string.h>

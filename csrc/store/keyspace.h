@@ -61,7 +61,7 @@ bool dd_keyspace_get(const dd_keyspace *ks, dd_bytes key, dd_bytes *value);
  * queue. On success the keyspace has taken `value`. */
 dd_status dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err) DD_MUST_CHECK;
 
-/* MEET: one more rank comes to a meeting. The code is in meeting_join.c. */
+/* MEET: one more rank comes to a meeting. The code is in meet_join.c. */
 dd_status dd_keyspace_meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                            dd_error *err) DD_MUST_CHECK;
 

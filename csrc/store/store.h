@@ -62,7 +62,7 @@ typedef enum dd_store_op {
 #define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
     DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
 #undef DD_STORE_OP_ENUM
-        DD_STORE_MEET,   /* comes to a meeting (meeting.h), and does not wait for others */
+        DD_STORE_MEET,   /* comes to a meeting (meet_join.h), and does not wait for others */
     DD_STORE_CHECK_EACH, /* of a keyspace, and of our servers */
 } dd_store_op;
 
@@ -198,7 +198,7 @@ dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected,
 /* An operation made of others, for kinds that have no native one: APPEND by TRY_GET and COMPARE_SET, MULTI_GET and
  * MULTI_SET one by one, MULTI_GET that does not wait by CHECK and a MULTI_GET of the present keys,
  * TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
- * "<key>/last_member", MEET as meeting_join.c has it. */
+ * "<key>/last_member", MEET as meet_join.c has it. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* The bytes of a card, numbers in little endian. What the processes of a host have in common comes first: a meeting
- * writes that down once (store/meeting_end.c).
+ * writes that down once (store/meet_end.c).
  *
  *     magic 4, version 1, host_id 32, length 1 and host,
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,

@@ -4,8 +4,8 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "meet/internal.h"
 #include "store/keyspace.h"
-#include "store/meeting_internal.h"
 #include "store/tcp_client_internal.h"
 
 #include <errno.h>

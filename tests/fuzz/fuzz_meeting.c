@@ -1,8 +1,8 @@
 /* Meetings in a store to which anybody may write: ends as bytes, requests of ranks that come, and a rank that meets others while values
  * change under its hands. The first byte of the input says which. */
 #include "fuzz.h"
+#include "meet/internal.h"
 #include "store/keyspace.h"
-#include "store/meeting_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 #include "nccl/comm/meet.h"
 
 #include "core/system.h"
+#include "meet/meeting.h"
 #include "nccl/comm/comm.h"
-#include "store/meeting.h"
 
 #include <stdio.h>
 #include <string.h>

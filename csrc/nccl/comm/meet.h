@@ -1,7 +1,7 @@
 /* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version, on encryption, and on what
  * they make of its calls.
  *
- * They meet as groups do (store/meeting.h). A card has NCCL's version, host, process, device, settings, and, if the rank is a root, the id that it
+ * They meet as groups do (meet/meeting.h). A card has NCCL's version, host, process, device, settings, and, if the rank is a root, the id that it
  * has made or why it could not. Every rank has all cards and finds the same in them: the ids, or why there will be no communicator.
  *
  * The same ranks may meet again at the same place, after a success or in vain. A rank that comes when the others have given up

@@ -1,8 +1,8 @@
 #include "nccl/window.h"
 
 #include "core/system.h"
+#include "meet/meeting.h"
 #include "nccl/internal.h"
-#include "store/meeting.h"
 
 #include <stdio.h>
 #include <string.h>

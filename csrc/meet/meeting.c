@@ -1,4 +1,4 @@
-#include "store/meeting_internal.h"
+#include "meet/internal.h"
 
 #include "net/auth.h"
 
@@ -7,38 +7,6 @@
 
 #define LAST_WORDS_NS DD_NS_PER_S
 #define CALL_OFF_NS (2 * DD_NS_PER_S)
-
-/* ---- words */
-
-bool
-meeting_read(const meeting_call *call, dd_bytes published, dd_meeting_member *member)
-{
-    return published.len >= MEETING_NONCE_BYTES &&
-           call->meeting->kind->read_card(meeting_card_of(published), member);
-}
-
-int
-meeting_name_of(const meeting_call *call, int rank)
-{
-    const dd_meeting *meeting = call->meeting;
-    return meeting->ranks != NULL && rank >= 0 && rank < meeting->size ? meeting->ranks[rank] : rank;
-}
-
-const char *
-meeting_print_member(const meeting_call *call, int rank, const dd_meeting_member *member, char out[128])
-{
-    snprintf(out, 128, "rank %d (%s, pid %lld)", meeting_name_of(call, rank), member->host, member->pid);
-    return out;
-}
-
-const char *
-meeting_print_title(const meeting_call *call, char out[MEETING_TITLE_MAX])
-{
-    const dd_meeting *meeting = call->meeting;
-    snprintf(out, MEETING_TITLE_MAX, "%s \"%.*s\"", meeting->kind->noun, (int)meeting->name.len,
-             (const char *)meeting->name.data);
-    return out;
-}
 
 /* A failure that all hear of is this meeting's: for the caller. */
 static dd_status
@@ -149,16 +117,6 @@ read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, 
 
 /* ---- whom one cannot meet with */
 
-dd_status
-meeting_look_for(const meeting_call *call, dd_bytes published, bool *was_seen, bool *is_gone, dd_error *err)
-{
-    const dd_meeting *meeting = call->meeting;
-    return meeting->kind->look_for == NULL
-               ? DD_OK
-               : meeting->kind->look_for(meeting_card_of(published), meeting->card, was_seen, is_gone,
-                                         call->place.wait, err);
-}
-
 /* Calls the meeting off if the process that has published this is dead. One on another host is never known to be dead
  * so soon. */
 static dd_status
@@ -243,6 +201,7 @@ static dd_status
 await_end(meeting_call *call, dd_blob *said, dd_error *err)
 {
     meeting_watch watch = {.rank = -1};
+    meeting_seat seat = {call->meeting->rank, call->meeting->size, call->own};
     int64_t interval_ns = meeting_watch_interval_ns(call->meeting);
     dd_status status = DD_OK;
     bool is_late = false;
@@ -259,7 +218,7 @@ await_end(meeting_call *call, dd_blob *said, dd_error *err)
             interval_ns *= 2; /* so short a question is too short for this store */
         }
         is_late = false;
-        status = meeting_end_for_the_last(call, nlooks, said, &has_ended, err);
+        status = meeting_end_for_the_last(&call->place, &seat, nlooks, said, &has_ended, err);
         if (status == DD_OK && !has_ended) {
             status = meeting_look_after(call, &watch, err);
         }

@@ -1,6 +1,6 @@
 /* How a rank comes to a meeting: in one request of a server of ours, which calls the same functions over its keyspace as
  * others do over the operations of a store. So both kinds of ranks find each other. */
-#include "store/meeting_internal.h"
+#include "store/meet_join.h"
 
 #include "core/mem.h"
 
@@ -282,14 +282,15 @@ have_all_come(const arrival *self, int nlooks, bool *is_so, dd_error *err)
 }
 
 dd_status
-meeting_end_for_the_last(const meeting_call *call, int nlooks, dd_blob *said, bool *has_ended, dd_error *err)
+meeting_end_for_the_last(const meeting_place *place, const meeting_seat *seat, int nlooks, dd_blob *said,
+                         bool *has_ended, dd_error *err)
 {
     dd_store_result reply = {0};
     arrival self = {
-        .place = call->place,
-        .rank = call->meeting->rank,
-        .size = call->meeting->size,
-        .published = call->own,
+        .place = *place,
+        .rank = seat->rank,
+        .size = seat->size,
+        .published = seat->published,
         .reply = &reply,
     };
     bool is_complete = false;

@@ -3,14 +3,14 @@
  *
  * Under "dldist/<name>/" there is a generation, and under "dldist/<name>/<generation>/" one meeting: its size and who
  * said so first ("size": the number of ranks, the rank, a newline and what that rank has published), who has come
- * ("rank/<r>": a nonce and a card), how many ("count"), and how it has ended ("end", see meeting_end.c).
+ * ("rank/<r>": a nonce and a card), how many ("count"), and how it has ended ("end", see store/meet_end.c).
  *
  * A meeting that has ended is never joined: its name can be used again at once, and one that was given up does not
  * poison the next. What a rank asks of the store does not depend on the number of ranks, but for the last one that comes:
- * it puts all cards into the end. On a dldist server, joining is one request (meeting_join.c), and the keys of the ranks are deleted once
+ * it puts all cards into the end. On a dldist server, joining is one request (store/meet_join.c), and the keys of the ranks are deleted once
  * all have joined. */
-#ifndef DD_STORE_MEETING_H
-#define DD_STORE_MEETING_H
+#ifndef DD_MEET_MEETING_H
+#define DD_MEET_MEETING_H
 
 #include "core/bytes.h"
 #include "core/status.h"

@@ -1,5 +1,5 @@
 /* Who has come to a meeting, who is missing, and who has come and died. */
-#include "store/meeting_internal.h"
+#include "meet/internal.h"
 
 #include "core/log.h"
 #include "store/tcp_store.h"
