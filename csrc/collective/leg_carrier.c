@@ -273,10 +273,20 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 
 /* ---- waiting */
 
-static int64_t
-carrier_leg_next_look_ns(const dd_run *run)
+/* The look itself is the task's, in the round after this: a library wakes no thread. */
+static void
+on_look(dd_timer *timer)
 {
-    return is_in_library(&run->carried) ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
+    dd_run *run = DD_CONTAINER_OF(timer, dd_run, carried.look);
+    if (is_in_library(&run->carried)) {
+        dd_engine_start_timer_locked(run->env.engine, timer, dd_clock_now_ns() + DD_CARRIED_NAP_NS);
+    }
+}
+
+void
+dd_run_init_carried(dd_run *run)
+{
+    dd_timer_init(&run->carried.look, on_look);
 }
 
 /* It may have joined since the last look, and left. */
@@ -325,7 +335,7 @@ carrier_leg_may_sleep(dd_run *run)
     if (carried->state == DD_CARRIED_AWAITED) {
         return may_await(run);
     }
-    run->task.deadline_ns = carrier_leg_next_look_ns(run); /* for when it may */
+    on_look(&carried->look); /* for when it may */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
@@ -370,7 +380,6 @@ const dd_leg_ops dd_leg_carrier = {
     .take = carrier_leg_take,
     .end = carrier_leg_end,
     .may_sleep = carrier_leg_may_sleep,
-    .next_look_ns = carrier_leg_next_look_ns,
     .missing = carrier_leg_missing,
     .cancel = carrier_leg_cancel,
     .does_look_yield = carrier_leg_does_look_yield,

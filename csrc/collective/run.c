@@ -75,7 +75,6 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
         return true;
     }
     lane->running = ops;
-    run->task.deadline_ns = DD_NEVER_NS;
     run->task.is_outnumbered = run->task.is_crowded = run->env.is_crowded || ops->has_threads;
     ops->start(run, &lane->leg);
     return true;
@@ -244,6 +243,7 @@ update_task(dd_run *run)
         dd_engine_add_task_locked(run->env.engine, &run->task);
     } else {
         dd_engine_remove_task_locked(run->env.engine, &run->task);
+        dd_timer_clear(&run->carried.look);
     }
 }
 
@@ -439,18 +439,6 @@ fall_asleep(dd_task *task)
            ((first == NULL || first->may_sleep(run)) && (last == NULL || last->may_sleep(run)));
 }
 
-static void
-on_deadline(dd_task *task)
-{
-    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
-    for (int number = 0; number < DD_LANE_COUNT; number++) {
-        const dd_leg_ops *ops = run->lanes[number].running;
-        if (ops != NULL && ops->next_look_ns != NULL) {
-            task->deadline_ns = ops->next_look_ns(run);
-        }
-    }
-}
-
 int
 dd_run_missing_locked(const dd_run *run, int *ranks, int max)
 {
@@ -487,8 +475,7 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     dd_list_init(&made->task.link);
     made->task.progress = progress_task;
     made->task.fall_asleep = fall_asleep;
-    made->task.deadline_ns = DD_NEVER_NS;
-    made->task.on_deadline = on_deadline;
+    dd_run_init_carried(made);
     bool has_arena = env->arena != NULL || env->topology->nlocal == 1;
     made->is_hierarchic = has_arena && !env->selection.is_flat && env->topology->nhosts > 1;
     if (made->is_hierarchic) {

@@ -66,8 +66,6 @@ struct dd_leg_ops {
     bool (*catch_up)(dd_run *run);
     /* Before the driver sleeps: arrange to be woken. False if the leg needs another look first. */
     bool (*may_sleep)(dd_run *run);
-    /* When to look for progress that wakes no thread. NULL for never. */
-    int64_t (*next_look_ns)(const dd_run *run);
     /* Add the ranks that the leg waits for to `ranks`; returns how many there are then, at most max. */
     int (*missing)(const dd_run *run, int *ranks, int nfound, int max);
     /* The collective fails before the leg's end. NULL if there is nothing to do. */
@@ -145,6 +143,7 @@ typedef struct dd_run_carried {
     bool is_taken; /* the library has such a call */
     dd_carried operation;
     int64_t awake_until_ns; /* see dd_run_may_nap */
+    dd_timer look;          /* set while the driver may sleep beside the library */
     uint64_t ncalls;
     bool is_memory_kept; /* an operation was left in the library, which may still use its arrays */
 } dd_run_carried;
@@ -201,6 +200,7 @@ void dd_run_wait_for_movers(dd_run *run);
 #define DD_RUN_LOCKED_NBYTES ((size_t)16384)
 
 void dd_run_init_arena(dd_run *run);
+void dd_run_init_carried(dd_run *run);
 
 /* ---- leg_carrier.c */
 

@@ -41,7 +41,6 @@ dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd
     awaiting self = {
         .task = {.progress = on_round,
                  .fall_asleep = fall_asleep,
-                 .deadline_ns = DD_NEVER_NS,
                  .is_crowded = true, /* threads of ours that make the links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,

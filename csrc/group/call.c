@@ -20,6 +20,7 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->timeout_ns = options->timeout_ns;
     call->limit_ns = DD_NEVER_NS;
     call->deadline_ns = DD_NEVER_NS;
+    dd_timer_init(&call->late, NULL);
     call->form = options->form != NULL ? options->form->record : NULL;
     call->told = options->form == NULL ? options->record : NULL;
     call->stack = options->stack;

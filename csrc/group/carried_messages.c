@@ -112,12 +112,6 @@ group_may_nap_locked(dd_group *group)
     return group->ncarried == 0 || dd_run_may_nap(&group->awake_until_ns);
 }
 
-int64_t
-group_next_look_ns(const dd_group *group)
-{
-    return group->ncarried > 0 ? dd_clock_now_ns() + DD_CARRIED_NAP_NS : DD_NEVER_NS;
-}
-
 void
 group_cancel_message_locked(group_call *call, const dd_error *cause)
 {

@@ -7,6 +7,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
     dd_group *group = call->group;
     bool is_counted = call->work.destroy != NULL;
     dd_list_remove(&call->link);
+    dd_timer_clear(&call->late);
     dd_engine_note_ended_locked(group->engine);
     if (cause == NULL) {
         group_record_end_locked(call, NULL);
@@ -32,6 +33,15 @@ group_complete_by_cause_locked(group_call *call, bool keeps_memory)
     group_complete_locked(call, &cause);
 }
 
+static void
+stop_timers_locked(dd_group *group)
+{
+    dd_timer_clear(&group->answers);
+    dd_timer_clear(&group->curious);
+    dd_timer_clear(&group->ask_again);
+    dd_timer_clear(&group->look);
+}
+
 void
 group_update_task_locked(dd_group *group)
 {
@@ -40,15 +50,10 @@ group_update_task_locked(dd_group *group)
     bool has_busy_guest = guest != NULL && guest->ncalls + guest->nletters > 0;
     atomic_store_explicit(&group->is_idle, !is_busy && !has_busy_guest, memory_order_release);
     if (!is_busy) {
-        if (group->is_task_in) {
-            dd_engine_remove_task_locked(group->engine, &group->task);
-            group->is_task_in = false;
-        }
-        return;
-    }
-    if (!group->is_task_in) {
+        stop_timers_locked(group);
+        dd_engine_remove_task_locked(group->engine, &group->task);
+    } else if (dd_list_is_empty(&group->task.link)) {
         dd_engine_add_task_locked(group->engine, &group->task);
-        group->is_task_in = true;
     }
 }
 

@@ -1,4 +1,5 @@
-/* The group's task in the engine: deadlines, curiosity about ranks that are long in coming, and the questions that precede a verdict. */
+/* A group's timers and its task in the engine: deadlines of calls, questions to ranks that take long, and the questions that precede a
+ * verdict. */
 #include "group/internal.h"
 
 #include <stdio.h>
@@ -11,46 +12,6 @@
  * one host it looks whether they still run: the process that would notice the end of another may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
 #define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
-
-static int64_t
-earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
-{
-    for (const dd_list *node = calls->next; node != calls; node = node->next) {
-        const group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        earliest_ns = call->deadline_ns < earliest_ns ? call->deadline_ns : earliest_ns;
-    }
-    return earliest_ns;
-}
-
-static void
-renew_deadline_locked(dd_group *group)
-{
-    int64_t look_ns = group_next_look_ns(group);
-    int64_t curious_ns = group->is_active ? group->curious_ns : DD_NEVER_NS;
-    int64_t earliest = group_ask_again_ns(group, look_ns < curious_ns ? look_ns : curious_ns);
-    earliest = earliest_deadline_ns(&group->messages, earliest);
-    if (group->is_asking) {
-        /* Ranks of this host answer by hearing the bell, which wakes nobody here. */
-        look_ns = group->arena != NULL ? dd_clock_now_ns() + ANSWER_LOOK_NS : group->asked_until_ns;
-        look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
-        group->task.deadline_ns = look_ns < earliest ? look_ns : earliest;
-    } else {
-        group->task.deadline_ns = earliest_deadline_ns(&group->collectives, earliest);
-    }
-}
-
-void
-group_note_deadline_locked(dd_group *group, int64_t deadline_ns)
-{
-    int64_t look_ns = group_next_look_ns(group);
-    deadline_ns = look_ns < deadline_ns ? look_ns : deadline_ns;
-    if (!group->is_task_in) {
-        renew_deadline_locked(group);
-    } else if (deadline_ns < group->task.deadline_ns) {
-        group->task.deadline_ns = deadline_ns;
-    }
-    group_update_task_locked(group);
-}
 
 /* ---- ranks that are late */
 
@@ -74,11 +35,21 @@ ask_locked(dd_group *group)
     return has_all;
 }
 
+/* Ranks of this host answer by hearing the bell, which wakes nobody here. */
+static void
+start_answers_timer_locked(dd_group *group, int64_t now_ns)
+{
+    int64_t look_ns = group->arena != NULL ? now_ns + ANSWER_LOOK_NS : group->asked_until_ns;
+    look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
+    dd_engine_start_timer_locked(group->engine, &group->answers, look_ns);
+}
+
 static void
 begin_asking_locked(dd_group *group, int64_t now_ns)
 {
     group->is_asking = true;
     group->asked_until_ns = now_ns + ANSWER_NS;
+    start_answers_timer_locked(group, now_ns);
     for (int rank = 0; rank < group->size; rank++) {
         group->members[rank].is_asked = rank == group->rank;
         group->members[rank].has_answered = rank == group->rank;
@@ -191,30 +162,55 @@ fall_asleep(dd_task *task)
     return !map_wanted_locked(group) && group_may_nap_locked(group);
 }
 
+/* ---- timers */
+
 static void
-expire_messages_locked(dd_group *group, int64_t now_ns)
+expire_message_locked(group_call *call, int64_t now_ns)
 {
-    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
-        next = node->next;
-        group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        if (call->deadline_ns > now_ns) {
-            continue;
-        }
-        dd_error cause;
-        double elapsed_s = (double)(now_ns - call->work.start_ns) * 1e-9;
-        int rank = call->message.rank;
-        if (rank == DD_ANY_RANK) {
-            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
-                         elapsed_s, (unsigned long long)call->message.tag);
-        } else {
-            char who[128];
-            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)",
-                         elapsed_s, group_print_member(group, rank, who),
-                         call->message.is_send ? "received" : "sent", (unsigned long long)call->message.tag);
-            group_add_progress_locked(group, &call->message, &cause);
-            group_blame(group, rank, &cause);
-        }
-        group_cancel_message_locked(call, &cause);
+    dd_error cause;
+    dd_group *group = call->group;
+    double elapsed_s = (double)(now_ns - call->work.start_ns) * 1e-9;
+    int rank = call->message.rank;
+    if (rank == DD_ANY_RANK) {
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
+                     elapsed_s, (unsigned long long)call->message.tag);
+    } else {
+        char who[128];
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)", elapsed_s,
+                     group_print_member(group, rank, who), call->message.is_send ? "received" : "sent",
+                     (unsigned long long)call->message.tag);
+        group_add_progress_locked(group, &call->message, &cause);
+        group_blame(group, rank, &cause);
+    }
+    group_cancel_message_locked(call, &cause);
+}
+
+/* A message ends at its deadline. For a collective, the other ranks are asked first; one whose deadline passes meanwhile waits for
+ * their answers. */
+static void
+on_late(dd_timer *timer)
+{
+    group_call *call = DD_CONTAINER_OF(timer, group_call, late);
+    dd_group *group = call->group;
+    int64_t now_ns = dd_clock_now_ns();
+    if (call->is_message) {
+        expire_message_locked(call, now_ns);
+    } else if (group->is_asking) {
+        dd_engine_start_timer_locked(group->engine, timer, group->asked_until_ns);
+    } else {
+        begin_asking_locked(group, now_ns);
+    }
+}
+
+static void
+on_answers_due(dd_timer *timer)
+{
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, answers);
+    int64_t now_ns = dd_clock_now_ns();
+    if (group->is_asking && now_ns < group->asked_until_ns) {
+        start_answers_timer_locked(group, now_ns);
+    } else if (group->is_asking) {
+        fail_timed_out_locked(group);
     }
 }
 
@@ -237,46 +233,65 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
     int64_t waited_ns = now_ns - call->work.start_ns;
     waited_ns = waited_ns > CURIOUS_AFTER_NS ? waited_ns : CURIOUS_AFTER_NS;
-    group->curious_ns = now_ns + (waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS);
+    waited_ns = waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS;
+    dd_engine_start_timer_locked(group->engine, &group->curious, now_ns + waited_ns);
 }
 
 static void
-on_deadline(dd_task *task)
+on_curious(dd_timer *timer)
 {
-    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
-    int64_t now_ns = dd_clock_now_ns();
-    expire_messages_locked(group, now_ns);
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, curious);
+    if (group->is_active) {
+        ask_missing_locked(group, dd_clock_now_ns());
+    }
+}
+
+/* The operation that waits for a region asks for it when it is looked at, in the round after this. */
+static void
+on_ask_again(dd_timer *timer)
+{
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, ask_again);
     (void)map_wanted_locked(group);
-    if (group->is_active && now_ns >= group->curious_ns) {
-        ask_missing_locked(group, now_ns);
+    dd_engine_start_timer_locked(group->engine, timer, group_ask_again_ns(group));
+}
+
+/* The look itself is the task's, in the round after this. */
+static void
+on_look(dd_timer *timer)
+{
+    dd_group *group = DD_CONTAINER_OF(timer, dd_group, look);
+    if (group->ncarried > 0) {
+        dd_engine_start_timer_locked(group->engine, timer, dd_clock_now_ns() + DD_CARRIED_NAP_NS);
     }
-    if (group->is_asking && now_ns >= group->asked_until_ns) {
-        fail_timed_out_locked(group);
-    } else if (!group->is_asking && earliest_deadline_ns(&group->collectives, DD_NEVER_NS) <= now_ns) {
-        begin_asking_locked(group, now_ns);
-    }
-    renew_deadline_locked(group);
-    group_update_task_locked(group);
 }
 
 void
 group_be_curious_locked(dd_group *group, int64_t since_ns)
 {
-    if (group->is_active && group->curious_ns == DD_NEVER_NS &&
+    if (group->is_active && !dd_timer_is_set(&group->curious) &&
         (group->topology.nhosts > 1 || group->topology.nlocal > 2)) {
-        group->curious_ns = since_ns + CURIOUS_AFTER_NS;
-        group_note_deadline_locked(group, group->curious_ns);
+        dd_engine_start_timer_locked(group->engine, &group->curious, since_ns + CURIOUS_AFTER_NS);
+        group_update_task_locked(group);
     }
 }
 
 void
-group_task_init(dd_group *group)
+group_start_deadline_locked(group_call *call)
 {
-    group->task = (dd_task){
-        .progress = progress,
-        .fall_asleep = fall_asleep,
-        .deadline_ns = DD_NEVER_NS,
-        .on_deadline = on_deadline,
-    };
+    dd_group *group = call->group;
+    call->late.on_due = on_late;
+    dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
+    on_look(&group->look);
+    group_update_task_locked(group);
+}
+
+void
+group_deadlines_init(dd_group *group)
+{
+    group->task = (dd_task){.progress = progress, .fall_asleep = fall_asleep};
     dd_list_init(&group->task.link);
+    dd_timer_init(&group->answers, on_answers_due);
+    dd_timer_init(&group->curious, on_curious);
+    dd_timer_init(&group->ask_again, on_ask_again);
+    dd_timer_init(&group->look, on_look);
 }

@@ -30,7 +30,7 @@ group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group 
     dd_list_init(&group->messages);
     dd_list_init(&group->regions);
     dd_list_init(&group->foreign);
-    group_task_init(group);
+    group_deadlines_init(group);
     group->members = dd_mem_zalloc(size * sizeof *group->members);
     group->peers = dd_mem_zalloc(size * sizeof(dd_peer *));
     dd_status status = group->members != NULL && group->peers != NULL

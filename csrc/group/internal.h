@@ -41,6 +41,7 @@ struct dd_standing_call {
     int64_t timeout_ns;  /* < 0: the group's */
     int64_t limit_ns;    /* the deadline is no later */
     int64_t deadline_ns; /* set by group_stamp_locked; DD_NEVER_NS before that */
+    dd_timer late;       /* set by group_watch_locked */
     /* What the flight recorder is told, one or none of them: by group_stamp_locked. */
     const dd_record_form *form;
     dd_record_call *told; /* the caller's */
@@ -98,8 +99,7 @@ struct dd_group {
     atomic_int_fast64_t timeout_ns; /* relaxed: a setting */
 
     /* guarded by the engine's lock */
-    dd_task task; /* deadlines, questions, regions: in the engine while anything is under way */
-    bool is_task_in;
+    dd_task task;        /* questions, regions, carried messages: in the engine while anything is under way */
     bool is_starting;    /* start_next is running: do not enter it again */
     dd_list collectives; /* in the order of the calls; the first is under way while is_active */
     bool is_active;
@@ -124,7 +124,11 @@ struct dd_group {
     bool has_more_news;  /* on the board: a link is about to tell it */
     bool is_asking;      /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
-    int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
+    /* Set while calls are under way, or not at all. */
+    dd_timer answers;      /* of ranks that have been asked */
+    dd_timer curious;      /* the collective under way asks where the others are */
+    dd_timer ask_again;    /* for regions */
+    dd_timer look;         /* for messages in the carrier's library, which wakes nobody */
     member_state *members; /* [size] */
     int ngone;
     atomic_bool is_idle;               /* nothing is under way; release */
@@ -265,17 +269,14 @@ bool group_look_at_carried_locked(dd_group *group);
 void group_look_for_carried_locked(group_call *call, int nlooks);
 /* False: messages in the library are worth another look. */
 bool group_may_nap_locked(dd_group *group);
-/* When to look for what nobody tells of; DD_NEVER_NS: no message is carried. */
-int64_t group_next_look_ns(const dd_group *group);
 /* Ends a message with `cause`, wherever it is. */
 void group_cancel_message_locked(group_call *call, const dd_error *cause);
 
 /* ---- deadlines.c */
 
-void group_task_init(dd_group *group);
-/* Of a call that has just been put into its list, and not ended at once. A deadline that is later than the one that is set needs no
- * look at the others. */
-void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
+void group_deadlines_init(dd_group *group);
+/* The call ends at its deadline, if it has not before. */
+void group_start_deadline_locked(group_call *call);
 /* The collective under way, which has been waited for since then, looks after the others some time. Once for each. */
 void group_be_curious_locked(dd_group *group, int64_t since_ns);
 
@@ -385,8 +386,8 @@ void group_raise_alarm_locked(dd_group *group);
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
 /* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
-/* When a region that has been asked for is asked for again, if that comes before earliest_ns. */
-int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
+/* When the next region that has been asked for is asked for again; DD_NEVER_NS if none is. */
+int64_t group_ask_again_ns(const dd_group *group);
 /* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);

@@ -74,7 +74,7 @@ start_locked(group_call *call)
         .on_done = on_run_done,
         .ctx = call,
     };
-    group->curious_ns = DD_NEVER_NS;
+    dd_timer_clear(&group->curious);
     if (group->topology.nhosts > 1) { /* else it is soon enough when the call is watched over */
         group_be_curious_locked(group, dd_clock_now_ns());
     }
@@ -164,7 +164,7 @@ group_watch_locked(group_call *call)
     if (!call->is_message) {
         group_be_curious_locked(group, call->work.start_ns);
     }
-    group_note_deadline_locked(group, call->deadline_ns);
+    group_start_deadline_locked(call);
     if (call->is_carried && call->message.rank != DD_ANY_RANK && group->members[call->message.rank].is_gone) {
         dd_error cause; /* the library does not know that nothing will come any more */
         (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);

@@ -486,8 +486,9 @@ forget(dd_group *group, foreign_region *foreign, bool is_forked)
 }
 
 int64_t
-group_ask_again_ns(const dd_group *group, int64_t earliest_ns)
+group_ask_again_ns(const dd_group *group)
 {
+    int64_t earliest_ns = DD_NEVER_NS;
     const dd_list *all = &group->foreign;
     for (const dd_list *node = all->next; group->nwanted > 0 && node != all; node = node->next) {
         const foreign_region *foreign = DD_CONTAINER_OF(node, const foreign_region, link);
@@ -527,8 +528,8 @@ group_want_region(void *ctx, int local, uint32_t id)
     foreign->nasked++;
     foreign->again_ns = now_ns + (ASK_AGAIN_NS << shift);
     (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[local], id);
-    if (group->is_task_in && foreign->again_ns < group->task.deadline_ns) {
-        group->task.deadline_ns = foreign->again_ns;
+    if (foreign->again_ns < group->ask_again.at_ns) {
+        dd_engine_start_timer_locked(group->engine, &group->ask_again, foreign->again_ns);
     }
 }
 

@@ -57,6 +57,7 @@ init_fields(dd_engine *engine)
     dd_list_init(&engine->breaking);
     dd_list_init(&engine->done);
     dd_list_init(&engine->tasks);
+    dd_timer_set_init(&engine->timers);
     engine_drive_init(engine);
 }
 

@@ -12,6 +12,7 @@
 #define DD_TRANSPORT_ENGINE_H
 
 #include "core/list.h"
+#include "core/timer.h"
 #include "core/wait.h"
 #include "transport/card.h"
 #include "transport/connect.h"
@@ -114,8 +115,6 @@ struct dd_task {
     /* Before the driver sleeps: arranges for a bell, and looks once more. False when there is something to
      * do after all. */
     bool (*fall_asleep)(dd_task *task);
-    int64_t deadline_ns;                /* DD_NEVER_NS for none */
-    void (*on_deadline)(dd_task *task); /* once, when it has passed; deadline_ns is DD_NEVER_NS by then */
     /* What it waits for needs the core that we run on: yield between looks instead of spinning. progress may
      * change it. */
     bool is_crowded;
@@ -124,6 +123,9 @@ struct dd_task {
 };
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
+
+/* Sets a timer, which the driver runs. A driver that sleeps for longer learns of it by dd_engine_kick. */
+void dd_engine_start_timer_locked(dd_engine *engine, dd_timer *timer, int64_t at_ns);
 
 /* While somebody wants that, and be it once of many times, messages that come when no call is under way are answered within a
  * millisecond of the last one, not after a nap: the background thread looks sooner whether callers still drive. */

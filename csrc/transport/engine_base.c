@@ -276,3 +276,11 @@ engine_give_held(dd_engine *engine, held *entry)
     engine->free_held = entry;
     engine->nfree_held++;
 }
+
+/* ---- timers */
+
+void
+dd_engine_start_timer_locked(dd_engine *engine, dd_timer *timer, int64_t at_ns)
+{
+    dd_timer_start(&engine->timers, timer, at_ns);
+}

@@ -172,7 +172,7 @@ idle(dd_engine *engine, drive_spell *spell)
         return true;
     }
     int64_t now_ns = look_at_clock(spell);
-    int64_t next_ns = engine_run_deadlines(engine, now_ns);
+    int64_t next_ns = engine_run_timers(engine, now_ns);
     if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
         return now_ns < spell->check_ns;
     }
@@ -214,7 +214,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
         }
         if (is_progress && nbusy % 64 == 0) {
             int64_t now_ns = look_at_clock(&spell);
-            (void)engine_run_deadlines(engine, now_ns);
+            (void)engine_run_timers(engine, now_ns);
             if (now_ns >= spell.check_ns) {
                 return;
             }
@@ -457,7 +457,7 @@ look_around(dd_engine *engine)
 {
     for (int round = 0; round < ROUNDS_PER_LOOK && engine_run_round(engine); round++) {
     }
-    (void)engine_run_deadlines(engine, dd_clock_now_ns());
+    (void)engine_run_timers(engine, dd_clock_now_ns());
     engine_wake_done_waiters(engine);
 }
 

@@ -151,9 +151,9 @@ struct dd_peer {
     bool is_lost_there; /* it has lost its link to this process, as its group reports */
     bool is_succeeded;  /* engine->peers has another dd_peer of this uid */
     bool is_being_told; /* of a failure; as of engine_is_telling */
-    /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
-     * said to contexts that are not open. Else never. */
-    int64_t timer_ns;
+    /* Set while CONNECTED for the end of lane 0 after another lane's, or for the card; and without users, for contexts that may
+     * still be opened. */
+    dd_timer timer; /* on_due is peer_on_timer, or in a farewell another */
     /* When the link of a peer that has broken the protocol is closed, even if it has not received the reason.
      * DD_NEVER_NS until the reason is posted; 0 if no link waits for that. */
     int64_t farewell_until_ns;
@@ -263,7 +263,7 @@ struct dd_engine {
     bool is_outnumbered;
     size_t nposted; /* messages */
     size_t nany;    /* of them receives from any rank that wait for their message */
-    size_t ntimers; /* peers with a timer, at most */
+    dd_timer_set timers;
     uint64_t next_order;
 
     out_frame *free_out; /* by link.next */
@@ -380,8 +380,8 @@ dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published,
 /* As dd_connector_dial, where there is a connector. The numbers of lanes other than 0 are 0. */
 dd_status peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns,
                     dd_error *err) DD_MUST_CHECK;
-void peer_set_timer(dd_peer *peer, int64_t timer_ns);
-void peer_on_timer(dd_peer *peer);
+void peer_start_timer(dd_peer *peer, int64_t after_ns);
+void peer_on_timer(dd_timer *timer);
 /* Breaks the peer of the lane; the first reason stays. */
 void lane_break(dd_lane *lane, const dd_error *error);
 void peer_break(dd_peer *peer, const dd_error *error);
@@ -521,8 +521,8 @@ void engine_tell_rung(dd_engine *engine);
 
 /* All of that. True when something was. */
 bool engine_run_round(dd_engine *engine);
-/* Of tasks and peers; gives the earliest one that is still to come. */
-int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
+/* Runs the timers that are due, and returns when the next one is. */
+int64_t engine_run_timers(dd_engine *engine, int64_t now_ns);
 /* What epoll has said. True when something has moved. */
 bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
 /* Everything that has come by now, from all peers: before a verdict on who is gone. */

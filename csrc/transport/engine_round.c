@@ -56,12 +56,6 @@ progress_tasks(dd_engine *engine)
 #define FAREWELL_NS (200 * DD_NS_PER_MS)
 #define FAREWELL_LOOK_NS (1 * DD_NS_PER_MS)
 
-static bool
-is_in_farewell(const dd_peer *peer)
-{
-    return peer->farewell_until_ns != 0 && peer->farewell_until_ns != DD_NEVER_NS;
-}
-
 /* True if nothing that was posted to it is pending here. `is_sure`: and its host has all of it. */
 static bool
 has_sent_all(const dd_peer *peer, bool is_sure)
@@ -70,16 +64,22 @@ has_sent_all(const dd_peer *peer, bool is_sure)
     return !peer_has_queued(peer) && stream->ops->has_left(stream, is_sure);
 }
 
+static void
+start_farewell_timer(dd_peer *peer)
+{
+    dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_LOOK_NS));
+}
+
 /* If the link were closed with the reason unread and something of the peer's unread as well, its reset could
  * overtake the reason. */
 static void
-go_on_with_farewell(dd_peer *peer, int64_t now_ns)
+on_farewell_due(dd_timer *timer)
 {
-    if (now_ns < peer->farewell_until_ns && !has_sent_all(peer, true)) {
-        peer_set_timer(peer, now_ns + FAREWELL_LOOK_NS);
+    dd_peer *peer = DD_CONTAINER_OF(timer, dd_peer, timer);
+    if (dd_clock_now_ns() < peer->farewell_until_ns && !has_sent_all(peer, true)) {
+        start_farewell_timer(peer);
         return;
     }
-    peer_set_timer(peer, DD_NEVER_NS);
     peer->farewell_until_ns = 0;
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
@@ -101,47 +101,18 @@ begin_farewell(dd_peer *peer)
         return false;
     }
     peer->farewell_until_ns = dd_deadline_after(FAREWELL_NS);
-    peer_set_timer(peer, dd_deadline_after(FAREWELL_LOOK_NS));
+    peer->timer.on_due = on_farewell_due;
+    start_farewell_timer(peer);
     return true;
 }
 
-/* ---- deadlines */
+/* ---- timers */
 
 int64_t
-engine_run_deadlines(dd_engine *engine, int64_t now_ns)
+engine_run_timers(dd_engine *engine, int64_t now_ns)
 {
-    int64_t next_ns = DD_NEVER_NS;
-    engine->next_task = engine->tasks.next;
-    while (engine->next_task != &engine->tasks) {
-        dd_task *task = DD_CONTAINER_OF(engine->next_task, dd_task, link);
-        engine->next_task = task->link.next;
-        if (task->deadline_ns <= now_ns) {
-            task->deadline_ns = DD_NEVER_NS;
-            task->on_deadline(task);
-        }
-    }
-    /* Afterwards: any of them may have set any other's. */
-    for (const dd_list *node = engine->tasks.next; node != &engine->tasks; node = node->next) {
-        int64_t deadline_ns = ((const dd_task *)DD_CONTAINER_OF(node, dd_task, link))->deadline_ns;
-        next_ns = deadline_ns < next_ns ? deadline_ns : next_ns;
-    }
-    if (engine->ntimers == 0) {
-        return next_ns;
-    }
-    dd_map_node *node = dd_map_next(&engine->peers, NULL);
-    while (node != NULL) {
-        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        node = dd_map_next(&engine->peers, node);
-        if (peer->timer_ns <= now_ns && is_in_farewell(peer)) {
-            go_on_with_farewell(peer, now_ns);
-            next_ns = peer->timer_ns < next_ns ? peer->timer_ns : next_ns;
-        } else if (peer->timer_ns <= now_ns) {
-            peer_on_timer(peer);
-        } else if (peer->timer_ns < next_ns) {
-            next_ns = peer->timer_ns;
-        }
-    }
-    return next_ns;
+    dd_timer_set_run(&engine->timers, now_ns);
+    return dd_timer_set_next_ns(&engine->timers);
 }
 
 /* ---- rounds */
@@ -309,7 +280,8 @@ lose_peer(dd_peer *peer)
     }
     peer->is_breaking = false;
     peer->state = PEER_LOST;
-    peer_set_timer(peer, DD_NEVER_NS);
+    dd_timer_clear(&peer->timer);
+    peer->timer.on_due = peer_on_timer;
     engine_drop_unfinished(engine, &peer->early);
     for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);

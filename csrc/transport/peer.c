@@ -35,7 +35,7 @@ make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     self->engine = engine;
     self->card.uid = *uid;
     (void)snprintf(self->card.host, sizeof self->card.host, "unknown");
-    self->timer_ns = DD_NEVER_NS;
+    dd_timer_init(&self->timer, peer_on_timer);
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
     dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,  &self->flushing,
@@ -120,6 +120,7 @@ peer_destroy(dd_peer *peer)
         }
     }
     dd_list_remove(&peer->breaking);
+    dd_timer_clear(&peer->timer);
     dd_blob_fini(&peer->published);
     if (peer->error != &no_memory) {
         dd_mem_free((void *)(uintptr_t)peer->error);
@@ -128,12 +129,9 @@ peer_destroy(dd_peer *peer)
 }
 
 void
-peer_set_timer(dd_peer *peer, int64_t timer_ns)
+peer_start_timer(dd_peer *peer, int64_t after_ns)
 {
-    dd_engine *engine = peer->engine;
-    engine->ntimers -= peer->timer_ns != DD_NEVER_NS ? 1 : 0;
-    peer->timer_ns = timer_ns;
-    engine->ntimers += peer->timer_ns != DD_NEVER_NS ? 1 : 0;
+    dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(after_ns));
 }
 
 void
@@ -146,12 +144,11 @@ peer_reap(dd_peer *peer)
     bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up);
     if (has_early && !peer->is_succeeded) {
         /* It came, spoke and went before we had opened the context that it spoke to. */
-        if (peer->timer_ns == DD_NEVER_NS) {
-            peer_set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
+        if (!dd_timer_is_set(&peer->timer)) {
+            peer_start_timer(peer, EARLY_KEPT_NS);
         }
         return;
     }
-    peer_set_timer(peer, DD_NEVER_NS);
     peer_destroy(peer);
 }
 
@@ -185,7 +182,7 @@ peer_succeed(dd_peer **peer, dd_error *err)
     }
     dd_map_replace(&engine->peers, &lost->node, &next->node);
     lost->is_succeeded = true;
-    peer_set_timer(lost, DD_NEVER_NS);
+    dd_timer_clear(&lost->timer);
     peer_reap(lost);
     *peer = next;
     return DD_OK;
@@ -223,7 +220,7 @@ peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error 
         peer->card = *card;
         peer->is_card_known = true;
         if (peer->state == PEER_CONNECTED) {
-            peer_set_timer(peer, DD_NEVER_NS);
+            dd_timer_clear(&peer->timer);
         }
     }
     return status;
@@ -375,8 +372,8 @@ lane_break(dd_lane *lane, const dd_error *error)
         return;
     }
     /* What lane 0 has to say about it may be on its way. */
-    if (peer->timer_ns == DD_NEVER_NS) {
-        peer_set_timer(peer, dd_deadline_after(GRACE_NS));
+    if (!dd_timer_is_set(&peer->timer)) {
+        peer_start_timer(peer, GRACE_NS);
     }
 }
 
@@ -385,7 +382,7 @@ end_stranger(dd_peer *peer)
 {
     const dd_engine *engine = peer->engine;
     if (engine->nmeetings > 0 || !engine->has_met) {
-        peer_set_timer(peer, dd_deadline_after(UNKNOWN_KEPT_NS));
+        peer_start_timer(peer, UNKNOWN_KEPT_NS);
         return;
     }
     dd_error error;
@@ -394,9 +391,9 @@ end_stranger(dd_peer *peer)
 }
 
 void
-peer_on_timer(dd_peer *peer)
+peer_on_timer(dd_timer *timer)
 {
-    peer_set_timer(peer, DD_NEVER_NS);
+    dd_peer *peer = DD_CONTAINER_OF(timer, dd_peer, timer);
     if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
         end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {

@@ -105,7 +105,11 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
         peer_break(peer, &error);
         return;
     }
-    peer_set_timer(peer, peer->is_card_known ? DD_NEVER_NS : dd_deadline_after(UNKNOWN_KEPT_NS));
+    if (peer->is_card_known) {
+        dd_timer_clear(&peer->timer);
+    } else {
+        peer_start_timer(peer, UNKNOWN_KEPT_NS);
+    }
     peer->state = PEER_CONNECTED;
     peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     dd_list *contexts = &peer->engine->context_list;

@@ -190,6 +190,8 @@ destroy_call(dd_work *work)
     dd_mem_free(work);
 }
 
+static void on_late(dd_timer *timer);
+
 window_call *
 window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t kept_nbytes)
 {
@@ -202,6 +204,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
         call->hub = hub;
         dd_list_init(&call->link);
         call->deadline_ns = DD_NEVER_NS;
+        dd_timer_init(&call->late, on_late);
         call->kept_nbytes = kept_nbytes;
     }
     return call;
@@ -217,7 +220,6 @@ note_calls_locked(window_hub *hub)
             dd_engine_add_task_locked(hub->engine, &hub->task);
         } else {
             dd_engine_remove_task_locked(hub->engine, &hub->task);
-            hub->task.deadline_ns = DD_NEVER_NS;
         }
     }
     dd_group_note_guest_locked(hub->group);
@@ -244,8 +246,7 @@ window_enter_locked(window_call *call)
     } else if (call->is_far) {
         dd_context_expect_locked(hub->context, call->args.place.rank, true);
     }
-    hub->task.deadline_ns =
-        call->deadline_ns < hub->task.deadline_ns ? call->deadline_ns : hub->task.deadline_ns;
+    dd_engine_start_timer_locked(hub->engine, &call->late, call->deadline_ns);
     note_calls_locked(hub);
 }
 
@@ -273,6 +274,7 @@ window_leave_locked(window_call *call)
 {
     window_hub *hub = call->hub;
     dd_list_remove(&call->link);
+    dd_timer_clear(&call->late);
     if (call->is_moving) {
         --*count_of(call);
         hub->kept_nbytes -= sizeof *call + call->kept_nbytes;
@@ -289,6 +291,7 @@ void
 window_end_wait_locked(window_call *call, const dd_error *cause)
 {
     dd_list_remove(&call->link);
+    dd_timer_clear(&call->late);
     window_complete_locked(call, cause);
     window_leave_locked(call);
 }
@@ -364,12 +367,21 @@ window_begin(window_call *call, dd_error *err)
 static void
 give_up_locked(window_call *call, const dd_error *cause)
 {
-    call->deadline_ns = DD_NEVER_NS;
+    dd_timer_clear(&call->late);
     if (call->is_moving) {
         window_give_up_message_locked(call, cause);
     } else {
         window_end_wait_locked(call, cause);
     }
+}
+
+static void
+on_late(dd_timer *timer)
+{
+    dd_error error;
+    window_call *call = DD_CONTAINER_OF(timer, window_call, late);
+    error_timed_out(call, &error);
+    give_up_locked(call, &error);
 }
 
 void
@@ -440,43 +452,8 @@ fall_asleep(dd_task *task)
     return !is_any_there;
 }
 
-/* Giving one up may end others, too: so the search starts again each time. */
-static window_call *
-find_expired(const window_hub *hub, int64_t now_ns, int64_t *next_ns)
-{
-    const dd_list *lists[] = {&hub->waiting, &hub->moving};
-    *next_ns = DD_NEVER_NS;
-    for (int i = 0; i < 2; i++) {
-        for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
-            window_call *call = DD_CONTAINER_OF(node, window_call, link);
-            if (call->deadline_ns <= now_ns) {
-                return call;
-            }
-            *next_ns = call->deadline_ns < *next_ns ? call->deadline_ns : *next_ns;
-        }
-    }
-    return NULL;
-}
-
-static void
-on_deadline(dd_task *task)
-{
-    window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
-    int64_t now_ns = dd_clock_now_ns();
-    window_call *call;
-    while ((call = find_expired(hub, now_ns, &task->deadline_ns)) != NULL) {
-        dd_error error;
-        error_timed_out(call, &error);
-        give_up_locked(call, &error);
-    }
-}
-
 dd_task
 window_make_task(const window_hub *hub)
 {
-    return (dd_task){.progress = on_round,
-                     .fall_asleep = fall_asleep,
-                     .deadline_ns = DD_NEVER_NS,
-                     .on_deadline = on_deadline,
-                     .is_crowded = hub->guest.is_crowded};
+    return (dd_task){.progress = on_round, .fall_asleep = fall_asleep, .is_crowded = hub->guest.is_crowded};
 }

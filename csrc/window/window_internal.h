@@ -96,6 +96,7 @@ typedef struct window_call {
     uint64_t window_id;
     dd_list link; /* in hub->waiting or hub->moving */
     int64_t deadline_ns;
+    dd_timer late; /* set while it is in one of those lists */
     bool is_far;
     bool is_moving;           /* its message is under way */
     uint32_t id;              /* of a question, or of the one that is to be granted */

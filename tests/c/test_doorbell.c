@@ -226,7 +226,7 @@ take_turns(turns *self, int who)
 {
     rig_rank *own = &self->rig.ranks[who];
     for (unsigned round = 1; round <= self->nrounds; round++) {
-        waker wait_here = {.task = {.progress = see, .fall_asleep = doze_off, .deadline_ns = DD_NEVER_NS},
+        waker wait_here = {.task = {.progress = see, .fall_asleep = doze_off},
                            .engine = own->engine,
                            .memory = &self->memory[who],
                            .asleep = &self->asleep[who],

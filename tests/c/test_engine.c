@@ -420,13 +420,12 @@ TEST(cancelling_wakes_who_waits)
     rig_close(&rig);
 }
 
-/* ---- tasks */
+/* ---- tasks and timers */
 
 typedef struct counting_task {
     dd_task task;
     dd_engine *engine;
     int nlooks;
-    atomic_bool is_expired;
     atomic_bool is_enough;
 } counting_task;
 
@@ -442,96 +441,68 @@ count_look(dd_task *task)
 }
 
 static bool
-no_look(dd_task *task)
-{
-    (void)task;
-    return false;
-}
-
-static bool
 may_sleep(dd_task *task)
 {
     (void)task;
     return true;
 }
 
-static void
-expire(dd_task *task)
-{
-    counting_task *self = DD_CONTAINER_OF(task, counting_task, task);
-    CHECK(task->deadline_ns == DD_NEVER_NS);
-    atomic_store(&self->is_expired, true);
-    dd_engine_remove_task_locked(self->engine, task);
-}
-
-TEST(tasks_are_polled_and_have_deadlines)
+TEST(tasks_are_polled)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
     dd_engine *engine = rig.ranks[0].engine;
-    counting_task polled = {
-        .task = {.progress = count_look, .fall_asleep = may_sleep, .deadline_ns = DD_NEVER_NS},
-        .engine = engine,
-    };
-    counting_task late = {
-        .task = {.progress = no_look,
-                 .fall_asleep = may_sleep,
-                 .deadline_ns = dd_deadline_after(30 * DD_NS_PER_MS),
-                 .on_deadline = expire,
-                 .is_crowded = true},
-        .engine = engine,
-    };
+    counting_task polled = {.task = {.progress = count_look, .fall_asleep = may_sleep}, .engine = engine};
     dd_engine_lock(engine);
     dd_engine_add_task_locked(engine, &polled.task);
-    dd_engine_add_task_locked(engine, &late.task);
     dd_engine_unlock(engine);
     rig_wait_flag(&rig, 0, &polled.is_enough);
     CHECK_INT(polled.nlooks, 5);
-    rig_wait_flag(&rig, 0, &late.is_expired);
-    /* In the background too. */
-    atomic_store(&late.is_expired, false);
-    dd_engine_lock(engine);
-    late.task.deadline_ns = dd_deadline_after(30 * DD_NS_PER_MS);
-    dd_engine_add_task_locked(engine, &late.task);
-    dd_engine_unlock(engine);
-    dd_engine_kick(engine);
-    for (int i = 0; i < 2000 && !atomic_load(&late.is_expired); i++) {
-        usleep(1000);
-    }
-    CHECK(atomic_load(&late.is_expired));
-    dd_engine_lock(engine);
-    dd_engine_remove_task_locked(engine, &late.task);
-    dd_engine_unlock(engine);
     rig_close(&rig);
 }
 
-static dd_task *other_task; /* of the test below */
+typedef struct flag_timer {
+    dd_timer timer;
+    atomic_bool is_due;
+} flag_timer;
 
 static void
-put_off(dd_task *task)
+set_flag(dd_timer *timer)
 {
-    task->deadline_ns = 2000;
-    other_task->deadline_ns = 1500;
+    CHECK(!dd_timer_is_set(timer));
+    atomic_store(&DD_CONTAINER_OF(timer, flag_timer, timer)->is_due, true);
 }
 
-TEST(deadlines_that_are_set_while_others_are_met)
+static void
+start_soon(dd_engine *engine, flag_timer *self)
+{
+    dd_engine_lock(engine);
+    atomic_store(&self->is_due, false);
+    dd_engine_start_timer_locked(engine, &self->timer, dd_deadline_after(30 * DD_NS_PER_MS));
+    dd_engine_unlock(engine);
+}
+
+TEST(timers_run_while_callers_wait_and_while_none_does)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
     dd_engine *engine = rig.ranks[0].engine;
-    dd_task first = {.progress = no_look, .fall_asleep = may_sleep, .deadline_ns = 3000};
-    dd_task second = {
-        .progress = no_look, .fall_asleep = may_sleep, .deadline_ns = 1000, .on_deadline = put_off};
-    other_task = &first;
+    counting_task busy = {.task = {.progress = count_look, .fall_asleep = may_sleep}, .engine = engine};
+    flag_timer self;
+    dd_timer_init(&self.timer, set_flag);
+    atomic_init(&self.is_due, false);
+    start_soon(engine, &self);
+    rig_wait_flag(&rig, 0, &self.is_due);
+
+    start_soon(engine, &self);
     dd_engine_lock(engine);
-    dd_engine_add_task_locked(engine, &first);
-    dd_engine_add_task_locked(engine, &second);
-    CHECK_INT(engine_run_deadlines(engine, 999), 1000);
-    CHECK_INT(engine_run_deadlines(engine, 1000), 1500);
-    dd_engine_remove_task_locked(engine, &first);
-    CHECK_INT(engine_run_deadlines(engine, 1501), 2000);
-    dd_engine_remove_task_locked(engine, &second);
+    dd_engine_add_task_locked(engine, &busy.task); /* the background thread drives for tasks */
     dd_engine_unlock(engine);
+    dd_engine_kick(engine);
+    for (int i = 0; i < 2000 && !atomic_load(&self.is_due); i++) {
+        usleep(1000);
+    }
+    CHECK(atomic_load(&self.is_due));
     rig_close(&rig);
 }
 
@@ -1120,7 +1091,7 @@ TEST(the_first_card_is_made_while_another_thread_kicks)
 {
     dd_connect_options options = rig_options(true, 1);
     kicker self = {
-        .task = {.progress = progress_every_other_time, .fall_asleep = may_sleep, .deadline_ns = DD_NEVER_NS},
+        .task = {.progress = progress_every_other_time, .fall_asleep = may_sleep},
     };
     REQUIRE_OK(dd_engine_open(&options, &self.engine, check_err()));
     dd_engine_lock(self.engine);

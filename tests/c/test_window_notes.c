@@ -394,8 +394,7 @@ take_back(team_rank *self)
         dd_engine_lock(self->engine);
         window_call *put = first_call(hub);
         REQUIRE(&put->work == work);
-        put->deadline_ns = 0;
-        hub->task.on_deadline(&hub->task);
+        put->late.on_due(&put->late);
         for (size_t npieces = 1; npieces <= 5; npieces++) {
             CHECK(!dd_work_is_done(work));
             CHECK(hub->task.progress(&hub->task));

@@ -383,7 +383,7 @@ tell(dd_bytes *input)
         dd_engine_hear_locked(world.engine);
         break;
     default:
-        (void)engine_run_deadlines(world.engine, DD_NEVER_NS - 1);
+        (void)engine_run_timers(world.engine, DD_NEVER_NS - 1);
     }
 }
 

@@ -378,7 +378,7 @@ change_link(dd_bytes *input)
         link->is_failed = true;
     } else {
         dd_engine_lock(world.engine);
-        (void)engine_run_deadlines(world.engine, DD_NEVER_NS - 1);
+        (void)engine_run_timers(world.engine, DD_NEVER_NS - 1);
         dd_engine_unlock(world.engine);
     }
 }
