@@ -1,102 +1,10 @@
 /* dldist.nccl.NcclComms: the communicators of one process, used by one caller. */
 #include "python/nccl/team.h"
 
-#include "core/fork.h"
-
-typedef struct py_nccl_comms {
-    PY_OBJECT_HEAD;
-    py_lock lock;
-    /* guarded by the lock */
-    dd_nccl_team *team; /* owned; NULL once it is closed */
-    int ncalls;         /* unfinished calls: they keep the team; the last one closes what close() could not */
-    bool is_closed;
-} py_nccl_comms;
-
-/* Begins a call, which keeps the team until end_call. NULL if there is no team. */
-static dd_nccl_team *
-begin_call_locked(py_nccl_comms *self, bool is_closed_taken)
-{
-    dd_nccl_team *team = self->is_closed && !is_closed_taken ? NULL : self->team;
-    self->ncalls += team != NULL ? 1 : 0;
-    return team;
-}
-
-/* Begins a call. NULL with an exception if the team is closed. */
-static dd_nccl_team *
-begin_call(py_nccl_comms *self)
-{
-    dd_nccl_team *team = PY_LOCKED(&self->lock, begin_call_locked(self, false));
-    if (team == NULL) {
-        PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "these communicators are closed");
-    }
-    return team;
-}
-
-/* Begins a call that is also allowed while unfinished calls keep a closed team. NULL without an exception. */
-static dd_nccl_team *
-begin_late_call(py_nccl_comms *self)
-{
-    return PY_LOCKED(&self->lock, begin_call_locked(self, true));
-}
-
-/* Take the team out for the caller to close, if the object is closed and no call keeps it. Otherwise NULL. */
-static dd_nccl_team *
-take_closed_locked(py_nccl_comms *self)
-{
-    if (!self->is_closed || self->ncalls > 0) {
-        return NULL;
-    }
-    dd_nccl_team *team = self->team;
-    self->team = NULL;
-    return team;
-}
-
 static void
-close_taken(const py_nccl_comms *self, dd_nccl_team *team)
+destroy_team(void *team)
 {
-    if (team != NULL && self->state->nccl->generation == dd_fork_generation()) {
-        Py_BEGIN_ALLOW_THREADS
-        dd_nccl_team_close(team);
-        Py_END_ALLOW_THREADS
-    }
-}
-
-/* Closes the team, or leaves it to the last unfinished call. */
-static void
-close_team(py_nccl_comms *self)
-{
-    py_lock_take(&self->lock);
-    self->is_closed = true;
-    dd_nccl_team *team = take_closed_locked(self);
-    py_lock_release(&self->lock);
-    close_taken(self, team);
-}
-
-static void
-end_call(py_nccl_comms *self)
-{
-    py_lock_take(&self->lock);
-    self->ncalls--;
-    dd_nccl_team *team = take_closed_locked(self);
-    py_lock_release(&self->lock);
-    close_taken(self, team);
-}
-
-static bool
-is_new_locked(const py_nccl_comms *self)
-{
-    return self->team == NULL && !self->is_closed;
-}
-
-/* False if the object has a team, or is closed. */
-static bool
-set_team_locked(py_nccl_comms *self, dd_nccl_team *team)
-{
-    bool is_new = is_new_locked(self);
-    if (is_new) {
-        self->team = team;
-    }
-    return is_new;
+    dd_nccl_team_close(team);
 }
 
 static void
@@ -108,14 +16,14 @@ raise_made(void)
 static int
 comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    py_nccl_comms *self = (py_nccl_comms *)object;
+    py_nccl_kept *self = (py_nccl_kept *)object;
     PyObject *list;
     int64_t timeout_ns = DD_NCCL_DEFAULT_TIMEOUT_NS;
     const py_params params =
         PY_PARAMS("NcclComms", 1, 2, {"devices", PY_OBJECT, &list}, {"timeout", PY_TIMEOUT, &timeout_ns});
     int count;
     py_nccl *nccl;
-    if (!PY_LOCKED(&self->lock, is_new_locked(self))) {
+    if (!py_nccl_kept_is_new(self)) {
         raise_made();
         return -1;
     }
@@ -137,7 +45,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PY_WITHOUT_GIL(dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err));
     PyMem_Free(devices);
     if (py_group_finish_wait(&wait, status, &err)) {
-        if (PY_LOCKED(&self->lock, set_team_locked(self, team))) {
+        if (py_nccl_kept_set(self, team, destroy_team)) {
             return 0;
         }
         raise_made(); /* another thread has run __init__ */
@@ -146,14 +54,6 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     dd_nccl_team_close(team); /* NULL, or a team that was made although a signal handler raised */
     Py_END_ALLOW_THREADS
     return -1;
-}
-
-static void
-comms_dealloc(PyObject *object)
-{
-    py_object_begin_dealloc(object);
-    close_team((py_nccl_comms *)object);
-    py_object_end_dealloc(object);
 }
 
 static int *
@@ -180,14 +80,14 @@ static PyObject *
 comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args, Py_ssize_t nargs,
           PyObject *kwnames)
 {
-    py_nccl_comms *self = (py_nccl_comms *)object;
-    dd_nccl_team *team = begin_call(self);
+    py_nccl_kept *self = (py_nccl_kept *)object;
+    dd_nccl_team *team = py_nccl_kept_begin(self);
     if (team == NULL) {
         return NULL;
     }
     int *devices = devices_of(team);
     if (devices == NULL) {
-        end_call(self);
+        py_nccl_kept_end(self);
         return NULL;
     }
     int size = dd_nccl_team_size(team);
@@ -198,7 +98,7 @@ comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args
                                         .ctx = team,
                                         .run = run_team};
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    end_call(self);
+    py_nccl_kept_end(self);
     PyMem_Free(devices);
     return result;
 }
@@ -212,22 +112,22 @@ PY_NCCL_RUN_METHOD(comms, reduce_scatter, DD_NCCL_ITEM_REDUCE_SCATTER)
 static PyObject *
 comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    py_nccl_comms *self = (py_nccl_comms *)object;
-    dd_nccl_team *team = begin_call(self);
+    py_nccl_kept *self = (py_nccl_kept *)object;
+    dd_nccl_team *team = py_nccl_kept_begin(self);
     if (team == NULL) {
         return NULL;
     }
     int size = dd_nccl_team_size(team);
     dd_nccl_comm **comms = PyMem_Calloc((size_t)size, sizeof(dd_nccl_comm *));
     if (comms == NULL) {
-        end_call(self);
+        py_nccl_kept_end(self);
         return PyErr_NoMemory();
     }
     py_wait wait;
     dd_error err;
     py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
     dd_status status = PY_WITHOUT_GIL(dd_nccl_team_take_apart(team, comms, &wait.wait, &err));
-    end_call(self);
+    py_nccl_kept_end(self);
     PyObject *list = py_group_finish_wait(&wait, status, &err) ? PyList_New(0) : NULL;
     for (int i = 0; status == DD_OK && i < size; i++) {
         PyObject *comm = py_nccl_rank_comm_create(self->state, comms[i]);
@@ -238,69 +138,46 @@ comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     PyMem_Free(comms);
     if (status == DD_OK) {
-        close_team(self);
+        py_nccl_kept_close(self);
     }
     return list;
 }
 
 static PyObject *
-comms_close(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    close_team((py_nccl_comms *)object);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_nccl_comms *self = (py_nccl_comms *)object;
+    py_nccl_kept *self = (py_nccl_kept *)object;
     const char *reason = "abort() was called";
     const py_params params = PY_PARAMS("abort", 0, 1, {"reason", PY_TEXT, &reason});
     if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    dd_nccl_team *team = begin_late_call(self);
+    dd_nccl_team *team = py_nccl_kept_begin_late(self);
     if (team == NULL) {
         Py_RETURN_NONE;
     }
     dd_error err;
     dd_status status = PY_WITHOUT_GIL(dd_nccl_team_abort(team, reason, &err));
-    end_call(self);
+    py_nccl_kept_end(self);
     return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-comms_enter(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    if (begin_call((py_nccl_comms *)object) == NULL) {
-        return NULL;
-    }
-    end_call((py_nccl_comms *)object);
-    return Py_NewRef(object);
-}
-
-static PyObject *
-comms_exit(PyObject *object, PyObject *Py_UNUSED(args))
-{
-    return comms_close(object, NULL);
 }
 
 static PyObject *
 comms_get_size(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = begin_late_call((py_nccl_comms *)object);
+    const dd_nccl_team *team = py_nccl_kept_begin_late((py_nccl_kept *)object);
     if (team == NULL) {
         return PyLong_FromLong(0);
     }
     PyObject *size = PyLong_FromLong(dd_nccl_team_size(team));
-    end_call((py_nccl_comms *)object);
+    py_nccl_kept_end((py_nccl_kept *)object);
     return size;
 }
 
 static PyObject *
 comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
 {
-    const dd_nccl_team *team = begin_late_call((py_nccl_comms *)object);
+    const dd_nccl_team *team = py_nccl_kept_begin_late((py_nccl_kept *)object);
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {
         PyObject *device = PyLong_FromLong(dd_nccl_team_device(team, i));
@@ -310,7 +187,7 @@ comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
         Py_XDECREF(device);
     }
     if (team != NULL) {
-        end_call((py_nccl_comms *)object);
+        py_nccl_kept_end((py_nccl_kept *)object);
     }
     return list;
 }
@@ -335,10 +212,7 @@ static PyMethodDef comms_methods[] = {
      "split($self, /)\n--\n\nReturns the communicators: an NcclRankComm for each device, each for one thread. This object has none afterwards."},
     {"abort", PY_FAST_METHOD(comms_abort),
      "abort($self, reason='abort() was called')\n--\n\nEnds unfinished operations with errors. May be called from any thread."},
-    {"close", comms_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicators."},
-    {"__enter__", comms_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", comms_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses the communicators."},
-    {NULL, NULL, 0, NULL},
+    PY_NCCL_KEPT_METHODS("the communicators."),
 };
 
 static PyGetSetDef comms_getset[] = {
@@ -354,11 +228,11 @@ static PyType_Slot comms_slots[] = {
      "The caller's current device does not change."},
     {Py_tp_new, (void *)py_object_new},
     {Py_tp_init, (void *)comms_init},
-    {Py_tp_dealloc, (void *)comms_dealloc},
+    {Py_tp_dealloc, (void *)py_nccl_kept_dealloc},
     {Py_tp_methods, comms_methods},
     {Py_tp_getset, comms_getset},
     {0, NULL},
 };
 
-PyType_Spec py_nccl_comms_spec = {"dldist.nccl.NcclComms", sizeof(py_nccl_comms), 0, PY_TYPE_FLAGS,
+PyType_Spec py_nccl_comms_spec = {"dldist.nccl.NcclComms", sizeof(py_nccl_kept), 0, PY_TYPE_FLAGS,
                                   comms_slots};

@@ -1,19 +1,20 @@
 /* dldist.nccl.NcclRankComm: the communicator of one rank. */
 #include "python/nccl/team.h"
 
-#include "core/fork.h"
-
 typedef struct py_nccl_rank_comm {
-    PY_OBJECT_HEAD;
-    int rank;   /* const */
-    int size;   /* const */
-    int device; /* const */
-    py_lock lock;
-    /* guarded by the lock */
-    dd_nccl_comm *comm; /* counted; NULL once it is closed */
-    int ncalls;         /* unfinished calls: they keep it; the last one closes what close() could not */
-    bool is_closed;
+    py_nccl_kept kept; /* first; of a dd_nccl_comm, counted */
+    int rank;          /* const */
+    int size;          /* const */
+    int device;        /* const */
 } py_nccl_rank_comm;
+
+/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
+static void
+destroy_comm(void *comm)
+{
+    (void)!dd_nccl_comm_destroy(comm, NULL);
+    dd_nccl_comm_release(comm);
+}
 
 PyObject *
 py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
@@ -23,77 +24,11 @@ py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm)
         py_nccl_comm_release(comm);
         return NULL;
     }
-    self->comm = comm;
+    (void)py_nccl_kept_set(&self->kept, comm, destroy_comm);
     self->rank = dd_nccl_comm_rank(comm);
     self->size = dd_nccl_comm_size(comm);
     self->device = dd_nccl_comm_device(comm);
     return (PyObject *)self;
-}
-
-static dd_nccl_comm *
-begin_call_locked(py_nccl_rank_comm *self)
-{
-    dd_nccl_comm *comm = self->is_closed ? NULL : self->comm;
-    self->ncalls += comm != NULL ? 1 : 0;
-    return comm;
-}
-
-/* Begins a call, which keeps the communicator until end_call. NULL with an exception if it is closed. */
-static dd_nccl_comm *
-begin_call(py_nccl_rank_comm *self)
-{
-    dd_nccl_comm *comm = PY_LOCKED(&self->lock, begin_call_locked(self));
-    if (comm == NULL) {
-        PyErr_SetString(self->state->errors[PY_ERROR_BACKEND], "this communicator is closed");
-    }
-    return comm;
-}
-
-/* Take the communicator out for the caller to end, if the object is closed and no call keeps it. Otherwise NULL. */
-static dd_nccl_comm *
-take_closed_locked(py_nccl_rank_comm *self)
-{
-    if (!self->is_closed || self->ncalls > 0) {
-        return NULL;
-    }
-    dd_nccl_comm *comm = self->comm;
-    self->comm = NULL;
-    return comm;
-}
-
-/* Ends the communicator properly, even if an abort handle is left, which can no longer abort anything. */
-static void
-close_taken(const py_nccl_rank_comm *self, dd_nccl_comm *comm)
-{
-    if (comm == NULL || self->state->nccl->generation != dd_fork_generation()) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    dd_status ignored = dd_nccl_comm_destroy(comm, NULL);
-    (void)ignored;
-    dd_nccl_comm_release(comm);
-    Py_END_ALLOW_THREADS
-}
-
-/* Closes the communicator, or leaves that to the last unfinished call, which may hang in NCCL until it is aborted. */
-static void
-close_rank_comm(py_nccl_rank_comm *self)
-{
-    py_lock_take(&self->lock);
-    self->is_closed = true;
-    dd_nccl_comm *comm = take_closed_locked(self);
-    py_lock_release(&self->lock);
-    close_taken(self, comm);
-}
-
-static void
-end_call(py_nccl_rank_comm *self)
-{
-    py_lock_take(&self->lock);
-    self->ncalls--;
-    dd_nccl_comm *comm = take_closed_locked(self);
-    py_lock_release(&self->lock);
-    close_taken(self, comm);
 }
 
 static bool
@@ -176,18 +111,18 @@ rank_comm_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *
               PyObject *kwnames)
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = begin_call(self);
+    dd_nccl_comm *comm = py_nccl_kept_begin(&self->kept);
     if (comm == NULL) {
         return NULL;
     }
-    const py_nccl_team_target target = {.state = self->state,
+    const py_nccl_team_target target = {.state = self->kept.state,
                                         .size = self->size,
                                         .ntensors = -1,
                                         .device = self->device,
                                         .ctx = comm,
                                         .run = run_comm};
     PyObject *result = py_nccl_team_run(&target, coll, args, nargs, kwnames);
-    end_call(self);
+    py_nccl_kept_end(&self->kept);
     return result;
 }
 
@@ -201,48 +136,17 @@ static PyObject *
 rank_comm_abort_handle(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_nccl_rank_comm *self = (py_nccl_rank_comm *)object;
-    dd_nccl_comm *comm = begin_call(self);
+    dd_nccl_comm *comm = py_nccl_kept_begin(&self->kept);
     if (comm == NULL) {
         return NULL;
     }
-    PyTypeObject *type = self->state->nccl_abort_handle_type;
+    PyTypeObject *type = self->kept.state->nccl_abort_handle_type;
     py_nccl_abort_handle *handle = (py_nccl_abort_handle *)py_object_new(type, NULL, NULL);
     if (handle != NULL) {
         handle->comm = dd_nccl_comm_acquire(comm);
     }
-    end_call(self);
+    py_nccl_kept_end(&self->kept);
     return (PyObject *)handle;
-}
-
-static PyObject *
-rank_comm_close(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    close_rank_comm((py_nccl_rank_comm *)object);
-    Py_RETURN_NONE;
-}
-
-static void
-rank_comm_dealloc(PyObject *object)
-{
-    py_object_begin_dealloc(object);
-    close_rank_comm((py_nccl_rank_comm *)object);
-    py_object_end_dealloc(object);
-}
-
-static PyObject *
-rank_comm_enter(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    if (begin_call((py_nccl_rank_comm *)object) == NULL) {
-        return NULL;
-    }
-    end_call((py_nccl_rank_comm *)object);
-    return Py_NewRef(object);
-}
-
-static PyObject *
-rank_comm_exit(PyObject *object, PyObject *Py_UNUSED(args))
-{
-    return rank_comm_close(object, NULL);
 }
 
 static PyMethodDef rank_comm_methods[] = {
@@ -263,10 +167,7 @@ static PyMethodDef rank_comm_methods[] = {
      "Reduces the inputs, and gives this rank's part of the result to each output."},
     {"abort_handle", rank_comm_abort_handle, METH_NOARGS,
      "abort_handle($self, /)\n--\n\nReturns an NcclAbortHandle, for other threads."},
-    {"close", rank_comm_close, METH_NOARGS, "close($self, /)\n--\n\nEnds the communicator."},
-    {"__enter__", rank_comm_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", rank_comm_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses the communicator."},
-    {NULL, NULL, 0, NULL},
+    PY_NCCL_KEPT_METHODS("the communicator."),
 };
 
 static PyMemberDef rank_comm_members[] = {
@@ -279,7 +180,7 @@ static PyMemberDef rank_comm_members[] = {
 static PyType_Slot rank_comm_slots[] = {
     {Py_tp_doc, "The communicator of one rank, from NcclComms.split() or init_rank().\n\n"
                 "All ranks make the same calls at the same time, each from a thread or process of its own."},
-    {Py_tp_dealloc, (void *)rank_comm_dealloc},
+    {Py_tp_dealloc, (void *)py_nccl_kept_dealloc},
     {Py_tp_methods, rank_comm_methods},
     {Py_tp_members, rank_comm_members},
     {0, NULL},

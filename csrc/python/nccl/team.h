@@ -21,6 +21,45 @@ extern PyType_Spec py_nccl_rank_comm_spec;
 extern PyType_Spec py_nccl_unique_id_spec;
 extern PyType_Spec py_nccl_abort_handle_spec;
 
+/* ---- a handle that calls keep */
+
+/* The communicators of an object. Unfinished calls keep them: close() leaves them to the last call, which may hang in
+ * NCCL until it is aborted. */
+typedef struct py_nccl_kept {
+    PY_OBJECT_HEAD;
+    py_lock lock;
+    /* guarded by the lock */
+    void *handle;                  /* owned; NULL until it is set, and once it is closed */
+    void (*destroy)(void *handle); /* set with the handle; called without the GIL */
+    int ncalls;
+    bool is_closed;
+} py_nccl_kept;
+
+/* Begins a call, which keeps the handle until py_nccl_kept_end. NULL with an exception if it is closed. */
+void *py_nccl_kept_begin(py_nccl_kept *self);
+/* Begins a call that is also allowed while unfinished calls keep a closed handle. NULL without an exception. */
+void *py_nccl_kept_begin_late(py_nccl_kept *self);
+void py_nccl_kept_end(py_nccl_kept *self);
+/* Destroys the handle, or leaves it to the last unfinished call. */
+void py_nccl_kept_close(py_nccl_kept *self);
+/* True if the object has no handle, and is not closed. */
+bool py_nccl_kept_is_new(py_nccl_kept *self);
+/* Takes over the handle. False if the object is not new. */
+bool py_nccl_kept_set(py_nccl_kept *self, void *handle, void (*destroy)(void *handle));
+
+PyObject *py_nccl_kept_enter(PyObject *object, PyObject *unused);
+PyObject *py_nccl_kept_exit(PyObject *object, PyObject *args);
+void py_nccl_kept_dealloc(PyObject *object);
+
+/* The end of both tables of methods; close() and __exit__() ignore their arguments. */
+#define PY_NCCL_KEPT_METHODS(closes)                                                                        \
+    {"close", py_nccl_kept_exit, METH_NOARGS, "close($self, /)\n--\n\nEnds " closes},                       \
+        {"__enter__", py_nccl_kept_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},                      \
+        {"__exit__", py_nccl_kept_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses " closes}, \
+    {                                                                                                       \
+        NULL, NULL, 0, NULL                                                                                 \
+    }
+
 /* ---- objects */
 
 /* Return a copy of the object's ID. */
