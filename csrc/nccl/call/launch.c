@@ -3,14 +3,6 @@
 
 #include <string.h>
 
-typedef struct launch_row {
-    /* By what all ranks know; NULL: always. */
-    bool (*is_native)(const dd_nccl_group *group, const dd_nccl_op *op);
-    dd_status (*native)(nccl_launch *launch, const dd_nccl_op *op, void *staged);
-    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* several calls in a group */
-    bool has_messages;                                               /* those are sends and receives */
-} launch_row;
-
 dd_status
 nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src, size_t nbytes)
 {
@@ -130,19 +122,7 @@ post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
     return end_reduction(launch, &wire, post_item(launch, &item));
 }
 
-/* ---- reductions */
-
-static dd_status
-all_reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    const dd_block *input = &op->args.inputs[0];
-    return post_reduction(launch, op,
-                          (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
-                                         .send = input->data,
-                                         .recv = op->args.outputs[0].data,
-                                         .count = input->nbytes});
-}
+/* ---- groups of calls */
 
 static dd_status
 reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
@@ -157,24 +137,6 @@ reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, c
 }
 
 static dd_status
-reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    return reduce_block(launch, op, op->args.inputs, op->args.outputs, op->args.root);
-}
-
-static dd_status
-reduce_scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    const dd_block *output = &op->args.outputs[0];
-    return post_reduction(launch, op,
-                          (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE_SCATTER,
-                                         .send = staged != NULL ? staged : op->args.inputs[0].data,
-                                         .recv = output->data,
-                                         .count = output->nbytes});
-}
-
-static dd_status
 reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     dd_status status = DD_OK;
@@ -185,10 +147,8 @@ reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 }
 
 static dd_status
-barrier(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+post_barrier(const nccl_launch *launch)
 {
-    (void)op;
-    (void)staged;
     void *data = (void *)(uintptr_t)launch->channel->device->barrier;
     return post_item(launch, &(dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
                                              .send = data,
@@ -197,8 +157,6 @@ barrier(nccl_launch *launch, const dd_nccl_op *op, void *staged)
                                              .dtype = DD_NCCL_DTYPE_UINT8,
                                              .redop = DD_NCCL_MAX});
 }
-
-/* ---- what only moves bytes */
 
 /* The input is the root's. */
 static dd_status
@@ -211,24 +169,6 @@ broadcast_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block 
                                      .recv = output->data,
                                      .count = output->nbytes,
                                      .root = root});
-}
-
-static dd_status
-broadcast(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    return broadcast_block(launch, op, &op->args.outputs[0], op->args.root);
-}
-
-static dd_status
-all_gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    const dd_block *input = &op->args.inputs[0];
-    return post_bytes(launch, op,
-                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_GATHER,
-                                     .send = input->data,
-                                     .recv = staged != NULL ? staged : op->args.outputs[0].data,
-                                     .count = input->nbytes});
 }
 
 static dd_status
@@ -318,92 +258,38 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
     return status == DD_OK ? exchange(launch, op, op->args.inputs, NULL) : status;
 }
 
-static dd_status
-all_to_all(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    return post_bytes(launch, op,
-                      (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_TO_ALL,
-                                     .send = op->args.inputs[0].data,
-                                     .recv = op->args.outputs[0].data,
-                                     .count = op->args.inputs[0].nbytes});
-}
-
-static dd_status
-gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    const dd_coll_args *args = &op->args;
-    return post_bytes(launch, op,
-                      (dd_nccl_item){.kind = DD_NCCL_ITEM_GATHER,
-                                     .send = args->inputs[0].data,
-                                     .recv = args->root == launch->group->rank ? args->outputs[0].data : NULL,
-                                     .count = args->inputs[0].nbytes,
-                                     .root = args->root});
-}
-
-static dd_status
-scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
-{
-    (void)staged;
-    const dd_coll_args *args = &op->args;
-    return post_bytes(launch, op,
-                      (dd_nccl_item){.kind = DD_NCCL_ITEM_SCATTER,
-                                     .send = args->root == launch->group->rank ? args->inputs[0].data : NULL,
-                                     .recv = args->outputs[0].data,
-                                     .count = args->outputs[0].nbytes,
-                                     .root = args->root});
-}
-
 /* ---- the table */
 
-static bool
-has_equal_outputs(const dd_nccl_group *group, const dd_nccl_op *op)
-{
-    return nccl_are_equal(op->args.outputs, group->size);
-}
+/* When NCCL has one call for a collective, which all ranks must decide alike. */
+typedef enum native_when {
+    NATIVE_ALWAYS,
+    NATIVE_IF_OUTPUTS_ARE_EQUAL,
+    NATIVE_IF_INPUTS_ARE_EQUAL,
+    NATIVE_IF_FLAT, /* by the call, by a setting and by NCCL's version, which ranks compare when they meet */
+} native_when;
 
-static bool
-has_equal_inputs(const dd_nccl_group *group, const dd_nccl_op *op)
-{
-    return nccl_are_equal(op->args.inputs, group->size);
-}
-
-/* By the call, by a setting and by NCCL's version, which ranks compare when they meet. */
-static bool
-is_flat(const dd_nccl_group *group, const dd_nccl_op *op, dd_nccl_capability capability)
-{
-    return op->is_flat && !group->options.has_grouped_messages && dd_nccl_has(group->lib, capability);
-}
-
-static bool
-is_flat_all_to_all(const dd_nccl_group *group, const dd_nccl_op *op)
-{
-    return is_flat(group, op, DD_NCCL_CAN_ALL_TO_ALL);
-}
-
-static bool
-is_flat_gather(const dd_nccl_group *group, const dd_nccl_op *op)
-{
-    return is_flat(group, op, DD_NCCL_CAN_GATHER);
-}
-
-static bool
-is_flat_scatter(const dd_nccl_group *group, const dd_nccl_op *op)
-{
-    return is_flat(group, op, DD_NCCL_CAN_SCATTER);
-}
+typedef struct launch_row {
+    dd_nccl_item_kind item; /* the one call */
+    bool counts_output;     /* its count is of the output; otherwise of the input */
+    native_when when;
+    dd_nccl_capability capability;                                   /* NATIVE_IF_FLAT */
+    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* otherwise: several calls in a group */
+    bool has_messages;                                               /* those are sends and receives */
+} launch_row;
 
 static const launch_row colls[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {NULL, barrier, NULL, false},
-    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL, false},
-    [DD_COLL_REDUCE] = {NULL, reduce, NULL, false},
-    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL, false},
-    [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped, true},
-    [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped, true},
-    [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped, false},
-    [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped, false},
-    [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped, true},
+    [DD_COLL_BROADCAST] = {DD_NCCL_ITEM_BROADCAST, .counts_output = true},
+    [DD_COLL_REDUCE] = {DD_NCCL_ITEM_REDUCE},
+    [DD_COLL_ALL_REDUCE] = {DD_NCCL_ITEM_ALL_REDUCE},
+    [DD_COLL_GATHER] = {DD_NCCL_ITEM_GATHER, false, NATIVE_IF_FLAT, DD_NCCL_CAN_GATHER, gather_grouped, true},
+    [DD_COLL_SCATTER] = {DD_NCCL_ITEM_SCATTER, true, NATIVE_IF_FLAT, DD_NCCL_CAN_SCATTER, scatter_grouped,
+                         true},
+    [DD_COLL_ALL_GATHER] = {DD_NCCL_ITEM_ALL_GATHER, .when = NATIVE_IF_OUTPUTS_ARE_EQUAL,
+                            .grouped = all_gather_grouped},
+    [DD_COLL_REDUCE_SCATTER] = {DD_NCCL_ITEM_REDUCE_SCATTER, true, NATIVE_IF_INPUTS_ARE_EQUAL,
+                                .grouped = reduce_scatter_grouped},
+    [DD_COLL_ALL_TO_ALL] = {DD_NCCL_ITEM_ALL_TO_ALL, false, NATIVE_IF_FLAT, DD_NCCL_CAN_ALL_TO_ALL,
+                            all_to_all_grouped, true},
 };
 
 static bool
@@ -413,13 +299,57 @@ is_native(const dd_nccl_group *group, const dd_nccl_op *op)
         return true;
     }
     const launch_row *row = &colls[op->args.coll];
-    return row->is_native == NULL || row->is_native(group, op);
+    switch (row->when) {
+    case NATIVE_ALWAYS:
+        break;
+    case NATIVE_IF_OUTPUTS_ARE_EQUAL:
+        return nccl_are_equal(op->args.outputs, group->size);
+    case NATIVE_IF_INPUTS_ARE_EQUAL:
+        return nccl_are_equal(op->args.inputs, group->size);
+    case NATIVE_IF_FLAT:
+        return op->is_flat && !group->options.has_grouped_messages &&
+               dd_nccl_has(group->lib, row->capability);
+    }
+    return true;
 }
 
 bool
 nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     return op->kind != DD_NCCL_OP_COLL || (colls[op->args.coll].has_messages && !is_native(group, op));
+}
+
+/* One call, from or to the staged blocks if there are any. */
+static dd_status
+post_native(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    const launch_row *row = &colls[op->args.coll];
+    const dd_coll_args *args = &op->args;
+    int size = launch->group->size;
+    bool is_root = args->root == launch->group->rank;
+    const dd_block *input = dd_coll_ninputs(args->coll, is_root, size) > 0 ? &args->inputs[0] : NULL;
+    const dd_block *output = dd_coll_noutputs(args->coll, is_root, size) > 0 ? &args->outputs[0] : NULL;
+    dd_nccl_item item = {.kind = row->item,
+                         .send = input != NULL ? input->data : output->data,
+                         .recv = output != NULL ? output->data : NULL,
+                         .count = row->counts_output ? output->nbytes : input->nbytes,
+                         .root = args->root};
+    if (staged != NULL && row->counts_output) {
+        item.send = staged;
+    } else if (staged != NULL) {
+        item.recv = staged;
+    }
+    return dd_coll_is_folding(args->coll) ? post_reduction(launch, op, item) : post_bytes(launch, op, item);
+}
+
+static dd_status
+post_coll(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    if (op->args.coll == DD_COLL_BARRIER) {
+        return post_barrier(launch);
+    }
+    return is_native(launch->group, op) ? post_native(launch, op, staged)
+                                        : colls[op->args.coll].grouped(launch, op);
 }
 
 static dd_status
@@ -435,9 +365,7 @@ post_op(nccl_launch *launch, size_t i)
     if (nccl_is_one_sided(op)) {
         return nccl_window_post(launch, op);
     }
-    const launch_row *row = &colls[op->args.coll];
-    void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
-    return is_native(launch->group, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
+    return post_coll(launch, op, launch->staged != NULL ? launch->staged[i] : NULL);
 }
 
 /* What is in the thread's group is dropped, and not carried out. */
