@@ -17,6 +17,7 @@ from dldist import _core
 from dldist._api import registry
 from dldist._api.ranks import calls_of, peer_of, root_of
 from dldist._backends.backend_names import warn
+from dldist._base.docstrings import completed
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
     from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
 
 SUM = _core.ReduceOp.SUM
+
+_ARGUMENTS = {
+    "op": "The reduction, a dldist.ReduceOp or its name; the same on all ranks.",
+    "group": "None is the default world.",
+    "async_op": "Return a Work at once, instead of waiting.",
+    "group_dst": "The rank in the group, instead of `dst`.",
+    "group_src": "The rank in the group, instead of `src`.",
+    "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.",
+}
+_RETURNS = "None, or with async_op a Work; None also if this process is not in the group, after a warning."
+_documented = completed(
+    _ARGUMENTS, _RETURNS, "DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use."
+)
 
 
 def supports_complex(reduceOp: Op) -> bool:
@@ -45,6 +59,7 @@ def supports_complex(reduceOp: Op) -> bool:
 # ---- one tensor on every rank
 
 
+@completed(_ARGUMENTS, _RETURNS)
 def all_reduce(
     tensor: Tensor,
     op: Op = SUM,
@@ -59,12 +74,6 @@ def all_reduce(
         tensor: The input, and the result. Of the same dtype and number of elements on all ranks; shapes may differ. Sparse ones
             (torch's COO, SciPy's) are summed up, and of the same shape.
         op: The reduction, a dldist.ReduceOp or its name ("sum", "max", ...); the same on all ranks.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The reduction or dtype is not one that dldist has. The group lives on.
@@ -91,6 +100,7 @@ def all_reduce(
         return sparse.all_reduce(calls, [tensor], op, timeout, async_op, refusal)
 
 
+@_documented
 def broadcast(
     tensor: Tensor,
     src: int | None = None,
@@ -105,18 +115,10 @@ def broadcast(
     Args:
         tensor: What rank `src` has is sent, and the others' is filled: the same dtype and number of elements everywhere.
         src: The rank in the default world that has the data.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        group_src: The rank in the group, instead of `src`.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: Neither or both of `src` and `group_src` are given, or the rank is not in the group.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the source.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> x = array("f", [1, 2])
@@ -125,6 +127,7 @@ def broadcast(
     return calls_of(group).broadcast(tensor, peer_of(group, src, group_src), timeout=timeout, async_op=async_op)
 
 
+@_documented
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -140,19 +143,10 @@ def reduce(
     Args:
         tensor: The input, and on rank `dst` the result. The same dtype and number of elements on all ranks.
         dst: The rank in the default world that gets the result.
-        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        group_dst: The rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: Neither or both of `dst` and `group_dst` are given, or the rank is not in the group.
         DistMismatchError: The ranks differ in the call, the dtype, the size, the reduction or the destination.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> x = array("i", [1, 2])
@@ -161,6 +155,7 @@ def reduce(
     return calls_of(group).reduce(tensor, peer_of(group, dst, group_dst), op, timeout=timeout, async_op=async_op)
 
 
+@completed(_ARGUMENTS, _RETURNS)
 def barrier(
     group: AnyGroup | None = None,
     async_op: bool = False,
@@ -170,13 +165,7 @@ def barrier(
     """Wait until all ranks of the group are here. Every earlier operation of the group has ended then.
 
     Args:
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
         device_ids: The device with which NCCL makes the barrier, as [0]. On the CPU it is not looked at.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         TypeError: `device_ids` is not a list, and the group is not one of the CPU alone.
@@ -227,6 +216,7 @@ def monitored_barrier(
 # ---- gathering and scattering
 
 
+@_documented
 def all_gather(
     tensor_list: Tensors,
     tensor: Tensor,
@@ -240,17 +230,10 @@ def all_gather(
     Args:
         tensor_list: The outputs, a list or tuple of one for each rank, each with the size of what that rank gives.
         tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The list has another length than the group, dtypes differ, or outputs overlap.
         DistMismatchError: The ranks differ in the call, the dtype, or what sizes they expect of each other.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> parts = [array("i", [0, 0]) for _ in range(dist.get_world_size())]
@@ -261,6 +244,7 @@ def all_gather(
     return calls_of(group).all_gather(tensor_list, tensor, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def all_gather_single(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -274,17 +258,10 @@ def all_gather_single(
     Args:
         output_tensor: The result, with as many elements as all inputs together.
         input_tensor: What this rank gives: the same dtype and number of elements on all ranks.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The sizes or dtypes of input and output do not fit.
         DistMismatchError: The ranks differ in the call, the dtype or the size.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> whole = array("i", [0, 0] * dist.get_world_size())
@@ -318,6 +295,7 @@ def all_gather_coalesced(
     return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
 
 
+@_documented
 def gather(
     tensor: Tensor,
     gather_list: Tensors | None = None,
@@ -334,18 +312,10 @@ def gather(
         tensor: What this rank gives. All ranks give the same dtype; sizes may differ.
         gather_list: On rank `dst` the outputs, a list or tuple of one for each rank; None on the others.
         dst: The rank in the default world that gets all: 0 unless given.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        group_dst: The rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The list is missing on rank `dst`, is there on another one, or has another length than the group.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the destination.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> is_root = dist.get_rank() == 0
@@ -357,6 +327,7 @@ def gather(
     return calls.gather(tensor, gather_list, root, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def gather_single(
     tensor: Tensor,
     gather_tensor: Tensor | None = None,
@@ -373,18 +344,10 @@ def gather_single(
         tensor: What this rank gives: the same dtype and number of elements on all ranks.
         gather_tensor: On rank `dst` the result, with as many elements as all inputs together; None on the others.
         dst: The rank in the default world that gets all: 0 unless given.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        group_dst: The rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The result's tensor is missing on rank `dst`, or sizes or dtypes do not fit.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the destination.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> whole = array("i", [0] * dist.get_world_size()) if dist.get_rank() == 0 else None
@@ -396,6 +359,7 @@ def gather_single(
     return calls.gather_single(tensor, gather_tensor, root, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def scatter(
     tensor: Tensor,
     scatter_list: Tensors | None = None,
@@ -412,18 +376,10 @@ def scatter(
         tensor: The result, with the size of what rank `src` has for this rank.
         scatter_list: On rank `src` the inputs, a list or tuple of one for each rank; None on the others.
         src: The rank in the default world that has them: 0 unless given.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        group_src: The rank in the group, instead of `src`.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The list is missing on rank `src`, is there on another one, or has another length than the group.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the source.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> is_root = dist.get_rank() == 0
@@ -445,6 +401,7 @@ def _check_roots_list(tensors: Tensors | None, rank: int, root: int | None, name
         raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
 
 
+@_documented
 def reduce_scatter(
     output: Tensor,
     input_list: Tensors,
@@ -459,18 +416,10 @@ def reduce_scatter(
     Args:
         output: The result for this rank, with the size of input_list[rank].
         input_list: A list or tuple of one tensor for each rank; all ranks give the same sizes and dtype.
-        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The list has another length than the group, or sizes or dtypes do not fit.
         DistMismatchError: The ranks differ in the call, the dtype, a size or the reduction.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> mine = array("f", [0])
@@ -481,6 +430,7 @@ def reduce_scatter(
     return calls_of(group).reduce_scatter(output, input_list, op, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def reduce_scatter_single(
     output: Tensor,
     input: Tensor,
@@ -495,18 +445,10 @@ def reduce_scatter_single(
     Args:
         output: The result for this rank: an equal part of the input.
         input: The parts for all ranks, one behind the other; the same dtype and number of elements on all ranks.
-        op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: The sizes or dtypes of input and output do not fit.
         DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> mine = array("f", [0])
@@ -515,6 +457,7 @@ def reduce_scatter_single(
     return calls_of(group).reduce_scatter_single(output, input, op, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def all_to_all(
     output_tensor_list: Tensors,
     input_tensor_list: Tensors,
@@ -528,17 +471,10 @@ def all_to_all(
     Args:
         output_tensor_list: A list or tuple of one tensor for each rank, with the size of what that rank gives to this one.
         input_tensor_list: A list or tuple of one tensor for each rank. All are of one dtype; sizes may differ.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: A list has another length than the group, dtypes differ, or outputs overlap.
         DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> to = [array("i", [dist.get_rank()]) for _ in range(dist.get_world_size())]
@@ -550,6 +486,7 @@ def all_to_all(
     return calls_of(group).all_to_all(output_tensor_list, input_tensor_list, timeout=timeout, async_op=async_op)
 
 
+@_documented
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -567,17 +504,10 @@ def all_to_all_single(
         input: What goes to the ranks, in their order; of the output's dtype, which is the same on all ranks.
         output_split_sizes: How long in the first dimension what comes from each rank is; None: equal parts.
         input_split_sizes: How long what goes to each rank is; None: equal parts.
-        group: None is the default world.
-        async_op: Return a Work at once, instead of waiting.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-
-    Returns:
-        None, or with async_op a Work; None also where this process is not in the group, after a warning.
 
     Raises:
         ValueError: Sizes are not one for each rank, or not the tensor's length together; or it has no equal parts.
         DistMismatchError: The ranks differ in the call, the dtype, or what one sends and the other expects.
-        DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce: the group is of no more use.
 
     Example:
         >>> by = array("i", [-1] * dist.get_world_size())

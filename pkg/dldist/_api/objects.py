@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dldist._api import registry
 from dldist._api.ranks import global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
+from dldist._base.docstrings import completed
 from dldist._core import DistError
 from dldist._objects.exchange import Exchange
 from dldist._objects.frames import Refusal
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist.types import AnyGroup, Timeout
+
+_documented = completed(
+    {
+        "group": "None is the default world.",
+        "device": "For programs that pass it: objects travel through the memory of the CPU.",
+        "group_dst": "The rank in the group, instead of `dst`.",
+        "group_src": "The rank in the group, instead of `src`.",
+        "use_batch": "For programs that pass it: there is one way for all.",
+        "weights_only": 'The same as serializer="safe".',
+        "serializer": '"pickle", or "safe", which runs no code of the sender; the same on all ranks. None is the group\'s own.',
+        "timeout": "Seconds or a timedelta for the whole call. None is the group's own.",
+    }
+)
 
 
 def _open(
@@ -46,6 +60,7 @@ def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
     return result
 
 
+@_documented
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
@@ -60,10 +75,6 @@ def all_gather_object(
     Args:
         object_list: A list of at least as many places as there are ranks, which are filled with copies.
         obj: What this rank gives.
-        group: None is the default world.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle", or "safe", which runs no code of the sender; the same on all ranks. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Raises:
         IndexError: `object_list` is too short.
@@ -83,6 +94,7 @@ def all_gather_object(
     _fill("all_gather_object", "object_list", object_list, exchange.all_gather(obj))
 
 
+@_documented
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -100,11 +112,6 @@ def gather_object(
         obj: What this rank gives.
         object_gather_list: On rank `dst` a list of as many places as there are ranks; None on the others.
         dst: The rank in the default world that gets them: 0 unless given.
-        group: None is the default world.
-        group_dst: The rank in the group, instead of `dst`.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Raises:
         ValueError: The list is missing on rank `dst`, or is there on another one; on all ranks, and the group lives on.
@@ -134,6 +141,7 @@ def _fill(name: str, argument: str, output: list[Any], objects: list[Any]) -> No
         output[rank] = obj
 
 
+@_documented
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -150,12 +158,6 @@ def broadcast_object_list(
     Args:
         object_list: What is sent, on rank `src`; on the others places for as many objects.
         src: The rank in the default world that has them: 0 unless given.
-        group: None is the default world.
-        device: For programs that pass it: objects travel through the memory of the CPU.
-        group_src: The rank in the group, instead of `src`.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Raises:
         ValueError: A list is empty, or has another length than that of rank `src`.
@@ -190,6 +192,7 @@ def _replace(name: str, object_list: list[Any], objects: Any) -> None:
         object_list[index] = obj
 
 
+@_documented
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
@@ -207,11 +210,6 @@ def scatter_object_list(
         scatter_object_output_list: A list of one place or more; the object is in the first one then.
         scatter_object_input_list: On rank `src` an object for each rank; it is not looked at on the others.
         src: The rank in the default world that has them: 0 unless given.
-        group: None is the default world.
-        group_src: The rank in the group, instead of `src`.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle" or "safe"; the same on all ranks. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Raises:
         ValueError: The output list is empty, or the input list is missing or of another length than the group.
@@ -239,6 +237,7 @@ def scatter_object_list(
     scatter_object_output_list[0] = obj
 
 
+@_documented
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -256,13 +255,6 @@ def send_object_list(
     Args:
         object_list: What is sent.
         dst: The rank in the default world.
-        group: None is the default world.
-        device: For programs that pass it: objects travel through the memory of the CPU.
-        group_dst: The rank in the group, instead of `dst`.
-        use_batch: For programs that pass it: there is one way for all.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle" or "safe"; the same on both sides. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Raises:
         ValueError: The list is empty, or the rank is this one, not in the group, or not given.
@@ -282,6 +274,7 @@ def send_object_list(
     exchange.send(Refusal(wrong) if wrong else list(object_list), peer, 0)
 
 
+@_documented
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -299,13 +292,6 @@ def recv_object_list(
     Args:
         object_list: Places for as many objects as are sent.
         src: The rank in the default world; None: any rank.
-        group: None is the default world.
-        device: For programs that pass it: objects travel through the memory of the CPU.
-        group_src: The rank in the group, instead of `src`.
-        use_batch: For programs that pass it: there is one way for all.
-        weights_only: The same as serializer="safe".
-        serializer: "pickle" or "safe"; the same on both sides. None is the group's own.
-        timeout: Seconds or a timedelta for the whole call. None is the group's own.
 
     Returns:
         The sender's rank in the default world; -1 where this process is not in the group, after a warning.

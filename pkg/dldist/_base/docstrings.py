@@ -1,0 +1,58 @@
+"""Docstrings of calls that share parameters: a text that is the same in all of them is written once.
+
+A docstring here has the sections of Google's style, separated by blank lines: a summary, Args, Returns, Raises, Example.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    CallT = TypeVar("CallT", bound=Callable[..., Any])
+
+
+def completed(arguments: Mapping[str, str], returns: str = "", raises: str = "") -> Callable[[CallT], CallT]:
+    """A decorator that adds to a call's docstring what it leaves out.
+
+    Args:
+        arguments: Texts for parameters by name. The docstring's own text comes first.
+        returns: The section Returns, if the docstring has none.
+        raises: A last row of the section Raises.
+    """
+
+    def decorate(call: CallT) -> CallT:
+        if call.__doc__ is not None:  # python -OO
+            call.__doc__ = _complete(call, call.__doc__.rstrip(), arguments, returns, raises)
+        return call
+
+    return decorate
+
+
+def _complete(call: Any, doc: str, arguments: Mapping[str, str], returns: str, raises: str) -> str:
+    sections = doc.split("\n\n")
+    place = next(index for index, section in enumerate(sections) if section.lstrip().startswith("Args:"))
+    title, *rows = sections[place].split("\n")
+    margin = title.removesuffix("Args:")
+    texts = {name: f"\n{margin}    {name}: {text}" for name, text in arguments.items()} | _by_name(rows, margin + "    ")
+    code = call.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    sections[place] = title + "".join(texts[name] for name in names)
+    if returns and f"\n{margin}Returns:" not in doc:
+        sections.insert(place + 1, f"{margin}Returns:\n{margin}    {returns}")
+    for index, section in enumerate(sections):
+        if raises and section.startswith(f"{margin}Raises:"):
+            sections[index] = f"{section}\n{margin}    {raises}"
+    return "\n\n".join(sections) + "\n" + margin
+
+
+def _by_name(rows: list[str], margin: str) -> dict[str, str]:
+    """The rows of a section, with the lines that continue them."""
+    texts: dict[str, str] = {}
+    name = ""
+    for row in rows:
+        if row[len(margin)] != " ":
+            name = row.strip().partition(":")[0]
+        texts[name] = f"{texts.get(name, '')}\n{row}"
+    return texts
