@@ -307,6 +307,7 @@ check: layers headers format-check check-nccl check-nan ## layers, headers, form
 layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name
 	@$(PYTHON) tools/check_layers.py
 	@$(PYTHON) tools/check_circles.py
+	@$(PYTHON) tools/check_imports.py
 	@$(PYTHON) tools/check_names.py
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py

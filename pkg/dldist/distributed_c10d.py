@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist._api import collectives, groups, namespace, objects, p2p, registry  # noqa: F401
-from dldist._backends import cpu  # noqa: F401
+from dldist._api import collectives, groups, namespace, objects, p2p  # noqa: F401
+from dldist._backends import (
+    cpu,  # noqa: F401
+    registry,  # noqa: F401
+)
 
 __all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
 

@@ -5,13 +5,12 @@ The names are those of torch.distributed._symmetric_memory. docs/symmetric-memor
 
 from __future__ import annotations
 
-from array import array
-from weakref import ref
-
 from dldist import _core
-from dldist._api import registry
-from dldist._api.window import group_of
+from dldist._api.shared_arrays import group_of
+from dldist._backends import registry
 from dldist._backends.backend_names import device_type_of
+from dldist._windows import symmetric
+from dldist._windows.symmetric import SymmetricMemory
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -45,10 +44,8 @@ __all__ = [
 _BACKEND = "CPU"
 
 
-_pad_size = 2048
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
 _worlds: dict[str, World] = {}  # of _infos, for those that have been used
-_handles: list[ref[SymmetricMemory]] = []  # what rendezvous() has given, and somebody still holds; the newest last
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
@@ -83,14 +80,13 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 def set_signal_pad_size(size: int) -> None:
     """How many bytes of signals each rank has in windows that are made from now on; the same on all ranks."""
-    global _pad_size
     if size <= 0:
         raise ValueError(f"set_signal_pad_size(): argument 'size' is {size}")
-    _pad_size = size
+    symmetric.signal_pad_size = size
 
 
 def get_signal_pad_size() -> int:
-    return _pad_size
+    return symmetric.signal_pad_size
 
 
 def set_backend(name: str) -> None:
@@ -182,42 +178,11 @@ def rendezvous(tensor: Tensor | None, group: AnyGroup | str | None = None) -> Sy
         >>> bytes(memory.get_buffer(0, [8], "uint8"))
         b'12345678'
     """
-    memory = SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
-    _handles[:] = [each for each in _handles if each() is not None] + [ref(memory)]
-    return memory
+    return symmetric.rendezvous(_group("rendezvous", group), tensor)
 
 
-class SymmetricMemory(_core.Window):
-    """Memory of all ranks of a group: what rendezvous() gives.
-
-    What a rank sees of another is all of the array that empty() has made, also where the tensor of the rendezvous is a part of
-    it, which begins at byte `offset`.
-    """
-
-    @property
-    def buffer_ptrs_dev(self) -> int:
-        """The address of an array of pointers, `buffer_ptrs`, for code that is not Python."""
-        return self._array_of("_buffers", self.buffer_ptrs)
-
-    @property
-    def signal_pad_ptrs_dev(self) -> int:
-        """The same of `signal_pad_ptrs`."""
-        return self._array_of("_pads", self.signal_pad_ptrs)
-
-    def _array_of(self, name: str, addresses: list[int]) -> int:
-        pointers: array[int] = self.__dict__.setdefault(name, array("Q", addresses))
-        return pointers.buffer_info()[0]
-
-    @property
-    def multicast_ptr(self) -> int:
-        """0: memory of the CPU has no multicast."""
-        return 0
-
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    # ---- functions that torch has as static methods
+class _SymmetricMemory(SymmetricMemory):
+    """The class of torch's extension: SymmetricMemory, with functions that need no object."""
 
     @staticmethod
     def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
@@ -252,21 +217,6 @@ class SymmetricMemory(_core.Window):
     set_backend = staticmethod(set_backend)
     get_backend = staticmethod(get_backend)
     get_mempool_allocator = staticmethod(get_mempool_allocator)
-
-    @staticmethod
-    def stream_write_value32(input: TensorT, offset: int, val: int) -> TensorT:
-        """Write one number of 32 bits, which others see after everything that was written before."""
-        _core._write32("stream_write_value32", input, offset, val, 1)
-        return input
-
-    @staticmethod
-    def memset32(input: TensorT, offset: int, val: int, count: int = 1) -> TensorT:
-        """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
-        _core._write32("memset32", input, offset, val, count)
-        return input
-
-
-_SymmetricMemory = SymmetricMemory  # its name in torch's extension
 
 
 def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
@@ -333,20 +283,9 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
             raise _core.DistArgumentError(f"get(): the {name} of 'dst' is {ours[name]}, and that of 'src' {theirs[name]}")
     if not (theirs["is_contiguous"] and ours["is_contiguous"]):
         raise _core.DistArgumentError("get(): arguments 'dst' and 'src' must be contiguous")
-    memory, place = _handle_of(_group("get", group), theirs["data"], theirs["count"] * theirs["itemsize"])
+    memory, place = symmetric.handle_of(_group("get", group), theirs["data"], theirs["count"] * theirs["itemsize"])
     offset, rest = divmod(place, theirs["itemsize"])
     if rest:
         raise _core.DistArgumentError(f"get(): argument 'src' begins at byte {place} of its array, which is no whole number of elements")
     memory.get(dst, peer, offset)
     return dst
-
-
-def _handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
-    """The newest handle of a group for memory of this rank, and the byte of its array where that begins."""
-    for each in reversed(_handles):
-        memory = each()
-        if memory is not None and memory.group is group:
-            place = address - memory.buffer_ptrs[memory.rank]
-            if 0 <= place <= memory.buffer_size - nbytes:
-                return memory, place
-    raise _core.DistArgumentError("get(): argument 'src' is in no memory that rendezvous() with this group gave a handle for")

@@ -31,7 +31,8 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from dldist import _core
-from dldist._launch import child_calls, pickles, processes, rank_environment, testing_child
+from dldist._launch import child_calls, processes, rank_environment, testing_child
+from dldist._objects import pickling
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
@@ -176,14 +177,14 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
     """How another interpreter can find a function."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
-    is_function = isinstance(fn, types.FunctionType) and pickles.is_importable(fn)
+    is_function = isinstance(fn, types.FunctionType) and pickling.is_importable(fn)
     if is_method and not is_function:
         raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not is_function or module is None:
         main = file if module is sys.modules["__main__"] else None
-        return {"pickle": pickles.dumps(fn), "main": os.path.abspath(main) if main else None}
+        return {"pickle": pickling.dumps(fn), "main": os.path.abspath(main) if main else None}
     return {
         "module": fn.__module__,
         "file": os.path.abspath(file) if file else None,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 
 from dldist import _core
+from dldist._base import monitor_thread
+from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
 from dldist._objects.exchange import Exchange
+from dldist._windows import symmetric
+from dldist._windows.window import Window
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -14,9 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import WeakSet
 
-    from dldist._api.window import Window
     from dldist.rendezvous import Meeting
-    from dldist.symmetric_memory import SymmetricMemory
     from dldist.types import Tensor, Timeout
 
 
@@ -211,8 +213,6 @@ class World(_core.Group):
     def _watch(self) -> None:
         """Let the monitor look after this group, if others are in it."""
         if self.size > 1:
-            from dldist._base import monitor_thread
-
             try:
                 monitor_thread.add(self)
             except BaseException as error:
@@ -222,8 +222,6 @@ class World(_core.Group):
 
     def _unwatch(self) -> None:
         if self._is_watched:
-            from dldist._base import monitor_thread
-
             monitor_thread.remove(self)
 
     def _leave_meeting(self) -> None:
@@ -233,7 +231,7 @@ class World(_core.Group):
 
     # ---- memory of the others
 
-    def rendezvous(self, array: Tensor | None) -> SymmetricMemory:
+    def rendezvous(self, array: Tensor | None) -> symmetric.SymmetricMemory:
         """Let the ranks reach each other's arrays. All ranks call it.
 
         Args:
@@ -248,9 +246,7 @@ class World(_core.Group):
             ...     memory = world.rendezvous(world.empty(4, "int32"))
             ...     memory.put(array("i", [7]), rank=0, offset=1)
         """
-        from dldist import symmetric_memory
-
-        return symmetric_memory.rendezvous(array, self)
+        return symmetric.rendezvous(self, array)
 
     def new_window(self, tensor: Tensor | None = None) -> Window:
         """c10d's window: memory of every rank that the others put into. All ranks call it.
@@ -258,8 +254,6 @@ class World(_core.Group):
         Args:
             tensor: This rank's memory; without it tensor_register() gives it later.
         """
-        from dldist._api.window import Window
-
         return Window(self, tensor)
 
     # ---- objects
@@ -424,8 +418,6 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
     """What is left of the time of close(), whenever that is asked."""
     seconds = CLOSE_TIMEOUT_S
     if timeout is not None:
-        from dldist._base.options import to_timedelta
-
         seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
     end = time.monotonic() + seconds
     return lambda: max(end - time.monotonic(), 0.0)

@@ -160,7 +160,7 @@ def end_behind_a_live_graph(ctx):
     """By close() and by destroy_process_group(), at once as it takes long: for each, what was raised and how many seconds after the
     operations had ended."""
     from dldist import nccl
-    from dldist._api import registry
+    from dldist._backends import registry
 
     ctx.init()
     groups = [ctx.open(name="mine"), registry._world.default_pg._backend_of_device("cuda").group]

@@ -50,7 +50,7 @@ def life(channel, name, version, environment, port, rank, size):
 
 
 def _backend(dist, group=None):
-    from dldist._api import registry
+    from dldist._backends import registry
 
     pg = registry._world.default_pg if group is None else group
     return pg._backend_of_device("cuda")

@@ -11,8 +11,7 @@ import dldist.functional as F
 import numpy as np
 import pytest
 from dldist import distributed_c10d as c10d
-from dldist._api import registry
-from dldist._backends import backend_base
+from dldist._backends import backend_base, registry
 from dldist._backends.fake import FakeStore
 from dldist._base import log
 from thread_ranks import error_of, in_worlds, on_threads, total, vector

@@ -10,9 +10,9 @@ from datetime import timedelta
 import dldist
 import numpy as np
 import pytest
-from dldist._backends import backend_base, works
+from dldist._backends import backend_base
 from dldist._backends.backend_base import Backend
-from dldist._base import options
+from dldist._base import options, works
 from dldist._base.options import (
     AllgatherOptions,
     AllreduceOptions,
@@ -519,8 +519,8 @@ def test_illegal_work(name):
 
 def test_modules_that_come_with_the_package_are_light():
     code = (
-        "import sys; before = set(sys.modules); import dldist._api.recorded_calls, dldist._base.future\n"
-        "import dldist._backends.backend_base, dldist._base.options, dldist._backends.works\n"
+        "import sys; before = set(sys.modules); import dldist._backends.recorded_calls, dldist._base.future\n"
+        "import dldist._backends.backend_base, dldist._base.options, dldist._base.works\n"
         "print(sorted({'datetime', 'enum', 'typing', 'dataclasses', 'inspect', 'numpy', 'json'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -6,8 +6,8 @@ import dldist
 import numpy as np
 import pytest
 from dldist._backends.fake import FakeProcessGroup, FakeStore
-from dldist._backends.works import FakeWork
 from dldist._base.options import AllreduceOptions, ReduceScatterOptions, ScatterOptions
+from dldist._base.works import FakeWork
 
 RANK, SIZE = 1, 2
 

@@ -15,8 +15,8 @@ import sys
 import dldist
 import dldist.distributed_c10d as c10d
 import pytest
-from dldist._backends import backend_base, fake, hooks, works
-from dldist._base import options
+from dldist._backends import backend_base, fake, hooks
+from dldist._base import options, works
 
 # What c10d 2.14 has. Ours may have more arguments, by keyword only.
 SIGNATURES = """

@@ -1,9 +1,10 @@
-"""tools/check_circles.py: which files of a folder need each other."""
+"""tools/check_circles.py and check_imports.py: files that need each other."""
 import subprocess
 import sys
 from pathlib import Path
 
 TOOL = Path(__file__).parents[2] / "tools" / "check_circles.py"
+IMPORTS = TOOL.with_name("check_imports.py")
 
 
 def make_circle(root, folder, nfiles, *, keyword="", text=""):
@@ -15,8 +16,8 @@ def make_circle(root, folder, nfiles, *, keyword="", text=""):
         (root / folder / f"file_{i}.c").write_text(source, encoding="utf-8")
 
 
-def run(root, *options):
-    done = subprocess.run([sys.executable, TOOL, root, *options], capture_output=True, text=True, timeout=60, check=False)
+def run(root, *options, tool=TOOL):
+    done = subprocess.run([sys.executable, tool, root, *options], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout
 
 
@@ -40,8 +41,33 @@ def test_what_is_static_or_said_in_a_comment_does_not_count(tmp_path):
     assert run(tmp_path)[0] == 0
 
 
-def test_some_folders_are_only_told_of(tmp_path):
-    make_circle(tmp_path, "nccl", 11)
-    code, text = run(tmp_path)
-    assert code == 0
-    assert "nccl has 11" in text
+def make_package(root, **modules):
+    package = root / "dldist"
+    for name, text in {"__init__": "", "_base/__init__": "", "_api/__init__": "", **modules}.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return package
+
+
+def import_in_function(module):
+    return f"def run():\n    from dldist import {module}\n"
+
+
+def test_modules_import_downward_in_functions_too(tmp_path):
+    upward = {"_base/low": "def run():\n    from dldist._api import high\n", "_api/high": "from dldist._base import low\n"}
+    code, text = run(make_package(tmp_path, **upward), tool=IMPORTS)
+    assert code == 1
+    assert "dldist._base.low imports dldist._api.high, which is of a higher layer" in text
+
+
+def test_four_modules_must_not_import_each_other(tmp_path):
+    ring = {f"m{i}": import_in_function(f"m{(i + 1) % 4}") for i in range(4)}
+    code, text = run(make_package(tmp_path, **ring), tool=IMPORTS)
+    assert code == 1
+    assert "4 modules need each other, at most 3 may: dldist.m0, dldist.m1, dldist.m2, dldist.m3" in text
+
+
+def test_imports_for_type_checkers_do_not_count(tmp_path):
+    ring = {f"m{i}": f"if TYPE_CHECKING:\n    from dldist import m{(i + 1) % 4}\n" for i in range(4)}
+    assert run(make_package(tmp_path, **ring), tool=IMPORTS)[0] == 0

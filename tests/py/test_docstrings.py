@@ -12,7 +12,7 @@ from dldist import functional
 from dldist.testing import run_ranks, threads
 
 MODULES = """_api.coalescing _api.collectives _api.groups _backends.backend_names _api.objects _api.p2p world testing _launch.spawn
-_api.ranks _api.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
+_api.ranks _api.shared_arrays _windows.window symmetric_memory functional rendezvous reducer comm_hooks device_mesh
 algorithms.join control.handlers control.server
 reshard.layouts reshard.link reshard.placements reshard.plans""".split()
 # What makes the default world itself.

@@ -15,7 +15,7 @@ import dldist
 import pairs
 import pytest
 from dldist import _core
-from dldist._api.registry import Registry
+from dldist._backends.registry import Registry
 
 NTHREADS = 8
 is_free_threaded = bool(getattr(sys, "_is_gil_enabled", None)) and "free-threading" in sys.version

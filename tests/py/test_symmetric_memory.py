@@ -132,7 +132,7 @@ def test_what_torch_has_as_static_methods():
 
 
 def test_settings(monkeypatch):
-    monkeypatch.setattr(symmetric_memory, "_pad_size", symmetric_memory.get_signal_pad_size())
+    monkeypatch.setattr(symmetric_memory.symmetric, "signal_pad_size", symmetric_memory.get_signal_pad_size())
     symmetric_memory.set_signal_pad_size(8192)
     world = dldist.World(dldist.HashStore(), 0, 1)
     assert world.rendezvous(world.empty(1)).signal_pad_size == symmetric_memory.get_signal_pad_size() == 8192
@@ -161,5 +161,5 @@ def test_names_of_torch():
     missing = {name for name in theirs.__all__ if not hasattr(symmetric_memory, name)}
     assert missing == {"reduce_scatter_offset"}, "a kernel of CUDA"
     names = {name for name in dir(core._SymmetricMemory) if not name.startswith("_")}
-    missing = {name for name in names if not hasattr(symmetric_memory.SymmetricMemory, name)}
+    missing = {name for name in names if not hasattr(symmetric_memory._SymmetricMemory, name)}
     assert missing <= {"boxed", "unbox"}, "for torch's script objects"

@@ -1,4 +1,4 @@
-/* Coalescing and batches, which are mostly written in Python (dldist._api.recorded_calls). */
+/* Coalescing and batches, which are mostly written in Python (dldist._backends.recorded_calls). */
 #include "python/base/object.h"
 #include "python/base/thread_values.h"
 #include "python/group/call.h"
@@ -7,7 +7,7 @@ static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
     return py_group_require_open((py_group *)self)
-               ? py_object_call_python(self, "dldist._api.recorded_calls", function, args, kwargs)
+               ? py_object_call_python(self, "dldist._backends.recorded_calls", function, args, kwargs)
                : NULL;
 }
 

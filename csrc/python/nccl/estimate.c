@@ -36,7 +36,7 @@ make_work(const py_nccl_item *items, size_t nitems)
         results = together;
     }
     PyObject *work = results != NULL
-                         ? py_object_call_python(results, "dldist._backends.works", "done_work", NULL, NULL)
+                         ? py_object_call_python(results, "dldist._base.works", "done_work", NULL, NULL)
                          : NULL;
     Py_XDECREF(results);
     return work;

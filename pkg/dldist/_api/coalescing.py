@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from _thread import _local
 
-from dldist._api import registry
+from dldist._api import collectives
 from dldist._api.ranks import group_or_default, is_non_member
+from dldist._backends import registry
 from dldist._base.operations import OPERATIONS
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -37,7 +38,8 @@ class _CoalescingManager:
     def __enter__(self) -> _CoalescingManager:
         if self._recording is not None:
             self._recording.__enter__()
-            registry._world.coalescing[self._group] = self._recording
+            recording = self._recording
+            registry._world.coalescing[self._group] = lambda: noted_of(recording)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -60,10 +62,8 @@ class _CollOp:
 
 def noted_of(recording: Any) -> list[_CollOp]:
     """What has been called in a block so far."""
-    from dldist import distributed_c10d
-
     return [
-        _CollOp(getattr(distributed_c10d, name), first if OPERATIONS[name].is_in_place else second,
+        _CollOp(getattr(collectives, name), first if OPERATIONS[name].is_in_place else second,
                 None if OPERATIONS[name].is_in_place else first, op)
         for name, first, second, op in recording.noted
     ]  # fmt: skip

@@ -14,8 +14,8 @@ What is the same for all of them:
 from __future__ import annotations
 
 from dldist import _core
-from dldist._api import registry
 from dldist._api.ranks import calls_of, peer_of, root_of
+from dldist._backends import registry
 from dldist._backends.backend_names import warn
 from dldist._base.docstrings import completed
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist._api import registry
-from dldist._api.registry import NON_GROUP_MEMBER
+from dldist._backends import registry
 from dldist._backends.backend_base import Member
-from dldist._backends.backend_names import CHECKS, Backend, BackendConfig
+from dldist._backends.backend_names import CHECKS, Backend, BackendConfig, default_timeout
 from dldist._backends.health_check import HealthCheckHook
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
+from dldist._backends.registry import NON_GROUP_MEMBER
 from dldist._base import settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
 _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
 """Backends whose data a library moves (dldist.carriers)."""
-
-
-def default_timeout(backend: str) -> timedelta:
-    """The default time-out of groups: 30 minutes, or 10 with NCCL."""
-    from datetime import timedelta
-
-    return timedelta(minutes=10 if backend == Backend.NCCL else 30)
 
 
 def check_timeout(timeout: Any) -> timedelta:

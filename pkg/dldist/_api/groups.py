@@ -6,12 +6,12 @@ import functools
 import os
 
 from dldist import _core
-from dldist._api import registry
 from dldist._api.group_factory import Maker, check_timeout
 from dldist._api.ranks import get_process_group_ranks, group_or_default, is_non_member
-from dldist._api.registry import NON_GROUP_MEMBER, default_group
+from dldist._backends import registry
 from dldist._backends.backend_names import Backend, device_type_of, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
+from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
 

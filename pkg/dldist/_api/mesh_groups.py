@@ -7,11 +7,11 @@ any more, and a World by itself.
 from __future__ import annotations
 
 from dldist import _core
-from dldist._api import registry
 from dldist._api.groups import abort, init_process_group, is_initialized, new_group, split_group
 from dldist._api.ranks import get_rank, is_non_member
-from dldist._api.registry import default_group
+from dldist._backends import registry
 from dldist._backends.backend_names import device_type_of
+from dldist._backends.registry import default_group
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ C10D = {
     "dldist._api.p2p": "*",
     "dldist._backends.process_group": "ProcessGroup",
     "dldist._api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
-    "dldist._api.registry": "GroupMember GroupName group",
+    "dldist._backends.registry": "GroupMember GroupName group",
 }
 """The public names of both: distributed_c10d.__all__."""
 
@@ -50,11 +50,12 @@ PACKAGE = {
     "dldist._base.future": "Future",
     "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist._api.torch_private": "default_pg_timeout",
-    "dldist._api.window": "Window WindowAttr empty",
+    "dldist._api.shared_arrays": "empty",
     "dldist.device_mesh": "DeviceMesh init_device_mesh",
     "dldist._launch.spawn": "spawn",
     "dldist.reducer": "GradBucket Logger Reducer",
     "dldist.rendezvous": "register_rendezvous_handler",
+    "dldist._windows.window": "Window WindowAttr",
     "dldist.types": "Tensor",
     "dldist.world": "World",
 }
@@ -75,7 +76,7 @@ BESIDE = {
     """,
     "dldist._api.ranks": "_rank_not_in_group=is_non_member",
     "dldist._api.store_collectives": "_ControlCollectives _StoreCollectives",
-    "dldist._backends.works": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
+    "dldist._base.works": "FakeWork PythonCallbackWork _IllegalWork _create_work_from_future",
     "dldist._backends.wrapper": "_ProcessGroupWrapper",
     "dldist.flight_recorder": """
         _dump_fr_trace _dump_fr_trace_file _dump_fr_trace_json _dump_nccl_trace _dump_nccl_trace_json _reset_fr_recording_nccl
@@ -102,8 +103,8 @@ OF_C10D = {
     """,
     "dldist._backends.health_check": "HealthCheckHook",
     "dldist._backends.hooks": "FlightRecorderHook NanCheckHook PostHookArgs PreHookArgs",
-    "dldist._api.group_factory": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout _get_default_timeout=default_timeout",
-    "dldist._backends.backend_names": "_check_single_backend_availability",
+    "dldist._api.group_factory": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout",
+    "dldist._backends.backend_names": "_check_single_backend_availability _get_default_timeout=default_timeout",
     "dldist._api.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",
     "dldist._base.options": "ErrorType HookOpName OpType ReconfigureOptions WorkResult",
     "dldist._api.p2p": "_check_op _check_p2p_op_list _check_single_tensor",
@@ -121,7 +122,7 @@ OF_C10D = {
     """,
     "dldist._backends.process_group": "_DistributedBackendOptions=DistributedBackendOptions",
     "dldist._api.ranks": "_group_or_default_group=group_or_default _warn_not_in_group=warn_not_in_group",
-    "dldist._api.registry": """
+    "dldist._backends.registry": """
         _World=Registry _get_default_group=default_group _set_thread_isolation_mode=set_thread_isolation_mode
     """,
     "dldist._api.work_registry": """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dldist._api import registry
 from dldist._api.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default, peer_of, source_of
+from dldist._backends import registry
+from dldist._backends.recorded_calls import Message
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def recv(
     return global_rank_of(group_or_default(group), source) if src is None else src
 
 
-class P2POp:
+class P2POp(Message):
     """One message of batch_isend_irecv.
 
     Args:
@@ -197,7 +198,7 @@ class P2POp:
         'isend'
     """
 
-    __slots__ = ("__weakref__", "group", "group_peer", "match_dtype", "op", "peer", "tag", "tensor")
+    __slots__ = ("group", "peer")
 
     def __init__(
         self,
@@ -215,7 +216,6 @@ class P2POp:
         self.tensor = tensor
         self.tag = tag
         self.peer: int | None
-        self.group_peer: int | None
         _check_op(op)
         _check_single_tensor(tensor, "tensor")
         if op is isend or op is irecv:
@@ -225,14 +225,6 @@ class P2POp:
             return
         self.group = group
         self.group_peer = self.peer = peer if group_peer is None else group_peer
-
-    @property
-    def kind(self) -> str:
-        """"isend" or "irecv"."""
-        return self.op if isinstance(self.op, str) else self.op.__name__
-
-    def _call_options(self) -> dict[str, Any]:
-        return {"match_dtype": self.match_dtype} if self.kind == "irecv" else {}
 
     def __repr__(self) -> str:
         if self.group is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist._api import registry
-from dldist._api.registry import NON_GROUP_MEMBER, default_group
+from dldist._backends import registry
 from dldist._backends.backend_base import Backend
 from dldist._backends.backend_names import warn
+from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

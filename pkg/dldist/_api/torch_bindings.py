@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist._base.arrays import private_memory
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def _hash_tensors(tensors: Sequence[Any]) -> int:
 
 def _packed(tensor: Any) -> Any:
     """The elements of an array in row-major order, as an object with the buffer protocol."""
-    from dldist.reducer.buckets import private_memory
-
     found = _core._describe_tensor(tensor, False)
     packed: Any = private_memory((found["count"],), found["dtype"])
     _core._copy_tensor(packed, tensor)

@@ -6,8 +6,7 @@ from _thread import _local
 from datetime import timedelta
 
 from dldist import _core
-from dldist._api import registry
-from dldist._api.group_factory import Maker, default_timeout
+from dldist._api.group_factory import Maker
 from dldist._api.groups import (
     _check_device_id,
     _find_pg_by_ranks_and_tag,
@@ -30,10 +29,11 @@ from dldist._api.ranks import (
     group_or_default,
     is_non_member,
 )
-from dldist._api.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
+from dldist._backends import registry
 from dldist._backends.backend_base import Backend as BackendImpl
-from dldist._backends.backend_names import BackendConfig, device_type_of, is_backend_available, is_nccl_available, warn
+from dldist._backends.backend_names import BackendConfig, default_timeout, device_type_of, is_backend_available, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup
+from dldist._backends.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
 from dldist._base.options import ReconfigureOptions, as_timedelta
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package

@@ -9,6 +9,7 @@ from dldist._base.options import BackendType
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
     from typing import Any, ClassVar
 
 _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
@@ -181,6 +182,13 @@ def get_default_backend_for_device(device: Any) -> str:
     if name is None:
         raise ValueError(f"Default backend not registered for device : {device}")
     return name
+
+
+def default_timeout(backend: str) -> timedelta:
+    """The default time-out of groups: 30 minutes, or 10 with NCCL."""
+    from datetime import timedelta
+
+    return timedelta(minutes=10 if backend == Backend.NCCL else 30)
 
 
 # ---- what is available

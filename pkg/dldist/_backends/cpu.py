@@ -168,7 +168,7 @@ class ProcessGroupGloo(OverWorld):
         finally:
             if self._when_reconfigured is not None:
                 self._when_reconfigured(self)
-        from dldist._backends.works import done_work
+        from dldist._base.works import done_work
 
         return done_work([])
 

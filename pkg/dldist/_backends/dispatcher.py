@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist._backends import recorded_calls
 from dldist._backends.low_level import CALL_OF
 from dldist._base.operations import OPERATIONS, Operation, first_of
 from dldist._base.options import to_timedelta
@@ -75,9 +76,7 @@ class BackendCalls:
 
     def coalesce(self, *, timeout: Any = None, async_op: bool = False) -> Any:
         """A `with` block whose calls become one operation."""
-        from dldist._api.recorded_calls import Coalescing
-
-        return Coalescing(self, timeout, async_op)
+        return recorded_calls.Coalescing(self, timeout, async_op)
 
     # ---- messages
 
@@ -114,9 +113,7 @@ class BackendCalls:
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
         """Start the P2POps of a list; returns their Works."""
-        from dldist._api.recorded_calls import batch_isend_irecv
-
-        return batch_isend_irecv(self, p2p_op_list)
+        return recorded_calls.batch_isend_irecv(self, p2p_op_list)
 
     def _backend_for(self, tensor: Any) -> Any:
         """The backend that runs a call with this tensor. Without a tensor, it is the CPU's backend if there is one."""

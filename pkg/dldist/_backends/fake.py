@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
 from dldist._backends.low_level import CALLS, Call, Side
-from dldist._backends.works import FakeWork
 from dldist._base.operations import flat
 from dldist._base.rank_lists import read_ranks
+from dldist._base.works import FakeWork
 
 _CPU = 1  # DLPack's number for the CPU
 

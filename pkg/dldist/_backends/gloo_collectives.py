@@ -8,8 +8,8 @@ from __future__ import annotations
 from dldist import _core
 from dldist._backends import gloo_errors, sparse
 from dldist._backends.low_level import NotOneTensor
-from dldist._backends.works import FollowedWork
 from dldist._base.options import timeout_of
+from dldist._base.works import FollowedWork
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dldist._api import registry
+from dldist._backends import registry
 from dldist._base.options import ErrorType
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package

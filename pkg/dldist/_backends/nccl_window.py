@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dldist._api.window import Window, WindowAttr, _check_rank, _timeout
-from dldist._backends.works import done_work
 from dldist._base.options import WindowAccessType
+from dldist._base.works import done_work
+from dldist._windows.window import Window, WindowAttr, _check_rank, _timeout
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dldist import _core
-from dldist._api import registry
+from dldist._backends import registry
 from dldist._backends.backend_base import Backend, BackendOptions, Member
-from dldist._backends.backend_names import device_type_of
+from dldist._backends.backend_names import default_timeout, device_type_of
 from dldist._backends.dispatcher import BackendCalls, Dispatcher
 from dldist._backends.health_check import HealthCheckHook
 from dldist._base.operations import first_of
@@ -352,8 +352,6 @@ class ProcessGroup(Member):
 
     def get_timeout(self) -> timedelta:
         """The default time-out of operations."""
-        from dldist._api.group_factory import default_timeout
-
         for backend in self._distinct_backends():
             try:
                 timeout: timedelta = backend.options._timeout

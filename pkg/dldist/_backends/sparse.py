@@ -10,8 +10,8 @@ import sys
 from array import array
 
 from dldist import _core
-from dldist._backends.works import done_work
 from dldist._base.arrays import family_of
+from dldist._base.works import done_work
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist._backends.group_backend import OverGroup
 from dldist._base.rank_lists import read_ranks
+from dldist._windows.window import Window
 from dldist.world import CLOSE_TIMEOUT_S, World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any, Self
 
-    from dldist._api.window import Window
     from dldist._backends.process_group import ProcessGroup
 
 
@@ -76,8 +76,6 @@ class OverWorld(OverGroup):
             close(self.group, CLOSE_TIMEOUT_S)
 
     def new_window(self, tensor: Any = None) -> Window:
-        from dldist._api.window import Window
-
         return Window(self._require_group(), tensor)
 
     # ---- other members

@@ -12,6 +12,7 @@ import sys
 
 from dldist import _core
 from dldist._base import settings
+from dldist._base.options import DebugLevel, get_debug_level
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -89,8 +90,6 @@ def _dumping(said: SimpleNamespace) -> int:
 
 
 def _is_detailed() -> bool:
-    from dldist._base.options import DebugLevel, get_debug_level
-
     return get_debug_level() is DebugLevel.DETAIL
 
 

@@ -12,8 +12,8 @@ from multiprocessing import connection
 from typing import Any, TypeVar
 
 from dldist import _core
-from dldist._launch import pickles
 from dldist._launch.processes import Child
+from dldist._objects import pickling
 
 
 class Call:
@@ -79,7 +79,7 @@ def failure(error: BaseException) -> tuple[str, str, bytes | None]:
     """The message about an exception: the traceback, and the exception itself if it can be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
-        data = pickles.dumps_object(error)
+        data = pickling.dumps_object(error)
         pickle.loads(data)
     except Exception:  # __reduce__ and __init__ of other people's exceptions may raise anything
         return "failure", text, None

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
-from dldist._launch import child_calls, pickles, processes, rank_environment
+from dldist._launch import child_calls, processes, rank_environment
+from dldist._objects import pickling
 
 _KILL_AFTER_S = 1.5
 # A process that has lost another may end sooner than the lost one.
@@ -56,13 +57,13 @@ class _Call:
         self.fn, self.args = fn, args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if pickles.has_importable_main() and pickles.is_importable(self.fn):
+        if pickling.has_importable_main() and pickling.is_importable(self.fn):
             return _Call, (self.fn, self.args)
-        return _unpack, (pickles.dumps((self.fn, self.args)),)
+        return _unpack, (pickling.dumps((self.fn, self.args)),)
 
 
 def _unpack(data: bytes) -> _Call:
-    return _Call(*pickles.loads(data))
+    return _Call(*pickling.loads(data))
 
 
 def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: int | None) -> None:
@@ -72,7 +73,7 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     # Being told to end is no reason for a traceback.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        data = pickles.dumps_object(("result", call.fn(rank, *call.args)))
+        data = pickling.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent got it, too
     except Exception as error:

@@ -15,7 +15,8 @@ import unittest
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dldist._launch import child_calls, pickles, processes
+from dldist._launch import child_calls, processes
+from dldist._objects import pickling
 
 
 def main(fd: int) -> None:
@@ -76,7 +77,7 @@ def _find(job: dict[str, Any]) -> Any:
     if "pickle" in job:
         if job["main"] is not None:
             _import("__main__", job["main"], False)
-        return pickles.loads(job["pickle"])
+        return pickling.loads(job["pickle"])
     holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):
         holder, found = found, getattr(found, name)

@@ -44,9 +44,9 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 def _pickler_by_value() -> Any:
     """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
-    from dldist._launch import pickles
+    from dldist._objects import pickling
 
-    module = pickles.cloudpickle() if not pickles.has_importable_main() else None
+    module = pickling.cloudpickle() if not pickling.has_importable_main() else None
     if module is None:
         return None
 

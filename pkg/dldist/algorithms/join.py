@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dldist._api import registry
 from dldist._api.ranks import get_rank
+from dldist._backends import registry
 from dldist._backends.backend_names import warn
 
 if TYPE_CHECKING:

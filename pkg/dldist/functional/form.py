@@ -186,7 +186,7 @@ def operations_of(group: Any) -> Any:
     """What runs the operations of a group: methods as those of dldist.Group."""
     if isinstance(group, _core.Group):
         return group
-    from dldist._api import registry
+    from dldist._backends import registry
 
     return registry.operations(group)
 

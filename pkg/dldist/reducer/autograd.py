@@ -10,7 +10,8 @@ import sys
 import weakref
 
 from dldist import _core
-from dldist.reducer.buckets import SparseSlot, private_memory
+from dldist._base.arrays import private_memory
+from dldist.reducer.buckets import SparseSlot
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from dldist import _core
 from dldist._base import arrays
+from dldist._base.arrays import private_memory
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that something is under way early."""
 BUCKET_BYTES = 25 << 20
 _NO_LIMIT = 0
-
-
-def private_memory(shape: Any, dtype: Any) -> _core.SharedArray:
-    """Zeros that no other rank looks into."""
-    return _core.Group(None, 0, 1).empty(shape, dtype)
 
 
 def allocator_of(operations: Any) -> Allocate:

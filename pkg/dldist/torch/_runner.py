@@ -12,9 +12,9 @@ import torch.distributed as dist
 import dldist
 from dldist import _core
 from dldist._backends.cpu import GlooOptions, ProcessGroupGloo
-from dldist._backends.works import FollowedWork
 from dldist._base.operations import flat
 from dldist._base.options import ReconfigureOptions
+from dldist._base.works import FollowedWork
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import torchs_errors

@@ -9,10 +9,9 @@ from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dldist._api.coalescing import _CollOp
     from dldist._backends.process_group import ProcessGroup
 
 GroupName = str
@@ -66,8 +65,8 @@ class Registry:
         self.pg_to_tag: dict[ProcessGroup, str] = {}
         self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
         self._by_name.clear()
-        self.coalescing: dict[Any, Any] = {}
-        """The groups inside of a _coalescing_manager, and what records their calls."""
+        self.coalescing: dict[Any, Callable[[], list[Any]]] = {}
+        """The groups inside of a _coalescing_manager, and a function for each that lists its calls so far."""
         self.group_count = 0
         """The number of groups that this process has made or tried to make."""
         self.shared_count = 0
@@ -188,11 +187,9 @@ class Registry:
         return group
 
     @property
-    def pg_coalesce_state(self) -> dict[Any, list[_CollOp]]:
+    def pg_coalesce_state(self) -> dict[Any, list[Any]]:
         """The groups inside of a _coalescing_manager, and which calls have been noted of each."""
-        from dldist._api.coalescing import noted_of
-
-        return {group: noted_of(recording) for group, recording in self.coalescing.items()}
+        return {group: noted_calls() for group, noted_calls in self.coalescing.items()}
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:

@@ -5,50 +5,16 @@ from __future__ import annotations
 from _thread import allocate_lock
 
 from dldist import _core
-from dldist._api import registry
-from dldist._backends.process_group import ProcessGroup
-from dldist._backends.works import PythonCallbackWork, done_work
-from dldist._backends.world_backend import group_behind
 from dldist._base.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
+from dldist._base.works import PythonCallbackWork, done_work
+from dldist._objects.exchange import Exchange
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
-    from dldist.types import AnyGroup, Tensor
-
-
-def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
-    """The extension's group behind a group, behind the group of a given name, or behind the default group (None)."""
-    if isinstance(group, _core.Group):
-        return group
-    pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
-    if not isinstance(pg, ProcessGroup):
-        raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
-    behind = group_behind(pg)
-    if behind is None:
-        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")
-    return behind
-
-
-def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """An array of zeros in memory that the ranks of this host share. Collectives copy less of it; windows reach it directly.
-
-    Args:
-        shape: A length, or a list or tuple of lengths.
-        dtype: A name, or the dtype of a library.
-        group: Whose ranks share it: a group or its name; None is the default world.
-
-    Raises:
-        RuntimeError: The group has no backend for the CPU.
-
-    Example:
-        >>> x = dist.empty((2, 3), "int32")
-        >>> x.shape, x.dtype
-        ((2, 3), 'int32')
-    """
-    return group_of("empty", group).empty(shape, dtype)
+    from dldist.types import Tensor
 
 
 class WindowAttr:
@@ -85,8 +51,6 @@ class Window:
             raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
         memory = _core.Window(self._group, tensor)
         layout = None if tensor is None else _core._describe_tensor(tensor, True)
-        from dldist._objects.exchange import Exchange
-
         layouts = Exchange(self._group, "all_gather_object").all_gather(layout and (layout["dtype"], layout["shape"]))
         if None in layouts:
             raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, but each rank must give one")

@@ -5,13 +5,34 @@ from __future__ import annotations
 from dldist import _core
 from dldist._base.future import wait_for
 from dldist._base.operations import OPERATIONS
+from dldist._base.works import _IllegalWork
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from dldist._api.p2p import P2POp
-    from dldist.types import Timeout
+    from dldist.types import Tensor, Timeout
+
+
+class Message:
+    """One message of a batch, with ranks of the group: the base of P2POp."""
+
+    __slots__ = ("__weakref__", "group_peer", "match_dtype", "op", "tag", "tensor")
+
+    op: Callable[..., Any] | str
+    tensor: Tensor
+    group_peer: int | None
+    tag: int
+    match_dtype: bool
+
+    @property
+    def kind(self) -> str:
+        """"isend" or "irecv"."""
+        return self.op if isinstance(self.op, str) else self.op.__name__
+
+    def _call_options(self) -> dict[str, Any]:
+        return {"match_dtype": self.match_dtype} if self.kind == "irecv" else {}
 
 
 class Coalescing:
@@ -59,8 +80,6 @@ class Coalescing:
         self.noted.append((name, first, second, op))
         if not is_async:
             return None
-        from dldist._backends.works import _IllegalWork
-
         return _IllegalWork()
 
     def _run(self, calls: list[tuple[str, Any, Any, Any]]) -> _core.Work | None:
@@ -86,9 +105,7 @@ def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False)
 
 
 def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
-    from dldist._api.p2p import P2POp
-
-    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, Message) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
     # Check everything before anything starts, since a started message cannot be taken back.
     tensors = [
@@ -126,7 +143,7 @@ def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: A
     return [finish()] * len(p2p_op_list)
 
 
-def _check_message(where: str, group: Any, op: P2POp) -> Any:
+def _check_message(where: str, group: Any, op: Message) -> Any:
     """A description of the message's tensor; it is empty if only the group's backends can describe it."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
     if not is_from_any and op.group_peer not in range(group.size):

@@ -1,0 +1,46 @@
+"""Arrays in memory that the ranks of a host share, and the extension's group behind a process group."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._backends import registry
+from dldist._backends.process_group import ProcessGroup
+from dldist._backends.world_backend import group_behind
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist.types import AnyGroup
+
+
+def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
+    """The extension's group behind a group, behind the group of a given name, or behind the default group (None)."""
+    if isinstance(group, _core.Group):
+        return group
+    pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
+    if not isinstance(pg, ProcessGroup):
+        raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
+    behind = group_behind(pg)
+    if behind is None:
+        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")
+    return behind
+
+
+def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
+    """An array of zeros in memory that the ranks of this host share. Collectives copy less of it; windows reach it directly.
+
+    Args:
+        shape: A length, or a list or tuple of lengths.
+        dtype: A name, or the dtype of a library.
+        group: Whose ranks share it: a group or its name; None is the default world.
+
+    Raises:
+        RuntimeError: The group has no backend for the CPU.
+
+    Example:
+        >>> x = dist.empty((2, 3), "int32")
+        >>> x.shape, x.dtype
+        ((2, 3), 'int32')
+    """
+    return group_of("empty", group).empty(shape, dtype)
