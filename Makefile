@@ -99,7 +99,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers headers format-check check-nccl check-nan ruff tidy format \
+.PHONY: help check-system sim sim-replay test-c test-asan test-tsan errors errors-asan stubs model memory memory-weaker replay fuzz-build coverage coverage-c coverage-sim coverage-py check layers size headers format-check check-nccl check-nan ruff tidy format \
         ext symbols docs test-py test-py-asan errors-py chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -302,7 +302,7 @@ coverage-py: stubs ## the part of Python tests (FILES='window plans' for some)
 
 # ---- checks of the source
 
-check: layers headers format-check check-nccl check-nan ## layers, headers, format, NCCL's declarations, the kernel's PTX (quick; `make tidy` is the slow one)
+check: layers size headers format-check check-nccl check-nan ## layers, size, headers, format, NCCL's declarations, the kernel's PTX (quick; `make tidy` is the slow one)
 
 layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name
 	@$(PYTHON) tools/check_layers.py
@@ -311,6 +311,9 @@ layers: ## which folder may include which, how many files of one may need each o
 	@$(PYTHON) tools/check_names.py
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py
+
+size: ## csrc/ and pkg/ are within their budgets of lines
+	@$(PYTHON) tools/count_size.py
 
 headers: ## every header compiles on its own
 	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)

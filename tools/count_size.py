@@ -1,35 +1,44 @@
 #!/usr/bin/env python3
-"""Prints how large the parts of dldist are, in lines, and how many files name one operation. Code and comments count, generated stubs do not."""
+"""Counts the lines of csrc/ and pkg/ and fails if one of them has grown above its budget.
+
+Code and comments count. Generated files do not: type stubs, which are written at build time, and data (.inc).
+A change that needs more lines than are left makes room for them first.
+"""
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATION = "reduce_scatter_single"
-PARTS = {
-    "csrc without nccl and python": ("csrc", {".c", ".h"}, {"csrc/nccl", "csrc/python"}),
-    "csrc/nccl": ("csrc/nccl", {".c", ".h"}, set()),
-    "csrc/python": ("csrc/python", {".c", ".h"}, set()),
-    "pkg": ("pkg", {".py"}, set()),
-    "stubs of pkg": ("pkg", {".in"}, set()),
-}
+BUDGETS = {"csrc": 88_900, "pkg": 32_500}
+SUFFIXES = {".c", ".h", ".cu", ".py", ".in", ".cpp"}
 
 
-def files_of(folder: str, kinds: set[str], left_out: set[str]) -> list[Path]:
-    return [
-        path
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in kinds and not any(path.is_relative_to(ROOT / each) for each in left_out)
-    ]
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def main() -> None:
-    for name, part in PARTS.items():
-        files = files_of(*part)
-        nlines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-        print(f"{name:30s} {nlines:6d} lines in {len(files):3d} files")
-    sources = files_of("csrc", {".c", ".h"}, set()) + files_of("pkg", {".py"}, set())
-    named = [path.relative_to(ROOT).as_posix() for path in sources if OPERATION in path.read_text(encoding="utf-8")]
-    print(f"{OPERATION} is named in {len(named)} files: {', '.join(named)}")
+def sizes_of(folder: str) -> dict[str, int]:
+    """The lines of each folder below `folder`."""
+    sizes: dict[str, int] = {}
+    for path in sorted((ROOT / folder).rglob("*")):
+        if path.suffix in SUFFIXES:
+            relative = path.relative_to(ROOT)
+            part = "/".join(relative.parts[: min(len(relative.parts) - 1, 3 if folder == "pkg" else 2)])
+            sizes[part] = sizes.get(part, 0) + count_lines(path)
+    return sizes
+
+
+def main() -> int:
+    failures = 0
+    for folder, budget in BUDGETS.items():
+        sizes = sizes_of(folder)
+        total = sum(sizes.values())
+        if "--parts" in sys.argv:
+            for part, nlines in sorted(sizes.items(), key=lambda item: -item[1]):
+                print(f"  {part:30s} {nlines:6d}")
+        print(f"size: {folder} has {total} lines, its budget is {budget}")
+        failures += total > budget
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
