@@ -4,15 +4,12 @@
 #include "collective/arena/board.h"
 #include "core/clock.h"
 #include "core/system.h"
+#include "core/wait_policy.h"
 
 #include <string.h>
 
-/* How long it is worth a look after another. */
-#define AWAKE_NS (50 * DD_NS_PER_MS)
 /* How long an operation that nobody waits for any more is given to end by itself. The other ranks are in it, too, or are gone. */
 #define LEAVING_NS (100 * DD_NS_PER_MS)
-/* How often the library is queried before a failing group gives an operation up. */
-#define LAST_LOOKS 1000
 
 dd_status
 dd_run_set_carrier_locked(dd_run *run, dd_carrier *carrier, dd_error *err)
@@ -265,7 +262,7 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
     (void)piece;
     bool is_last_chance = run->mover.is_catching_up && is_in_library(&run->carried);
     dd_leg_state state = DD_LEG_STUCK;
-    for (int look = 0; look < (is_last_chance ? LAST_LOOKS : 1) && state == DD_LEG_STUCK; look++) {
+    for (int look = 0; look < (is_last_chance ? DD_LOOKS_LAST : 1) && state == DD_LEG_STUCK; look++) {
         state = progress_carried(run, error);
     }
     return state;
@@ -279,7 +276,7 @@ on_look(dd_timer *timer)
 {
     dd_run *run = DD_CONTAINER_OF(timer, dd_run, carried.look);
     if (is_in_library(&run->carried)) {
-        dd_engine_start_timer_locked(run->env.engine, timer, dd_clock_now_ns() + DD_CARRIED_NAP_NS);
+        dd_engine_start_timer_locked(run->env.engine, timer, dd_clock_now_ns() + DD_NAP_LIBRARY_NS);
     }
 }
 
@@ -323,7 +320,7 @@ dd_run_may_nap(int64_t *awake_until_ns)
 {
     int64_t now_ns = dd_clock_now_ns();
     if (*awake_until_ns == 0) {
-        *awake_until_ns = now_ns + AWAKE_NS;
+        *awake_until_ns = now_ns + DD_AWAKE_LIBRARY_NS;
     }
     return now_ns >= *awake_until_ns;
 }

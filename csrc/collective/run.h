@@ -47,7 +47,6 @@ dd_carrier *dd_run_carrier(const dd_run *run); /* NULL: none */
  * core away between looks, for some time; then it is the others who are late, and it naps between looks. False: not yet. *awake_until_ns
  * is 0 at the beginning. */
 bool dd_run_may_nap(int64_t *awake_until_ns);
-#define DD_CARRIED_NAP_NS DD_NS_PER_MS
 /* Looks give the core away to others by themselves. */
 bool dd_run_gives_way_locked(const dd_run *run);
 uint64_t dd_run_count_carried_locked(const dd_run *run); /* how many collectives it has been handed */

@@ -1,10 +1,7 @@
 /* Messages that a carrier takes. Collectives that it takes are the run's business. */
 #include "group/internal.h"
 
-#include "core/spin.h"
-
-/* What a rank has sent before it left is on its way, and found after some looks. */
-#define LAST_LOOKS 1000
+#include "core/wait_policy.h"
 
 dd_carrier_library *
 dd_group_carrier(const dd_group *group)
@@ -119,7 +116,7 @@ group_cancel_message_locked(group_call *call, const dd_error *cause)
         dd_context_cancel_locked(call->group->context, &call->message, cause);
         return;
     }
-    for (int look = 0; look < LAST_LOOKS; look++) {
+    for (int look = 0; look < DD_LOOKS_LAST; look++) {
         if (look_at(call)) {
             return;
         }

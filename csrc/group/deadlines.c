@@ -261,7 +261,7 @@ on_look(dd_timer *timer)
 {
     dd_group *group = DD_CONTAINER_OF(timer, dd_group, look);
     if (group->ncarried > 0) {
-        dd_engine_start_timer_locked(group->engine, timer, dd_clock_now_ns() + DD_CARRIED_NAP_NS);
+        dd_engine_start_timer_locked(group->engine, timer, dd_clock_now_ns() + DD_NAP_LIBRARY_NS);
     }
 }
 

@@ -2,14 +2,7 @@
  * and watched. */
 #include "group/internal.h"
 
-#include "core/spin.h"
-
-/* Looks of callers who hold something that others need: less than a microsecond. */
-#define HASTY_LOOKS 16
-/* The other ranks usually arrive within a microsecond or two. A caller keeps the lock and looks for that long. */
-#define PATIENT_LOOKS 64
-/* Where ranks share a core, looks between which it is not given away. */
-#define LOOKS_PER_YIELD 4
+#include "core/wait_policy.h"
 
 static void
 visit_held(void *ctx, int rank, const dd_signature *signature)
@@ -196,7 +189,7 @@ are_all_quick_locked(const dd_group *group)
 static bool
 make_way_locked(dd_group *group, int look)
 {
-    bool is_time = look % LOOKS_PER_YIELD == 0;
+    bool is_time = look % DD_LOOKS_PER_YIELD == 0;
     bool is_crowded = group->is_crowded && !dd_run_gives_way_locked(group->run);
     bool is_due = is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
     if (!is_due) {
@@ -209,7 +202,7 @@ void
 group_look_locked(group_call *call, bool is_hasty)
 {
     dd_group *group = call->group;
-    int nlooks = is_hasty ? HASTY_LOOKS : PATIENT_LOOKS;
+    int nlooks = is_hasty ? DD_LOOKS_HASTY : DD_LOOKS_PATIENT;
     if (is_hasty) {
         dd_engine_note_call_locked(group->engine);
     }

@@ -3,9 +3,9 @@
 
 #include "core/lock.h"
 #include "core/mem.h"
-#include "core/spin.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "core/wait_policy.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -17,8 +17,6 @@
 #define LAST_RETRY_NS (20 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
-/* Longer than it takes to wake the server. */
-#define SPIN_NS (200 * DD_NS_PER_US)
 
 /* What a server may send us. A reply is as large as what others have stored; memory is taken only as it
  * arrives. */
@@ -28,7 +26,7 @@ static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40,
 void
 tcp_link_init(tcp_link *link)
 {
-    *link = (tcp_link){.fd = -1, .spin = dd_spin_make(SPIN_NS)};
+    *link = (tcp_link){.fd = -1, .spin = dd_spin_make(DD_POLL_STORE_NS)};
 }
 
 static void

@@ -2,7 +2,7 @@
 #ifndef DD_STORE_TCP_LINK_H
 #define DD_STORE_TCP_LINK_H
 
-#include "core/spin.h"
+#include "core/wait_policy.h"
 #include "net/addr.h"
 #include "net/seal.h"
 #include "store/tcp_protocol.h"

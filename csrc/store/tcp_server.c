@@ -18,9 +18,6 @@
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
-/* How long the loop polls before it sleeps: longer than it takes to wake a sleeping client, which then finds the server
- * awake. */
-#define SPIN_NS (200 * DD_NS_PER_US)
 
 struct dd_tcp_registry {
     dd_lock mu;
@@ -421,7 +418,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     server->wake =
         (tcp_handler){.fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .on_event = on_wake};
     int reason = errno;
-    server->spin = dd_spin_make(SPIN_NS);
+    server->spin = dd_spin_make(DD_POLL_STORE_NS);
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
     server->fork_generation = dd_fork_generation();

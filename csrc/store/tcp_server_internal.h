@@ -9,7 +9,7 @@
 
 #include "core/list.h"
 #include "core/lock.h"
-#include "core/spin.h"
+#include "core/wait_policy.h"
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/seal.h"

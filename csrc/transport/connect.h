@@ -6,8 +6,8 @@
 #ifndef DD_TRANSPORT_CONNECT_H
 #define DD_TRANSPORT_CONNECT_H
 
-#include "core/spin.h"
 #include "core/wait.h"
+#include "core/wait_policy.h"
 #include "transport/card.h"
 #include "transport/link.h"
 

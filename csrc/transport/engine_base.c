@@ -6,9 +6,6 @@
 #include "core/mem.h"
 #include "core/system.h"
 
-/* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
- * each round. */
-#define LOCK_LOOKS 200
 #define FREE_HELD_MAX 256
 
 dd_bytes
@@ -56,7 +53,7 @@ dd_engine_lock(dd_engine *engine)
         return;
     }
     atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
-    for (int look = 0; look < LOCK_LOOKS; look++) {
+    for (int look = 0; look < DD_LOOKS_AT_LOCK; look++) {
         dd_spin_pause();
         if (dd_lock_try(&engine->mu)) {
             atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
@@ -117,9 +114,10 @@ void
 engine_let_others_in(dd_engine *engine)
 {
     dd_engine_unlock(engine);
-    for (int look = 0; look < LOCK_LOOKS && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
+    for (int look = 0;
+         look < DD_LOOKS_AT_LOCK && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
          look++) {
-        if (look < LOCK_LOOKS / 2) {
+        if (look < DD_LOOKS_AT_LOCK / 2) {
             dd_spin_pause();
         } else {
             dd_sys_sched_yield();

@@ -8,13 +8,6 @@
 
 #include <time.h>
 
-/* Polls this long before it sleeps, at most. */
-#define SPIN_NS (1 * DD_NS_PER_MS)
-/* A yield of that length has gone to somebody who works: sleep, to be the first when there is something. */
-#define LONG_YIELD_NS (1 * DD_NS_PER_MS)
-/* The background thread, for which nobody waits, takes cores from threads that compute. */
-#define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
-#define ROUNDS_PER_CLOCK 16u
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
 /* While callers come and go, the background thread only looks around, for so many rounds at most. */
@@ -36,7 +29,7 @@ give_core_away(const dd_engine *engine)
 {
     int64_t began_ns = dd_clock_now_ns();
     (void)dd_sys_sched_yield();
-    return dd_clock_now_ns() - began_ns < LONG_YIELD_NS || dd_spin_is_endless(&engine->spin);
+    return dd_clock_now_ns() - began_ns < DD_YIELD_LONG_NS || dd_spin_is_endless(&engine->spin);
 }
 
 bool
@@ -134,8 +127,8 @@ choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
     /* Ranks that outnumber the cores wait long because others work, and that says nothing about the next wait. */
     int64_t budget_ns = engine->is_outnumbered ? engine->spin.most_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
-    if (self->is_background && budget_ns > BACKGROUND_SPIN_NS) {
-        budget_ns = is_idle ? 0 : BACKGROUND_SPIN_NS;
+    if (self->is_background && budget_ns > DD_POLL_BACKGROUND_NS) {
+        budget_ns = is_idle ? 0 : DD_POLL_BACKGROUND_NS;
     }
     return budget_ns;
 }
@@ -167,7 +160,7 @@ note_progress(dd_engine *engine, drive_spell *spell)
 static bool
 idle(dd_engine *engine, drive_spell *spell)
 {
-    if (++spell->nidle % ROUNDS_PER_CLOCK != 0 && !engine->is_crowded) {
+    if (++spell->nidle % DD_ROUNDS_PER_CLOCK != 0 && !engine->is_crowded) {
         dd_spin_pause();
         return true;
     }
@@ -492,7 +485,7 @@ engine_drive_init(dd_engine *engine)
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
     engine_nap_init(engine);
-    engine->spin = dd_spin_make(SPIN_NS);
+    engine->spin = dd_spin_make(DD_POLL_PEERS_NS);
 }
 
 dd_status
@@ -527,9 +520,6 @@ engine_stop_background(dd_engine *engine)
 }
 
 /* ---- looking for the end of one message */
-
-/* A round of everything counts as so many looks at one peer. */
-#define LOOKS_PER_ROUND 16
 
 /* NULL: not linked by shared memory. */
 static dd_lane *
@@ -577,7 +567,7 @@ dd_context_look_locked(dd_message *message, int nlooks)
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
-    for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
+    for (int look = 0; look < nlooks; look += is_narrow ? 1 : DD_LOOKS_PER_ROUND) {
         if (is_narrow) {
             look_at(peer);
         } else {

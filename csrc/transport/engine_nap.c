@@ -5,12 +5,6 @@
 
 #include <time.h>
 
-/* When no caller has driven for that long, the background thread takes over. It waits less while another host counts on answers. */
-#define NAP_NS (10 * DD_NS_PER_MS)
-/* While callers come and go: a nap's end may take a core from one of them. */
-#define LONG_NAP_NS (100 * DD_NS_PER_MS)
-#define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
-
 void
 engine_nap_init(dd_engine *engine)
 {
@@ -61,7 +55,9 @@ nap_once(dd_engine *engine, bool is_long)
     if (is_short) {
         atomic_store(&engine->is_napping_long, false);
     }
-    int64_t until_ns = dd_clock_now_ns() + (is_short ? ATTENTIVE_NAP_NS : is_long ? LONG_NAP_NS : NAP_NS);
+    int64_t until_ns = dd_clock_now_ns() + (is_short  ? DD_NAP_ENGINE_ATTENTIVE_NS
+                                            : is_long ? DD_NAP_ENGINE_LONG_NS
+                                                      : DD_NAP_ENGINE_NS);
     struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
     dd_cond_wait_until(&engine->nap, &engine->nap_mu, &until);
 }

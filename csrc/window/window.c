@@ -1,15 +1,10 @@
 /* The operations: copies and additions in memory where the rank is direct, else calls. */
-#include "core/spin.h"
 #include "core/system.h"
+#include "core/wait_policy.h"
 #include "kernels/copy.h"
 #include "window/window_internal.h"
 
 #include <string.h>
-
-/* A signal that answers ours comes within a microsecond or two. For so many looks no lock is taken. */
-#define SHORT_LOOKS 512
-/* With more ranks than cores, the core is given away after each look. */
-#define CROWDED_LOOKS 8
 
 static const window_op op_put = {
     .what = "put", .lack = "taken it", .note = DD_WINDOW_PUT, .needs_open = true};
@@ -65,7 +60,7 @@ take_soon(const dd_window *window, const window_args *args)
 {
     bool is_crowded = window->hub->task.is_crowded;
     bool is_direct = window->members[args->place.rank].is_direct;
-    int nlooks = !is_direct ? 0 : is_crowded ? CROWDED_LOOKS : SHORT_LOOKS;
+    int nlooks = !is_direct ? 0 : is_crowded ? DD_LOOKS_AT_WORD_CROWDED : DD_LOOKS_AT_WORD;
     while (!window_try_word(window, args)) {
         if (nlooks-- == 0) {
             return false;

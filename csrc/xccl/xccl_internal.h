@@ -7,7 +7,7 @@
 
 #include "core/dylib.h"
 #include "core/errand.h"
-#include "core/spin.h"
+#include "core/wait_policy.h"
 #include "group/group.h"
 #include "xccl/xccl.h"
 #include "xccl/xccl_api.h"

@@ -3,9 +3,6 @@
 #include "core/mem.h"
 #include "xccl/xccl_internal.h"
 
-/* Calls that follow each other quickly find the thread awake. */
-#define SPIN_NS (50 * DD_NS_PER_US)
-
 /* Nobody says when the turn is free. */
 #define TURN_NAP_NS DD_NS_PER_MS
 
@@ -204,7 +201,7 @@ xccl_create(const xccl_library *library, const dd_group *group, xccl_carrier **c
     self->rank = dd_group_rank(group);
     self->nranks = nranks;
     self->counts = counts;
-    self->spin = dd_spin_make(SPIN_NS);
+    self->spin = dd_spin_make(DD_POLL_THREAD_NS);
     atomic_init(&self->job, XCCL_IDLE);
     dd_lock_init(&self->mu, DD_LOCK_ERRAND);
     dd_cond_init(&self->changed);

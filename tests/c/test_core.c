@@ -9,11 +9,11 @@
 #include "core/log.h"
 #include "core/map.h"
 #include "core/mem.h"
-#include "core/spin.h"
 #include "core/status.h"
 #include "core/system.h"
 #include "core/thread.h"
 #include "core/wait.h"
+#include "core/wait_policy.h"
 
 #include <errno.h>
 #include <sched.h>

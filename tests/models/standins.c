@@ -7,9 +7,9 @@
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/shared_memory.h"
-#include "core/spin.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "core/wait_policy.h"
 #include "kernels/copy.h"
 #include "models/standins.h"
 

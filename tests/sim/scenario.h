@@ -3,7 +3,7 @@
 #define DD_TESTS_SIM_SCENARIO_H
 
 #include "collective/coll.h"
-#include "core/spin.h"
+#include "core/wait_policy.h"
 #include "sim/world/sim.h"
 
 #include <stdbool.h>

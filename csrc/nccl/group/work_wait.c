@@ -2,10 +2,7 @@
 #include "nccl/internal.h"
 
 #include "core/lock.h"
-
-#define SPIN_NS (20 * DD_NS_PER_US)
-#define MIN_NAP_NS (50 * DD_NS_PER_US)
-#define MAX_NAP_NS DD_NS_PER_MS
+#include "core/wait_policy.h"
 
 nccl_progress
 nccl_work_look(nccl_work *work)
@@ -126,7 +123,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
 static bool
 spin(dd_nccl_work *base)
 {
-    int64_t until_ns = dd_clock_now_ns() + SPIN_NS;
+    int64_t until_ns = dd_clock_now_ns() + DD_POLL_EVENT_NS;
     do {
         if (dd_nccl_work_poll(base)) {
             return true;
@@ -158,7 +155,7 @@ nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err)
     if (status != DD_OK || dd_work_is_done(&base->base)) {
         return status;
     }
-    int64_t nap_ns = MIN_NAP_NS;
+    int64_t nap_ns = DD_NAP_EVENT_MIN_NS;
     bool is_done = spin(base);
     while (!is_done) {
         if (dd_wait_is_over(wait)) {
@@ -173,7 +170,7 @@ nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err)
             return status;
         }
         nap(work, wait, nap_ns);
-        nap_ns = nap_ns * 2 < MAX_NAP_NS ? nap_ns * 2 : MAX_NAP_NS;
+        nap_ns = nap_ns * 2 < DD_NAP_EVENT_MAX_NS ? nap_ns * 2 : DD_NAP_EVENT_MAX_NS;
         is_done = dd_nccl_work_poll(base);
     }
     return DD_OK;

@@ -1,6 +1,5 @@
-#include "core/spin.h"
+#include "core/wait_policy.h"
 
-#include "core/clock.h"
 #include "core/cpu.h"
 #include "core/system.h"
 
