@@ -6,15 +6,17 @@ import sys as _sys
 
 # Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
 from dldist import _core, distributed_c10d, rendezvous, world  # noqa: F401
-from dldist._api import namespace
-from dldist._base import callback_thread, monitor_thread, settings  # noqa: F401
+from dldist._api import namespace as _namespace
+from dldist._base import callback_thread as _callback_thread  # noqa: F401
+from dldist._base import monitor_thread as _monitor_thread  # noqa: F401
+from dldist._base import settings as _settings
 
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "set_log_level", *distributed_c10d.__all__]
-__all__ += [name for name, _, _ in namespace.names_of(namespace.PACKAGE)]
+__all__ += [name for name, _, _ in _namespace.names_of(_namespace.PACKAGE)]
 
-namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE)
+_namespace.bind(__name__, _namespace.C10D, _namespace.PACKAGE, _namespace.BESIDE)
 
 
 _LATER = {"algorithms", "c10d_logger", "constants", "device_mesh"}
@@ -24,7 +26,13 @@ _LATER = {"algorithms", "c10d_logger", "constants", "device_mesh"}
 def __getattr__(name: str) -> object:
     if name in _LATER:
         return getattr(__import__(f"{__name__}.{name}"), name)
-    return namespace.find(name, __name__)
+    return _namespace.find(name, __name__)
+
+
+def __dir__() -> list[str]:
+    """List the public names and the public modules that have been imported."""
+    modules = {name for name, value in globals().items() if isinstance(value, type(_sys)) and not name.startswith("_")}
+    return sorted({*__all__, *modules})
 
 
 def set_log_level(level: str) -> None:
@@ -41,7 +49,7 @@ def set_log_level(level: str) -> None:
 
 
 def _set_log_level_from_environment() -> None:
-    level = settings.value("log")
+    level = _settings.value("log")
     if level == "off":
         return
     try:

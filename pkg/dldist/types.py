@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, SupportsFloat, TypeAlias
+from typing import Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 from dldist._backends.backend_base import Backend
 from dldist._backends.process_group import ProcessGroup
@@ -20,25 +20,39 @@ from dldist._core import Group, ReduceOp
 __all__ = ["AnyGroup", "Op", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
 
 
+@runtime_checkable
 class SupportsDLPack(Protocol):
     """What exports its memory by DLPack, as the arrays of NumPy, PyTorch, JAX and CuPy do."""
 
     def __dlpack__(self) -> Any: ...
 
 
+@runtime_checkable
 class _SupportsDLPackDevice(Protocol):
     # The same arrays: NumPy's types give __dlpack__ to those of numbers alone, and not to those of bool.
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
-class SupportsBuffer(Protocol):
-    """What has the buffer protocol: array.array, bytearray, memoryview, ctypes; bytes where nothing is written."""
+class _BufferType(type(Protocol)):  # type: ignore[misc]
+    """The type of SupportsBuffer. Python before 3.12 has no `__buffer__` that isinstance() could find."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        try:
+            memoryview(instance).release()  # type: ignore[arg-type]
+        except (TypeError, ValueError, BufferError):
+            return False
+        return True
+
+
+@runtime_checkable
+class SupportsBuffer(Protocol, metaclass=_BufferType):
+    """An object with the buffer protocol: array.array, bytearray, memoryview, ctypes; bytes, if nothing is written."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
-"""An array of any library. What a call writes to has to be writable, which no type says."""
+"""An array of any library. isinstance(x, Tensor) works. Outputs must be writable; types cannot express this."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 """A list or a tuple of arrays."""

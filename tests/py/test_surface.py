@@ -1,11 +1,16 @@
 """Names and signatures: against torch's stores, and against our own type stub."""
 
 import ast
+import ctypes
 import inspect
 import pathlib
+import subprocess
+import sys
+from array import array
 from datetime import timedelta
 
 import dldist
+import dldist.functional
 import pytest
 from dldist import _core
 
@@ -50,6 +55,25 @@ def test_all_names_are_there():
     for name in dldist.__all__:
         assert getattr(dldist, name) is not None
     assert isinstance(dldist.__version__, str)
+
+
+def test_dir_shows_public_names_only():
+    public_modules = {"distributed_c10d", "functional", "rendezvous", "world"}
+    out = subprocess.run(
+        [sys.executable, "-c", "import dldist.functional as F, dldist; print(dir(dldist), '|', dir(F))"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    package, functional = map(ast.literal_eval, map(str.strip, out.split("|")))
+    assert set(package) == {*dldist.__all__, *public_modules}
+    assert functional == dldist.functional.__all__
+
+
+def test_isinstance_of_tensor():
+    """Arrays are those that export DLPack or a buffer, on every Python."""
+    with dldist.World() as world:
+        arrays = [array("i", [1]), bytearray(1), memoryview(b"1"), (ctypes.c_int * 2)(), world.empty(1)]
+        assert all(isinstance(each, dldist.Tensor) for each in arrays)
+    assert not any(isinstance(each, dldist.Tensor) for each in (1, 1.0, "1", [1], None, dldist.empty))
 
 
 @pytest.mark.parametrize("kind", STORE_KINDS)

@@ -51,6 +51,11 @@ __all__ = [
     "wait_tensor",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _MAX_DIMENSIONS = 32
 
 
