@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from overloads import definition, module_stub, results_by_flag
+from overloads import definition, module_stub, results_by_flag, with_overloads
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pkg" / "dldist"
@@ -68,7 +68,7 @@ def methods(operation) -> str:
 
 
 def core_stub(template: str, operations) -> str:
-    before, after = template.split(PLACE_OF_OPERATIONS)
+    before, after = with_overloads(template).split(PLACE_OF_OPERATIONS)
     return f"# Made by tools/make_stubs.py from _core.pyi.in.\n{before}{''.join(map(methods, operations))}{after}"
 
 

@@ -54,7 +54,7 @@ def _written(positional: list[str], by_name: list[str]) -> list[str]:
     return [*positional, *(["*"] if by_name else []), *by_name]
 
 
-def _overloads(function: ast.FunctionDef) -> str:
+def _overloads(function: ast.FunctionDef, indent: str = "") -> str:
     parameters = _parameters(function)
     place = next(index for index, parameter in enumerate(parameters) if parameter.name == "async_op")
     flag_is_by_name = parameters[place].is_by_name
@@ -74,7 +74,7 @@ def _overloads(function: ast.FunctionDef) -> str:
             given = [each.without_default() for each in parameters[:place]]
             ways.append(([*given, f"async_op: {flag}", *positional[place:]], by_name))
         for way in ways:
-            text += "@overload\n" + definition(function.name, _written(*way), result)
+            text += f"{indent}@overload\n" + definition(function.name, _written(*way), result, indent)
     return text
 
 
@@ -85,6 +85,18 @@ def _function(function: ast.FunctionDef, indent: str = "") -> str:
     positional = [str(each) for each in parameters if not each.is_by_name]
     by_name = [str(each) for each in parameters if each.is_by_name]
     return definition(function.name, _written(positional, by_name), ast.unparse(function.returns), indent)
+
+
+def with_overloads(stub: str) -> str:
+    """A stub whose methods with `async_op: bool = False` and a result `X | None` have an overload for each kind of async_op."""
+    lines = stub.splitlines(keepends=True)
+    classes = [node for node in ast.parse(stub).body if isinstance(node, ast.ClassDef)]
+    methods = [node for each in classes for node in each.body if isinstance(node, ast.FunctionDef)]
+    for method in reversed(methods):  # from the end, so that the numbers of the lines before stay true
+        flags = [ast.unparse(each.default) for each in _parameters(method) if each.name == "async_op"]
+        if flags == ["False"] and isinstance(method.returns, ast.BinOp):
+            lines[method.lineno - 1 : method.end_lineno] = [_overloads(method, "    ")]
+    return "".join(lines)
 
 
 def _former_name(node: ast.stmt, functions: dict[str, ast.FunctionDef]) -> ast.FunctionDef | None:
