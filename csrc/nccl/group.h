@@ -148,7 +148,6 @@ typedef struct dd_nccl_call {
     const dd_cuda_stream *streams; /* what these streams hold so far comes first */
     size_t nstreams;
     int64_t timeout_ns; /* < 0: the group's */
-    bool is_barrier;    /* a wait for the work makes the host wait: see dd_nccl_work_is_barrier */
     /* The recorder is told of a call that is accepted, from its beginning (the times are filled in) to its end. NULL: of nothing. */
     dd_record_call *record;
     /* Handed to the work (work.h). Not called when dd_nccl_group_start fails. Of a captured work it is called before start returns. */
@@ -205,8 +204,6 @@ struct dd_nccl_work {
 
 /* Asks the device: whether it has ended. Completes the work then. */
 bool dd_nccl_work_poll(dd_nccl_work *work);
-/* Whether the device has begun (only with timing, or once it has ended). */
-bool dd_nccl_work_is_started(dd_nccl_work *work);
 /* A caller has been told of its error: dd_nccl_group_close need not. */
 void dd_nccl_work_on_told(dd_nccl_work *work);
 /* How it has ended so far, DD_OK while it is under way; tells the caller. */
@@ -220,8 +217,6 @@ bool dd_nccl_work_memory_is_free(dd_nccl_work *work);
 /* Milliseconds on the device; DD_NOT_SUPPORTED without timing, DD_INVALID_ARGUMENT before the end. */
 dd_status dd_nccl_work_duration(dd_nccl_work *work, float *ms, dd_error *err) DD_MUST_CHECK;
 int64_t dd_nccl_work_timeout_ns(const dd_nccl_work *work);
-bool dd_nccl_work_is_captured(const dd_nccl_work *work);
-bool dd_nccl_work_is_barrier(const dd_nccl_work *work);
 
 /* Makes the host wait until nothing is under way any more, on this rank; then as dd_nccl_group_check. */
 dd_status dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

@@ -176,7 +176,6 @@ struct nccl_work {
     int64_t deadline_ns;
     int64_t ephemeral_ns; /* lock; what ends with it */
     bool is_message;
-    bool is_barrier;
     bool has_timing;
     bool is_captured;
     atomic_bool is_started;  /* is known to have begun */

@@ -572,7 +572,6 @@ begin_by_barrier(nccl_rig_rank *self)
 {
     dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     dd_nccl_call call = nccl_rig_call(self, "barrier", &op, 1);
-    call.is_barrier = true;
     CHECK_OK(nccl_rig_do(self, &call, check_err()));
 }
 
@@ -717,10 +716,8 @@ barrier_body(nccl_rig_rank *self)
 {
     dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     dd_nccl_call call = nccl_rig_call(self, "barrier", &op, 1);
-    call.is_barrier = true;
     dd_nccl_work *work;
     REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
-    CHECK(dd_nccl_work_is_barrier(work));
     CHECK_OK(nccl_rig_wait(work, check_err()));
     CHECK_INT(work->base.sequence, 1);
     dd_work_release(&work->base);

@@ -189,7 +189,6 @@ use_in_child(nccl_rig_rank *self, dd_nccl_work *work, const sum_on *sum)
     CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_FORKED);
     CHECK_STATUS(dd_nccl_work_wait_stream(work, self->stream, check_err()), DD_FORKED);
     CHECK(!dd_nccl_work_poll(work));
-    CHECK(!dd_nccl_work_is_started(work));
     CHECK_STATUS(dd_nccl_group_abort(self->group, "in the child", &wait, check_err()), DD_FORKED);
     CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_FORKED);
     dd_work_release(&work->base);

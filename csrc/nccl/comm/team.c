@@ -282,15 +282,6 @@ dd_nccl_team_acquire_comm(dd_nccl_team *team, int rank)
     return comm;
 }
 
-bool
-dd_nccl_team_is_empty(dd_nccl_team *team)
-{
-    dd_lock_take(&team->mu);
-    bool is_empty = team->comms[0] == NULL;
-    dd_lock_release(&team->mu);
-    return is_empty;
-}
-
 static dd_status
 check_whole_locked(const dd_nccl_team *team, dd_error *err)
 {

@@ -22,7 +22,6 @@ void dd_nccl_team_close(dd_nccl_team *team);
 
 int dd_nccl_team_size(const dd_nccl_team *team);
 int dd_nccl_team_device(const dd_nccl_team *team, int rank);
-bool dd_nccl_team_is_empty(dd_nccl_team *team); /* taken apart */
 
 /* One group of NCCL's: items[k * size + rank] is the k-th of a rank. streams: one for each device; NULL, or a NULL stream: the
  * legacy default stream. Ranks of one device need different ones (DD_INVALID_ARGUMENT). Calls of several threads come one after the other. DD_CLOSED once it is taken apart. */

@@ -130,12 +130,6 @@ dd_nccl_capability_name(dd_nccl_capability capability)
     return CAPABILITIES[capability].name;
 }
 
-int
-dd_nccl_capability_since(dd_nccl_capability capability)
-{
-    return CAPABILITIES[capability].since;
-}
-
 static dd_status
 too_old(const dd_nccl_lib *lib, const char *what, int since, dd_error *err)
 {

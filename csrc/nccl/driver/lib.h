@@ -24,9 +24,8 @@ dd_status dd_nccl_lib_open(const dd_dylib_place *search, dd_nccl_lib **lib, dd_e
 void dd_nccl_lib_close(dd_nccl_lib *lib);
 
 bool dd_nccl_has(const dd_nccl_lib *lib, dd_nccl_capability capability);
-/* "ncclCommShrink", and the version that brought it; of a capability in range. */
+/* "ncclCommShrink"; the capability must be in range. */
 const char *dd_nccl_capability_name(dd_nccl_capability capability);
-int dd_nccl_capability_since(dd_nccl_capability capability);
 /* DD_NOT_SUPPORTED: "ncclCommShrink needs NCCL 2.27.3 or newer, this is 2.19.1 (/usr/lib/libnccl.so.2)". */
 dd_status dd_nccl_need(const dd_nccl_lib *lib, dd_nccl_capability capability, dd_error *err) DD_MUST_CHECK;
 

@@ -62,20 +62,6 @@ dd_nccl_work_poll(dd_nccl_work *base)
     return dd_work_is_done(&base->base);
 }
 
-bool
-dd_nccl_work_is_started(dd_nccl_work *base)
-{
-    nccl_work *work = (nccl_work *)base;
-    if (dd_work_is_done(&base->base)) {
-        return true;
-    }
-    if (nccl_group_check_fork(work->group, NULL) == DD_OK &&
-        atomic_load_explicit(&work->is_launched, memory_order_acquire)) {
-        nccl_work_look_at_start(work);
-    }
-    return atomic_load_explicit(&work->is_started, memory_order_relaxed);
-}
-
 void
 dd_nccl_work_on_told(dd_nccl_work *base)
 {
@@ -234,16 +220,4 @@ int64_t
 dd_nccl_work_timeout_ns(const dd_nccl_work *base)
 {
     return ((const nccl_work *)base)->timeout_ns;
-}
-
-bool
-dd_nccl_work_is_captured(const dd_nccl_work *base)
-{
-    return ((const nccl_work *)base)->is_captured;
-}
-
-bool
-dd_nccl_work_is_barrier(const dd_nccl_work *base)
-{
-    return ((const nccl_work *)base)->is_barrier;
 }

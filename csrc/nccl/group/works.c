@@ -124,7 +124,6 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
                                              : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
     work->ephemeral_ns = 0;
     work->is_message = is_message_only(call);
-    work->is_barrier = call->is_barrier;
     work->has_timing = atomic_load_explicit(&group->has_timing, memory_order_relaxed);
     work->is_captured = launch->is_capturing;
     atomic_init(&work->is_started, false);

@@ -238,12 +238,8 @@ static dd_status
 wait_for_all(const dd_nccl_group_window *window, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
-    dd_nccl_call call = {.what = "close_window",
-                         .device = window->device,
-                         .ops = &op,
-                         .nops = 1,
-                         .timeout_ns = -1,
-                         .is_barrier = true};
+    dd_nccl_call call = {
+        .what = "close_window", .device = window->device, .ops = &op, .nops = 1, .timeout_ns = -1};
     dd_nccl_work *work;
     dd_status status = dd_nccl_group_start(window->group, &call, &work, wait, err);
     if (status == DD_OK) {

@@ -62,6 +62,13 @@ PyObject *py_object_alloc(PyTypeObject *type);
 /* Frees the memory, then drops the object's reference to its type. */
 void py_object_free(PyObject *object);
 
+/* None, or NULL if there is an exception. */
+static inline PyObject *
+py_none_if(bool is_done)
+{
+    return is_done ? Py_NewRef(Py_None) : NULL;
+}
+
 /* ---- methods written in Python */
 
 /* Calls <module>.<function>(self, *args, **kwargs). args and kwargs may be NULL. A new reference; NULL with an

@@ -67,6 +67,23 @@ dd_group *py_group_core(PyObject *group);
 /* py_wait_finish with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
+/* Call function(..., &wait, &err) of the core without the GIL. False with an exception of groups. */
+#define PY_GROUP_CALL(state, timeout_ns, function, ...)                                                     \
+    __extension__({                                                                                         \
+        py_wait py_call_wait;                                                                               \
+        dd_error py_call_err;                                                                               \
+        py_wait_init(&py_call_wait, state, timeout_ns, true);                                               \
+        dd_status py_call_status = PY_WITHOUT_GIL(function(__VA_ARGS__, &py_call_wait.wait, &py_call_err)); \
+        py_group_finish_wait(&py_call_wait, py_call_status, &py_call_err);                                  \
+    })
+/* The same for function(..., &err), which does not wait. */
+#define PY_GROUP_TRY(state, function, ...)                                              \
+    __extension__({                                                                     \
+        dd_error py_call_err;                                                           \
+        dd_status py_call_status = PY_WITHOUT_GIL(function(__VA_ARGS__, &py_call_err)); \
+        py_error_check_of_group(state, py_call_status, &py_call_err);                   \
+    })
+
 /* "Group" or "NcclGroup", also of a group that was never opened. */
 const char *py_group_type_name(const py_group *self);
 /* False with an exception if the group has been opened, or is of another type than the kind's. */

@@ -165,10 +165,6 @@ PY_GROUP_METHOD(monitored_barrier)
         !py_params_read(&params, group->state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, group->state, DD_NEVER_NS, true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_group_monitored_barrier(group->group, timeout_ns, is_all, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_CALL(group->state, DD_NEVER_NS, dd_group_monitored_barrier, group->group,
+                                    timeout_ns, is_all));
 }

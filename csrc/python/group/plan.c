@@ -55,10 +55,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     py_record record;
     dd_call_options options = {.timeout_ns = call->timeout_ns,
                                .record = py_record_collective(&record, state, args->coll, call->operands)};
-    dd_error err;
-    dd_status status =
-        PY_WITHOUT_GIL(dd_group_make_standing(call->group->group, args, &options, &self->call, &err));
-    if (!py_error_check_of_group(state, status, &err)) {
+    if (!PY_GROUP_TRY(state, dd_group_make_standing, call->group->group, args, &options, &self->call)) {
         Py_DECREF(self);
         return py_group_call_fail(call);
     }

@@ -296,9 +296,9 @@ group_describe(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObje
 static PyObject *
 close_now(py_group *self, int64_t timeout_ns)
 {
+    self->is_closed = true;
     py_wait wait;
     dd_error err;
-    self->is_closed = true;
     py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(self->kind->close(self, &wait.wait, &err));
     if (self->nccl != NULL) {
@@ -375,11 +375,8 @@ group_suspend(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!py_group_require_cpu(self, "suspend") || !py_group_require_open(self)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, dd_group_get_timeout_ns(self->group), true);
-    dd_status status = PY_WITHOUT_GIL(dd_group_suspend(self->group, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(
+        PY_GROUP_CALL(self->state, dd_group_get_timeout_ns(self->group), dd_group_suspend, self->group));
 }
 
 static PyObject *
@@ -389,9 +386,7 @@ group_resume(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!py_group_require_cpu(self, "resume") || !py_group_require_open(self)) {
         return NULL;
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_group_resume(self->group, &err));
-    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_TRY(self->state, dd_group_resume, self->group));
 }
 
 static PyObject *

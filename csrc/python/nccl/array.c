@@ -31,10 +31,7 @@ make_memory(py_group *group, dd_view *view, int device)
         PyErr_NoMemory();
         return NULL;
     }
-    dd_error err;
-    dd_status status =
-        PY_WITHOUT_GIL(py_nccl_mem_alloc(nccl, device, dd_view_nbytes(view), &view->data, &err));
-    if (!py_error_check_of_group(group->state, status, &err)) {
+    if (!PY_GROUP_TRY(group->state, py_nccl_mem_alloc, nccl, device, dd_view_nbytes(view), &view->data)) {
         dd_mem_free(own);
         return NULL;
     }

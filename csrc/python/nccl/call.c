@@ -348,7 +348,7 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
     if (estimate != NULL) {
         return estimate_barrier(self, estimate, &item, device, is_async);
     }
-    py_nccl_plan plan = {.call = {.device = device, .nops = 1, .is_barrier = true}, .is_blocking = true};
+    py_nccl_plan plan = {.call = {.device = device, .nops = 1}, .is_blocking = true};
     plan.ops = &plan.first_op;
     plan.first_op = item.op;
     plan.call.ops = plan.ops;

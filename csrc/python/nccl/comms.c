@@ -37,14 +37,11 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (devices == NULL) {
         return -1;
     }
-    py_wait wait;
-    dd_error err;
     dd_nccl_team *team = NULL;
-    py_wait_init(&wait, self->state, timeout_ns, true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_team_open(nccl->lib, nccl->cuda, devices, count, &team, &wait.wait, &err));
+    bool is_done = PY_GROUP_CALL(self->state, timeout_ns, dd_nccl_team_open, nccl->lib, nccl->cuda, devices,
+                                 count, &team);
     PyMem_Free(devices);
-    if (py_group_finish_wait(&wait, status, &err)) {
+    if (is_done) {
         if (py_nccl_kept_set(self, team, destroy_team)) {
             return 0;
         }

@@ -14,13 +14,8 @@ py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const ch
 dd_nccl_comm *
 py_nccl_comm_connect(py_group *self, int device)
 {
-    py_wait wait;
-    dd_error err;
     dd_nccl_comm *comm = NULL;
-    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err));
-    if (!py_group_finish_wait(&wait, status, &err)) {
+    if (!PY_GROUP_CALL(self->state, DD_NEVER_NS, dd_nccl_group_connect, self->nccl->group, device, &comm)) {
         dd_nccl_comm_release(comm);
         return NULL;
     }
@@ -74,12 +69,9 @@ call_comm(PyObject *object, comm_call call, const char *function)
     if (comm == NULL) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), true);
-    dd_status status = PY_WITHOUT_GIL(call(comm, &wait.wait, &err));
+    bool is_done = PY_GROUP_CALL(self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), call, comm);
     py_nccl_comm_release(comm);
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
 static dd_status

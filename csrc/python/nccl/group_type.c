@@ -186,11 +186,8 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
     dd_recorder_group *recorded =
         py_recorder_add_group(self->state, py_group_kind_nccl.recorded_name, options->name, rank, size);
     dd_nccl_group *group;
-    dd_error err;
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
-                                          size, options, recorded, &group, &err));
-    if (!py_error_check_of_group(self->state, status, &err)) {
+    if (!PY_GROUP_TRY(self->state, dd_nccl_group_open, &(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog},
+                      store, rank, size, options, recorded, &group)) {
         return false;
     }
     py_nccl_core *core = py_nccl_core_create(group, options, recorded, device);
@@ -377,11 +374,7 @@ group_wait_for_works(PyObject *object, PyObject *const *args, Py_ssize_t nargs, 
     if (!py_group_require_open(self) || !py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, timeout_ns, true);
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_CALL(self->state, timeout_ns, dd_nccl_group_wait_works, self->nccl->group));
 }
 
 /* ---- the type */

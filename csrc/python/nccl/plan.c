@@ -140,10 +140,7 @@ allocate_scratch(py_nccl_plan *plan, py_group *group, py_operands *operands)
     }
     dd_nccl_group *core = group->nccl->group;
     void *data = NULL;
-    dd_error err;
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_group_alloc_scratch(core, plan->call.device, nbytes, &data, &err));
-    if (!py_error_check_of_group(group->state, status, &err)) {
+    if (!PY_GROUP_TRY(group->state, dd_nccl_group_alloc_scratch, core, plan->call.device, nbytes, &data)) {
         return false;
     }
     plan->scratch[plan->call.nscratch++] = data;

@@ -88,12 +88,8 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     spec.cuda = nccl->cuda;
     dd_nccl_config_init(&config);
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
-    py_wait wait;
-    dd_error err;
     dd_nccl_comm *comm = NULL;
-    py_wait_init(&wait, state, timeout_ns, true);
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_init(&spec, &id, 1, &comm, NULL, &wait.wait, &err));
-    if (!py_group_finish_wait(&wait, status, &err)) {
+    if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
         py_nccl_comm_release(comm); /* it was made, but a signal handler raised */
         return NULL;
     }

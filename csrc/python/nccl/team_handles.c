@@ -18,9 +18,7 @@ abort_handle_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, Py
     if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_abort(self->comm, reason, &err));
-    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_TRY(self->state, dd_nccl_comm_abort, self->comm, reason));
 }
 
 static PyObject *
@@ -85,9 +83,7 @@ make_unique_id(py_state *state, dd_bytes bytes, dd_nccl_unique_id *id)
     if (nccl == NULL) {
         return false;
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_make_unique_id(nccl->lib, id, &err));
-    return py_error_check_of_group(state, status, &err);
+    return PY_GROUP_TRY(state, dd_nccl_make_unique_id, nccl->lib, id);
 }
 
 static int

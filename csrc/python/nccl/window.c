@@ -35,12 +35,8 @@ static bool
 open_window(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeout_ns)
 {
     dd_nccl_group *group = self->group->nccl->group;
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, py_group_timeout_or_own(self->group, timeout_ns), true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_group_window_open(group, spec, &self->window, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err);
+    return PY_GROUP_CALL(self->state, py_group_timeout_or_own(self->group, timeout_ns),
+                         dd_nccl_group_window_open, group, spec, &self->window);
 }
 
 /* The other ranks, which open theirs with this one, learn that it cannot. The exception that is set stays set. */
@@ -139,11 +135,8 @@ window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (!py_params_read(&params, self->state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, py_group_timeout_or_own(self->group, timeout_ns), true);
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_group_window_close(self->window, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_CALL(self->state, py_group_timeout_or_own(self->group, timeout_ns),
+                                    dd_nccl_group_window_close, self->window));
 }
 
 /* ---- operations */

@@ -84,13 +84,11 @@ static bool
 open_window(py_window *self, const dd_window_options *options, int64_t timeout_ns)
 {
     dd_group *group = self->group->group;
-    py_wait wait;
-    dd_error err;
     dd_window *window = NULL;
-    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group), true);
-    dd_status status = PY_WITHOUT_GIL(dd_window_open(group, options, &window, &wait.wait, &err));
+    bool is_done = PY_GROUP_CALL(self->state, timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group),
+                                 dd_window_open, group, options, &window);
     self->window = window;
-    return py_group_finish_wait(&wait, status, &err);
+    return is_done;
 }
 
 /* Opens the window as failed, because the other ranks open theirs with this one: they learn that it cannot. The
