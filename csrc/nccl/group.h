@@ -23,7 +23,6 @@ typedef struct dd_nccl_work dd_nccl_work;
 typedef struct dd_nccl_group_window dd_nccl_group_window; /* window.h */
 
 #define DD_NCCL_DEFAULT_TIMEOUT_NS (600 * DD_NS_PER_S)
-#define DD_NCCL_NO_DEVICE (-1)
 
 typedef struct dd_nccl_group_options {
     /* Gather, scatter and all_to_all are grouped messages with every NCCL. Ranks compare it when they meet. */

@@ -35,12 +35,37 @@ typedef struct py_group_kind {
 extern const py_group_kind py_group_kind_cpu;
 extern const py_group_kind py_group_kind_nccl;
 
-/* Defines a function of a kind. */
-#define PY_GROUP_KIND_FUNCTION(type, name, parameters, value) \
-    static type name parameters                               \
-    {                                                         \
-        return value;                                         \
+/* Defines the functions of a kind that are functions of the core, whose names begin with `prefix`, on the group `core` of `self`. */
+#define PY_GROUP_KIND_FUNCTIONS(prefix, core)                                              \
+    static dd_bytes get_name(const py_group *self)                                         \
+    {                                                                                      \
+        return prefix##_name(core);                                                        \
+    }                                                                                      \
+    static int64_t get_timeout_ns(const py_group *self)                                    \
+    {                                                                                      \
+        return prefix##_get_timeout_ns(core);                                              \
+    }                                                                                      \
+    static void set_timeout_ns(const py_group *self, int64_t timeout_ns)                   \
+    {                                                                                      \
+        prefix##_set_timeout_ns(core, timeout_ns);                                         \
+    }                                                                                      \
+    static uint64_t get_sequence(const py_group *self)                                     \
+    {                                                                                      \
+        return prefix##_sequence(core);                                                    \
+    }                                                                                      \
+    static dd_status check(const py_group *self, dd_error *err)                            \
+    {                                                                                      \
+        return prefix##_check(core, err);                                                  \
+    }                                                                                      \
+    static dd_status close_group(const py_group *self, const dd_wait *wait, dd_error *err) \
+    {                                                                                      \
+        return prefix##_close(core, wait, err);                                            \
     }
+/* All functions of a kind, for its table; the file defines the rest by these names. */
+#define PY_GROUP_KIND_TABLE                                                           \
+    .check_fork = check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns, \
+    .set_timeout_ns = set_timeout_ns, .find_recorder_group = find_recorder_group,     \
+    .get_sequence = get_sequence, .check = check, .close = close_group, .abort = abort_group, .drop = drop
 
 struct py_group {
     PY_OBJECT_HEAD;

@@ -18,12 +18,6 @@ check_fork(const py_group *self, dd_error *err)
 }
 
 static void
-set_timeout_ns(const py_group *self, int64_t timeout_ns)
-{
-    dd_group_set_timeout_ns(self->group, timeout_ns);
-}
-
-static void
 abort_group(const py_group *self, const char *reason, const dd_wait *Py_UNUSED(wait))
 {
     if (check_fork(self, NULL) == DD_OK) {
@@ -47,31 +41,20 @@ drop(py_group *self)
     py_forms_destroy(self->forms);
 }
 
-#define FUNCTION PY_GROUP_KIND_FUNCTION
-FUNCTION(dd_bytes, get_name, (const py_group *self), dd_group_name(self->group))
-FUNCTION(int64_t, get_timeout_ns, (const py_group *self), dd_group_get_timeout_ns(self->group))
-FUNCTION(dd_recorder_group *, find_recorder_group, (const py_group *self),
-         dd_group_recorder_group(self->group))
-FUNCTION(uint64_t, get_sequence, (const py_group *self), dd_group_sequence(self->group))
-FUNCTION(dd_status, check, (const py_group *self, dd_error *err), dd_group_check(self->group, err))
-FUNCTION(dd_status, close_group, (const py_group *self, const dd_wait *wait, dd_error *err),
-         dd_group_close(self->group, wait, err))
+static dd_recorder_group *
+find_recorder_group(const py_group *self)
+{
+    return dd_group_recorder_group(self->group);
+}
+
+PY_GROUP_KIND_FUNCTIONS(dd_group, self->group)
 
 const py_group_kind py_group_kind_cpu = {
     .type_name = "Group",
     .timeout_name = "Group.timeout",
     .recorded_name = "gloo",
     .close_timeout_ns = 10 * DD_NS_PER_S,
-    .check_fork = check_fork,
-    .get_name = get_name,
-    .get_timeout_ns = get_timeout_ns,
-    .set_timeout_ns = set_timeout_ns,
-    .find_recorder_group = find_recorder_group,
-    .get_sequence = get_sequence,
-    .check = check,
-    .close = close_group,
-    .abort = abort_group,
-    .drop = drop,
+    PY_GROUP_KIND_TABLE,
 };
 
 /* Takes over a group of the core. The store, which may be NULL, stays the caller's. */
@@ -332,13 +315,6 @@ py_group_abort(py_group *self, const char *reason, int64_t timeout_ns)
 }
 
 static PyObject *
-group_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    return py_group_require_cpu((py_group *)object, "close") ? py_group_close(object, args, nargs, kwnames)
-                                                             : NULL;
-}
-
-static PyObject *
 group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_group *self = (py_group *)object;
@@ -521,7 +497,7 @@ static PyMethodDef group_methods[] = {
      "memory_stats($self, /)\n--\n\n"
      "How many bytes of shared memory this rank of the group answers for, by name: what suspend() gives back at most, what it has given\n"
      "back, what stays, and all."},
-    {"close", PY_FAST_METHOD(group_close),
+    {"close", PY_FAST_METHOD(py_group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for the operations that are under way (10 s unless a timeout is given) and leaves the group. May be called from any thread."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},

@@ -25,12 +25,6 @@ check_fork(const py_group *self, dd_error *err)
                : dd_error_set(err, DD_FORKED, "the group belongs to the process before the fork");
 }
 
-static void
-set_timeout_ns(const py_group *self, int64_t timeout_ns)
-{
-    dd_nccl_group_set_timeout_ns(self->nccl->group, timeout_ns);
-}
-
 /* Errors are ignored: they are about communicators that do not end in time, but later or never. */
 static void
 abort_group(const py_group *self, const char *reason, const dd_wait *wait)
@@ -94,14 +88,13 @@ drop(py_group *self)
     dd_mem_free(self->nccl);
 }
 
-#define FUNCTION PY_GROUP_KIND_FUNCTION
-FUNCTION(dd_bytes, get_name, (const py_group *self), dd_nccl_group_name(self->nccl->group))
-FUNCTION(int64_t, get_timeout_ns, (const py_group *self), dd_nccl_group_get_timeout_ns(self->nccl->group))
-FUNCTION(dd_recorder_group *, find_recorder_group, (const py_group *self), self->nccl->recorded)
-FUNCTION(uint64_t, get_sequence, (const py_group *self), dd_nccl_group_sequence(self->nccl->group))
-FUNCTION(dd_status, check, (const py_group *self, dd_error *err), dd_nccl_group_check(self->nccl->group, err))
-FUNCTION(dd_status, close_group, (const py_group *self, const dd_wait *wait, dd_error *err),
-         dd_nccl_group_close(self->nccl->group, wait, err))
+static dd_recorder_group *
+find_recorder_group(const py_group *self)
+{
+    return self->nccl->recorded;
+}
+
+PY_GROUP_KIND_FUNCTIONS(dd_nccl_group, self->nccl->group)
 
 const py_group_kind py_group_kind_nccl = {
     .type_name = "NcclGroup",
@@ -109,16 +102,7 @@ const py_group_kind py_group_kind_nccl = {
     .recorded_name = "nccl",
     .close_timeout_ns = DD_NEVER_NS, /* operations end in the time that they were given */
     .is_lost_in_child = true,
-    .check_fork = check_fork,
-    .get_name = get_name,
-    .get_timeout_ns = get_timeout_ns,
-    .set_timeout_ns = set_timeout_ns,
-    .find_recorder_group = find_recorder_group,
-    .get_sequence = get_sequence,
-    .check = check,
-    .close = close_group,
-    .abort = abort_group,
-    .drop = drop,
+    PY_GROUP_KIND_TABLE,
 };
 
 /* ---- making */
@@ -329,27 +313,27 @@ group_host_view(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-group_set_nan_check(PyObject *object, PyObject *value)
+set_flag(PyObject *object, PyObject *value, void (*set)(dd_nccl_group *group, bool is_on))
 {
     const py_group *self = (py_group *)object;
     int is_on = PyObject_IsTrue(value);
     if (is_on < 0 || !py_group_require_open(self)) {
         return NULL;
     }
-    dd_nccl_group_set_nan_check(self->nccl->group, is_on > 0);
+    set(self->nccl->group, is_on > 0);
     Py_RETURN_NONE;
+}
+
+static PyObject *
+group_set_nan_check(PyObject *object, PyObject *value)
+{
+    return set_flag(object, value, dd_nccl_group_set_nan_check);
 }
 
 static PyObject *
 group_set_timing(PyObject *object, PyObject *value)
 {
-    const py_group *self = (py_group *)object;
-    int is_on = PyObject_IsTrue(value);
-    if (is_on < 0 || !py_group_require_open(self)) {
-        return NULL;
-    }
-    dd_nccl_group_set_timing(self->nccl->group, is_on > 0);
-    Py_RETURN_NONE;
+    return set_flag(object, value, dd_nccl_group_set_timing);
 }
 
 static PyObject *

@@ -77,12 +77,6 @@ typedef struct py_nccl_core {
     py_nccl_batch *batches; /* guarded by the lock */
 } py_nccl_core;
 
-static inline py_nccl_core *
-py_nccl_core_of(PyObject *group)
-{
-    return ((py_group *)group)->nccl;
-}
-
 static inline int
 py_nccl_core_device(const py_nccl_core *core)
 {
