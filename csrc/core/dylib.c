@@ -45,9 +45,9 @@ file_of(const void *function)
 }
 
 static dd_status
-take(const dd_dylib_search *search, void *handle, const char *name, dd_dylib *lib, dd_error *err)
+take(const dd_dylib_spec *spec, void *handle, const char *name, dd_dylib *lib, dd_error *err)
 {
-    const char *path = file_of(dlsym(handle, search->probe));
+    const char *path = file_of(dlsym(handle, spec->probe));
     path = path != NULL ? path : name;
     size_t size = strlen(path) + 1;
     lib->path = dd_mem_alloc(size);
@@ -71,53 +71,53 @@ try_open(const char *name, dd_blob *log)
 
 /* A copy that is in the process already, by its name or by its symbols. */
 static void *
-find_loaded(const dd_dylib_search *search)
+find_loaded(const dd_dylib_spec *spec)
 {
-    for (size_t i = 0; i < search->nsonames; i++) {
-        void *handle = dlopen(search->sonames[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    for (size_t i = 0; spec->sonames[i] != NULL; i++) {
+        void *handle = dlopen(spec->sonames[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
         if (handle != NULL) {
             return handle;
         }
     }
-    const char *path = file_of(dlsym(RTLD_DEFAULT, search->probe));
+    const char *path = file_of(dlsym(RTLD_DEFAULT, spec->probe));
     return path != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) : NULL;
 }
 
 static void *
-find(const dd_dylib_search *search, const char **name, dd_blob *log)
+find(const dd_dylib_spec *spec, const dd_dylib_place *place, const char **name, dd_blob *log)
 {
-    if (search->place->explicit_path != NULL && search->place->explicit_path[0] != '\0') {
-        *name = search->place->explicit_path;
+    if (place->explicit_path != NULL && place->explicit_path[0] != '\0') {
+        *name = place->explicit_path;
         return try_open(*name, log);
     }
-    *name = search->sonames[0];
-    void *handle = find_loaded(search);
+    *name = spec->sonames[0];
+    void *handle = find_loaded(spec);
     if (handle != NULL) {
         return handle;
     }
     note_failure(log, *name, "not in the process yet");
-    for (size_t i = 0; i < search->place->ncandidates && handle == NULL; i++) {
-        *name = search->place->candidates[i];
+    for (size_t i = 0; i < place->ncandidates && handle == NULL; i++) {
+        *name = place->candidates[i];
         handle = try_open(*name, log);
     }
-    for (size_t i = 0; i < search->nsonames && handle == NULL; i++) {
-        *name = search->sonames[i];
+    for (size_t i = 0; spec->sonames[i] != NULL && handle == NULL; i++) {
+        *name = spec->sonames[i];
         handle = try_open(*name, log);
     }
     return handle;
 }
 
-dd_status
-dd_dylib_open(const dd_dylib_search *search, dd_dylib *lib, dd_error *err)
+static dd_status
+open_library(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, dd_error *err)
 {
     dd_blob log = {0};
     const char *name;
-    void *handle = find(search, &name, &log);
+    void *handle = find(spec, place, &name, &log);
     dd_status status;
     if (handle != NULL) {
-        status = take(search, handle, name, lib, err);
+        status = take(spec, handle, name, lib, err);
     } else {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", search->what, (int)log.len,
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", spec->what, (int)log.len,
                               log.len > 0 ? (const char *)log.data : "");
     }
     dd_blob_fini(&log);
@@ -152,5 +152,26 @@ dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsy
                               (int)missing.len, missing.len > 0 ? (const char *)missing.data : "");
     }
     dd_blob_fini(&missing);
+    return status;
+}
+
+dd_status
+dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, void *table, void *ctx,
+              dd_error *err)
+{
+    static const dd_dylib_place anywhere = {0};
+    dd_status status = open_library(spec, place != NULL ? place : &anywhere, lib, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_error missing;
+    dd_status resolved = dd_dylib_resolve(lib, spec->symbols, spec->nsymbols, table, &missing);
+    status = spec->check != NULL ? spec->check(ctx, err) : DD_OK;
+    if (status == DD_OK && resolved != DD_OK) {
+        status = dd_error_copy(err, &missing);
+    }
+    if (status != DD_OK) {
+        dd_dylib_fini(lib);
+    }
     return status;
 }

@@ -17,24 +17,10 @@ typedef struct dd_dylib_place {
     size_t ncandidates;
 } dd_dylib_place;
 
-typedef struct dd_dylib_search {
-    const char *what;           /* "NCCL", for messages */
-    const char *const *sonames; /* "libnccl.so.2": asked of the process first, of the loader last */
-    size_t nsonames;
-    const char
-        *probe; /* a function that tells a copy whose symbols are visible to all, whatever its file's name */
-    const dd_dylib_place *place;
-} dd_dylib_search;
-
 typedef struct dd_dylib {
     void *handle; /* never closed: what is loaded may have threads */
     char *path;   /* owned; of the file, as the loader knows it */
 } dd_dylib;
-
-/* DD_NOT_SUPPORTED when there is none. */
-dd_status dd_dylib_open(const dd_dylib_search *search, dd_dylib *lib, dd_error *err) DD_MUST_CHECK;
-/* Frees the record; the library stays loaded. */
-void dd_dylib_fini(dd_dylib *lib);
 
 /* One symbol and where its address goes. */
 typedef struct dd_dylib_symbol {
@@ -42,6 +28,27 @@ typedef struct dd_dylib_symbol {
     size_t offset; /* of the function pointer in the table */
     bool is_optional;
 } dd_dylib_symbol;
+
+/* A library, and the functions that are needed of it. */
+typedef struct dd_dylib_spec {
+    const char *what; /* "NCCL", for messages */
+    const char
+        *sonames[5]; /* "libnccl.so.2": tried in the process first, by the loader last; NULL after the last */
+    const char
+        *probe; /* a function that tells a copy whose symbols are visible to all, whatever its file's name */
+    const dd_dylib_symbol *symbols;
+    size_t nsymbols;
+    /* Checks the version, with `lib` and the table filled, where functions may be missing: of an older library the version says more than a
+     * list of missing functions. NULL if any version will do. */
+    dd_status (*check)(void *ctx, dd_error *err);
+} dd_dylib_spec;
+
+/* Find a library, fill a table of function pointers, and check its version. `place` is NULL if the user has named none. DD_NOT_SUPPORTED if there
+ * is none, and whatever dd_dylib_resolve and the check return; `lib` is empty then. */
+dd_status dd_dylib_load(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *lib, void *table,
+                        void *ctx, dd_error *err) DD_MUST_CHECK;
+/* Frees the record; the library stays loaded. */
+void dd_dylib_fini(dd_dylib *lib);
 
 /* Fills a table of function pointers. DD_NOT_SUPPORTED names the library and all the symbols that it lacks; optional ones are NULL
  * then. */

@@ -64,24 +64,17 @@ read_version(mpi_library *library, dd_error *err)
 dd_status
 dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *err)
 {
-    static const char *const SONAMES[] = {"libmpi_abi.so.1", "libmpi.so.40", "libmpich.so.12",
-                                          "libmpi.so.12"};
+    static const dd_dylib_spec SPEC = {
+        .what = "MPI",
+        .sonames = {"libmpi_abi.so.1", "libmpi.so.40", "libmpich.so.12", "libmpi.so.12"},
+        .probe = "MPI_Init_thread",
+        .symbols = SYMBOLS,
+        .nsymbols = sizeof SYMBOLS / sizeof SYMBOLS[0]};
     mpi_library *library = dd_mem_zalloc(sizeof *library);
     if (library == NULL) {
         return dd_error_no_memory(err, sizeof *library);
     }
-    dd_dylib_search search = {
-        .what = "MPI",
-        .sonames = SONAMES,
-        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
-        .probe = "MPI_Init_thread",
-        .place = where,
-    };
-    dd_status status = dd_dylib_open(&search, &library->dylib, err);
-    if (status == DD_OK) {
-        status = dd_dylib_resolve(&library->dylib, SYMBOLS, sizeof SYMBOLS / sizeof SYMBOLS[0], &library->api,
-                                  err);
-    }
+    dd_status status = dd_dylib_load(&SPEC, where, &library->dylib, &library->api, NULL, err);
     if (status == DD_OK) {
         status = read_version(library, err);
     }

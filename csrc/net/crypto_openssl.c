@@ -151,20 +151,13 @@ crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
 dd_status
 crypto_library_load(dd_error *err)
 {
-    static const char *const sonames[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
-    dd_dylib_place anywhere = {0};
-    dd_dylib_search search = {
-        .what = "libcrypto",
-        .sonames = sonames,
-        .nsonames = sizeof sonames / sizeof sonames[0],
-        .probe = "EVP_PKEY_new_raw_private_key",
-        .place = &anywhere,
-    };
+    static const dd_dylib_spec spec = {.what = "libcrypto",
+                                       .sonames = {"libcrypto.so.3", "libcrypto.so.1.1"},
+                                       .probe = "EVP_PKEY_new_raw_private_key",
+                                       .symbols = symbols,
+                                       .nsymbols = sizeof symbols / sizeof symbols[0]};
     dd_dylib lib = {0};
-    dd_status status = dd_dylib_open(&search, &lib, err);
-    if (status == DD_OK) {
-        status = dd_dylib_resolve(&lib, symbols, sizeof symbols / sizeof symbols[0], &api, err);
-    }
+    dd_status status = dd_dylib_load(&spec, NULL, &lib, &api, NULL, err);
     dd_dylib_fini(&lib);
     return status;
 }

@@ -7,7 +7,8 @@
 
 #define UCC_SYMBOL(name, returns, params) {#name, offsetof(dd_ucc_api, name), false},
 
-static const dd_dylib_symbol UCC_SYMBOLS[] = {DD_UCC_FUNCTIONS(UCC_SYMBOL)};
+static const dd_dylib_symbol UCC_SYMBOLS[] = {
+    DD_UCC_FUNCTIONS(UCC_SYMBOL){"ucc_get_version", offsetof(dd_ucc_api, ucc_get_version), true}};
 
 dd_status
 dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const char *what, ...)
@@ -25,15 +26,11 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status theirs, dd_error *err, const c
                         lib->api.ucc_status_string(theirs), (int)theirs, lib->version, lib->dylib.path);
 }
 
-/* Before anything else is looked up: UCC itself takes every version, and only warns. */
+/* UCC itself takes every version, and only warns. */
 static dd_status
-check_version(dd_ucc_lib *lib, dd_error *err)
+check_version(void *ctx, dd_error *err)
 {
-    static const dd_dylib_symbol VERSION = {"ucc_get_version", offsetof(dd_ucc_api, ucc_get_version), true};
-    dd_status status = dd_dylib_resolve(&lib->dylib, &VERSION, 1, &lib->api, err);
-    if (status != DD_OK) {
-        return status;
-    }
+    dd_ucc_lib *lib = ctx;
     if (lib->api.ucc_get_version == NULL) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
                             "UCC %d.%d or newer is needed, %s lacks ucc_get_version, which that one brought",
@@ -52,27 +49,12 @@ check_version(dd_ucc_lib *lib, dd_error *err)
     return DD_OK;
 }
 
-static dd_status
-load(dd_ucc_lib *lib, const dd_dylib_place *where, dd_error *err)
-{
-    static const char *const SONAMES[] = {"libucc.so.1"};
-    dd_dylib_search search = {
-        .what = "UCC",
-        .sonames = SONAMES,
-        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
-        .probe = "ucc_init_version",
-        .place = where,
-    };
-    dd_status status = dd_dylib_open(&search, &lib->dylib, err);
-    if (status == DD_OK) {
-        status = check_version(lib, err);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    return dd_dylib_resolve(&lib->dylib, UCC_SYMBOLS, sizeof UCC_SYMBOLS / sizeof UCC_SYMBOLS[0], &lib->api,
-                            err);
-}
+static const dd_dylib_spec UCC_SPEC = {.what = "UCC",
+                                       .sonames = {"libucc.so.1"},
+                                       .probe = "ucc_init_version",
+                                       .symbols = UCC_SYMBOLS,
+                                       .nsymbols = sizeof UCC_SYMBOLS / sizeof UCC_SYMBOLS[0],
+                                       .check = check_version};
 
 /* Groups are used by several threads. Asked for less, parts of UCC leave out locks. */
 static dd_status
@@ -123,7 +105,7 @@ dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library, dd_error
     if (lib == NULL) {
         return dd_error_no_memory(err, sizeof *lib);
     }
-    dd_status status = load(lib, search, err);
+    dd_status status = dd_dylib_load(&UCC_SPEC, search, &lib->dylib, &lib->api, lib, err);
     if (status == DD_OK) {
         status = start(lib, err);
     }

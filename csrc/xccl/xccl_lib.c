@@ -24,24 +24,11 @@ read_version(xccl_library *library, dd_error *err)
     return DD_OK;
 }
 
-static dd_status
-load(const dd_dylib_place *where, xccl_library *library, dd_error *err)
-{
-    static const char *const SONAMES[] = {"libccl.so.2"};
-    dd_dylib_search search = {
-        .what = "oneCCL",
-        .sonames = SONAMES,
-        .nsonames = 1,
-        .probe = "onecclGetVersion",
-        .place = where,
-    };
-    dd_status status = dd_dylib_open(&search, &library->dylib, err);
-    if (status == DD_OK) {
-        status = dd_dylib_resolve(&library->dylib, SYMBOLS, sizeof SYMBOLS / sizeof SYMBOLS[0], &library->api,
-                                  err);
-    }
-    return status == DD_OK ? read_version(library, err) : status;
-}
+static const dd_dylib_spec SPEC = {.what = "oneCCL",
+                                   .sonames = {"libccl.so.2"},
+                                   .probe = "onecclGetVersion",
+                                   .symbols = SYMBOLS,
+                                   .nsymbols = sizeof SYMBOLS / sizeof SYMBOLS[0]};
 
 dd_status
 dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **opened, dd_error *err)
@@ -50,7 +37,10 @@ dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **opened, dd_error
     if (library == NULL) {
         return dd_error_no_memory(err, sizeof *library);
     }
-    dd_status status = load(search, library, err);
+    dd_status status = dd_dylib_load(&SPEC, search, &library->dylib, &library->api, NULL, err);
+    if (status == DD_OK) {
+        status = read_version(library, err);
+    }
     if (status != DD_OK) {
         dd_dylib_fini(&library->dylib);
         dd_mem_free(library);

@@ -29,28 +29,11 @@ struct dd_cuda_contexts {
 static const dd_dylib_symbol CUDA_SYMBOLS[] = {DD_CUDA_REQUIRED(SYMBOL_REQUIRED)
                                                    DD_CUDA_OPTIONAL(SYMBOL_OPTIONAL)};
 
-static dd_status
-load(const char *explicit_path, dd_dylib *lib, dd_cuda_api *api, dd_error *err)
-{
-    static const char *const SONAMES[] = {"libcuda.so.1", "libcuda.so"};
-    dd_dylib_place place = {.explicit_path = explicit_path};
-    dd_dylib_search search = {
-        .what = "the CUDA driver",
-        .sonames = SONAMES,
-        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
-        .probe = "cuDriverGetVersion",
-        .place = &place,
-    };
-    dd_status status = dd_dylib_open(&search, lib, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = dd_dylib_resolve(lib, CUDA_SYMBOLS, sizeof CUDA_SYMBOLS / sizeof CUDA_SYMBOLS[0], api, err);
-    if (status != DD_OK) {
-        dd_dylib_fini(lib);
-    }
-    return status;
-}
+static const dd_dylib_spec CUDA_SPEC = {.what = "the CUDA driver",
+                                        .sonames = {"libcuda.so.1", "libcuda.so"},
+                                        .probe = "cuDriverGetVersion",
+                                        .symbols = CUDA_SYMBOLS,
+                                        .nsymbols = sizeof CUDA_SYMBOLS / sizeof CUDA_SYMBOLS[0]};
 
 /* DD_NOT_SUPPORTED for whatever keeps the driver from working: it is the machine, not the call. */
 static dd_status
@@ -107,7 +90,8 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
         return dd_error_no_memory(err, sizeof *cuda);
     }
     dd_dylib lib = {0};
-    dd_status status = load(explicit_path, &lib, &cuda->api, err);
+    dd_dylib_place place = {.explicit_path = explicit_path};
+    dd_status status = dd_dylib_load(&CUDA_SPEC, &place, &lib, &cuda->api, NULL, err);
     if (status == DD_OK) {
         status = start_driver(cuda, err);
     }

@@ -49,15 +49,12 @@ dd_nccl_result_name(dd_nccl_result result)
     }
 }
 
-/* The version first: of an older NCCL it says more than a list of what it lacks. */
 static dd_status
-read_version(loaded_lib *lib, dd_error *err)
+read_version(void *ctx, dd_error *err)
 {
-    static const dd_dylib_symbol VERSION[] = {
-        {"ncclGetVersion", offsetof(dd_nccl_api, ncclGetVersion), false}};
-    dd_status status = dd_dylib_resolve(&lib->dylib, VERSION, 1, &lib->base.api, err);
-    if (status != DD_OK) {
-        return status;
+    loaded_lib *lib = ctx;
+    if (lib->base.api.ncclGetVersion == NULL) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s lacks ncclGetVersion", lib->dylib.path);
     }
     dd_nccl_result result = lib->base.api.ncclGetVersion(&lib->base.version);
     if (result != DD_NCCL_SUCCESS) {
@@ -77,26 +74,17 @@ read_version(loaded_lib *lib, dd_error *err)
 dd_status
 dd_nccl_lib_open(const dd_dylib_place *where, dd_nccl_lib **opened, dd_error *err)
 {
-    static const char *const SONAMES[] = {"libnccl.so.2", "libnccl.so"};
+    static const dd_dylib_spec SPEC = {.what = "NCCL",
+                                       .sonames = {"libnccl.so.2", "libnccl.so"},
+                                       .probe = "ncclGetVersion",
+                                       .symbols = NCCL_SYMBOLS,
+                                       .nsymbols = sizeof NCCL_SYMBOLS / sizeof NCCL_SYMBOLS[0],
+                                       .check = read_version};
     loaded_lib *lib = dd_mem_zalloc(sizeof *lib);
     if (lib == NULL) {
         return dd_error_no_memory(err, sizeof *lib);
     }
-    dd_dylib_search search = {
-        .what = "NCCL",
-        .sonames = SONAMES,
-        .nsonames = sizeof SONAMES / sizeof SONAMES[0],
-        .probe = "ncclGetVersion",
-        .place = where,
-    };
-    dd_status status = dd_dylib_open(&search, &lib->dylib, err);
-    if (status == DD_OK) {
-        status = read_version(lib, err);
-    }
-    if (status == DD_OK) {
-        status = dd_dylib_resolve(&lib->dylib, NCCL_SYMBOLS, sizeof NCCL_SYMBOLS / sizeof NCCL_SYMBOLS[0],
-                                  &lib->base.api, err);
-    }
+    dd_status status = dd_dylib_load(&SPEC, where, &lib->dylib, &lib->base.api, lib, err);
     if (status != DD_OK) {
         dd_nccl_lib_close(&lib->base);
         return status;
