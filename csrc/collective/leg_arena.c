@@ -1,6 +1,12 @@
 /* A leg that is an operation of the arena. */
 #include "collective/run_internal.h"
 
+#include "core/clock.h"
+#include "core/system.h"
+#include "core/wait_policy.h"
+
+#include <string.h>
+
 /* ---- wake-ups and regions that a piece requests, and that are passed on at its end */
 
 static void
@@ -59,13 +65,58 @@ static bool
 arena_leg_take(dd_run *run, dd_run_piece *piece)
 {
     piece->is_large = run->arena.is_large;
+    piece->is_long = piece->is_large && !run->mover.is_catching_up;
     return !piece->is_large || !dd_arena_is_blocked(run->env.arena);
 }
 
+static bool
+must_lock(const dd_run *run)
+{
+    static const dd_arena_ranks no_ranks;
+    return run->arena.nwanted > 0 || memcmp(&run->arena.bells, &no_ranks, sizeof no_ranks) != 0 ||
+           atomic_load_explicit(&run->mover.is_recalled, memory_order_relaxed);
+}
+
+/* Polls until another rank has published what the operation needs. False if it is time to lock. */
+static bool
+poll_unlocked(const dd_run *run)
+{
+    bool must_yield = run->env.is_crowded;
+    int64_t until_ns = dd_clock_now_ns() + (must_yield ? DD_POLL_PIECE_CROWDED_NS : DD_POLL_PIECE_NS);
+    for (unsigned polls = 1; dd_arena_is_blocked(run->env.arena); polls++) {
+        if (must_yield) {
+            (void)dd_sys_sched_yield();
+        } else {
+            dd_spin_pause();
+        }
+        if (must_yield || polls % DD_ROUNDS_PER_CLOCK == 0) {
+            must_yield = run->env.is_crowded || dd_arena_must_make_way(run->env.arena);
+            if (must_lock(run) || dd_clock_now_ns() >= until_ns) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* One piece with the lock, and without it as many as may follow. An operation that stays blocked without a rank to poll for needs
+ * the lock: a region is missing, or a rank has failed. */
 static void
 arena_leg_move(dd_run *run, dd_run_piece *piece)
 {
-    piece->state = dd_arena_progress(run->env.arena);
+    dd_arena *arena = run->env.arena;
+    int64_t until_ns = piece->stay_ns > 0 ? dd_clock_now_ns() + piece->stay_ns : 0;
+    bool goes_on = until_ns > 0;
+    bool has_moved = false;
+    piece->state = dd_arena_progress(arena);
+    while (goes_on && piece->state == DD_ARENA_MOVED) {
+        has_moved = true;
+        goes_on = !must_lock(run) && dd_clock_now_ns() < until_ns && poll_unlocked(run);
+        piece->state = goes_on ? dd_arena_progress(arena) : DD_ARENA_MOVED;
+    }
+    if (piece->state == DD_ARENA_BLOCKED && has_moved) {
+        piece->state = DD_ARENA_MOVED;
+    }
 }
 
 static dd_leg_state

@@ -11,6 +11,10 @@
 
 /* How many pieces (some tens of microseconds each) are moved before others have a turn. */
 #define MAX_MOVES 16
+/* How long a thread may move data without the lock before it locks again: the engine's driver, whose links have to wait for it, and a
+ * caller, which checks for signals after that. */
+#define DRIVER_STAY_NS DD_NS_PER_MS
+#define CALLER_STAY_NS DD_WAIT_SLICE_NS
 /* Rounds of up to MAX_MOVES pieces in which a failing group finishes complete calls, with one more for each rank. Ranks that
  * go on publishing data must not keep the lock busy for longer. */
 #define CATCH_UP_ROUNDS 16
@@ -333,13 +337,14 @@ end_piece(dd_run *run, const dd_run_piece *piece)
     return state;
 }
 
-bool
-dd_run_progress_locked(dd_run *run)
+static bool
+progress(dd_run *run, int64_t stay_ns)
 {
     bool has_moved = false;
     const dd_leg_ops *stuck = NULL;
     dd_run_piece piece = {.is_long = false};
     for (int i = 0; i < MAX_MOVES && !piece.is_long && take_piece(run, stuck, &piece); i++) {
+        piece.stay_ns = stay_ns;
         if (!dd_run_move_piece(run, &piece)) {
             return true;
         }
@@ -349,6 +354,12 @@ dd_run_progress_locked(dd_run *run)
     }
     update_task(run);
     return has_moved;
+}
+
+bool
+dd_run_progress_locked(dd_run *run)
+{
+    return progress(run, CALLER_STAY_NS);
 }
 
 static bool
@@ -420,7 +431,7 @@ static bool
 progress_task(dd_task *task)
 {
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
-    bool has_moved = dd_run_progress_locked(run);
+    bool has_moved = progress(run, DRIVER_STAY_NS);
     if (!has_moved) {
         bool needs_core = task->is_outnumbered || dd_run_must_make_way_locked(run);
         task->is_crowded = needs_core && !dd_run_gives_way_locked(run);

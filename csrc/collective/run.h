@@ -66,9 +66,9 @@ typedef struct dd_run_call {
 
 /* Starts, and goes as far as it can. With the engine's lock held, as all of these. */
 void dd_run_start_locked(dd_run *run, const dd_run_call *call);
-/* Looks after the collective that is under way: what the engine's driver does, for a caller that has the
- * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. Large data is
- * moved without the lock, so by the end everything may be otherwise. */
+/* Move the collective that is under way, as the engine's driver does, for a caller that has the lock. True if it got somewhere.
+ * With the lock it does at most about a millisecond of work. Large data is moved without the lock, for at most about a slice of
+ * a wait (DD_WAIT_SLICE_NS): afterwards the run may be in any state. */
 bool dd_run_progress_locked(dd_run *run);
 /* Finish everything that is complete here: use all data that other ranks have published or sent, and end the collective if
  * nothing is missing. Calls that its on_done starts are treated alike. The lock is kept, so this may be called from
@@ -80,6 +80,8 @@ void dd_run_catch_up_locked(dd_run *run);
 bool dd_run_looks_help_locked(const dd_run *run);
 /* Some thread moves data without the lock: the arena must be left alone. False for NULL. */
 bool dd_run_is_moving_locked(const dd_run *run);
+/* Make the thread that moves data lock soon (about 100 us). */
+void dd_run_recall_locked(dd_run *run);
 /* Waits, with the lock, for the end of the piece that is being moved (about 100 us), since the caller is going
  * to end the collective. NULL is fine. */
 void dd_run_halt_locked(dd_run *run);

@@ -47,9 +47,10 @@ typedef enum dd_leg_state {
 /* A piece of a leg's work. */
 typedef struct dd_run_piece {
     const dd_leg_ops *ops;
-    bool is_large;        /* move it without the engine's lock */
-    bool is_long;         /* as long as many others */
-    uint32_t step;        /* of a plan */
+    bool is_large;   /* move it without the engine's lock */
+    bool is_long;    /* as long as many others */
+    int64_t stay_ns; /* without the lock: how long its thread may move the pieces after it; 0 with the lock */
+    uint32_t step;   /* of a plan */
     dd_arena_state state; /* of the arena, after the piece */
 } dd_run_piece;
 
@@ -108,17 +109,21 @@ typedef struct dd_run_arena {
 /* The thread that moves data.
  *
  * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
- * arena, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes the piece with the lock, and ends it
- * with the lock. Until then no other thread takes a piece, or looks into the arena. The exception is the end of the collective:
- * it waits, with the lock, until the piece is moved (is_moving), and takes the piece over. So a mover never waits for the lock
- * while it moves: wake-ups, and wanted regions, are kept until the piece is ended. */
+ * arena, a step of a plan) is moved without the lock, by a thread that takes a piece of it with the lock, and ends the piece
+ * with the lock. Until then no other thread takes a piece, or looks into the arena. In the arena the thread goes on without the
+ * lock, and polls for the other ranks, so that a collective takes the lock as often however large it is. It locks again at the
+ * end of the operation, when a rank must be woken or a region is wanted, after stay_ns, and when another thread recalls it.
+ *
+ * The exception is the end of the collective: it waits, with the lock, until the piece is moved (is_moving), and takes the piece
+ * over. So a mover never waits for the lock while it moves: wake-ups, and wanted regions, are kept until the piece is ended. */
 typedef struct dd_run_mover {
     uint64_t taken;        /* the number of the piece that a thread is moving without the lock; 0 for none */
     uint64_t npieces;      /* numbers given so far */
     dd_run_piece piece;    /* the piece that is taken; written by its thread while is_moving */
     atomic_bool is_moving; /* the thread is not done with the piece; cleared without the lock */
-    unsigned nabsent;      /* threads that will lock again, also after their collective has ended */
-    bool is_catching_up;   /* pieces of any size are moved with the lock: see dd_run_catch_up_locked */
+    atomic_bool is_recalled; /* the thread should lock soon: another one waits for that */
+    unsigned nabsent;        /* threads that will lock again, also after their collective has ended */
+    bool is_catching_up;     /* pieces of any size are moved with the lock: see dd_run_catch_up_locked */
 } dd_run_mover;
 
 /* A collective whose data a carrier moves. */

@@ -12,6 +12,7 @@ move_unlocked(dd_run *run, dd_run_piece *piece)
     mover->piece = *piece;
     mover->taken = number;
     mover->nabsent++;
+    atomic_store_explicit(&mover->is_recalled, false, memory_order_relaxed);
     atomic_store_explicit(&mover->is_moving, true, memory_order_relaxed);
     dd_engine_unlock(run->env.engine);
     piece->ops->move(run, &mover->piece);
@@ -32,6 +33,7 @@ dd_run_move_piece(dd_run *run, dd_run_piece *piece)
     if (piece->is_large && !run->mover.is_catching_up) {
         return move_unlocked(run, piece);
     }
+    piece->stay_ns = 0;
     if (piece->ops->move != NULL) {
         piece->ops->move(run, piece);
     }
@@ -39,8 +41,17 @@ dd_run_move_piece(dd_run *run, dd_run_piece *piece)
 }
 
 void
+dd_run_recall_locked(dd_run *run)
+{
+    atomic_store_explicit(&run->mover.is_recalled, true, memory_order_relaxed);
+}
+
+void
 dd_run_halt_locked(dd_run *run)
 {
+    if (run != NULL) {
+        dd_run_recall_locked(run);
+    }
     while (run != NULL && atomic_load_explicit(&run->mover.is_moving, memory_order_acquire)) {
         dd_sys_sched_yield();
     }

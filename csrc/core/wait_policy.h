@@ -39,6 +39,10 @@
 
 /* For peers: a caller that drives the engine. */
 #define DD_POLL_PEERS_NS (1 * DD_NS_PER_MS)
+/* For ranks of a large collective, by a thread that holds no lock: no rank needs longer for a piece. Ranks that outnumber the cores
+ * publish late, since they take turns. */
+#define DD_POLL_PIECE_NS (100 * DD_NS_PER_US)
+#define DD_POLL_PIECE_CROWDED_NS (1 * DD_NS_PER_MS)
 /* By the engine's own thread, which takes its core from threads that compute. */
 #define DD_POLL_BACKGROUND_NS (150 * DD_NS_PER_US)
 /* For a store's server, and by it for its clients: longer than it takes to wake the other. */

@@ -12,6 +12,7 @@
 #include "syscall_counter.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -421,6 +422,81 @@ measure_messages(shared_state *state)
 TEST(messages)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_messages});
+}
+
+/* ---- locks of a large collective, whose data is moved without the engine's lock */
+
+#define NLARGE 50
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* ranks are too slow to be polled for */
+#define LARGE_ROUNDS_MOST 1
+#else
+#define LARGE_ROUNDS_MOST 40
+#endif
+#define LARGE_LOCKS_MOST 4
+
+typedef struct large_calls {
+    size_t nbytes;
+    atomic_ulong least[RANKS_MOST]; /* locks that the rank has taken in its cheapest call */
+} large_calls;
+
+static unsigned long
+most_of_ranks(const large_calls *calls)
+{
+    unsigned long most = 0;
+    for (int rank = 0; rank < RANKS_MOST; rank++) {
+        unsigned long least = atomic_load(&calls->least[rank]);
+        most = least > most ? least : most;
+    }
+    return most;
+}
+
+/* The cheapest call counts: in others a rank is late, or the system stops a thread, and then ranks sleep and are woken. On a busy
+ * machine it takes more calls to find it. */
+static void
+count_locks_of_rank(team_rank *self)
+{
+    large_calls *calls = self->arg;
+    team_member member = {.rank = self};
+    REQUIRE(member_init(&member, DD_COLL_ALL_REDUCE, calls->nbytes));
+    bool is_met = false;
+    for (int round = 0; round < LARGE_ROUNDS_MOST && !is_met; round++) {
+        for (int i = 0; i < NLARGE; i++) {
+            unsigned long before = dd_lock_ntaken();
+            CHECK_OK(team_call(self, &member.args));
+            unsigned long nlocks = dd_lock_ntaken() - before;
+            unsigned long least = atomic_load(&calls->least[self->rank]);
+            atomic_store(&calls->least[self->rank], nlocks < least ? nlocks : least);
+        }
+        team_rendezvous(self, "after a round");
+        is_met = most_of_ranks(calls) <= LARGE_LOCKS_MOST;
+        team_rendezvous(self, "all have looked");
+    }
+    member_fini(&member);
+    team_rendezvous(self, "all is done");
+}
+
+static void
+check_large_locks(size_t nbytes)
+{
+    large_calls calls = {.nbytes = nbytes};
+    for (int rank = 0; rank < RANKS_MOST; rank++) {
+        atomic_init(&calls.least[rank], ULONG_MAX);
+    }
+    team_run(&(team_options){.size = RANKS_MOST}, count_locks_of_rank, &calls);
+    unsigned long most = most_of_ranks(&calls);
+    if (getenv("DLDIST_TEST_COUNTS") != NULL || most > LARGE_LOCKS_MOST) {
+        printf("    all_reduce of %zu KiB, %d ranks: %lu locks; at most %d\n", nbytes >> 10, RANKS_MOST, most,
+               LARGE_LOCKS_MOST);
+    }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    CHECK(most <= LARGE_LOCKS_MOST);
+#endif
+}
+
+TEST(locks_of_a_large_collective_do_not_depend_on_its_size)
+{
+    check_large_locks((size_t)256 << 10);
+    check_large_locks((size_t)2 << 20);
 }
 
 /* ---- locks of a rank that polls for the others */
