@@ -15,28 +15,55 @@
 /* Left to the rest of the process when connections take all the others. */
 #define SPARED_FDS_MAX 32
 
-/* A host that vanished without a word is noticed after about KEEPALIVE_IDLE_S + 3 * KEEPALIVE_INTERVAL_S. */
-#define KEEPALIVE_IDLE_S 15
-#define KEEPALIVE_INTERVAL_S 5
+/* A host that has vanished is noticed after the time to idle and all probes. A link between ranks has less patience than a client of
+ * a store, and its bytes under way are subject to it as well: sending them again at least once a second makes the kernel's number of
+ * attempts last about as long. Kernels before 6.15 do not know that option and get a limit for the bytes themselves; there a peer
+ * that answers but has not read for so long, being stopped, is taken for lost as well. */
+#define KEEPALIVE_PROBES 3
+#define STREAM_IDLE_S 15
+#define STREAM_INTERVAL_S 5
+#define LINK_IDLE_S 5
+#define LINK_INTERVAL_S 2
+#define LINK_RESEND_MS 1000
+#define LINK_UNACKNOWLEDGED_MS 15000
 
-static void
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
+/* None of these options is worth failing for. */
+static bool
 set_option(int fd, int level, int name, int value)
 {
-    /* None of these is worth failing for. */
-    (void)dd_sys_setsockopt(fd, level, name, &value, sizeof value);
+    return dd_sys_setsockopt(fd, level, name, &value, sizeof value) == 0;
+}
+
+/* The buffers are left to the kernel, which fits them to the path. */
+static void
+tune_tcp(int fd, int idle_s, int interval_s)
+{
+    (void)set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    (void)set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval_s);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
 }
 
 static void
 tune_stream(int fd, int family)
 {
-    if (family == AF_UNIX) {
-        return;
+    if (family != AF_UNIX) {
+        tune_tcp(fd, STREAM_IDLE_S, STREAM_INTERVAL_S);
     }
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+void
+dd_sock_tune_link(int fd)
+{
+    tune_tcp(fd, LINK_IDLE_S, LINK_INTERVAL_S);
+    if (!set_option(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, LINK_RESEND_MS)) {
+        (void)set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, LINK_UNACKNOWLEDGED_MS);
+    }
 }
 
 static int
@@ -56,12 +83,12 @@ dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err)
                                   dd_addr_print(addr, text));
     }
     if (family != AF_UNIX) {
-        set_option(new_fd, SOL_SOCKET, SO_REUSEADDR, 1);
+        (void)set_option(new_fd, SOL_SOCKET, SO_REUSEADDR, 1);
     }
     if (family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
         /* "::" takes IPv4 as well; another IPv6 address is just that. */
-        set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
+        (void)set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
     }
     if (dd_sys_bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
         dd_sys_listen(new_fd, BACKLOG) != 0) {
@@ -221,6 +248,16 @@ dd_io
 dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved)
 {
     return classify(dd_sys_send(fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
+}
+
+dd_io
+dd_sock_try_send_parts(int fd, const struct iovec *parts, int nparts, size_t *moved)
+{
+    struct msghdr message = {
+        .msg_iov = (struct iovec *)(uintptr_t)parts,
+        .msg_iovlen = (size_t)(nparts < IOV_MAX ? nparts : IOV_MAX),
+    };
+    return classify(dd_sys_sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
 }
 
 dd_io

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 /* What a try_ function came to. */
 typedef enum dd_io {
@@ -47,10 +48,15 @@ bool dd_sock_is_fd_scarce(int fd);
 /* Whether the process at the other end of a Unix socket was of our user when it connected. */
 bool dd_sock_is_same_user(int fd);
 
+/* Set a connected TCP socket up for a link between ranks: a vanished host is noticed after about a quarter of a minute, whether the
+ * connection is idle or has bytes under way. */
+void dd_sock_tune_link(int fd);
+
 void dd_sock_close(int fd); /* -1 is fine */
 
 /* Moves what it can, at least one byte on DD_IO_OK. */
 dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
+dd_io dd_sock_try_send_parts(int fd, const struct iovec *parts, int nparts, size_t *moved);
 dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
 
 /* The same over a Unix socket, with a descriptor. The receiver's copy is close-on-exec and registered; *passed_fd is -1 when

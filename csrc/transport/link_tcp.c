@@ -5,27 +5,10 @@
 #include "core/mem.h"
 #include "core/system.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
-
-/* A host that vanished without a word is noticed after about a quarter of a minute, whether the connection
- * is idle (keepalive) or has bytes under way. For the latter, sending again at least once a second makes
- * the kernel's number of attempts last that long. Kernels before 6.15 do not know how to, and get a limit
- * for the bytes themselves; there a peer that answers but has not read for so long, being stopped, is
- * taken for lost as well. */
-#define KEEPALIVE_IDLE_S 5
-#define KEEPALIVE_INTERVAL_S 2
-#define KEEPALIVE_PROBES 3
-#define RESEND_MS 1000
-#define USER_TIMEOUT_MS 15000
-
-#ifndef TCP_RTO_MAX_MS
-#define TCP_RTO_MAX_MS 44
-#endif
 
 typedef struct tcp_stream {
     dd_link base;
@@ -39,36 +22,9 @@ stream_of(dd_link *link)
 }
 
 static dd_io
-classify(ssize_t rc)
-{
-    if (rc >= 0) {
-        return DD_IO_OK;
-    }
-    switch (errno) {
-    case EAGAIN:
-    case EINTR:
-        return DD_IO_AGAIN;
-    case ECONNRESET:
-    case EPIPE:
-        return DD_IO_CLOSED;
-    default:
-        return DD_IO_FAILED;
-    }
-}
-
-static dd_io
 tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved)
 {
-    struct msghdr message = {
-        .msg_iov = (struct iovec *)(uintptr_t)parts,
-        .msg_iovlen = (size_t)(nparts < IOV_MAX ? nparts : IOV_MAX),
-    };
-    ssize_t rc = dd_sys_sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    dd_io io = classify(rc);
-    if (io == DD_IO_OK) {
-        *moved = (size_t)rc;
-    }
-    return io;
+    return dd_sock_try_send_parts(link->fd, parts, nparts, moved);
 }
 
 /* If a process ends with something unread, or something comes when it has ended, its connection is reset, and
@@ -169,27 +125,6 @@ static const dd_link_ops sealed_ops = {
     .destroy = tcp_destroy,
 };
 
-/* None of these is worth failing for, and a socket pair has none of them. */
-static bool
-set_option(int fd, int level, int name, int value)
-{
-    return dd_sys_setsockopt(fd, level, name, &value, sizeof value) == 0;
-}
-
-/* The buffers are left to the kernel, which fits them to the path. */
-static void
-tune(int fd)
-{
-    (void)set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    (void)set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
-    if (!set_option(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS)) {
-        (void)set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
-    }
-}
-
 dd_status
 dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err)
 {
@@ -197,7 +132,7 @@ dd_link_open_tcp(int fd, dd_seal *seal, dd_link **link, dd_error *err)
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
-    tune(fd);
+    dd_sock_tune_link(fd);
     self->base = (dd_link){.ops = seal != NULL ? &sealed_ops : &tcp_ops,
                            .fd = fd,
                            .has_input = seal != NULL && dd_seal_has_input(seal),
