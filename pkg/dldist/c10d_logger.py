@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dldist
 from dldist import distributed_c10d
 from dldist._base import log
+from dldist.nccl import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +45,6 @@ def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
             "local_rank": f"{pg.rank()}",
         }
         if told["backend"] == "nccl":
-            from dldist.nccl import library
-
             told["nccl_version"] = f"{library.info()['version']}"
     return told
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dldist import distributed_c10d
+
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -16,6 +18,4 @@ __all__ = ["default_pg_nccl_timeout", "default_pg_timeout"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dldist import distributed_c10d
-
     return getattr(distributed_c10d, name)

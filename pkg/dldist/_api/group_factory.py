@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dldist import _core
+from dldist import _core, rendezvous
 from dldist._backends import registry
 from dldist._backends.backend_base import Member
 from dldist._backends.backend_names import CHECKS, Backend, BackendConfig, default_timeout
+from dldist._backends.cpu import ProcessGroupGloo
 from dldist._backends.health_check import HealthCheckHook
-from dldist._backends.process_group import ProcessGroup, abort_with_reason
+from dldist._backends.process_group import DistributedBackendOptions, ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER
 from dldist._base import settings
+from dldist._base.options import DebugLevel, get_debug_level
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -109,8 +111,6 @@ class Maker:
             rank, world_size = place.rank, place.world_size
         if store is not None:
             return self.make(store, rank, list(range(world_size)), name)
-        from dldist import rendezvous
-
         if init_method is not None:
             place = None
         meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout, place=place)
@@ -175,8 +175,6 @@ class Maker:
         if backend.upper() in Backend._plugins:
             made = self._make_plugin(backend, prefixed, pg, ranks)
         elif backend == Backend.GLOO:
-            from dldist._backends.cpu import ProcessGroupGloo
-
             if self.is_reconfigurable:
                 return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
             made = ProcessGroupGloo._make(prefixed, pg, self.timeout, self.source, ranks)
@@ -214,8 +212,6 @@ class Maker:
         plugin = Backend._plugins[backend.upper()]
         if not plugin.extended_api:
             return plugin.creator_fn(store, pg.rank(), pg.size(), self.timeout)
-        from dldist._backends.process_group import DistributedBackendOptions
-
         opts = DistributedBackendOptions()
         opts.store = store
         opts.group_rank, opts.group_size = pg.rank(), pg.size()
@@ -228,8 +224,6 @@ class Maker:
 
     def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
         """The backend. If the debug level is DETAIL, it is wrapped in one that compares every collective of all ranks."""
-        from dldist._base.options import DebugLevel, get_debug_level
-
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
@@ -257,7 +251,6 @@ def create_process_group_wrapper(
     wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
 ) -> Any:
     """A backend that compares every collective of all ranks before it runs. It has a group of its own for that."""
-    from dldist._backends.cpu import ProcessGroupGloo
     from dldist._backends.wrapper import _ProcessGroupWrapper
 
     limit = default_timeout(Backend.GLOO) if timeout is None else timeout

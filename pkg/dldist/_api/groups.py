@@ -12,6 +12,7 @@ from dldist._backends import registry
 from dldist._backends.backend_names import Backend, device_type_of, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
+from dldist._backends.world_backend import group_behind
 from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
 
@@ -338,8 +339,6 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
 
 def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
     """What a group of these ranks (of pg) can be split off from: the group on the CPU behind it, if it has one."""
-    from dldist._backends.world_backend import group_behind
-
     group = group_behind(pg)
     return None if group is None else (group, ranks)
 
@@ -855,6 +854,4 @@ def default_world() -> World | None:
         >>> dist.default_world().all_gather_object("hello")
         ['hello']
     """
-    from dldist._backends.world_backend import group_behind
-
     return group_behind(default_group())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dldist import _core
+from dldist._base import log
 from dldist._base.arrays import private_memory
+from dldist._base.options import as_int
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
 
 def _set_global_rank(rank: int) -> None:
     """Have the lines of the log say which rank this process is."""
-    from dldist._base import log
-    from dldist._base.options import as_int
-
     log.global_rank = as_int("_set_global_rank(): argument 'rank'", rank)
 
 

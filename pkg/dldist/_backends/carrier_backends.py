@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dldist import carriers
+from dldist import carriers, rendezvous
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.world_backend import OverWorld
+from dldist.carriers import _mpi
+from dldist.rendezvous import DEFAULT_TIMEOUT_S
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -49,10 +51,6 @@ class ProcessGroupMPI(Carried):
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
         """A backend for these ranks of MPI's world, all if none are named; None where this process is not among them. All processes of
         MPI's world call it."""
-        from dldist import rendezvous
-        from dldist.carriers import _mpi
-        from dldist.rendezvous import DEFAULT_TIMEOUT_S
-
         meeting = rendezvous.meet(place=_mpi.Place(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))

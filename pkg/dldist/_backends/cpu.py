@@ -6,6 +6,7 @@ from dldist import _core
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.world_backend import OverWorld, close
 from dldist._base.options import ReconfigureOptions, timeout_of
+from dldist._base.works import done_work
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -168,8 +169,6 @@ class ProcessGroupGloo(OverWorld):
         finally:
             if self._when_reconfigured is not None:
                 self._when_reconfigured(self)
-        from dldist._base.works import done_work
-
         return done_work([])
 
 

@@ -7,6 +7,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dldist import _core
+from dldist._backends.completion_hooks import Completions
+from dldist._backends.group_backend import OverGroup
 from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
@@ -78,8 +80,6 @@ class Hooks:
 
     def ensure_completion(self) -> Completions:
         if self.completion is None:
-            from dldist._backends.completion_hooks import Completions
-
             self.completion = Completions()
         return self.completion
 
@@ -267,8 +267,6 @@ _RECORDED: dict[Any, str] = {
 
 
 def _records_itself(backend: Any) -> bool:
-    from dldist._backends.group_backend import OverGroup
-
     return isinstance(getattr(backend, "wrapped_pg", backend), OverGroup)
 
 

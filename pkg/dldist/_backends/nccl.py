@@ -5,8 +5,9 @@ from __future__ import annotations
 from dldist import _core
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.group_backend import OverGroup
+from dldist._backends.nccl_window import NcclGroupWindow
 from dldist._base.options import ErrorType
-from dldist.nccl import library
+from dldist.nccl import Allocator, library
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -407,14 +408,10 @@ class ProcessGroupNCCL(OverGroup):
     @property
     def mem_allocator(self) -> Any:
         """An Allocator (dldist.nccl.Allocator) over ncclMemAlloc: torch.cuda.MemPool(backend.mem_allocator.torch())."""
-        from dldist.nccl import Allocator
-
         return Allocator()
 
     def new_window(self, tensor: Any = None) -> Any:
         """A dldist.Window over NCCL's one-sided messages. All ranks call this, with a tensor or without."""
-        from dldist._backends.nccl_window import NcclGroupWindow
-
         if not self.supports_window:
             version = ".".join(map(str, self.get_runtime_nccl_version()))
             raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")

@@ -17,6 +17,7 @@ differentiate, so that every rank has to take part.
 from __future__ import annotations
 
 from dldist import _core
+from dldist._api import work_registry
 from dldist._base import arrays
 from dldist._objects.exchange import Exchange
 from dldist.functional import tree as functional_tree
@@ -754,8 +755,6 @@ def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
     """
     if isinstance(x, Pending):
         return x.wait()
-    from dldist._api import work_registry
-
     for work in work_registry.take(x):
         work.wait()
     return x

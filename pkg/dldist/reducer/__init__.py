@@ -18,6 +18,7 @@ import array
 import contextlib
 
 from dldist import _core
+from dldist._api.groups import get_backend
 from dldist._backends import sparse
 from dldist._base import arrays
 from dldist.functional.form import as_index, operations_of
@@ -794,6 +795,4 @@ def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: S
 def _backend_name(process_group: Any) -> str:
     if isinstance(process_group, _core.Group):
         return "dldist"
-    from dldist._api.groups import get_backend
-
     return get_backend(process_group)

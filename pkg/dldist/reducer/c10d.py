@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dldist import comm_hooks
+from dldist._base.arrays import private_memory
 from dldist._base.options import BuiltinCommHookType
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
@@ -115,8 +117,6 @@ class C10dNames:
         return own if self._is_open else own.new_zeros(own.shape)
 
     def _get_zeros_like_grad_buckets(self: Any) -> list[GradBucket]:
-        from dldist.reducer.buckets import private_memory
-
         buckets = [self._grad_bucket(bucket) for bucket in self._buckets]
         for bucket in buckets:
             zeros = private_memory(bucket.memory.shape, bucket.memory.dtype)
@@ -172,8 +172,6 @@ def _register_comm_hook(reducer: Reducer, state: Any, comm_hook: Callable[[Any, 
 
 def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: Any) -> None:
     """Have buckets reduced as they are (ALLREDUCE), or as float16 (FP16_COMPRESS)."""
-    from dldist import comm_hooks
-
     hooks = {
         BuiltinCommHookType.ALLREDUCE: comm_hooks.allreduce_hook,
         BuiltinCommHookType.FP16_COMPRESS: comm_hooks.fp16_compress_hook,

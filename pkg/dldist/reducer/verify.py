@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist._base import arrays
+from dldist._objects.exchange import Exchange
 from dldist.functional.form import operations_of
 from dldist.reducer.buckets import Parameter, private_memory
 
@@ -35,8 +36,6 @@ def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> No
     operations.all_gather_single(digests, digest, timeout=timeout)
     if digests == digest * operations.size:
         return
-    from dldist._objects.exchange import Exchange
-
     names = [parameter.name for parameter in parameters]
     everyones = Exchange(operations, "all_gather_object", "safe", timeout).all_gather((own, names))
     for rank, (others, their_names) in enumerate(everyones):
