@@ -11,7 +11,7 @@
 
 #define MAGIC "DDFSTORE"
 #define MAGIC_BYTES 8u
-#define FORMAT_VERSION 2u
+#define FORMAT_VERSION 1u
 #define READ_BYTES ((size_t)64 << 10)
 
 typedef struct record_head {
@@ -73,8 +73,15 @@ dd_file_header_seal(dd_file_header *header)
     memcpy(header->magic, MAGIC, MAGIC_BYTES);
     header->version = FORMAT_VERSION;
     header->zero = header->last_zero = 0;
-    memset(header->unused, 0, sizeof header->unused);
     header->crc = crc32_of((const uint8_t *)header, offsetof(dd_file_header, crc));
+}
+
+bool
+dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES])
+{
+    size_t at = offsetof(dd_file_header, run_id);
+    return bytes.len >= at + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0 &&
+           memcmp(bytes.data + at, run_id, DD_FILE_RUN_ID_BYTES) == 0;
 }
 
 dd_file_record_state

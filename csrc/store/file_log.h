@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define DD_FILE_RUN_ID_BYTES 16
 #define DD_FILE_HEADER_BYTES 64
 #define DD_FILE_RECORD_HEAD_BYTES 16
 #define DD_FILE_RECORD_MAX_BYTES (UINT64_C(1) << 30)
@@ -21,8 +22,10 @@ typedef struct dd_file_header {
     char magic[8];
     uint32_t version;
     uint32_t zero;
-    uint8_t unused[32]; /* 0 */
-    uint64_t left;      /* processes that have closed the file */
+    uint8_t run_id[DD_FILE_RUN_ID_BYTES];
+    int64_t world_size; /* < 0: not known */
+    uint64_t joined;
+    uint64_t left; /* in order */
     uint32_t last_zero;
     uint32_t crc; /* of all before it */
 } dd_file_header;
@@ -42,6 +45,10 @@ void dd_file_header_seal(dd_file_header *header);
 
 /* Reads up to nbytes at the offset, fewer where the file ends; -1 with errno. */
 ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);
+
+/* Whether these bytes start a header of that run. Looks only at what never changes during a run, so that it
+ * may be asked while another process writes the counts. */
+bool dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES]);
 
 typedef enum dd_file_record_type {
     DD_FILE_RECORD_SET = 1,

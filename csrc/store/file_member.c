@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/system.h"
+#include "net/auth.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -123,6 +124,18 @@ dd_file_member_look(const dd_file_member *member)
     }
 }
 
+/* Reads the bytes of the header, fewer where the file ends. */
+static dd_status
+read_start(const dd_file_member *member, uint8_t out[DD_FILE_HEADER_BYTES], dd_bytes *start, dd_error *err)
+{
+    ssize_t nread = dd_file_read(member->fd, out, DD_FILE_HEADER_BYTES, 0);
+    if (nread < 0) {
+        return failed(member, "read the header", err);
+    }
+    *start = dd_bytes_of(out, (size_t)nread);
+    return DD_OK;
+}
+
 dd_status
 dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err)
 {
@@ -133,6 +146,15 @@ dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err
     }
     if (rc != 0 || info.st_nlink == 0) {
         return dd_error_set(err, DD_STORE, "%s: the file was deleted while it was in use", member->where);
+    }
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
+    dd_status status = read_start(member, bytes, &start, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_file_header_is_of_run(start, member->run_id)) {
+        return dd_error_set(err, DD_STORE, "%s: the file was taken over by another job", member->where);
     }
     *size = (uint64_t)info.st_size;
     return DD_OK;
@@ -251,48 +273,85 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     return status;
 }
 
-/* Reads the header; the first process that opens the file writes it. */
-static dd_status
-settle_header(const dd_file_member *member, dd_file_header *header, dd_error *err)
+/* Nobody has the file open. What is in it may still be meant for us: ranks that came early, did their part
+ * and left in order before we were there. */
+static bool
+is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
-    uint8_t bytes[DD_FILE_HEADER_BYTES];
-    ssize_t nread = dd_file_read(member->fd, bytes, sizeof bytes, 0);
-    if (nread < 0) {
-        return failed(member, "read the header", err);
-    }
-    dd_status status = DD_OK;
-    switch (dd_file_header_parse(dd_bytes_of(bytes, (size_t)nread), header)) {
-    case DD_FILE_HEADER_VALID:
-        break;
-    case DD_FILE_HEADER_EMPTY:
-        *header = (dd_file_header){.left = 0};
-        status = write_header(member, header, err);
-        if (status != DD_OK) {
-            (void)!dd_file_member_cut(member, 0, NULL);
-        }
-        break;
-    case DD_FILE_HEADER_BROKEN:
-        status = dd_error_set(err, DD_STORE, "%s: the header is damaged", member->where);
-        break;
-    case DD_FILE_HEADER_VERSION:
-        status = dd_error_set(err, DD_STORE,
-                              "%s: the file is of another version of dldist: remove it if no job uses it",
-                              member->where);
-        break;
-    case DD_FILE_HEADER_FOREIGN:
-        status = dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
-                              member->where);
-        break;
-    }
-    return status;
+    return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size &&
+           header->left == header->joined && header->joined < (uint64_t)world_size;
 }
 
-/* The caller holds the gate. */
 static dd_status
-join_locked(const dd_file_member *member, dd_error *err)
+start_run(const dd_file_member *member, int64_t world_size, dd_file_header *header, dd_error *err)
 {
-    dd_file_header header;
-    dd_status status = settle_header(member, &header, err);
+    *header = (dd_file_header){.world_size = world_size};
+    dd_status status = dd_auth_random(header->run_id, sizeof header->run_id, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    return dd_file_member_cut(member, 0, err);
+}
+
+/* Others have the file open: what is in it is theirs, and ours to join if it fits. */
+static dd_status
+check_live(const dd_file_member *member, dd_file_header_state state, int64_t world_size,
+           dd_file_header *header, dd_error *err)
+{
+    if (state == DD_FILE_HEADER_VERSION) {
+        return dd_error_set(err, DD_STORE, "%s: in use by a job of another version", member->where);
+    }
+    if (state != DD_FILE_HEADER_VALID) {
+        return dd_error_set(err, DD_STORE, "%s: the header is damaged while others have the file open",
+                            member->where);
+    }
+    if (world_size >= 0 && header->world_size >= 0 && header->world_size != world_size) {
+        return dd_error_set(err, DD_STORE, "%s: in use by a job with world size %lld, ours is %lld",
+                            member->where, (long long)header->world_size, (long long)world_size);
+    }
+    if (header->world_size < 0) {
+        header->world_size = world_size;
+    }
+    return DD_OK;
+}
+
+/* Settles under the gate whose content the file holds, and counts us in. */
+static dd_status
+join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
+{
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
+    dd_status status = read_start(member, bytes, &start, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_file_header header = {.world_size = -1};
+    dd_file_header_state state = dd_file_header_parse(start, &header);
+    if (state == DD_FILE_HEADER_FOREIGN) {
+        return dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
+                            member->where);
+    }
+    lock_result alone = try_lock(member->fd, LOCK_MEMBER, F_WRLCK);
+    if (alone == LOCK_FAILED) {
+        return failed(member, "lock the file", err);
+    }
+    if (alone == LOCK_BUSY) {
+        status = check_live(member, state, world_size, &header, err);
+    } else if (!is_left_for_us(state, &header, world_size)) {
+        DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
+               start.len > 0 ? "; dropped what an earlier one had left" : "");
+        status = start_run(member, world_size, &header, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    header.joined++;
+    if (header.world_size >= 0 && header.joined > (uint64_t)header.world_size) {
+        DD_LOG(DD_LOG_INFO, "%s: member %llu of a job of %lld; a restarted rank?", member->where,
+               (unsigned long long)header.joined, (long long)header.world_size);
+    }
+    memcpy(member->run_id, header.run_id, sizeof member->run_id);
+    status = write_header(member, &header, err);
     /* It cannot be busy: only the holder of the gate takes this byte alone. */
     if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
@@ -313,14 +372,14 @@ dd_status
 dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size, const dd_wait *wait,
                     dd_error *err)
 {
-    *member = (dd_file_member){.fd = -1, .world_size = world_size};
+    *member = (dd_file_member){.fd = -1};
     dd_status status = make_names(member, path, err);
     if (status != DD_OK) {
         return status;
     }
     status = try_until(member, try_enter, "open", NULL, wait, err);
     if (status == DD_OK) {
-        status = join_locked(member, err);
+        status = join_locked(member, world_size, err);
         if (status == DD_OK) {
             status = dd_file_member_unlock_gate(member, err);
         }
@@ -334,40 +393,46 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     return status;
 }
 
-/* True if all processes of the job have closed the file, so that no process needs this content. */
+/* Nobody else has the file open, and all have come: nobody will ever want this content. */
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {
     bool is_at_path;
-    return member->world_size >= 0 && header->left >= (uint64_t)member->world_size &&
+    return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size &&
            try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN &&
            find_at_path(member, &is_at_path, NULL) == DD_OK && is_at_path;
 }
 
 static void
-count_out_locked(const dd_file_member *member)
+count_out_locked(const dd_file_member *member, bool is_in_order)
 {
+    uint64_t size;
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
     dd_file_header header;
-    dd_error err = {.code = DD_OK};
-    dd_status status = settle_header(member, &header, &err);
-    header.left++;
-    if (status == DD_OK && is_last(member, &header)) {
-        (void)dd_sys_unlink(member->absolute_path);
-    } else if (status == DD_OK) {
-        status = write_header(member, &header, &err);
+    if (dd_file_member_check(member, &size, NULL) != DD_OK ||
+        read_start(member, bytes, &start, NULL) != DD_OK ||
+        dd_file_header_parse(start, &header) != DD_FILE_HEADER_VALID) {
+        return;
     }
-    if (status != DD_OK) {
-        DD_LOG(DD_LOG_INFO, "%s", err.message);
+    if (is_last(member, &header)) {
+        (void)dd_sys_unlink(member->absolute_path);
+    } else if (is_in_order) {
+        header.left++;
+        dd_error err;
+        if (write_header(member, &header, &err) != DD_OK) {
+            DD_LOG(DD_LOG_INFO, "%s", err.message);
+        }
     }
 }
 
 void
-dd_file_member_leave(dd_file_member *member)
+dd_file_member_leave(dd_file_member *member, bool is_in_order)
 {
     dd_wait wait = dd_wait_after(LEAVE_TIMEOUT_NS);
     dd_error err;
     if (dd_file_member_lock_gate(member, "close", NULL, &wait, &err) == DD_OK) {
-        count_out_locked(member);
+        count_out_locked(member, is_in_order);
     } else {
         DD_LOG(DD_LOG_INFO, "%s", err.message);
     }

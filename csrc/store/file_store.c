@@ -30,6 +30,7 @@ typedef struct file_store {
     dd_lock mu;
     pthread_cond_t changed; /* with mu: this process changed the content */
     /* guarded by mu */
+    bool is_cut_short; /* the last operation ran out of time or was interrupted */
     dd_file_log log;
     dd_blob write_buf; /* records of the change under way */
 } file_store;
@@ -209,6 +210,7 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (request->op == DD_STORE_NUM_KEYS && status == DD_OK) {
         result->number += OWN_KEYS;
     }
+    self->is_cut_short = status == DD_TIMED_OUT || status == DD_INTERRUPTED;
     dd_lock_release(&self->mu);
     return status;
 }
@@ -220,7 +222,7 @@ file_destroy(dd_store *store)
 {
     file_store *self = DD_CONTAINER_OF(store, file_store, head);
     if (!dd_store_is_forked(store)) {
-        dd_file_member_leave(&self->member);
+        dd_file_member_leave(&self->member, !self->is_cut_short);
         dd_cond_fini(&self->changed);
         dd_lock_fini(&self->mu);
     } else if (dd_lock_was_free_at_fork(&self->mu)) {

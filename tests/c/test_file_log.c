@@ -14,7 +14,11 @@ static const dd_file_record_type all_types[] = {
 static dd_file_header
 some_header(void)
 {
-    return (dd_file_header){.left = 2};
+    dd_file_header header = {.world_size = 4, .joined = 3, .left = 2};
+    for (size_t i = 0; i < sizeof header.run_id; i++) {
+        header.run_id[i] = (uint8_t)(i * 17);
+    }
+    return header;
 }
 
 static dd_store_result
@@ -35,7 +39,19 @@ TEST(header_round_trip)
     memcpy(bytes, &header, sizeof bytes);
     dd_file_header read = {0};
     CHECK_INT(dd_file_header_parse(dd_bytes_of(bytes, sizeof bytes), &read), DD_FILE_HEADER_VALID);
+    CHECK(memcmp(read.run_id, header.run_id, sizeof read.run_id) == 0);
+    CHECK_INT(read.world_size, 4);
+    CHECK_INT(read.joined, 3);
     CHECK_INT(read.left, 2);
+
+    header.world_size = -1;
+    dd_file_header_seal(&header);
+    memcpy(bytes, &header, sizeof bytes);
+    CHECK_INT(dd_file_header_parse(dd_bytes_of(bytes, sizeof bytes), &read), DD_FILE_HEADER_VALID);
+    CHECK_INT(read.world_size, -1);
+    CHECK(dd_file_header_is_of_run(dd_bytes_of(bytes, sizeof bytes), header.run_id));
+    header.run_id[15] ^= 1;
+    CHECK(!dd_file_header_is_of_run(dd_bytes_of(bytes, sizeof bytes), header.run_id));
 }
 
 TEST(header_cut_at_every_byte)
@@ -51,6 +67,7 @@ TEST(header_cut_at_every_byte)
         dd_file_header read;
         CHECK_INT(dd_file_header_parse(dd_bytes_of(cut, len), &read),
                   len == 0 ? DD_FILE_HEADER_EMPTY : DD_FILE_HEADER_BROKEN);
+        CHECK(len >= 32 || !dd_file_header_is_of_run(dd_bytes_of(cut, len), header.run_id));
         free(cut);
     }
 }

@@ -41,12 +41,13 @@ def test_waits_across_processes(path, procs):
     assert child.result()[0] == "returned"
 
 
-def test_job_after_a_complete_one_does_not_see_it(path):
-    first = open_store(path, 1)
+@pytest.mark.parametrize("world_size", [-1, 1])
+def test_second_job_does_not_see_the_first(path, world_size):
+    first = open_store(path, world_size)
     first.set("old", "1")
     first.queue_push("q", "old")
     del first
-    second = open_store(path, 1)
+    second = open_store(path, world_size)
     assert second.check(["old"]) is False
     assert second.queue_len("q") == 0
     assert len(second.list_keys()) == 0
@@ -66,15 +67,15 @@ def test_file_of_a_complete_job_is_removed(path, procs):
     assert not os.path.exists(path)
 
 
-def test_content_stays_without_a_world_size(path):
+def test_file_without_a_world_size_stays(path):
     store = open_store(path)
     store.set("a", "1")
     del store
-    assert open_store(path).get("a", timeout=SHORT) == b"1"
+    assert os.path.exists(path)
 
 
 def test_early_leaver_does_not_end_the_job(path):
-    """A rank that joins late reads keys of one that has left."""
+    """With a world size, who comes late finds what one that has left in order had set."""
     early = open_store(path, 2)
     early.set("a", "from the early one")
     del early
@@ -85,22 +86,22 @@ def test_early_leaver_does_not_end_the_job(path):
 
 
 @pytest.mark.parametrize("world_size", [-1, 2])
-def test_content_of_a_killed_job_stays(path, world_size, procs):
-    """No process but the last of a complete job removes anything."""
-    child = procs.start(workers.file_member, path, world_size, ["a"])
+def test_killed_job_is_over(path, world_size, procs):
+    """What a dead job left is not read as live, and its file serves the next job."""
+    child = procs.start(workers.file_member, path, world_size, ["stale"])
     child.recv()
     child.kill()
     child.wait_exit()
+    assert os.path.getsize(path) > 0
     store = open_store(path, world_size)
-    assert store.get("a", timeout=SHORT) == f"by {child.pid}".encode()
-    store.set("b", "1")
-    del store
-    assert os.path.exists(path)
-    assert len(open_store(path, world_size).list_keys()) == 2
+    assert store.check(["stale"]) is False
+    assert len(store.list_keys()) == 0
+    store.set("fresh", "1")
+    assert open_store(path, world_size).get("fresh") == b"1"
 
 
 def test_killed_member_of_a_job_that_lives(path, procs):
-    """The other processes still have all keys that it had set."""
+    """The others go on with all it had set, and the last of them still ends the job."""
     store = open_store(path)
     child = procs.start(workers.file_member, path, -1, ["a", "b"])
     child.recv()
@@ -109,6 +110,8 @@ def test_killed_member_of_a_job_that_lives(path, procs):
     assert store.get("b") == f"by {child.pid}".encode()
     store.set("c", "1")
     assert len(store.list_keys()) == 3
+    del store
+    assert len(open_store(path).list_keys()) == 0
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
