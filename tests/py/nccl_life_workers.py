@@ -358,9 +358,9 @@ def surface(dist, stubs, Tensor, port, rank, size):
     except ValueError as error:
         assert "NaN" in str(error) or "nan" in str(error), error
     backend._set_enable_nan_check(False)
-    assert backend.get_error() == dist.c10d.options.ErrorType.SUCCESS
+    assert backend.get_error() == dist.distributed_c10d.ErrorType.SUCCESS
 
-    dump = json.loads(dist.c10d._dump_fr_trace_json()) if hasattr(dist.c10d, "_dump_fr_trace_json") else None
+    dump = json.loads(dist.distributed_c10d._dump_fr_trace_json()) if hasattr(dist.distributed_c10d, "_dump_fr_trace_json") else None
     if dump is not None:
         names = {(entry["name"], entry["desc"]) for entry in dump["pg_config"].values()}
         assert ("0", "default_pg") in names, names

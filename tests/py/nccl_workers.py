@@ -371,7 +371,7 @@ def nccl_works(module, rank, size):
     assert type(work).__name__ == "NcclWork"
     assert work.wait() is True and work.result()[0] is x
     assert work.get_future().wait()[0] is x and x.tolist() == [size, 2 * size]
-    assert work.get_future_result().wait(LIMIT_S) == dist.c10d.options.WorkResult.SUCCESS
+    assert work.get_future_result().wait(LIMIT_S) == dist.distributed_c10d.WorkResult.SUCCESS
     assert work.is_completed() and work.is_success() and work.exception() is None
     assert work._get_op_type() == 1 and work._get_sequence_number() > 0
     seen = []

@@ -18,4 +18,4 @@ def test_parser(parser, tmp_path, monkeypatch):
 
 def test_a_job_of_slurm_may_have_any_name():
     environ = fuzz_python.environ_of(fuzz_python.SLURM.replace("JOB_ID=7", "JOB_ID=\udcff").encode("utf-8", "surrogateescape"))
-    assert 61440 <= fuzz_python.environment.detect(environ).master_port < 65536
+    assert 61440 <= fuzz_python.launchers.detect(environ).master_port < 65536
