@@ -90,7 +90,7 @@ find(const dd_dylib_spec *spec, const dd_dylib_place *place, const char **name, 
         *name = place->explicit_path;
         return try_open(*name, log);
     }
-    *name = spec->sonames[0];
+    *name = spec->sonames[0] != NULL ? spec->sonames[0] : spec->what;
     void *handle = find_loaded(spec);
     if (handle != NULL) {
         return handle;

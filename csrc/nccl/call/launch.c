@@ -327,12 +327,14 @@ post_native(nccl_launch *launch, const dd_nccl_op *op, void *staged)
     const dd_coll_args *args = &op->args;
     int size = launch->group->size;
     bool is_root = args->root == launch->group->rank;
-    const dd_block *input = dd_coll_ninputs(args->coll, is_root, size) > 0 ? &args->inputs[0] : NULL;
-    const dd_block *output = dd_coll_noutputs(args->coll, is_root, size) > 0 ? &args->outputs[0] : NULL;
+    bool has_input = dd_coll_ninputs(args->coll, is_root, size) > 0;
+    bool has_output = dd_coll_noutputs(args->coll, is_root, size) > 0;
+    dd_block input = has_input ? args->inputs[0] : (dd_block){.data = NULL};
+    dd_block output = has_output ? args->outputs[0] : (dd_block){.data = NULL};
     dd_nccl_item item = {.kind = row->item,
-                         .send = input != NULL ? input->data : output->data,
-                         .recv = output != NULL ? output->data : NULL,
-                         .count = row->counts_output ? output->nbytes : input->nbytes,
+                         .send = has_input ? input.data : output.data,
+                         .recv = output.data,
+                         .count = row->counts_output ? output.nbytes : input.nbytes,
                          .root = args->root};
     if (staged != NULL && row->counts_output) {
         item.send = staged;
