@@ -249,7 +249,11 @@ def works(rank, size):
 
 def late_message(rank, size):
     """Who receives sees that nothing has come, and then that it has."""
-    dist.barrier()  # over NCCL, the first call of a group waits for the others
+    dist.barrier()  # over NCCL, the first call of a group waits for the others, and the first message for its other side
+    if rank == 0:
+        dist.send(f(0), 1, tag=98)
+    elif rank == 1:
+        dist.recv(f(0), 0, tag=98)
     group = dist.new_group(list(range(size)))
     dist.barrier(group)
     x = f(0)
