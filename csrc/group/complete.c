@@ -54,6 +54,7 @@ group_update_task_locked(dd_group *group)
         dd_engine_remove_task_locked(group->engine, &group->task);
     } else if (dd_list_is_empty(&group->task.link)) {
         dd_engine_add_task_locked(group->engine, &group->task);
+        group_start_asking_again_locked(group);
     }
 }
 

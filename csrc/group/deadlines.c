@@ -252,7 +252,7 @@ on_ask_again(dd_timer *timer)
 {
     dd_group *group = DD_CONTAINER_OF(timer, dd_group, ask_again);
     (void)map_wanted_locked(group);
-    dd_engine_start_timer_locked(group->engine, timer, group_ask_again_ns(group));
+    group_start_asking_again_locked(group);
 }
 
 /* The look itself is the task's, in the round after this. */

@@ -386,8 +386,8 @@ void group_raise_alarm_locked(dd_group *group);
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
 /* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
-/* When the next region that has been asked for is asked for again; DD_NEVER_NS if none is. */
-int64_t group_ask_again_ns(const dd_group *group);
+/* Sets the timer for the next region that is to be asked for again, if there is one and calls are under way. */
+void group_start_asking_again_locked(dd_group *group);
 /* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);

@@ -486,8 +486,8 @@ forget(dd_group *group, foreign_region *foreign, bool is_forked)
     dd_mem_free(foreign);
 }
 
-int64_t
-group_ask_again_ns(const dd_group *group)
+static int64_t
+ask_again_ns(const dd_group *group)
 {
     int64_t earliest_ns = DD_NEVER_NS;
     const dd_list *all = &group->foreign;
@@ -497,6 +497,14 @@ group_ask_again_ns(const dd_group *group)
         earliest_ns = is_awaited && foreign->again_ns < earliest_ns ? foreign->again_ns : earliest_ns;
     }
     return earliest_ns;
+}
+
+void
+group_start_asking_again_locked(dd_group *group)
+{
+    bool has_task = !dd_list_is_empty(&group->task.link);
+    dd_engine_start_timer_locked(group->engine, &group->ask_again,
+                                 has_task ? ask_again_ns(group) : DD_NEVER_NS);
 }
 
 /* NULL: no memory for it. */
@@ -529,9 +537,7 @@ group_want_region(void *ctx, int local, uint32_t id)
     foreign->nasked++;
     foreign->again_ns = now_ns + (ASK_AGAIN_NS << shift);
     (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[local], id);
-    if (foreign->again_ns < group->ask_again.at_ns) {
-        dd_engine_start_timer_locked(group->engine, &group->ask_again, foreign->again_ns);
-    }
+    group_start_asking_again_locked(group);
 }
 
 bool
