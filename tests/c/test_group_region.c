@@ -301,3 +301,21 @@ TEST(a_forked_child_leaves_regions_alone)
 {
     team_run(&(team_options){.size = 1}, let_go_in_child, NULL);
 }
+
+/* Windows ask for regions between calls. The timer for the next question would outlive the group. */
+static void
+want_without_a_call(team_rank *self)
+{
+    dd_block memory;
+    dd_engine_lock(self->engine);
+    int other = 1 - self->rank;
+    CHECK_OK(dd_group_map_region_locked(self->group, other, UINT32_MAX, &memory, check_err()));
+    CHECK(memory.data == NULL);
+    CHECK(!dd_timer_is_set(&self->group->ask_again));
+    dd_engine_unlock(self->engine);
+}
+
+TEST(no_timer_runs_for_a_region_that_no_call_waits_for)
+{
+    team_run(&(team_options){.size = 2}, want_without_a_call, NULL);
+}
