@@ -279,8 +279,8 @@ typedef struct launch_row {
 
 static const launch_row colls[DD_COLL_COUNT] = {
     [DD_COLL_BROADCAST] = {DD_NCCL_ITEM_BROADCAST, .counts_output = true},
-    [DD_COLL_REDUCE] = {DD_NCCL_ITEM_REDUCE},
-    [DD_COLL_ALL_REDUCE] = {DD_NCCL_ITEM_ALL_REDUCE},
+    [DD_COLL_REDUCE] = {.item = DD_NCCL_ITEM_REDUCE},
+    [DD_COLL_ALL_REDUCE] = {.item = DD_NCCL_ITEM_ALL_REDUCE},
     [DD_COLL_GATHER] = {DD_NCCL_ITEM_GATHER, false, NATIVE_IF_FLAT, DD_NCCL_CAN_GATHER, gather_grouped, true},
     [DD_COLL_SCATTER] = {DD_NCCL_ITEM_SCATTER, true, NATIVE_IF_FLAT, DD_NCCL_CAN_SCATTER, scatter_grouped,
                          true},
