@@ -133,11 +133,8 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
                                   dd_wait_elapsed_s(wait));
             break;
         }
-        dd_cond_wait_slice(&group->ended, &group->lock, wait);
-        dd_lock_release(&group->lock);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&group->lock);
-        if (status != DD_OK) {
+        status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
+        if (status != DD_OK && status != DD_TIMED_OUT) { /* over: the loop looks once more */
             break;
         }
     }

@@ -149,10 +149,8 @@ nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *e
                                   dd_wait_elapsed_s(wait));
             break;
         }
-        dd_cond_wait_slice(&group->ended, &group->lock, wait);
-        dd_lock_release(&group->lock);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&group->lock);
+        status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
+        status = status == DD_TIMED_OUT ? DD_OK : status; /* the loop looks once more */
     }
     dd_lock_release(&group->lock);
     return status;
