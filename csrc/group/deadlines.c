@@ -281,7 +281,9 @@ group_start_deadline_locked(group_call *call)
     dd_group *group = call->group;
     call->late.on_due = on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
-    on_look(&group->look);
+    if (!dd_timer_is_set(&group->look)) { /* calls that follow each other do not put it off */
+        on_look(&group->look);
+    }
     group_update_task_locked(group);
 }
 
