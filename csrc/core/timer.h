@@ -1,6 +1,6 @@
 /* Timers: points in time that a thread waits for between its other work. A set of them is a list in the order of their times, so
  * the next one is found at once, and a timer that is later than the others, as most are when they are set, is put in its place
- * at once. Whoever owns the set guards it, and each timer in it, with a lock of its own. */
+ * at once. The owner of a set guards it and its timers with a lock of its own. */
 #ifndef DD_CORE_TIMER_H
 #define DD_CORE_TIMER_H
 

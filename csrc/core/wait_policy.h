@@ -3,7 +3,7 @@
  * A wait has up to four stages. A caller first looks a counted number of times, with a pause of some nanoseconds between two looks:
  * an answer from another core takes less than a microsecond. Then it polls for a time, since waking a thread costs tens of
  * microseconds; the time adapts, from LEAST (what a wake-up costs) to the most that the caller allows, by whether polling would
- * have spared the last sleeps. If the ranks outnumber the cores, whoever is awaited probably needs this core, and the thread yields
+ * have spared the last sleeps. If the ranks outnumber the cores, the awaited thread probably needs this core, and the waiting one yields
  * between two looks; elsewhere a yield can cost the rest of a time slice, so it does not. Then it sleeps until it is woken.
  *
  * Some things wake no thread: a library that moves a group's data, or NCCL's works. For those there are naps instead of a sleep. */

@@ -174,7 +174,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
     }
 }
 
-/* What went wrong since the others have voted they are told now (see fail_locked). */
+/* Reports a rank that was lost after the vote: while the group was being made, the loss was not reported (fail_rest_locked). */
 static void
 end_setup(dd_group *group)
 {
