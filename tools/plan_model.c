@@ -66,7 +66,7 @@ typedef struct problem {
 static bool
 is_blockwise(dd_coll coll)
 {
-    return coll >= DD_COLL_GATHER;
+    return dd_coll_traits_of[coll].has_uneven;
 }
 
 static dd_select_query

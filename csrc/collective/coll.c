@@ -1,38 +1,46 @@
 #include "collective/coll.h"
 
-typedef enum nblocks {
-    NONE,
-    ONE,
-    EACH,
-    ROOT_EACH,
-    ROOT_ONE,
-} nblocks;
-
 typedef struct coll_row {
     const char *name;
-    nblocks ninputs;
-    nblocks noutputs;
+    dd_coll_blocks inputs;
+    dd_coll_blocks outputs;
 } coll_row;
 
 static const coll_row rows[] = {
-#define COLL_ROW(id, text, ninputs, noutputs) {text, ninputs, noutputs},
+#define COLL_ROW(name, text, inputs, outputs, is_folding) {#text, DD_BLOCKS_##inputs, DD_BLOCKS_##outputs},
     DD_COLL_LIST(COLL_ROW)
 #undef COLL_ROW
 };
 
+#define IS_OF_ROOT(blocks) ((blocks) == DD_BLOCKS_ROOT_ONE || (blocks) == DD_BLOCKS_ROOT_EACH)
+#define IS_EACH(blocks) ((blocks) == DD_BLOCKS_EACH || (blocks) == DD_BLOCKS_ROOT_EACH)
+
+const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT] = {
+#define COLL_TRAITS(name, text, inputs, outputs, is_folding) \
+    {.has_data = DD_BLOCKS_##inputs != DD_BLOCKS_NONE,       \
+     .is_from_root = IS_OF_ROOT(DD_BLOCKS_##inputs),         \
+     .is_to_root = IS_OF_ROOT(DD_BLOCKS_##outputs),          \
+     .is_split = IS_EACH(DD_BLOCKS_##inputs),                \
+     .is_collected = IS_EACH(DD_BLOCKS_##outputs),           \
+     .is_fold = is_folding,                                  \
+     .has_uneven = IS_EACH(DD_BLOCKS_##inputs) || IS_EACH(DD_BLOCKS_##outputs)},
+    DD_COLL_LIST(COLL_TRAITS)
+#undef COLL_TRAITS
+};
+
 static int
-count_blocks(nblocks which, bool is_root, int nranks)
+count_blocks(dd_coll_blocks which, bool is_root, int nranks)
 {
     switch (which) {
-    case ONE:
+    case DD_BLOCKS_ONE:
         return 1;
-    case EACH:
+    case DD_BLOCKS_EACH:
         return nranks;
-    case ROOT_EACH:
+    case DD_BLOCKS_ROOT_EACH:
         return is_root ? nranks : 0;
-    case ROOT_ONE:
+    case DD_BLOCKS_ROOT_ONE:
         return is_root ? 1 : 0;
-    case NONE:
+    case DD_BLOCKS_NONE:
         break;
     }
     return 0;
@@ -53,65 +61,77 @@ dd_coll_name(dd_coll coll)
 bool
 dd_coll_is_folding(dd_coll coll)
 {
-    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
-static bool
-is_of_root(nblocks which)
-{
-    return which == ROOT_EACH || which == ROOT_ONE;
-}
-
-static bool
-is_each(nblocks which)
-{
-    return which == EACH || which == ROOT_EACH;
+    return is_coll(coll) && dd_coll_traits_of[coll].is_fold;
 }
 
 bool
 dd_coll_has_root(dd_coll coll)
 {
-    return is_of_root(rows[coll].ninputs) || is_of_root(rows[coll].noutputs);
+    return dd_coll_traits_of[coll].is_from_root || dd_coll_traits_of[coll].is_to_root;
+}
+
+bool
+dd_coll_has_data(dd_coll coll)
+{
+    return dd_coll_traits_of[coll].has_data;
 }
 
 bool
 dd_coll_is_array(dd_coll coll)
 {
-    return rows[coll].ninputs != NONE && !is_each(rows[coll].ninputs) && !is_each(rows[coll].noutputs);
+    return dd_coll_has_data(coll) && !dd_coll_traits_of[coll].has_uneven;
+}
+
+bool
+dd_coll_has_many_inputs(dd_coll coll)
+{
+    return dd_coll_traits_of[coll].is_split;
+}
+
+bool
+dd_coll_has_many_outputs(dd_coll coll)
+{
+    return dd_coll_traits_of[coll].is_collected;
+}
+
+bool
+dd_coll_knows_all_sizes(dd_coll coll)
+{
+    return (rows[coll].inputs == DD_BLOCKS_EACH) != (rows[coll].outputs == DD_BLOCKS_EACH);
 }
 
 int
 dd_coll_own_input(dd_coll coll, int rank)
 {
-    return is_each(rows[coll].ninputs) ? rank : 0;
+    return dd_coll_has_many_inputs(coll) ? rank : 0;
 }
 
 int
 dd_coll_own_output(dd_coll coll, int rank)
 {
-    return is_each(rows[coll].noutputs) ? rank : 0;
+    return dd_coll_has_many_outputs(coll) ? rank : 0;
 }
 
 int
 dd_coll_ninputs(dd_coll coll, bool is_root, int nranks)
 {
-    return is_coll(coll) ? count_blocks(rows[coll].ninputs, is_root, nranks) : 0;
+    return is_coll(coll) ? count_blocks(rows[coll].inputs, is_root, nranks) : 0;
 }
 
 int
 dd_coll_noutputs(dd_coll coll, bool is_root, int nranks)
 {
-    return is_coll(coll) ? count_blocks(rows[coll].noutputs, is_root, nranks) : 0;
+    return is_coll(coll) ? count_blocks(rows[coll].outputs, is_root, nranks) : 0;
 }
 
 size_t
 dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even)
 {
     const coll_row *row = &rows[args->coll];
-    bool has_all = (row->ninputs == EACH) != (row->noutputs == EACH); /* all_gather, reduce_scatter */
-    bool by_outputs = has_all ? row->noutputs == EACH : is_of_root(row->ninputs);
+    bool has_all = dd_coll_knows_all_sizes(args->coll);
+    bool by_outputs = has_all ? row->outputs == DD_BLOCKS_EACH : dd_coll_traits_of[args->coll].is_from_root;
     const dd_block *blocks = by_outputs ? args->outputs : args->inputs;
-    int count = row->ninputs == NONE ? 0 : has_all ? nranks : 1;
+    int count = !dd_coll_has_data(args->coll) ? 0 : has_all ? nranks : 1;
     *is_even = has_all || has_equal_blocks || count == 0 || dd_coll_is_array(args->coll);
     count = *is_even ? count : 0;
     size_t largest = 0;

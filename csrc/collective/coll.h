@@ -10,32 +10,63 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(name, text, number of input blocks, number of output blocks): ONE, EACH (one a rank), ROOT_EACH (one a rank on the root,
- * none elsewhere), ROOT_ONE (one on the root, none elsewhere), NONE. The order is part of the wire format. */
-#define DD_COLL_LIST(X)                            \
-    X(BARRIER, "barrier", NONE, NONE)              \
-    X(BROADCAST, "broadcast", ROOT_ONE, ONE)       \
-    X(REDUCE, "reduce", ONE, ROOT_ONE)             \
-    X(ALL_REDUCE, "all_reduce", ONE, ONE)          \
-    X(GATHER, "gather", ONE, ROOT_EACH)            \
-    X(SCATTER, "scatter", ROOT_EACH, ONE)          \
-    X(ALL_GATHER, "all_gather", ONE, EACH)         \
-    X(REDUCE_SCATTER, "reduce_scatter", EACH, ONE) \
-    X(ALL_TO_ALL, "all_to_all", EACH, EACH)
+/* The blocks of memory that a rank has on one side of a collective: NONE, ONE, EACH (one for each rank), ROOT_ONE (one on the root,
+ * none elsewhere), ROOT_EACH (one for each rank on the root, none elsewhere). */
+typedef enum dd_coll_blocks {
+    DD_BLOCKS_NONE,
+    DD_BLOCKS_ONE,
+    DD_BLOCKS_EACH,
+    DD_BLOCKS_ROOT_ONE,
+    DD_BLOCKS_ROOT_EACH,
+} dd_coll_blocks;
+
+/* The kinds of collectives: X(name, text, input blocks, output blocks, is folding). All other properties of a kind follow from its
+ * row. The order is part of the wire format: add new kinds at the end. */
+#define DD_COLL_LIST(X)                                \
+    X(BARRIER, barrier, NONE, NONE, false)             \
+    X(BROADCAST, broadcast, ROOT_ONE, ONE, false)      \
+    X(REDUCE, reduce, ONE, ROOT_ONE, true)             \
+    X(ALL_REDUCE, all_reduce, ONE, ONE, true)          \
+    X(GATHER, gather, ONE, ROOT_EACH, false)           \
+    X(SCATTER, scatter, ROOT_EACH, ONE, false)         \
+    X(ALL_GATHER, all_gather, ONE, EACH, false)        \
+    X(REDUCE_SCATTER, reduce_scatter, EACH, ONE, true) \
+    X(ALL_TO_ALL, all_to_all, EACH, EACH, false)
 
 typedef enum dd_coll {
-#define DD_COLL_ENUM(name, text, ninputs, noutputs) DD_COLL_##name,
+#define DD_COLL_ENUM(name, ...) DD_COLL_##name,
     DD_COLL_LIST(DD_COLL_ENUM)
 #undef DD_COLL_ENUM
 } dd_coll;
 
-#define DD_COLL_COUNT ((int)DD_COLL_ALL_TO_ALL + 1)
+enum {
+#define DD_COLL_ONE_MORE(...) +1
+    DD_COLL_COUNT = 0 DD_COLL_LIST(DD_COLL_ONE_MORE)
+#undef DD_COLL_ONE_MORE
+};
+
+typedef struct dd_coll_traits {
+    bool has_data;
+    bool is_from_root; /* only the root has inputs */
+    bool is_to_root;   /* only the root has outputs */
+    bool is_split;     /* a sender has an input block for each rank */
+    bool is_collected; /* a receiver has an output block from each rank */
+    bool is_fold;      /* elements are reduced */
+    bool has_uneven;   /* blocks may differ in size */
+} dd_coll_traits;
+
+extern const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT];
 
 const char *dd_coll_name(dd_coll coll); /* never NULL */
-bool dd_coll_is_folding(dd_coll coll);  /* reduce, all_reduce, reduce_scatter */
-bool dd_coll_has_root(dd_coll coll);    /* broadcast, reduce, gather, scatter */
-bool
-dd_coll_is_array(dd_coll coll); /* all ranks have to do with the same array: broadcast, reduce, all_reduce */
+bool dd_coll_has_data(dd_coll coll);
+bool dd_coll_is_folding(dd_coll coll);
+bool dd_coll_has_root(dd_coll coll);
+/* Every rank passes an array of the same size: broadcast, reduce, all_reduce. */
+bool dd_coll_is_array(dd_coll coll);
+bool dd_coll_has_many_inputs(dd_coll coll);
+bool dd_coll_has_many_outputs(dd_coll coll);
+/* Every rank has a block for or from each rank on one side only, and so knows all sizes: all_gather, reduce_scatter. */
+bool dd_coll_knows_all_sizes(dd_coll coll);
 
 /* Contiguous memory; data may be NULL when nbytes is 0. */
 typedef struct dd_block {
@@ -52,8 +83,8 @@ typedef struct dd_block {
  * it gives (reduce.h). Where these differ in size, no output is the memory of an input. */
 typedef struct dd_coll_args {
     dd_coll coll;
-    int root;               /* broadcast, reduce, gather, scatter */
-    dd_reduction reduction; /* reduce, all_reduce, reduce_scatter; of the others only dtype counts */
+    int root;               /* if the kind has one */
+    dd_reduction reduction; /* if the kind is folding; of the others only dtype counts */
     dd_stage stage;         /* the same; users' calls are WHOLE, which is 0 */
     const dd_block *inputs;
     const dd_block *outputs;

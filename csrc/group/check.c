@@ -95,7 +95,7 @@ static dd_signature
 make_signature(const dd_coll_args *args)
 {
     dd_signature signature = {.coll = (uint8_t)args->coll};
-    if (args->coll == DD_COLL_BARRIER) {
+    if (!dd_coll_has_data(args->coll)) {
         return signature;
     }
     signature.dtype = (uint8_t)args->reduction.dtype;
@@ -108,11 +108,9 @@ make_signature(const dd_coll_args *args)
             memcpy(&signature.factor_bits, &args->reduction.factor, sizeof signature.factor_bits);
         }
     }
-    size_t size = dd_dtype_size(args->reduction.dtype);
-    if (args->coll == DD_COLL_ALL_REDUCE || args->coll == DD_COLL_REDUCE) {
-        signature.count = args->inputs[0].nbytes / size;
-    } else if (args->coll == DD_COLL_BROADCAST) {
-        signature.count = args->outputs[0].nbytes / size;
+    if (dd_coll_is_array(args->coll)) {
+        const dd_block *array = dd_coll_is_folding(args->coll) ? args->inputs : args->outputs;
+        signature.count = array->nbytes / dd_dtype_size(args->reduction.dtype);
     }
     return signature;
 }

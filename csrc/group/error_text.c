@@ -70,9 +70,9 @@ print_signature(const dd_signature *signature, char out[128])
     dd_coll coll = (dd_coll)signature->coll;
     text_line line = {.used = 0};
     say(&line, "%s", dd_coll_name(coll));
-    if (coll != DD_COLL_BARRIER && signature->coll < DD_COLL_COUNT) {
+    if (signature->coll < DD_COLL_COUNT && dd_coll_has_data(coll)) {
         say(&line, "(%s", dd_dtype_name((dd_dtype)signature->dtype));
-        if (coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_BROADCAST) {
+        if (dd_coll_is_array(coll)) {
             say(&line, ", %llu elements", (unsigned long long)signature->count);
         }
         if (dd_coll_is_folding(coll)) {

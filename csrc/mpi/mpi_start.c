@@ -22,8 +22,7 @@ largest_number(const dd_carried_call *call, int nranks)
 static bool
 is_known_to_all(const dd_carried_call *call)
 {
-    return dd_coll_is_array(call->coll) || call->coll == DD_COLL_ALL_GATHER ||
-           call->coll == DD_COLL_REDUCE_SCATTER;
+    return dd_coll_is_array(call->coll) || dd_coll_knows_all_sizes(call->coll);
 }
 
 bool

@@ -277,13 +277,9 @@ all_to_all(const xccl_step *step)
 dd_status
 xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err)
 {
-    static dd_status (*const CALLS[DD_COLL_COUNT])(const xccl_step *step) = {
-        [DD_COLL_BARRIER] = barrier,       [DD_COLL_BROADCAST] = broadcast,
-        [DD_COLL_REDUCE] = reduce,         [DD_COLL_ALL_REDUCE] = all_reduce,
-        [DD_COLL_GATHER] = gather,         [DD_COLL_SCATTER] = scatter,
-        [DD_COLL_ALL_GATHER] = all_gather, [DD_COLL_REDUCE_SCATTER] = reduce_scatter,
-        [DD_COLL_ALL_TO_ALL] = all_to_all,
-    };
+#define CALL(name, text, ...) [DD_COLL_##name] = text,
+    static dd_status (*const CALLS[])(const xccl_step *step) = {DD_COLL_LIST(CALL)};
+#undef CALL
     xccl_step step = {.self = self, .call = call, .size = dd_dtype_size(call->dtype), .err = err};
     return CALLS[call->coll](&step);
 }

@@ -18,25 +18,13 @@ coll_case_print(const coll_case *what, char text[160])
     return text;
 }
 
-static bool
-is_fold(dd_coll coll)
-{
-    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
-static bool
-has_blocks(dd_coll coll)
-{
-    return coll != DD_COLL_REDUCE && coll != DD_COLL_ALL_REDUCE && coll != DD_COLL_BROADCAST;
-}
-
 /* What rank `from` has for rank `to`, in bytes. Where all hear from all or all speak to all, one of them
  * does not count. */
 static size_t
 nbytes_of(const coll_case *what, int from, int to)
 {
     size_t count = what->count;
-    if (what->is_uneven && has_blocks(what->coll)) {
+    if (what->is_uneven && !dd_coll_is_array(what->coll)) {
         int seed = 0;
         if (what->coll == DD_COLL_ALL_TO_ALL) {
             seed = 5 * from + 3 * to;
@@ -291,8 +279,8 @@ coll_world_signature(const coll_case *what)
     return (dd_signature){
         .coll = (uint8_t)what->coll,
         .dtype = (uint8_t)what->dtype,
-        .redop = is_fold(what->coll) ? (uint8_t)what->op : 0,
+        .redop = dd_coll_is_folding(what->coll) ? (uint8_t)what->op : 0,
         .root = (uint32_t)what->root,
-        .count = what->is_uneven && has_blocks(what->coll) ? 0 : what->count,
+        .count = what->is_uneven && !dd_coll_is_array(what->coll) ? 0 : what->count,
     };
 }

@@ -16,19 +16,6 @@ mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static bool
-is_rooted(dd_coll coll)
-{
-    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
-           coll == DD_COLL_SCATTER;
-}
-
-static bool
-is_reducing(dd_coll coll)
-{
-    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
 coll_case
 case_sample(uint64_t number, dd_coll coll, size_t nbytes, int nranks)
 {
@@ -47,7 +34,7 @@ case_sample(uint64_t number, dd_coll coll, size_t nbytes, int nranks)
     while (!dd_reduce_is_supported(test.dtype, test.op)) {
         test.op = (dd_redop)(((int)test.op + 1) % DD_REDOP_COUNT);
     }
-    if (is_rooted(coll)) {
+    if (dd_coll_has_root(coll)) {
         test.root = (int)(random / (UINT64_C(1) << 45) % (unsigned)nranks);
     }
     test.count = nbytes / dd_dtype_size(test.dtype);
@@ -157,10 +144,10 @@ reduction_of(const coll_case *test, int nranks)
 static int
 origin_of(const coll_case *test, int block)
 {
-    if (is_reducing(test->coll)) {
+    if (dd_coll_is_folding(test->coll)) {
         return -1;
     }
-    return is_rooted(test->coll) && test->coll != DD_COLL_GATHER ? test->root : block;
+    return dd_coll_has_root(test->coll) && test->coll != DD_COLL_GATHER ? test->root : block;
 }
 
 /* In which of a rank's input blocks the data of an output block of rank `self` are. */
@@ -202,7 +189,7 @@ is_exact(const coll_case *test)
     dd_dtype_kind kind = dd_dtype_kind_of(test->dtype);
     bool is_float = kind == DD_KIND_FLOAT || kind == DD_KIND_COMPLEX;
     bool is_order_free = test->op == DD_REDOP_MIN || test->op == DD_REDOP_MAX;
-    return !is_float || is_order_free || !is_reducing(test->coll) ||
+    return !is_float || is_order_free || !dd_coll_is_folding(test->coll) ||
            (is_small(test) && test->op != DD_REDOP_PRODUCT);
 }
 

@@ -15,12 +15,6 @@ sim_random(sim_world *world)
 }
 
 static bool
-is_one_array(dd_coll coll)
-{
-    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE;
-}
-
-static bool
 is_folding(const sim_case *sim)
 {
     return sim->algorithm->order != DD_ORDER_NONE;
@@ -53,14 +47,14 @@ sim_count(const sim_case *sim, int from, int to)
     if (sim->algorithm->coll == DD_COLL_BARRIER) {
         return 0;
     }
-    if (!sim->is_uneven || is_one_array(sim->algorithm->coll)) {
+    if (!sim->is_uneven || dd_coll_is_array(sim->algorithm->coll)) {
         return sim->count;
     }
     /* A block has one size for all who have to do with it, except in all_to_all. */
     unsigned key = (unsigned)to;
     if (sim->algorithm->coll == DD_COLL_ALL_TO_ALL) {
         key = (unsigned)(from * 67 + to);
-    } else if (sim->algorithm->coll == DD_COLL_GATHER || sim->algorithm->coll == DD_COLL_ALL_GATHER) {
+    } else if (!dd_coll_has_many_inputs(sim->algorithm->coll)) {
         key = (unsigned)from;
     }
     unsigned mixed = (key + 1) * 2654435761u ^ sim->seed;
@@ -114,7 +108,7 @@ static size_t
 output_nbytes(const sim_case *sim, int rank, int block)
 {
     dd_coll coll = sim->algorithm->coll;
-    bool is_each = coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER || coll == DD_COLL_ALL_TO_ALL;
+    bool is_each = dd_coll_has_many_outputs(coll);
     return sim_count(sim, is_each ? block : rank, rank) * sim_output_size(sim);
 }
 

@@ -35,14 +35,7 @@ typedef struct test_scene {
 static bool
 is_fold(const test_scene *scene)
 {
-    return scene->coll == DD_COLL_REDUCE || scene->coll == DD_COLL_ALL_REDUCE ||
-           scene->coll == DD_COLL_REDUCE_SCATTER;
-}
-
-static bool
-has_uneven(dd_coll coll)
-{
-    return coll >= DD_COLL_GATHER;
+    return dd_coll_is_folding(scene->coll);
 }
 
 static size_t
@@ -84,10 +77,10 @@ draw(uint64_t seed, int nranks, size_t max_nbytes)
     scene.is_partial =
         is_fold(&scene) && scene.reduction.op != DD_REDOP_AVG && arena_team_random(&random) % 4 == 0;
     scene.out_size = scene.is_partial ? dd_dtype_size(dd_reduce_accumulator(scene.reduction.dtype)) : size;
-    bool is_each = scene.coll >= DD_COLL_GATHER;
+    bool is_each = dd_coll_traits_of[scene.coll].has_uneven;
     size_t most = is_each ? MAX_BLOCK / (size_t)nranks : MAX_BLOCK;
     scene.count = draw_nbytes(&random, max_nbytes < most ? max_nbytes : most, nranks) / size;
-    scene.is_uneven = has_uneven(scene.coll) && arena_team_random(&random) % 3 == 0;
+    scene.is_uneven = dd_coll_traits_of[scene.coll].has_uneven && arena_team_random(&random) % 3 == 0;
     scene.is_in_place = scene.out_size == size && arena_team_random(&random) % 2 == 0;
     uint64_t mode = arena_team_random(&random) % 3;
     scene.in_regions = mode == 0 ? 0 : mode == 1 ? UINT64_MAX : arena_team_random(&random);
@@ -102,8 +95,8 @@ count_between(const test_scene *scene, int from, int to)
         return scene->count;
     }
     /* Ranks agree on what passes between them. */
-    bool is_by_sender = scene->coll == DD_COLL_GATHER || scene->coll == DD_COLL_ALL_GATHER;
-    bool is_by_receiver = scene->coll == DD_COLL_SCATTER || scene->coll == DD_COLL_REDUCE_SCATTER;
+    bool is_by_sender = !dd_coll_has_many_inputs(scene->coll);
+    bool is_by_receiver = !dd_coll_has_many_outputs(scene->coll);
     uint64_t random = scene->seed + (uint64_t)(is_by_receiver ? 0 : from * scene->nranks) +
                       (uint64_t)(is_by_sender ? 0 : to);
     uint64_t drawn = arena_team_random(&random);
@@ -154,12 +147,6 @@ is_tail_intact(const dd_block *block)
     return true;
 }
 
-static bool
-is_split(dd_coll coll)
-{
-    return coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
-}
-
 static void
 lay_out(const test_scene *scene, int rank, test_board *board)
 {
@@ -168,9 +155,10 @@ lay_out(const test_scene *scene, int rank, test_board *board)
     int ninputs = dd_coll_ninputs(scene->coll, is_root, scene->nranks);
     int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
     for (int k = 0; k < ninputs; k++) {
-        int to = is_split(scene->coll) ? k : scene->coll == DD_COLL_GATHER ? scene->root : 0;
+        int to = dd_coll_has_many_inputs(scene->coll) ? k : scene->coll == DD_COLL_GATHER ? scene->root : 0;
         board->inputs[k] = take(board, count_between(scene, rank, to) * size);
-        fill(scene, rank, is_split(scene->coll) ? k : 0, board->inputs[k].data, board->inputs[k].nbytes);
+        fill(scene, rank, dd_coll_has_many_inputs(scene->coll) ? k : 0, board->inputs[k].data,
+             board->inputs[k].nbytes);
     }
     for (int k = 0; k < noutputs; k++) {
         int from = noutputs > 1 ? k : scene->root;
@@ -178,10 +166,8 @@ lay_out(const test_scene *scene, int rank, test_board *board)
     }
     bool can_be = scene->coll != DD_COLL_ALL_TO_ALL && ninputs > 0 && noutputs > 0;
     if (scene->is_in_place && can_be) {
-        int in =
-            ninputs > 1 || scene->coll == DD_COLL_SCATTER || scene->coll == DD_COLL_REDUCE_SCATTER ? rank : 0;
-        bool is_each = scene->coll == DD_COLL_GATHER || scene->coll == DD_COLL_ALL_GATHER;
-        board->outputs[is_each ? rank : 0] = board->inputs[in];
+        board->outputs[dd_coll_own_output(scene->coll, rank)] =
+            board->inputs[dd_coll_own_input(scene->coll, rank)];
     }
 }
 
@@ -189,7 +175,7 @@ static void
 expect(const test_scene *scene, int from, int rank, test_board *board)
 {
     size_t size = dd_dtype_size(scene->reduction.dtype);
-    int to = is_split(scene->coll) ? rank : 0;
+    int to = dd_coll_has_many_inputs(scene->coll) ? rank : 0;
     size_t count = count_between(scene, from, rank);
     if (!is_fold(scene)) {
         fill(scene, from, to, board->expected, count * size);
@@ -238,7 +224,8 @@ check_scene(const test_scene *scene, int rank, test_board *board)
         for (int i = 0; i < noutputs; i++) {
             is_output = is_output || board->outputs[i].data == board->inputs[k].data;
         }
-        fill(scene, rank, is_split(scene->coll) ? k : 0, board->expected, board->inputs[k].nbytes);
+        fill(scene, rank, dd_coll_has_many_inputs(scene->coll) ? k : 0, board->expected,
+             board->inputs[k].nbytes);
         is_good = is_good && (is_output || is_same(&board->inputs[k], board->expected)) &&
                   is_tail_intact(&board->inputs[k]);
     }

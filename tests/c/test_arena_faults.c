@@ -62,9 +62,8 @@ disagree(team_rank *self, const void *arg)
     dd_arena_op_options options = arena_team_op_options(self, signature);
     options.sequence = 71;
     dd_arena_state state = arena_team_finish(self, &args, &options);
-    bool is_rooted = fault->coll >= DD_COLL_BROADCAST && fault->coll <= DD_COLL_SCATTER &&
-                     fault->coll != DD_COLL_ALL_REDUCE;
-    if (is_rooted && state == DD_ARENA_DONE) { /* it has gone ahead, and hears of it in the next operation */
+    /* A rank that has gone ahead receives the failure in its next operation. */
+    if (dd_coll_has_root(fault->coll) && state == DD_ARENA_DONE) {
         args = (dd_coll_args){.coll = DD_COLL_BARRIER};
         options.signature = arena_team_signature(&args, 0);
         options.sequence = 72;
@@ -209,7 +208,7 @@ suffer(arena_victim *victim, uint64_t seed)
     const size_t sizes[] = {0, 8, 64, 80, 8192, 20000, 300000};
     size_t nbytes = sizes[arena_team_random(&random) % (sizeof(sizes) / sizeof(sizes[0]))];
     dd_coll coll = (dd_coll)(arena_team_random(&random) % DD_COLL_COUNT);
-    nbytes = coll >= DD_COLL_GATHER ? nbytes / 2 / 8 * 8 : nbytes;
+    nbytes = dd_coll_traits_of[coll].has_uneven ? nbytes / 2 / 8 * 8 : nbytes;
     dd_block in[2] = {{victim->memory, nbytes}, {victim->memory + nbytes, nbytes}};
     uint8_t *second = victim->memory + VICTIM_HALF;
     dd_block out[2] = {{second, nbytes}, {second + nbytes, nbytes}};

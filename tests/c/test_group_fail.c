@@ -103,8 +103,7 @@ disagree(team_rank *self)
     dd_status status = team_call(self, &args);
     if (status == DD_OK) {
         /* Its part was over before the others came; the next call tells, the first one in shared memory. */
-        bool is_rooted = args.coll == DD_COLL_BROADCAST || args.coll == DD_COLL_REDUCE ||
-                         args.coll == DD_COLL_GATHER || args.coll == DD_COLL_SCATTER;
+        bool is_rooted = dd_coll_has_root(args.coll);
         bool is_by_messages = self->options->is_shm_disabled || self->options->algorithms != NULL;
         CHECK(is_rooted || is_by_messages);
         status = is_by_messages ? next_failure(self->group) : team_barrier(self->group);

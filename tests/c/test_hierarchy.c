@@ -45,12 +45,6 @@ typedef struct stage {
 
 /* ---- collectives by the book */
 
-static bool
-is_folding(dd_coll coll)
-{
-    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
 /* A copy of an input of one of those who take part. */
 typedef struct letter {
     void *data;
@@ -106,7 +100,7 @@ fill_output(dd_leg *const *legs, letter *const *letters, int to, int block)
     dd_block out = leg->args.outputs[block];
     letter column[MAX_RANKS];
     int source = leg->args.coll == DD_COLL_REDUCE_SCATTER ? to : 0;
-    if (is_folding(leg->args.coll)) {
+    if (dd_coll_is_folding(leg->args.coll)) {
         for (int k = 0; k < leg->nranks; k++) {
             column[k] = letters[k][source];
         }

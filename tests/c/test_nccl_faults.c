@@ -24,8 +24,8 @@ prepare(nccl_rig_rank *self, one_attempt *attempt, dd_coll coll)
     for (int k = 0; k < 4; k++) {
         attempt->blocks[k] = (dd_block){attempt->data + 4 + k, 4};
     }
-    bool is_each_in = coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
-    bool is_each_out = coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER || coll == DD_COLL_ALL_TO_ALL;
+    bool is_each_in = dd_coll_has_many_inputs(coll);
+    bool is_each_out = dd_coll_has_many_outputs(coll);
     attempt->op = nccl_rig_coll(coll, DD_DTYPE_FLOAT32, is_each_in ? attempt->blocks : &attempt->block,
                                 is_each_out ? attempt->blocks : &attempt->block);
     attempt->call = nccl_rig_call(self, dd_coll_name(coll), &attempt->op, 1);
@@ -138,41 +138,6 @@ hang_body(nccl_rig_rank *self)
         }
         CHECK_INT(alarm.error.code, DD_OP_TIMED_OUT);
     }
-}
-
-static void
-first_deadline_body(nccl_rig_rank *self)
-{
-    nccl_rig_check_sum(self);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        self->rig->hang_kernel(-1, 0);
-    }
-    nccl_rig_meet(self);
-    one_attempt patient;
-    one_attempt hasty;
-    prepare(self, &patient, DD_COLL_ALL_REDUCE);
-    prepare(self, &hasty, DD_COLL_BROADCAST);
-    patient.call.timeout_ns = 600 * DD_NS_PER_S;
-    hasty.call.timeout_ns = 50 * DD_NS_PER_MS;
-    dd_nccl_work *works[2];
-    REQUIRE_OK(nccl_rig_start(self, &patient.call, &works[0], check_err()));
-    REQUIRE_OK(nccl_rig_start(self, &hasty.call, &works[1], check_err()));
-    CHECK_STATUS(nccl_rig_wait(works[0], check_err()), DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "): broadcast #3 of rank ");
-    CHECK_CONTAINS(check_message(), " timed out after 0.05 s");
-    for (int i = 0; i < 2; i++) {
-        wait_until_free(works[i]);
-        dd_work_release(&works[i]->base);
-    }
-    end_rank(self);
-    forget(self, &patient);
-    forget(self, &hasty);
-}
-
-TEST(later_call_with_an_earlier_deadline_times_out_first)
-{
-    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, first_deadline_body, NULL);
 }
 
 TEST(hanging_kernel_times_out)

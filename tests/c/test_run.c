@@ -73,8 +73,7 @@ play(run_member *self, const coll_case *what)
 static size_t
 scale(dd_coll coll, size_t count, int nranks)
 {
-    bool is_one_array = coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_BROADCAST;
-    return is_one_array ? count : (count + (size_t)nranks - 1) / (size_t)nranks;
+    return dd_coll_is_array(coll) ? count : (count + (size_t)nranks - 1) / (size_t)nranks;
 }
 
 static void

@@ -122,7 +122,7 @@ start(rank *self, int own, dd_bytes *input)
         .inputs = self->inputs,
         .outputs = self->outputs,
     };
-    bool is_uneven = dd_arena_traits[coll].has_uneven;
+    bool is_uneven = dd_coll_traits_of[coll].has_uneven;
     for (int k = 0; k < dd_coll_ninputs(coll, own == root, NRANKS); k++) {
         self->inputs[k] = make_block(self, is_uneven && k != 0 ? other_nbytes : nbytes, place);
     }

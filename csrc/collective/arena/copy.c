@@ -106,7 +106,7 @@ void
 dd_arena_choose_copy(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    const arena_traits *traits = op->call->traits;
+    const dd_coll_traits *traits = op->call->traits;
     size_t nparts = traits->is_split ? (size_t)arena->nranks - 1 : 1;
     size_t staged_nbytes = op->nbytes * nparts;
     op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;

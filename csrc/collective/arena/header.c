@@ -2,18 +2,6 @@
 
 #include <string.h>
 
-const arena_traits dd_arena_traits[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {.has_data = false},
-    [DD_COLL_BROADCAST] = {.has_data = true, .is_from_root = true},
-    [DD_COLL_REDUCE] = {.has_data = true, .is_to_root = true, .is_fold = true},
-    [DD_COLL_ALL_REDUCE] = {.has_data = true, .is_fold = true},
-    [DD_COLL_GATHER] = {.has_data = true, .is_to_root = true, .has_uneven = true},
-    [DD_COLL_SCATTER] = {.has_data = true, .is_from_root = true, .is_split = true, .has_uneven = true},
-    [DD_COLL_ALL_GATHER] = {.has_data = true, .has_uneven = true},
-    [DD_COLL_REDUCE_SCATTER] = {.has_data = true, .is_split = true, .is_fold = true, .has_uneven = true},
-    [DD_COLL_ALL_TO_ALL] = {.has_data = true, .is_split = true, .has_uneven = true},
-};
-
 /* ---- who sends what to whom */
 
 bool

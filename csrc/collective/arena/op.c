@@ -12,7 +12,7 @@ static bool
 measure_blocks(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    const arena_traits *traits = op->call->traits;
+    const dd_coll_traits *traits = op->call->traits;
     if (!traits->has_uneven) {
         const dd_block *blocks = traits->is_from_root ? op->args->outputs : op->args->inputs;
         op->nbytes = traits->has_data ? blocks[0].nbytes : 0;
@@ -98,7 +98,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->args = args;
     op->options = *options;
     op->call = &arena->calls[arena->number % ARENA_NRECORDS];
-    op->call->traits = &dd_arena_traits[args->coll];
+    op->call->traits = &dd_coll_traits_of[args->coll];
     op->call->root = args->root;
     op->call->sequence = options->sequence;
     memcpy(op->call->signature_words, &options->signature, sizeof(op->call->signature_words));

@@ -53,19 +53,9 @@ typedef struct arena_offer {
     uint64_t output_id, output_offset;
 } arena_offer;
 
-/* Which ranks take part in a collective, and how. */
-typedef struct arena_traits {
-    bool has_data;
-    bool is_from_root; /* only the root sends */
-    bool is_to_root;   /* only the root receives */
-    bool is_split;     /* a block for each rank: readers read their own parts */
-    bool is_fold;
-    bool has_uneven;
-} arena_traits;
-
 /* What this rank has called, kept until all others' headers are compared with it. */
 typedef struct arena_call {
-    const arena_traits *traits;
+    const dd_coll_traits *traits;
     int root;
     uint64_t sequence;
     uint64_t signature_words[ARENA_SIGNATURE_WORDS];
@@ -234,8 +224,6 @@ void dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step);
 void dd_arena_shorten_leases(dd_arena *arena, uint32_t last_step);
 
 /* ---- header.c */
-
-extern const arena_traits dd_arena_traits[DD_COLL_COUNT];
 
 bool dd_arena_is_sender(const arena_call *call, int rank);
 bool dd_arena_is_receiver(const arena_call *call, int rank);

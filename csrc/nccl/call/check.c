@@ -41,13 +41,8 @@ check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *
     if (ninputs == 0 || noutputs == 0) {
         return DD_OK;
     }
-    /* One of many is ours; one alone is ours, too. */
-    bool is_one_input = args->coll != DD_COLL_SCATTER && args->coll != DD_COLL_REDUCE_SCATTER &&
-                        args->coll != DD_COLL_ALL_TO_ALL;
-    bool is_one_output =
-        args->coll != DD_COLL_GATHER && args->coll != DD_COLL_ALL_GATHER && args->coll != DD_COLL_ALL_TO_ALL;
-    const dd_block *input = &args->inputs[is_one_input ? 0 : group->rank];
-    const dd_block *output = &args->outputs[is_one_output ? 0 : group->rank];
+    const dd_block *input = &args->inputs[dd_coll_own_input(args->coll, group->rank)];
+    const dd_block *output = &args->outputs[dd_coll_own_output(args->coll, group->rank)];
     if (input->nbytes != output->nbytes) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "this rank's input has %zu bytes, and its output has %zu", input->nbytes,

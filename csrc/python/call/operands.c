@@ -386,21 +386,9 @@ hull_of(const dd_block *blocks, size_t count)
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {
-    switch (coll) {
-    case DD_COLL_ALL_GATHER:
-    case DD_COLL_GATHER:
-        return output == (size_t)rank;
-    case DD_COLL_SCATTER:
-    case DD_COLL_REDUCE_SCATTER:
-        return input == (size_t)rank;
-    case DD_COLL_BARRIER:
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return false;
+    bool has_many_inputs = dd_coll_has_many_inputs(coll);
+    bool has_many_outputs = dd_coll_has_many_outputs(coll);
+    return has_many_inputs != has_many_outputs && (has_many_inputs ? input : output) == (size_t)rank;
 }
 
 static bool

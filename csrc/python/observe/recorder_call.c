@@ -68,9 +68,7 @@ put_total(const py_operands *operands, const py_side *side, dd_record_tensor *te
 static bool
 has_one_a_rank(dd_coll coll, bool is_output)
 {
-    return coll == DD_COLL_ALL_TO_ALL ||
-           (is_output ? coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER
-                      : coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER);
+    return is_output ? dd_coll_has_many_outputs(coll) : dd_coll_has_many_inputs(coll);
 }
 
 static void
