@@ -196,11 +196,6 @@ def names_stub(head: str, tables) -> str:
 
     lines, of_moment = {}, ""
     for module, names in ((module, names) for table in tables for module, names in table.items()):
-        if names == "*" and source_of(module) in MODULES:
-            lines[f"from {module} import *\n"] = None
-            continue
-        if names == "*":
-            names = " ".join(name for name in defined_in(module) if name[0] != "_" and not name.isupper())
         defined = defined_in(module) if module == namespace.OF_THE_MOMENT else []
         for name, _, other in namespace.names_of({module: names}):
             if module == namespace.OF_THE_MOMENT and other not in defined:

@@ -45,15 +45,11 @@ dd_timer_start(dd_timer_set *set, dd_timer *timer, int64_t at_ns)
     dd_list_insert_before(last->next, &timer->link);
 }
 
-/* Moves the timers that are due to a list of their own. */
-static void
-take_due(dd_timer_set *set, int64_t now_ns, dd_list *due)
+dd_timer *
+dd_timer_set_first_due(const dd_timer_set *set, int64_t now_ns)
 {
-    while (dd_timer_set_next_ns(set) <= now_ns && !dd_list_is_empty(&set->timers)) {
-        dd_list *first = set->timers.next;
-        dd_list_remove(first);
-        dd_list_push_back(due, first);
-    }
+    bool is_due = dd_timer_set_next_ns(set) <= now_ns && !dd_list_is_empty(&set->timers);
+    return is_due ? DD_CONTAINER_OF(set->timers.next, dd_timer, link) : NULL;
 }
 
 void
@@ -61,7 +57,11 @@ dd_timer_set_run(dd_timer_set *set, int64_t now_ns)
 {
     dd_list due;
     dd_list_init(&due);
-    take_due(set, now_ns, &due);
+    dd_timer *first;
+    while ((first = dd_timer_set_first_due(set, now_ns)) != NULL) {
+        dd_list_remove(&first->link);
+        dd_list_push_back(&due, &first->link);
+    }
     while (!dd_list_is_empty(&due)) {
         dd_timer *timer = DD_CONTAINER_OF(due.next, dd_timer, link);
         dd_timer_clear(timer);

@@ -22,6 +22,8 @@ typedef struct dd_timer_set {
 void dd_timer_set_init(dd_timer_set *set);
 /* When the first timer is due; DD_NEVER_NS if none is set. */
 int64_t dd_timer_set_next_ns(const dd_timer_set *set);
+/* The first timer if it is due, which stays set; NULL if none is due. */
+dd_timer *dd_timer_set_first_due(const dd_timer_set *set, int64_t now_ns);
 /* Calls on_due of the timers that are due, the earliest first; each is unset before. A callback may set, clear and free any timer.
  * Those that it sets wait for the next run, even if they are due. */
 void dd_timer_set_run(dd_timer_set *set, int64_t now_ns);

@@ -13,6 +13,7 @@
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "core/timer.h"
 #include "nccl/comm/meet.h"
 #include "nccl/driver/item.h"
 #include "nccl/group.h"
@@ -149,8 +150,8 @@ struct dd_nccl_group {
     uint64_t nmeetings;      /* lock; communicators of all ranks that were met for */
     dd_list windows;         /* lock; those that are open */
     uint64_t nwindows;       /* lock; that the ranks have met for */
-    int64_t next_deadline_ns;  /* lock; no work's is before */
-    int64_t ephemeral_ns;      /* lock; what is added to time-outs now */
+    dd_timer_set deadlines;  /* lock; `late` of the works under way */
+    int64_t ephemeral_ns;    /* lock; what is added to time-outs now */
     int64_t ephemeral_free_ns; /* lock; the part that no work under way takes with it */
     dd_list pool;              /* lock; works to be used again */
     size_t npool;              /* lock */
@@ -173,7 +174,7 @@ struct nccl_work {
     uint64_t number; /* of collectives or of messages */
     uint64_t record;
     int64_t timeout_ns;
-    int64_t deadline_ns;
+    dd_timer late;        /* lock; in the group's deadlines while it is under way */
     int64_t ephemeral_ns; /* lock; what ends with it */
     bool is_message;
     bool has_timing;

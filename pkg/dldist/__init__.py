@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import sys as _sys
 
-# Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
-from dldist import _core, distributed_c10d, rendezvous, world  # noqa: F401
+from dldist import _core
 from dldist._api import namespace as _namespace
-from dldist._base import callback_thread as _callback_thread  # noqa: F401
-from dldist._base import monitor_thread as _monitor_thread  # noqa: F401
 from dldist._base import settings as _settings
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "set_log_level", *distributed_c10d.__all__]
-__all__ += [name for name, _, _ in _namespace.names_of(_namespace.PACKAGE)]
+_TABLES = _namespace.C10D, _namespace.PACKAGE
+__all__ = ["__version__", "set_log_level", *(name for name, _, _ in _namespace.names_of(*_TABLES))]
 
-_namespace.bind(__name__, _namespace.C10D, _namespace.PACKAGE, _namespace.BESIDE)
+_MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d", "rendezvous", "world"}
+"""Public modules that programs use without importing them."""
 
-
-_LATER = {"algorithms", "c10d_logger", "constants", "device_mesh"}
-"""Modules that programs take from torch.distributed without importing them."""
+_find = _namespace.finder(__name__, *_TABLES, _namespace.BESIDE)
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
+    """Import the module that defines a name, when a program first uses the name."""
+    if name in _MODULES:
         return getattr(__import__(f"{__name__}.{name}"), name)
-    return _namespace.find(name, __name__)
+    return _find(name)
 
 
 def __dir__() -> list[str]:
-    """List the public names and the public modules that have been imported."""
+    """List the public names, and the public modules that need no import or have been imported."""
     modules = {name for name, value in globals().items() if isinstance(value, type(_sys)) and not name.startswith("_")}
-    return sorted({*__all__, *modules})
+    return sorted({*__all__, *_MODULES, *modules})
 
 
 def set_log_level(level: str) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist._api import collectives, groups, namespace, objects, p2p  # noqa: F401
-from dldist._backends import (
-    cpu,  # noqa: F401
-    registry,  # noqa: F401
-)
+from dldist._api import namespace
+from dldist._backends import registry
 
+_TABLES = namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D
 __all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
 
-namespace.bind(__name__, namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D)
-
-
-def __getattr__(name: str) -> object:
-    return namespace.find(name, __name__)
+__getattr__ = namespace.finder(__name__, *_TABLES)
 
 
 class _Module(ModuleType):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from dldist import _core
-from dldist._base import monitor_thread
+from dldist import _core, rendezvous
+from dldist._base import callback_thread, monitor_thread  # noqa: F401 - processes that are forked later need both
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
 from dldist._objects.exchange import Exchange
@@ -85,7 +85,6 @@ class World(_core.Group):
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
             self._begin(carrier)
             return
-        from dldist import rendezvous
 
         limit = timeout if connect_timeout is None else connect_timeout
         place = None

@@ -140,6 +140,41 @@ hang_body(nccl_rig_rank *self)
     }
 }
 
+static void
+first_deadline_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->hang_kernel(-1, 0);
+    }
+    nccl_rig_meet(self);
+    one_attempt patient;
+    one_attempt hasty;
+    prepare(self, &patient, DD_COLL_ALL_REDUCE);
+    prepare(self, &hasty, DD_COLL_BROADCAST);
+    patient.call.timeout_ns = 600 * DD_NS_PER_S;
+    hasty.call.timeout_ns = 50 * DD_NS_PER_MS;
+    dd_nccl_work *works[2];
+    REQUIRE_OK(nccl_rig_start(self, &patient.call, &works[0], check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &hasty.call, &works[1], check_err()));
+    CHECK_STATUS(nccl_rig_wait(works[0], check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "): broadcast #3 of rank ");
+    CHECK_CONTAINS(check_message(), " timed out after 0.05 s");
+    for (int i = 0; i < 2; i++) {
+        wait_until_free(works[i]);
+        dd_work_release(&works[i]->base);
+    }
+    end_rank(self);
+    forget(self, &patient);
+    forget(self, &hasty);
+}
+
+TEST(later_call_with_an_earlier_deadline_times_out_first)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, first_deadline_body, NULL);
+}
+
 TEST(hanging_kernel_times_out)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, hang_body, NULL);

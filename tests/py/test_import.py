@@ -56,16 +56,18 @@ def test_brings_in_no_heavy_modules():
     heavy = {"asyncio", "multiprocessing", "ctypes", "subprocess", "ssl", "inspect", "typing", "unittest", "logging"}
     heavy |= {"collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "hashlib", "numpy", "pdb", "pickle"}
     heavy |= {"re", "socket", "threading", "torch", "traceback", "urllib", "warnings"}
-    heavy |= {f"dldist.{name}" for name in ("functional", "_rendezvous.launchers", "_launch.spawn", "_objects.pickle_codec", "run", "testing")}
+    heavy |= {f"dldist.{name}" for name in ("functional", "world", "_api.groups", "_rendezvous.launchers", "_launch.spawn", "run", "testing")}
     assert not added & heavy
 
 
-def test_groups_need_no_more_of_the_package():
-    """What every group needs is there with the package: forked ranks would each have to import it."""
+@pytest.mark.parametrize("name", ["World", "init_process_group"])
+def test_groups_need_no_more_of_the_package(name):
+    """The first use of World imports all that groups need: a program that uses it and forks then imports it once for all ranks."""
     out = run(
-        """
+        f"""
         import sys, threading
         import dldist
+        dldist.{name}
         before = set(sys.modules)
         store = dldist.HashStore()
 
@@ -80,6 +82,24 @@ def test_groups_need_no_more_of_the_package():
         """
     )
     assert out.strip() == "[]"
+
+
+def test_names_are_found_when_they_are_used():
+    """Every public name is there, whatever was used before it, and a wrong one is an AttributeError that names the module."""
+    run(
+        """
+        import dldist
+        for name in reversed(dldist.__all__):
+            assert getattr(dldist, name) is not None and name in dir(dldist)
+        from dldist import *
+        assert all_reduce is dldist.all_reduce and "rendezvous" not in dldist.__all__
+        assert dldist.rendezvous.__name__ == "dldist.rendezvous"
+        try:
+            dldist.no_such_name
+        except AttributeError as error:
+            assert "dldist" in str(error) and "no_such_name" in str(error)
+        """
+    )
 
 
 def test_starts_no_thread_and_opens_nothing():

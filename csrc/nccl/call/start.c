@@ -39,16 +39,14 @@ begin(nccl_launch *launch)
     work->ephemeral_ns = group->ephemeral_free_ns;
     group->ephemeral_free_ns = 0;
     work->timeout_ns = deadline_of(group->ephemeral_ns, work->timeout_ns);
-    work->deadline_ns = deadline_of(work->base.base.start_ns, work->timeout_ns);
     begin_record_locked(launch);
     if (!work->is_captured) {
         atomic_store_explicit(&work->is_quiet, false, memory_order_relaxed);
         dd_work_acquire(&work->base.base);
         dd_list_push_back(&launch->channel->works, &work->link);
         group->launching = work;
-        if (work->deadline_ns < group->next_deadline_ns) {
-            group->next_deadline_ns = work->deadline_ns;
-        }
+        dd_timer_start(&group->deadlines, &work->late,
+                       deadline_of(work->base.base.start_ns, work->timeout_ns));
     }
     dd_lock_release(&group->lock);
     if (!work->is_captured) {
@@ -64,6 +62,7 @@ withdraw_locked(nccl_launch *launch)
     dd_nccl_group *group = launch->group;
     nccl_work *work = launch->work;
     dd_list_remove(&work->link);
+    dd_timer_clear(&work->late);
     group->ephemeral_free_ns += work->ephemeral_ns;
     if (!launch->is_posted) {
         group->nmessages -= work->is_message;

@@ -115,6 +115,7 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
     work->group = nccl_group_acquire_internal(group);
     work->channel = launch->channel;
     dd_list_init(&work->link);
+    dd_timer_init(&work->late, NULL); /* the watchdog looks at the first one only */
     work->start = NULL;
     work->end = NULL;
     work->what = call->what;
@@ -200,6 +201,7 @@ complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
         group->last_completed = work->number;
     }
     dd_list_remove(&work->link);
+    dd_timer_clear(&work->late);
     dd_list_push_back(ended, &work->link);
     (void)dd_work_complete(&work->base.base, error);
     if (group->nwaiters > 0) {

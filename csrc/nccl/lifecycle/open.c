@@ -62,7 +62,7 @@ new_group(const dd_nccl_base *base, int rank, int size)
     group->rank = rank;
     group->size = size;
     group->generation = dd_fork_generation();
-    group->next_deadline_ns = DD_NEVER_NS;
+    dd_timer_set_init(&group->deadlines);
     dd_list_init(&group->link);
     dd_list_init(&group->pool);
     dd_list_init(&group->windows);

@@ -1,8 +1,8 @@
 """The names that programs find in `dldist` and `dldist.distributed_c10d`.
 
-A name is listed once, with the module that it comes from. Those of modules that are imported with the package are there at once,
-and others when somebody asks for them. `name=other` is a name for what is called `other` in its module; `*` is all that a module
-defines without an underscore. tools/make_stubs.py makes the stubs of both modules from these tables.
+A name is listed once, with the module that defines it. That module is imported when a program first uses one of its names.
+`name=other` is a name for the object that is called `other` in its module. tools/make_stubs.py makes the stubs of both modules
+from these tables.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 C10D = {
     "dldist._core": "PrefixStore ReduceOp Store Work",
     "dldist._api.coalescing": "coalescing record_comm",
-    "dldist._api.collectives": "*",
+    "dldist._api.collectives": """
+        all_gather all_gather_coalesced all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all
+        all_to_all_single barrier broadcast gather gather_into_tensor gather_single monitored_barrier reduce reduce_op
+        reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter supports_complex
+    """,
     "dldist._backends.cpu": "ProcessGroupGloo",
     "dldist._api.groups": """
         REVOKE_DEFAULT SHRINK_ABORT SHRINK_DEFAULT abort default_world destroy_process_group get_backend get_backend_config
@@ -28,13 +32,15 @@ C10D = {
         Backend BackendConfig get_default_backend_for_device is_available is_backend_available is_gloo_available
         is_launched is_mpi_available is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available
     """,
-    "dldist._api.objects": "*",
+    "dldist._api.objects": """
+        all_gather_object broadcast_object_list gather_object recv_object_list scatter_object_list send_object_list
+    """,
     "dldist._base.options": """
         AllToAllOptions AllgatherOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions BroadcastOptions
         DebugLevel GatherOptions ReduceOptions ReduceScatterOptions ScatterOptions get_debug_level set_debug_level
         set_debug_level_from_env
     """,
-    "dldist._api.p2p": "*",
+    "dldist._api.p2p": "P2POp batch_isend_irecv irecv isend recv send",
     "dldist._backends.process_group": "ProcessGroup",
     "dldist._api.ranks": "get_global_rank get_group_rank get_node_local_rank get_process_group_ranks get_rank get_world_size",
     "dldist._backends.registry": "GroupMember GroupName group",
@@ -142,53 +148,29 @@ OF_C10D = {
 
 
 def names_of(*tables: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Each name, its module, and what it is called there."""
+    """Each name, its module, and its name there."""
     for table in tables:
         for module, names in table.items():
-            for name, other in _names_in(module, names):
-                yield name, module, other
-
-
-def _names_in(module: str, names: str) -> Iterator[tuple[str, str]]:
-    if names == "*":
-        for name, value in vars(sys.modules[module]).items():
-            if name[0] != "_" and getattr(value, "__module__", None) == module:
-                yield name, name
-        return
-    for each in names.split():
-        name, _, other = each.partition("=")
-        yield name, other or name
+            for each in names.split():
+                name, _, other = each.partition("=")
+                yield name, module, other or name
 
 
 OF_THE_MOMENT = "dldist._api.torch_private"
-"""A module some of whose names change what they stand for: it is asked each time."""
-
-_tables: dict[str, tuple[dict[str, str], ...]] = {}
-"""For each of the two modules, what it has."""
-
-_where: dict[str, dict[str, tuple[str, str]]] = {}
-"""The same by name, once somebody has asked for a name that was not there."""
+"""A module some of whose names change their value: they are looked up at each use."""
 
 
-def bind(asked: str, *tables: dict[str, str]) -> None:
-    """Give one of the two modules the names of what has been imported already; one that it has remains what it is."""
-    _tables[asked] = tables
-    own = vars(sys.modules[asked])
-    for table in tables:
-        for module, names in table.items():
-            if module in sys.modules and module != OF_THE_MOMENT:
-                for name, other in _names_in(module, names):
-                    own.setdefault(name, getattr(sys.modules[module], other))
+def finder(asked: str, *tables: dict[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of one of the two modules: find a name of the tables, and keep its value in the module."""
+    where = {name: (module, other) for name, module, other in names_of(*tables)}
 
+    def find(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {asked!r} has no attribute {name!r}")
+        module, other = where[name]
+        value = getattr(__import__(module, fromlist=(other,)), other)
+        if module != OF_THE_MOMENT:
+            vars(sys.modules[asked]).setdefault(name, value)
+        return value
 
-def find(name: str, asked: str) -> Any:
-    """What a name of one of the two modules stands for that is not there yet."""
-    if asked not in _where:
-        _where[asked] = {name: (module, other) for name, module, other in names_of(*_tables[asked])}
-    if name not in _where[asked]:
-        raise AttributeError(f"module {asked!r} has no attribute {name!r}")
-    module, other = _where[asked][name]
-    value = getattr(__import__(module, fromlist=(other,)), other)
-    if module != OF_THE_MOMENT:
-        vars(sys.modules[asked]).setdefault(name, value)
-    return value
+    return find
