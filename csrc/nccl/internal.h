@@ -46,11 +46,12 @@ struct nccl_channel {
     uint64_t use;          /* lock; which communicator of these ranks it is */
     dd_cuda_stream stream; /* const until the device is closed */
     _Atomic(dd_nccl_comm *)
-        comm;           /* set once, with the lock; owned. Its handle may be gone, the object stays */
-    bool is_blocking;   /* const since comm is set */
-    bool is_connecting; /* lock; somebody makes it, others wait on `ended` */
-    bool is_ending;     /* lock; its communicator has been or is being aborted or destroyed */
-    dd_list works;      /* lock; under way, in the order of the stream */
+        comm;                 /* set once, with the lock; owned. Its handle may be gone, the object stays */
+    bool is_blocking;         /* const since comm is set */
+    bool is_connecting;       /* lock; somebody makes it, others wait on `ended` */
+    bool is_ending;           /* lock; its communicator has been or is being aborted or destroyed */
+    bool has_failed_to_close; /* lock; its communicator is left to be aborted */
+    dd_list works;            /* lock; under way, in the order of the stream */
     uint64_t met[NCCL_MET_BITS / 64]; /* launch; what calls have connected */
     /* launch; of the inputs of a call; NULL until the first */
     dd_cuda_nan_report *nan_report;

@@ -116,7 +116,9 @@ close_some_body(nccl_rig_rank *self)
         self->rig->nccl_stub.fail("ncclCommFinalize", 0, DD_NCCL_INTERNAL_ERROR, "it does not end");
         self->rig->nccl_stub.fail("ncclCommFinalize", 0, DD_NCCL_INTERNAL_ERROR, "it does not end");
         dd_wait wait = nccl_rig_patience();
+        long nbefore = self->rig->nccl_stub.calls("ncclCommFinalize");
         CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_BACKEND);
+        CHECK_INT(self->rig->nccl_stub.calls("ncclCommFinalize") - nbefore, 3); /* none twice */
         CHECK_CONTAINS(check_message(),
                        "closing the group: 2 communicators have not ended well, the first of them: ");
         CHECK_CONTAINS(check_message(), "it does not end");

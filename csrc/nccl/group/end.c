@@ -143,14 +143,14 @@ nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *e
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
     while (group->naborts > 0 && status == DD_OK) {
-        if (dd_wait_is_over(wait)) {
-            status = dd_error_set(err, DD_OP_TIMED_OUT,
-                                  "ncclCommAbort has not returned within %.3f s; it is left to its thread",
-                                  dd_wait_elapsed_s(wait));
-            break;
-        }
         status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
-        status = status == DD_TIMED_OUT ? DD_OK : status; /* the loop looks once more */
+    }
+    if (status == DD_TIMED_OUT) {
+        status = group->naborts == 0
+                     ? DD_OK
+                     : dd_error_set(err, DD_OP_TIMED_OUT,
+                                    "ncclCommAbort has not returned within %.3f s; it is left to its thread",
+                                    dd_wait_elapsed_s(wait));
     }
     dd_lock_release(&group->lock);
     return status;

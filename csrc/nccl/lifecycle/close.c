@@ -1,5 +1,5 @@
-/* How a group is closed: its works, then its communicators, then what its devices have left. Also several groups side by side, on
- * threads, of which a watchdog has a limited number. */
+/* How a group is closed: its works, then its communicators, side by side, then what its devices have left. Also several groups side
+ * by side. */
 #include "nccl/internal.h"
 
 #include "core/lock.h"
@@ -70,185 +70,191 @@ is_before(const dd_nccl_group *group, const nccl_channel *a, const nccl_channel 
     return a_low != b_low ? a_low < b_low : a->peer < b->peer;
 }
 
-static nccl_channel *
-next_to_close(dd_nccl_group *group)
+static bool
+needs_close_locked(const nccl_channel *channel)
 {
+    return atomic_load(&channel->comm) != NULL && !channel->is_ending && !channel->has_failed_to_close;
+}
+
+static size_t
+count_to_close(dd_nccl_group *group)
+{
+    size_t count = 0;
+    dd_lock_take(&group->lock);
+    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        count += needs_close_locked(channel);
+    }
+    dd_lock_release(&group->lock);
+    return count;
+}
+
+/* ---- threads that close, of which a watchdog has a limited number */
+
+/* The head of a job that several threads share. */
+typedef struct close_job {
+    atomic_uint refs; /* one for each thread, and for the thread that starts them */
+    dd_nccl_watchdog *watchdog;
+    void (*run)(struct close_job *job); /* takes parts of it until none are left */
+    void (*destroy)(struct close_job *job);
+} close_job;
+
+static void
+close_job_release(close_job *job)
+{
+    if (atomic_fetch_sub_explicit(&job->refs, 1, memory_order_acq_rel) == 1) {
+        job->destroy(job);
+    }
+}
+
+static void *
+close_job_thread(void *arg)
+{
+    close_job *job = arg;
+    dd_nccl_watchdog *watchdog = job->watchdog;
+    job->run(job);
+    close_job_release(job);
+    nccl_watchdog_end_end(watchdog);
+    return NULL;
+}
+
+/* Starts up to n threads; fewer if the watchdog has too many or the system has no more. */
+static void
+close_job_start(close_job *job, size_t n)
+{
+    for (size_t i = 0; i < n && nccl_watchdog_begin_end(job->watchdog); i++) {
+        pthread_t thread;
+        atomic_fetch_add_explicit(&job->refs, 1, memory_order_relaxed);
+        if (dd_thread_start(&thread, "dldist-close", close_job_thread, job, NULL) != DD_OK) {
+            close_job_release(job);
+            nccl_watchdog_end_end(job->watchdog);
+            return;
+        }
+        dd_thread_detach(thread);
+    }
+}
+
+/* ---- the communicators of a group */
+
+typedef struct comms_job {
+    close_job base;       /* first */
+    dd_nccl_group *group; /* an internal reference */
+    int64_t deadline_ns;  /* const after init */
+    unsigned nunfinished; /* the group's lock, with the next two */
+    unsigned nfailed;
+    dd_error first; /* that has failed */
+} comms_job;
+
+static void
+comms_job_destroy(close_job *base)
+{
+    comms_job *job = (comms_job *)base;
+    nccl_group_release_internal(job->group);
+    dd_mem_free(job);
+}
+
+/* The next channel to close, for this thread; NULL if none is left. */
+static nccl_channel *
+comms_job_take(comms_job *job)
+{
+    dd_nccl_group *group = job->group;
     nccl_channel *first = NULL;
     dd_lock_take(&group->lock);
     for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
-        if (atomic_load(&channel->comm) != NULL && !channel->is_ending &&
-            (first == NULL || is_before(group, channel, first))) {
+        if (needs_close_locked(channel) && (first == NULL || is_before(group, channel, first))) {
             first = channel;
         }
     }
     if (first != NULL) {
         first->is_ending = true;
+        job->nunfinished++;
     }
     dd_lock_release(&group->lock);
     return first;
 }
 
-/* The channel has been taken by next_to_close. If it fails, the communicator is left to be aborted. */
-static dd_status
-end_channel(nccl_channel *channel, const dd_wait *wait, dd_error *err)
-{
-    dd_nccl_comm *comm = atomic_load(&channel->comm);
-    dd_status status = dd_nccl_comm_finalize(comm, &channel->group->stop, wait, err);
-    if (status == DD_OK) {
-        status = dd_nccl_comm_destroy_within(comm, wait, err);
-    }
-    if (status != DD_OK) {
-        dd_lock_take(&channel->group->lock);
-        channel->is_ending = false; /* to be aborted */
-        dd_lock_release(&channel->group->lock);
-    }
-    return status;
-}
-
-/* The ends of communicators of a group on threads, and their results. */
-typedef struct ends {
-    atomic_uint refs; /* of the caller, and of each thread */
-    dd_nccl_group *group;
-    int64_t deadline_ns;  /* const after init */
-    unsigned nunfinished; /* the group's lock, with the next two */
-    unsigned nfailed;
-    dd_error first; /* that has failed */
-} ends;
-
+/* Closes a channel that this thread has taken. If it fails, the communicator is left to be aborted. */
 static void
-ends_release(ends *all)
+comms_job_close(comms_job *job, nccl_channel *channel, const dd_wait *wait)
 {
-    if (atomic_fetch_sub_explicit(&all->refs, 1, memory_order_acq_rel) == 1) {
-        dd_mem_free(all);
-    }
-}
-
-static void
-ends_note(ends *all, dd_status status, const dd_error *error)
-{
-    if (status == DD_OK) {
-        return;
-    }
-    dd_lock_take(&all->group->lock);
-    if (all->nfailed++ == 0) {
-        dd_error_copy(&all->first, error);
-    }
-    dd_lock_release(&all->group->lock);
-}
-
-/* A channel for a thread of its own. */
-typedef struct end_aside {
-    ends *all; /* a reference */
-    nccl_channel *channel;
-} end_aside;
-
-static void *
-run_end_aside(void *arg)
-{
-    end_aside *one = arg;
-    ends *all = one->all;
-    dd_nccl_group *group = all->group;
-    dd_nccl_watchdog *watchdog = group->watchdog;
     dd_error error;
-    dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    wait.deadline_ns = all->deadline_ns;
-    ends_note(all, end_channel(one->channel, &wait, &error), &error);
-    dd_lock_take(&group->lock);
-    all->nunfinished--;
-    dd_cond_broadcast(&group->ended);
-    dd_lock_release(&group->lock);
-    ends_release(all);
-    dd_mem_free(one);
-    nccl_group_release_internal(group);
-    nccl_watchdog_end_end(watchdog);
-    return NULL;
-}
-
-/* False without memory or a thread: the caller ends it. */
-static bool
-start_end_aside(ends *all, nccl_channel *channel)
-{
-    dd_nccl_group *group = all->group;
-    if (!nccl_watchdog_begin_end(group->watchdog)) {
-        return false;
+    dd_nccl_comm *comm = atomic_load(&channel->comm);
+    dd_status status = dd_nccl_comm_finalize(comm, &job->group->stop, wait, &error);
+    if (status == DD_OK) {
+        status = dd_nccl_comm_destroy_within(comm, wait, &error);
     }
-    pthread_t thread;
-    end_aside *one = dd_mem_alloc(sizeof *one);
-    if (one != NULL) {
-        *one = (end_aside){all, channel};
-        atomic_fetch_add_explicit(&all->refs, 1, memory_order_relaxed);
-        dd_lock_take(&group->lock);
-        all->nunfinished++;
-        dd_lock_release(&group->lock);
-        nccl_group_acquire_internal(group);
-        if (dd_thread_start(&thread, "dldist-close", run_end_aside, one, NULL) == DD_OK) {
-            dd_thread_detach(thread);
-            return true;
+    dd_lock_take(&job->group->lock);
+    job->nunfinished--;
+    if (status != DD_OK) {
+        channel->is_ending = false;
+        channel->has_failed_to_close = true;
+        if (job->nfailed++ == 0) {
+            dd_error_copy(&job->first, &error);
         }
-        nccl_group_release_internal(group);
-        dd_lock_take(&group->lock);
-        all->nunfinished--;
-        dd_lock_release(&group->lock);
-        ends_release(all);
-        dd_mem_free(one);
     }
-    nccl_watchdog_end_end(group->watchdog);
-    return false;
+    dd_cond_broadcast(&job->group->ended);
+    dd_lock_release(&job->group->lock);
 }
 
-/* Wait until all threads are done, soon after their deadline at the latest. DD_INTERRUPTED leaves them. */
-static dd_status
-ends_await(ends *all, const dd_wait *wait, dd_error *err)
+static void
+comms_job_run(comms_job *job, const dd_wait *wait)
 {
-    dd_nccl_group *group = all->group;
+    nccl_channel *channel;
+    while ((channel = comms_job_take(job)) != NULL) {
+        comms_job_close(job, channel, wait);
+    }
+}
+
+static void
+comms_job_run_aside(close_job *base)
+{
+    comms_job *job = (comms_job *)base;
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
+    wait.deadline_ns = job->deadline_ns;
+    comms_job_run(job, &wait);
+}
+
+/* Waits until all threads are done, soon after their deadline at the latest. DD_INTERRUPTED leaves them. */
+static dd_status
+comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
+{
+    dd_nccl_group *group = job->group;
+    dd_wait endless = *wait;
+    endless.deadline_ns = DD_NEVER_NS; /* the threads keep the deadline */
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
-    while (all->nunfinished > 0 && status == DD_OK) {
-        dd_wait nap = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
-        dd_cond_wait_slice(&group->ended, &group->lock, &nap);
-        dd_lock_release(&group->lock);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&group->lock);
+    while (job->nunfinished > 0 && status == DD_OK) {
+        status = dd_cond_wait_checked(&group->ended, &group->lock, &endless, err);
     }
-    if (status == DD_OK && all->nfailed > 0) {
-        status = dd_error_copy(err, &all->first);
-        if (all->nfailed > 1) {
-            dd_error_prepend(err, "%u communicators have not ended well, the first of them", all->nfailed);
+    if (status == DD_OK && job->nfailed > 0) {
+        status = dd_error_copy(err, &job->first);
+        if (job->nfailed > 1) {
+            dd_error_prepend(err, "%u communicators have not ended well, the first of them", job->nfailed);
         }
     }
     dd_lock_release(&group->lock);
     return status;
 }
 
-/* Side by side, because NCCL takes half a second for each: the last one here, the others on threads, as long as there are any. */
-static dd_status
-end_channels(ends *all, const dd_wait *wait, dd_error *err)
-{
-    nccl_channel *channel = next_to_close(all->group);
-    while (channel != NULL) {
-        nccl_channel *next = next_to_close(all->group);
-        dd_error error;
-        if (next == NULL || !start_end_aside(all, channel)) {
-            ends_note(all, end_channel(channel, wait, &error), &error);
-        }
-        channel = next;
-    }
-    return ends_await(all, wait, err);
-}
-
+/* Closes them side by side, because NCCL takes half a second for each: here, and on as many threads as there are. */
 static dd_status
 close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_wait limited = wait->deadline_ns == DD_NEVER_NS ? dd_wait_at_most(wait, COMMS_END_NS) : *wait;
-    ends *all = dd_mem_zalloc(sizeof *all);
-    if (all == NULL) {
-        return dd_error_no_memory(err, sizeof *all);
+    comms_job *job = dd_mem_zalloc(sizeof *job);
+    if (job == NULL) {
+        return dd_error_no_memory(err, sizeof *job);
     }
-    atomic_init(&all->refs, 1);
-    all->group = group;
-    all->deadline_ns = limited.deadline_ns;
-    dd_status status = end_channels(all, &limited, err);
-    ends_release(all);
+    job->base.watchdog = group->watchdog;
+    job->base.run = comms_job_run_aside;
+    job->base.destroy = comms_job_destroy;
+    atomic_init(&job->base.refs, 1);
+    job->group = nccl_group_acquire_internal(group);
+    job->deadline_ns = limited.deadline_ns;
+    size_t ncomms = count_to_close(group);
+    close_job_start(&job->base, ncomms > 0 ? ncomms - 1 : 0);
+    comms_job_run(job, &limited);
+    dd_status status = comms_job_await(job, &limited, err);
+    close_job_release(&job->base);
     if (status != DD_OK) {
         dd_error_prepend(err,
                          status == DD_OP_TIMED_OUT
@@ -344,24 +350,21 @@ close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 /* ---- several groups */
 
 /* Groups for threads to close. Each thread takes the next one, until there are no more. */
-typedef struct closing {
-    atomic_uint refs; /* one for each thread, and for the thread that starts them */
+typedef struct groups_job {
+    close_job base; /* first */
     atomic_size_t next;
     size_t n;
-    dd_nccl_watchdog *watchdog;
     dd_nccl_group *groups[]; /* internal references */
-} closing;
+} groups_job;
 
 static void
-closing_release(closing *all)
+groups_job_destroy(close_job *base)
 {
-    if (atomic_fetch_sub_explicit(&all->refs, 1, memory_order_acq_rel) != 1) {
-        return;
+    groups_job *job = (groups_job *)base;
+    for (size_t i = 0; i < job->n; i++) {
+        nccl_group_release_internal(job->groups[i]);
     }
-    for (size_t i = 0; i < all->n; i++) {
-        nccl_group_release_internal(all->groups[i]);
-    }
-    dd_mem_free(all);
+    dd_mem_free(job);
 }
 
 static void
@@ -389,68 +392,52 @@ close_aside(dd_nccl_group *group)
     dd_lock_release(&group->lock);
 }
 
-static void *
-run_closing(void *arg)
+static void
+groups_job_run(close_job *base)
 {
-    closing *all = arg;
-    dd_nccl_watchdog *watchdog = all->watchdog;
-    for (size_t i; (i = atomic_fetch_add(&all->next, 1)) < all->n;) {
-        close_aside(all->groups[i]);
+    groups_job *job = (groups_job *)base;
+    for (size_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n;) {
+        close_aside(job->groups[i]);
     }
-    closing_release(all);
-    nccl_watchdog_end_end(watchdog);
-    return NULL;
 }
 
 void
 dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
 {
-    closing *all = n > 1 ? dd_mem_zalloc(sizeof *all + n * sizeof(dd_nccl_group *)) : NULL;
-    if (all == NULL) {
+    groups_job *job = n > 1 ? dd_mem_zalloc(sizeof *job + n * sizeof(dd_nccl_group *)) : NULL;
+    if (job == NULL) {
         return;
     }
-    atomic_init(&all->refs, 1);
-    atomic_init(&all->next, 0);
-    all->watchdog = groups[0]->watchdog;
+    job->base.watchdog = groups[0]->watchdog;
+    job->base.run = groups_job_run;
+    job->base.destroy = groups_job_destroy;
+    atomic_init(&job->base.refs, 1);
+    atomic_init(&job->next, 0);
     for (size_t i = 0; i < n; i++) {
         if (nccl_group_check_fork(groups[i], NULL) == DD_OK) {
-            all->groups[all->n++] = nccl_group_acquire_internal(groups[i]);
+            job->groups[job->n++] = nccl_group_acquire_internal(groups[i]);
         }
     }
-    for (size_t i = 0; i < all->n && nccl_watchdog_begin_end(all->watchdog); i++) {
-        pthread_t thread;
-        atomic_fetch_add_explicit(&all->refs, 1, memory_order_relaxed);
-        if (dd_thread_start(&thread, "dldist-close", run_closing, all, NULL) != DD_OK) {
-            closing_release(all);
-            nccl_watchdog_end_end(all->watchdog);
-            break;
-        }
-        dd_thread_detach(thread);
-    }
-    closing_release(all);
+    close_job_start(&job->base, job->n);
+    close_job_release(&job->base);
 }
 
-/* Wait for a thread that closes the group, and take its error. A caller that does not wait long enough fails the group. */
+/* Waits for a thread that closes the group, and takes its error. A caller that does not wait long enough fails the group. */
 static dd_status
 await_aside(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
     while (group->aside == NCCL_CLOSING_ASIDE && status == DD_OK) {
-        dd_cond_wait_slice(&group->ended, &group->lock, wait);
-        dd_lock_release(&group->lock);
-        status = dd_wait_is_over(wait)
-                     ? dd_error_set(err, DD_OP_TIMED_OUT, "closing the group: it has not ended within %.3f s",
-                                    dd_wait_elapsed_s(wait))
-                     : dd_wait_check(wait, err);
-        dd_lock_take(&group->lock);
+        status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
     }
     bool has_ended = group->aside == NCCL_CLOSED_ASIDE;
-    if (has_ended && group->aside_error.code != DD_OK) {
-        status = dd_error_copy(err, &group->aside_error);
+    if (has_ended) {
+        status = group->aside_error.code == DD_OK ? DD_OK : dd_error_copy(err, &group->aside_error);
         group->aside_error.code = DD_OK;
-    } else if (has_ended) {
-        status = DD_OK;
+    } else if (status == DD_TIMED_OUT) {
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "closing the group: it has not ended within %.3f s",
+                              dd_wait_elapsed_s(wait));
     }
     dd_lock_release(&group->lock);
     if (!has_ended && status != DD_OK) {
