@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that the folders of csrc/ include each other in one direction only.
 
-A layer may include itself and the layers named for it below; nothing else. More rules: a header called
-internal.h or x_internal.h (or layout.h or state.h, outside the binding) is included only from its own folder and those in it, and
-Python.h only by csrc/python/base/api.h; and the binding
+A layer may include itself and the layers named for it below; nothing else. The folders of a layer may have an order, too.
+More rules: a header called internal.h or x_internal.h (or layout.h or state.h, outside the binding) is included only from its own
+folder, those in it, and those after it in such an order; and Python.h only by csrc/python/base/api.h; and the binding
 goes to Python by its limited API, whose names the linker resolves, and never by those that lend what may die.
 """
 import re
@@ -32,6 +32,8 @@ ALLOWED |= BESIDE
 for binding in ("python", "trampoline"):
     ALLOWED[binding] |= {*SIDE, *BESIDE}
 
+FOLDERS = {"nccl": ["driver", "comm", "group", "call", "lifecycle"]}  # each may include those before it
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/base/api.h"
 NOT_IN_THE_BINDING = {
@@ -39,6 +41,12 @@ NOT_IN_THE_BINDING = {
     "PyWeakref_GetObject": "lends an object that another thread may let die",
 }
 FORBIDDEN = re.compile(rf"\b({'|'.join(NOT_IN_THE_BINDING)})\b")
+
+
+def place_in(path: Path) -> tuple[list[str], int]:
+    """The order of the folders of the path's layer, and where its own is in it; -1 if it has none."""
+    order = FOLDERS.get(path.parts[0], [])
+    return order, order.index(path.parts[1]) if path.parts[1] in order else -1
 
 
 def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | None:
@@ -52,8 +60,13 @@ def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | Non
         return "write the path from csrc/, as in \"core/status.h\", of a header that exists"
     target_layer = Path(target).parts[0]
     is_internal = bool(re.search(r"[/_]internal\.h$", target)) or (target_layer != "python" and target.endswith(("/layout.h", "/state.h")))
-    if is_internal and Path(target).parent not in source.parents:
-        return "an internal header stays in its folder, and in the folders of that one"
+    order, place = place_in(source)
+    target_place = place_in(Path(target))[1]
+    is_below = target_layer == layer and -1 < target_place < place
+    if is_internal and not is_below and Path(target).parent not in source.parents:
+        return "an internal header stays in its folder, the folders of that one, and those after it"
+    if target_layer == layer and target_place > place >= 0:
+        return f"the folders of {layer} include only those before them, in this order: {', '.join(order)}"
     if target_layer not in ALLOWED[layer]:
         return f"{layer} may include {', '.join(sorted(ALLOWED[layer]))}; not {target_layer}"
     return None

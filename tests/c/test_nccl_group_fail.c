@@ -3,7 +3,7 @@
 #include "clock_counter.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 #include "nccl_rig.h"
 
 #include <semaphore.h>

@@ -2,7 +2,7 @@
  * ends in the middle of things. */
 #include "check.h"
 #include "core/thread.h"
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 #include "nccl_rig.h"
 
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 /* Checks of a call before anything is sent. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 /* ---- blocks */
 

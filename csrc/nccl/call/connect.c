@@ -1,7 +1,9 @@
 /* Which communicator a call uses, and how it is made: by all ranks on first use, or by the two of a pair. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 #include "core/lock.h"
+#include "nccl/comm/meet.h"
+
 #include <stdio.h>
 
 /* ---- making one */

@@ -3,7 +3,7 @@
  * Dimensions of length 1 are left out and neighbours joined where they lie one after the other on both sides. What is contiguous on both sides
  * then is a row, the longest dimension with a step forward on both sides makes rows a rectangle, and the others are walked
  * through, a rectangle each. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 /* What every device allows; longer steps are walked. */
 #define MAX_PITCH INT64_C(0x7fffffff)

@@ -1,5 +1,5 @@
 /* Errors of CUDA and NCCL inside a launch. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 dd_status
 nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what)

@@ -1,5 +1,5 @@
 /* From operations to calls of NCCL. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Calls that may connect ranks, which NCCL does on the host, and waits for the other ranks. They are made on a thread of their own, so that the
  * caller hears what interrupts it. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 /* Sizes of a kind: NCCL may choose another way, and connect for it, from one power of two to the next. */
 static unsigned

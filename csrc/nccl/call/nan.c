@@ -4,7 +4,7 @@
  * pieces. A call in a capture puts its kernels into the graph. No thread waits for those: the watchdog, the next call and the end of the group
  * read the report, and fail the group. All calls that are captured on a device share one report, which is never reset: the group fails for the
  * first NaN. Their inputs are remembered as long as the group lives, and reports even longer, since the end of a graph is unknown. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 #include "core/lock.h"
 

@@ -1,5 +1,5 @@
 /* Everything of one call into the channel's stream: what comes before NCCL, NCCL, and what comes after. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 static bool
 lie_side_by_side(const dd_block *blocks, int n)

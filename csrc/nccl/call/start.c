@@ -1,5 +1,5 @@
 /* The way of a call: checked, put in turn, numbered, enqueued. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 #include "core/lock.h"
 static int64_t
@@ -165,7 +165,8 @@ start_in_turn(nccl_launch *launch)
     }
     if (status == DD_OK) {
         look_if_needed(launch);
-        status = nccl_work_create(launch, launch->err);
+        status = nccl_work_create(launch->channel, launch->call, launch->wait->start_ns, launch->is_capturing,
+                                  &launch->work, launch->err);
     }
     bool has_begun = false;
     if (status == DD_OK) {

@@ -1,5 +1,5 @@
 /* Streams and memory of a group for callers that enqueue work of their own. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 /* `launch` is held and the device's context current, until leave_device. */
 static dd_status

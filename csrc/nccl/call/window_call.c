@@ -1,5 +1,5 @@
 /* One-sided calls: checks, and the call of NCCL. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 #include "core/lock.h"
 

@@ -1,5 +1,5 @@
 /* How NCCL reduces the dtypes of dldist. */
-#include "nccl/internal.h"
+#include "nccl/call/internal.h"
 
 /* What NCCL takes a type for, element by element: bytes for truth values, pairs for complex numbers. */
 static dd_dtype

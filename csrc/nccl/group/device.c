@@ -1,5 +1,5 @@
 /* Use and end of a group's part of a device. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #define IDLE_NS (200 * DD_NS_PER_MS)
 

@@ -1,5 +1,5 @@
 /* A group's part of a device, made on first use: a context, streams, and a few small things. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 

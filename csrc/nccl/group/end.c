@@ -1,5 +1,5 @@
 /* How a group ends by a failure, which fails all its works, or by an abort. lifecycle/close.c has the end without one. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #include "core/thread.h"

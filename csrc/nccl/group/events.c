@@ -1,5 +1,5 @@
 /* Making an event takes longer than recording it, so that those that nobody refers to any more are kept for their next use. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #define MIN_CAPACITY 64u

@@ -3,7 +3,7 @@
 
 #include "core/fork.h"
 #include "core/lock.h"
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include <string.h>
 #include <time.h>

@@ -1,6 +1,6 @@
 /* Memory of the device for a while, had and given back in the order of a stream. Devices without memory pools give memory at once, and what is given
  * back is freed when the device is through with it, at the next occasion. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 typedef struct retired_memory {
     dd_list link;

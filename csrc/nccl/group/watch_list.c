@@ -1,5 +1,5 @@
 /* The list of groups that the watchdog watches, and its counts of threads; watchdog.c has its thread. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 

@@ -1,11 +1,12 @@
 /* Questions to works: whether they have ended, how, and how to wait for it. A question may end the group, which works.c does not. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #include "core/wait_policy.h"
 
-nccl_progress
-nccl_work_look(nccl_work *work)
+/* Asks the device, and completes accordingly. The result is about the question: the work may end otherwise before. */
+static nccl_progress
+work_look(nccl_work *work)
 {
     dd_nccl_group *group = work->group;
     if (!atomic_load_explicit(&work->is_launched, memory_order_acquire)) {
@@ -39,7 +40,7 @@ nccl_channel_look(nccl_channel *channel, bool *is_busy)
             return NCCL_ENDED;
         }
         *is_busy = true;
-        nccl_progress progress = step == 1 ? nccl_work_look(work) : nccl_work_look_ahead(work);
+        nccl_progress progress = step == 1 ? work_look(work) : nccl_work_look_ahead(work);
         dd_work_release(&work->base.base);
         if (progress != NCCL_ENDED && step == 1) {
             return progress;
@@ -58,7 +59,7 @@ dd_nccl_work_poll(dd_nccl_work *base)
     if (nccl_group_check_fork(work->group, NULL) != DD_OK) {
         return false;
     }
-    (void)nccl_work_look(work);
+    (void)work_look(work);
     return dd_work_is_done(&base->base);
 }
 

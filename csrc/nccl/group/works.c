@@ -3,7 +3,7 @@
  * A work is in its channel's list from before NCCL is called until it has ended. The watchdog, a thread that waits, or a failure of the
  * group may notice its end. All of them hold the group's lock when they complete it, and only the first counts. Its events live as long as it does, so
  * that any holder may ask. */
-#include "nccl/internal.h"
+#include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #include <stdio.h>
@@ -75,12 +75,12 @@ take_work(dd_nccl_group *group)
 }
 
 static dd_status
-take_events(nccl_launch *launch, nccl_work *work, dd_error *err)
+take_events(nccl_work *work, dd_error *err)
 {
-    nccl_device *device = launch->channel->device;
-    dd_status status = nccl_event_take(launch->group, device, work->has_timing, &work->end, err);
+    nccl_device *device = work->channel->device;
+    dd_status status = nccl_event_take(work->group, device, work->has_timing, &work->end, err);
     if (status == DD_OK && work->has_timing) {
-        status = nccl_event_take(launch->group, device, true, &work->start, err);
+        status = nccl_event_take(work->group, device, true, &work->start, err);
     }
     return status;
 }
@@ -97,15 +97,15 @@ is_message_only(const dd_nccl_call *call)
 }
 
 dd_status
-nccl_work_create(nccl_launch *launch, dd_error *err)
+nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_ns, bool is_captured,
+                 nccl_work **created, dd_error *err)
 {
-    const dd_nccl_call *call = launch->call;
-    dd_nccl_group *group = launch->group;
+    dd_nccl_group *group = channel->group;
     nccl_work *work = take_work(group);
     if (work == NULL) {
         return dd_error_no_memory(err, sizeof *work);
     }
-    dd_work_init(&work->base.base, call->what, 0, launch->wait->start_ns);
+    dd_work_init(&work->base.base, call->what, 0, start_ns);
     if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
         work->base.base.source_rank = call->ops[0].peer;
     }
@@ -113,7 +113,7 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
     work->base.base.ctx = call->ctx;
     work->base.base.destroy = destroy_work;
     work->group = nccl_group_acquire_internal(group);
-    work->channel = launch->channel;
+    work->channel = channel;
     dd_list_init(&work->link);
     dd_timer_init(&work->late, NULL); /* the watchdog looks at the first one only */
     work->start = NULL;
@@ -126,16 +126,16 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
     work->ephemeral_ns = 0;
     work->is_message = is_message_only(call);
     work->has_timing = atomic_load_explicit(&group->has_timing, memory_order_relaxed);
-    work->is_captured = launch->is_capturing;
+    work->is_captured = is_captured;
     atomic_init(&work->is_started, false);
     atomic_init(&work->is_launched, false);
     atomic_init(&work->is_quiet, true); /* until something is in the stream */
-    dd_status status = take_events(launch, work, err);
+    dd_status status = take_events(work, err);
     if (status != DD_OK) {
         dd_work_release(&work->base.base);
         return status;
     }
-    launch->work = work;
+    *created = work;
     return DD_OK;
 }
 
@@ -209,8 +209,9 @@ complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
     }
 }
 
-void
-nccl_works_complete_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
+/* Completes works of the channel up to this one; they go to `ended`. */
+static void
+complete_through_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
 {
     /* The stream has reached the end of this one, so it has passed those before it. */
     while (!dd_work_is_done(&last->base.base)) {
@@ -286,7 +287,6 @@ nccl_work_look_at_start(nccl_work *work)
     dd_lock_release(&group->lock);
 }
 
-/* The stream has passed it. */
 void
 nccl_work_complete_up_to(nccl_work *work)
 {
@@ -295,13 +295,12 @@ nccl_work_complete_up_to(nccl_work *work)
     dd_list_init(&ended);
     dd_lock_take(&group->lock);
     if (!dd_work_is_done(&work->base.base)) {
-        nccl_works_complete_locked(work->channel, work, &ended);
+        complete_through_locked(work->channel, work, &ended);
     }
     dd_lock_release(&group->lock);
     nccl_works_release_ended(&ended);
 }
 
-/* The n-th work under way of a channel, acquired, or the last if there are fewer; NULL: there is none. */
 nccl_work *
 nccl_channel_nth_work(nccl_channel *channel, size_t n)
 {
@@ -320,7 +319,6 @@ nccl_channel_nth_work(nccl_channel *channel, size_t n)
     return work;
 }
 
-/* Completes it and those before it if the stream has passed it. */
 nccl_progress
 nccl_work_look_ahead(nccl_work *work)
 {

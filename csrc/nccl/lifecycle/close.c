@@ -1,6 +1,6 @@
 /* How a group is closed: its works, then its communicators, side by side, then what its devices have left. Also several groups side
  * by side. */
-#include "nccl/internal.h"
+#include "nccl/lifecycle/internal.h"
 
 #include "core/lock.h"
 #include "core/thread.h"

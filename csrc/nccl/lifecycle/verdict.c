@@ -1,5 +1,5 @@
 /* Checks by the watchdog that fail a group: deadlines of works, and errors of communicators. */
-#include "nccl/internal.h"
+#include "nccl/lifecycle/internal.h"
 
 #include "core/lock.h"
 

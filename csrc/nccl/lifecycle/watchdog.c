@@ -3,7 +3,7 @@
 #include "core/fork.h"
 #include "core/lock.h"
 #include "core/thread.h"
-#include "nccl/internal.h"
+#include "nccl/lifecycle/internal.h"
 
 #include <time.h>
 

@@ -2,7 +2,7 @@
 
 #include "core/system.h"
 #include "meet/meeting.h"
-#include "nccl/internal.h"
+#include "nccl/lifecycle/internal.h"
 
 #include <stdio.h>
 #include <string.h>

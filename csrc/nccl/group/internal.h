@@ -1,4 +1,4 @@
-/* Inside a group of NCCL's: its devices, its channels, its works, and who holds which lock for what.
+/* The state of a group of NCCL: its devices, its channels, its works, and which lock guards what.
  *
  * A channel is a communicator, a stream of its own, and the works of that stream in their order: one for all ranks on each device, and one for
  * each pair of ranks that met before there was one for all.
@@ -6,19 +6,16 @@
  * Two locks. `launch` is held while one call is put into streams, NCCL included, which may take long: threads that want it have a
  * deadline. `lock` is for state, never held during a call of CUDA or NCCL, and taken inside `launch`, never the other way round. So a failure is
  * told to everybody at once, whatever a thread is stuck in. */
-#ifndef DD_NCCL_INTERNAL_H
-#define DD_NCCL_INTERNAL_H
+#ifndef DD_NCCL_GROUP_INTERNAL_H
+#define DD_NCCL_GROUP_INTERNAL_H
 
 #include "core/list.h"
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "core/timer.h"
-#include "nccl/comm/meet.h"
-#include "nccl/driver/item.h"
 #include "nccl/group.h"
 #include "nccl/watchdog.h"
-#include "nccl/window.h"
 
 #define NCCL_ALL_RANKS (-1)
 #define NCCL_MET_BITS 512u
@@ -185,20 +182,6 @@ struct nccl_work {
     atomic_bool is_quiet;    /* the device is through with it, or gone */
 };
 
-/* ---- windows */
-
-struct dd_nccl_group_window {
-    atomic_uint refs;
-    dd_nccl_group *group;  /* const; counted */
-    dd_nccl_comm *comm;    /* const; owned */
-    dd_nccl_window handle; /* const */
-    int device;            /* const, as the rest but for is_closed */
-    char *data;
-    size_t nbytes;
-    dd_list link;          /* the group's lock; of its windows, or in no list */
-    atomic_bool is_closed; /* written under `launch` */
-};
-
 /* ---- the watchdog */
 
 struct dd_nccl_watchdog {
@@ -226,23 +209,7 @@ struct dd_nccl_watchdog {
     int64_t comms_ns; /* the same: when communicators were asked last */
 };
 
-/* A call on its way into a stream; call/launch.c. */
-typedef struct nccl_launch {
-    dd_nccl_group *group;
-    const dd_nccl_call *call;
-    nccl_channel *channel;
-    nccl_work *work;
-    dd_nccl_comm_handle comm;
-    const dd_wait *wait;
-    dd_error *err; /* never NULL */
-    bool is_capturing;
-    bool is_run;     /* nccl_launch_run has been called: scratch has been taken care of */
-    bool is_posted;  /* NCCL has been called: the other ranks count on us */
-    void **staged;   /* owned; for each operation, NULL without; NULL when there is none at all */
-    float *estimate; /* NCCL only says how long it would take; NULL: it is carried out */
-} nccl_launch;
-
-/* ---- group/group.c */
+/* ---- group.c */
 
 dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
 void nccl_group_release_internal(dd_nccl_group *group);
@@ -259,7 +226,7 @@ void nccl_group_describe_cause_locked(const dd_nccl_group *group, dd_error *err)
 dd_status nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void nccl_group_leave_launch(dd_nccl_group *group);
 
-/* ---- group/device.c */
+/* ---- device.c */
 
 /* Streams and the like are let go; the caller holds `launch`, or is the last one. */
 void nccl_device_close(dd_nccl_group *group, nccl_device *device);
@@ -268,7 +235,8 @@ void nccl_device_destroy(dd_nccl_group *group, nccl_device *device);
 /* The device's context is current until dd_cuda_leave. Costs next to nothing where it is already. */
 dd_status nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard *guard,
                      dd_error *err) DD_MUST_CHECK;
-/* ---- group/device_make.c: streams, and communicators for them */
+
+/* ---- device_make.c: streams, and communicators for them */
 
 /* Made if need be. */
 dd_status nccl_device_of(dd_nccl_group *group, int number, const dd_wait *wait, nccl_device **device,
@@ -277,13 +245,7 @@ dd_status nccl_device_of(dd_nccl_group *group, int number, const dd_wait *wait, 
 dd_status nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **pair,
                            dd_error *err) DD_MUST_CHECK;
 
-/* ---- call/connect.c */
-
-/* The channel for a call, connected. */
-dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *wait,
-                           nccl_channel **channel, dd_error *err) DD_MUST_CHECK;
-
-/* ---- group/events.c. The device's context is current; takes the group's lock */
+/* ---- events.c. The device's context is current; takes the group's lock */
 
 dd_status nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
                           dd_error *err);
@@ -292,15 +254,14 @@ void nccl_event_give(dd_nccl_group *group, nccl_device *device, bool has_timing,
                      bool is_reusable);
 void nccl_events_close(dd_nccl_group *group, nccl_device *device);
 
-/* ---- group/works.c */
+/* ---- works.c */
 
 /* With a reference for the caller and one for the channel's list. */
-dd_status nccl_work_create(nccl_launch *launch, dd_error *err);
-/* Completes works of the channel up to this one, which is the caller's or NULL for none; they go to `ended`. */
-void nccl_works_complete_locked(nccl_channel *channel, nccl_work *last, dd_list *ended);
+dd_status nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_ns,
+                           bool is_captured, nccl_work **work, dd_error *err) DD_MUST_CHECK;
 /* Ends one with an error; `cause` is the group's. */
 void nccl_work_fail_locked(nccl_work *work, const dd_error *cause, dd_list *ended);
-/* Lets go of what the two above have put there; without the lock. */
+/* Release the works in `ended`; without the lock. */
 void nccl_works_release_ended(dd_list *ended);
 /* What an error of this work says: the operation, and the cause. */
 void nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error);
@@ -326,17 +287,15 @@ nccl_work *nccl_channel_nth_work(nccl_channel *channel, size_t n);
 /* Complete the works whose kernels have ended, before a failure ends the rest. Nothing if the group has failed. */
 void nccl_group_end_complete(dd_nccl_group *group);
 
-/* ---- group/work_wait.c */
+/* ---- work_wait.c */
 
-/* Asks, and completes accordingly. What it says is about the question; a work may have ended otherwise meanwhile. */
-nccl_progress nccl_work_look(nccl_work *work);
 /* Completes what the device is through with on the channel, by few questions even if that is much. *is_busy is set if anything was under
  * way. */
 nccl_progress nccl_channel_look(nccl_channel *channel, bool *is_busy);
 /* DD_OK once it has ended, however; at the deadline DD_OP_TIMED_OUT. */
 dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- group/end.c */
+/* ---- end.c */
 
 typedef enum nccl_end {
     NCCL_END_FAILED,
@@ -355,86 +314,8 @@ void nccl_group_start_abort(dd_nccl_group *group);
 void nccl_group_abort_as_relative(void *group, const char *reason);
 /* DD_OP_TIMED_OUT: some go on. */
 dd_status nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* ---- lifecycle/verdict.c */
 
-/* The works whose time is up: fails the group. */
-void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
-/* The communicators: fails the group. */
-void nccl_group_check_comms(dd_nccl_group *group);
-
-/* ---- call/errors.c */
-
-/* Of a call by the thread inside the channel's communicator. */
-dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what) DD_MUST_CHECK;
-dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
-                                 const char *what) DD_MUST_CHECK;
-
-/* ---- call/launch.c */
-
-/* NCCL's calls, in a group where there is more than one, and in an estimate. */
-dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
-/* Within the device, in the order of the stream; nothing in an estimate. */
-dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
-                                 size_t nbytes) DD_MUST_CHECK;
-bool nccl_are_equal(const dd_block *blocks, int n);
-/* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
-bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
-
-/* ---- call/launch_aside.c */
-
-/* Whether NCCL may wait for other ranks in this call, because it is the first of its kind and size on the channel, and the caller can be
- * interrupted. True once. The caller holds `launch`. */
-bool nccl_may_connect(nccl_launch *launch);
-/* What `post` returns, which runs on a thread of its own meanwhile. If the caller is interrupted, the group ends, and with it the call. */
-dd_status nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
-
-/* ---- call/run.c */
-
-/* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
-dd_status nccl_launch_run(nccl_launch *launch);
-/* Of an estimate: NCCL, and memory for what would be staged. The caller holds the same. */
-dd_status nccl_launch_estimate(nccl_launch *launch);
-/* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */
-dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
-/* Whether one of the call's streams belongs to a graph in the making. */
-dd_status nccl_launch_find_capture(nccl_launch *launch);
-
-/* ---- call/check.c */
-
-dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
-
-/* ---- call/wire.c */
-
-/* How NCCL reduces a dtype. */
-typedef struct nccl_wire {
-    dd_nccl_dtype dtype;
-    dd_nccl_redop op;
-    size_t element; /* bytes of one NCCL element */
-    bool is_premul;
-} nccl_wire;
-dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *factor,
-                       nccl_wire *wire, dd_error *err);
-
-/* ---- call/window_call.c: one-sided operations */
-
-dd_status nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op,
-                            dd_error *err) DD_MUST_CHECK;
-/* No window of the call has been closed. The caller holds `launch`, with which none is. */
-dd_status nccl_window_check_open(const nccl_launch *launch) DD_MUST_CHECK;
-/* One call of NCCL. */
-dd_status nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op) DD_MUST_CHECK;
-static inline bool
-nccl_is_one_sided(const dd_nccl_op *op)
-{
-    return op->window != NULL;
-}
-
-/* ---- call/nan.c */
-dd_status nccl_check_nan(nccl_launch *launch);
-/* What graphs with calls of the group have found: fails the group. Costs next to nothing without such graphs. */
-void nccl_nan_look(dd_nccl_group *group);
-
-/* ---- group/scratch.c. The caller holds `launch`, the context is current. In the order of the channel's stream */
+/* ---- scratch.c. The caller holds `launch`, the context is current. In the order of the channel's stream */
 
 dd_status nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, void **data,
                              dd_error *err);
@@ -442,12 +323,7 @@ void nccl_scratch_free(dd_nccl_group *group, nccl_channel *channel, void *data);
 /* What could not be freed yet, as the group ends. */
 void nccl_scratch_close(dd_nccl_group *group, nccl_device *device);
 
-/* ---- call/copy.c */
-
-dd_status nccl_copy_enqueue(const dd_cuda *cuda, dd_cuda_stream stream, const dd_nccl_copy *copy,
-                            dd_error *err);
-
-/* ---- group/watch_list.c */
+/* ---- watch_list.c */
 
 /* The next group in turn, acquired. The caller holds the lock. */
 dd_nccl_group *nccl_watchdog_next_group_locked(dd_nccl_watchdog *watchdog);
@@ -462,9 +338,5 @@ bool nccl_watchdog_begin_end(dd_nccl_watchdog *watchdog);
 void nccl_watchdog_end_end(dd_nccl_watchdog *watchdog);
 bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);
 int64_t nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog);
-
-/* ---- lifecycle/watchdog.c */
-
-dd_status nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *err);
 
 #endif
