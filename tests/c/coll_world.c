@@ -1,6 +1,7 @@
 #include "coll_world.h"
 
 #include "check.h"
+#include "coll_reference.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -25,14 +26,7 @@ nbytes_of(const coll_case *what, int from, int to)
 {
     size_t count = what->count;
     if (what->is_uneven && !dd_coll_is_array(what->coll)) {
-        int seed = 0;
-        if (what->coll == DD_COLL_ALL_TO_ALL) {
-            seed = 5 * from + 3 * to;
-        } else {
-            bool is_receiver = what->coll == DD_COLL_SCATTER || what->coll == DD_COLL_REDUCE_SCATTER;
-            seed = 1 + (is_receiver ? to : from);
-        }
-        count = count * (size_t)(seed % 4) / 3;
+        count = count * ((1 + coll_size_key(what->coll, from, to)) % 4) / 3;
     }
     return count * dd_dtype_size(what->dtype);
 }
@@ -41,30 +35,6 @@ static dd_block
 new_block(size_t nbytes)
 {
     return (dd_block){.data = malloc(nbytes > 0 ? nbytes : 1), .nbytes = nbytes};
-}
-
-static int
-alias_of(const coll_case *what, int rank, int input)
-{
-    bool is_root = rank == what->root;
-    switch (what->coll) {
-    case DD_COLL_ALL_REDUCE:
-        return 0;
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-        return is_root ? 0 : -1;
-    case DD_COLL_ALL_GATHER:
-        return rank;
-    case DD_COLL_GATHER:
-        return is_root ? rank : -1;
-    case DD_COLL_SCATTER:
-    case DD_COLL_REDUCE_SCATTER:
-        return input == rank ? 0 : -1;
-    case DD_COLL_BARRIER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return -1;
 }
 
 static void
@@ -80,10 +50,13 @@ init_rank(coll_world *world, int number)
     for (int i = 0; i < rank->noutputs; i++) {
         rank->outputs[i] = new_block(nbytes_of(what, rank->noutputs > 1 ? i : number, number));
     }
+    int shared;
+    int output;
+    bool is_shared =
+        coll_find_in_place(what->coll, what->root, number, &shared, &output) && what->is_in_place;
     for (int i = 0; i < rank->ninputs; i++) {
-        int alias = what->is_in_place ? alias_of(what, number, i) : -1;
         size_t nbytes = nbytes_of(what, number, rank->ninputs > 1 ? i : number);
-        rank->inputs[i] = alias >= 0 ? rank->outputs[alias] : new_block(nbytes);
+        rank->inputs[i] = is_shared && i == shared ? rank->outputs[output] : new_block(nbytes);
         rank->originals[i] = malloc(nbytes + 1);
     }
     rank->args = (dd_coll_args){
@@ -203,30 +176,17 @@ static const void *
 expected(const coll_world *world, int rank, int output, void *folded)
 {
     const coll_case *what = &world->what;
+    coll_sources from = coll_sources_of(what->coll, what->root, what->nranks, rank, output);
     const void *sources[MAX_RANKS];
     size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(what->dtype);
-    switch (what->coll) {
-    case DD_COLL_BROADCAST:
-        return world->ranks[what->root].originals[0];
-    case DD_COLL_SCATTER:
-        return world->ranks[what->root].originals[rank];
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        return world->ranks[output].originals[0];
-    case DD_COLL_ALL_TO_ALL:
-        return world->ranks[output].originals[rank];
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_REDUCE_SCATTER:
-    case DD_COLL_BARRIER:
-        break;
+    for (int k = 0; k < from.count; k++) {
+        sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    int block = what->coll == DD_COLL_REDUCE_SCATTER ? rank : 0;
-    for (int r = 0; r < what->nranks; r++) {
-        sources[r] = world->ranks[r].originals[block];
+    if (!dd_coll_is_folding(what->coll)) {
+        return sources[0];
     }
     if (count > 0) {
-        dd_reduce(&world->ranks[rank].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)what->nranks,
+        dd_reduce(&world->ranks[rank].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)from.count,
                   count);
     }
     return folded;

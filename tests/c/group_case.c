@@ -1,6 +1,7 @@
 #include "group_case.h"
 
 #include "check.h"
+#include "coll_reference.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,30 +59,10 @@ case_print(const coll_case *test, char out[200])
 static size_t
 block_count(const coll_case *test, int from, int to)
 {
-    if (test->shape == SHAPE_EVEN) {
+    if (test->shape == SHAPE_EVEN || dd_coll_is_array(test->coll)) {
         return test->count;
     }
-    uint64_t who;
-    switch (test->coll) {
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        who = (uint64_t)from;
-        break;
-    case DD_COLL_SCATTER:
-    case DD_COLL_REDUCE_SCATTER:
-        who = (uint64_t)to;
-        break;
-    case DD_COLL_ALL_TO_ALL:
-        who = (uint64_t)from * 64 + (uint64_t)to;
-        break;
-    case DD_COLL_BARRIER:
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    default:
-        return test->count;
-    }
-    return test->count * (mix(test->seed + who) % 5) / 3;
+    return test->count * (mix(test->seed + coll_size_key(test->coll, from, to)) % 5) / 3;
 }
 
 static size_t
@@ -140,45 +121,31 @@ reduction_of(const coll_case *test, int nranks)
 
 /* ---- what must come out */
 
-/* Source of an output block: the rank it comes from, or -1 for a fold of all. */
-static int
-origin_of(const coll_case *test, int block)
+static coll_sources
+sources_of(const coll_case *test, const team_rank *self, int output)
 {
-    if (dd_coll_is_folding(test->coll)) {
-        return -1;
-    }
-    return dd_coll_has_root(test->coll) && test->coll != DD_COLL_GATHER ? test->root : block;
-}
-
-/* In which of a rank's input blocks the data of an output block of rank `self` are. */
-static int
-input_of(const coll_case *test, int self)
-{
-    bool is_each = test->coll == DD_COLL_SCATTER || test->coll == DD_COLL_REDUCE_SCATTER ||
-                   test->coll == DD_COLL_ALL_TO_ALL;
-    return is_each ? self : 0;
+    return coll_sources_of(test->coll, test->root, self->size, self->rank, output);
 }
 
 static void
-expect(const coll_case *test, int self, int nranks, int block, void *out)
+expect(const coll_case *test, const team_rank *self, int output, void *out)
 {
-    int from = origin_of(test, block);
-    int to = input_of(test, self);
-    if (from >= 0) {
-        fill(test, from, to, out);
+    coll_sources from = sources_of(test, self, output);
+    if (!dd_coll_is_folding(test->coll)) {
+        fill(test, from.first, from.block, out);
         return;
     }
     const void *sources[64];
-    size_t count = block_count(test, 0, to);
-    for (int rank = 0; rank < nranks; rank++) {
+    size_t count = block_count(test, from.first, from.block);
+    for (int k = 0; k < from.count; k++) {
         void *source = malloc(count * dd_dtype_size(test->dtype) + 1);
-        fill(test, rank, to, source);
-        sources[rank] = source;
+        fill(test, from.first + k, from.block, source);
+        sources[k] = source;
     }
-    dd_reduction reduction = reduction_of(test, nranks);
-    dd_reduce(&reduction, DD_STAGE_WHOLE, out, sources, (size_t)nranks, count);
-    for (int rank = 0; rank < nranks; rank++) {
-        free((void *)(uintptr_t)sources[rank]);
+    dd_reduction reduction = reduction_of(test, self->size);
+    dd_reduce(&reduction, DD_STAGE_WHOLE, out, sources, (size_t)from.count, count);
+    for (int k = 0; k < from.count; k++) {
+        free((void *)(uintptr_t)sources[k]);
     }
 }
 
@@ -235,36 +202,10 @@ drop_blocks(dd_block *blocks, int count, dd_region *region)
     dd_region_release(region);
 }
 
-/* The output that is the memory of an input, in place; -1: none. */
 static bool
 find_shared(const team_rank *self, const coll_case *test, int *input, int *output)
 {
-    bool is_root = self->rank == test->root;
-    *input = 0;
-    *output = 0;
-    switch (test->coll) {
-    case DD_COLL_ALL_REDUCE:
-        return true;
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-        return is_root;
-    case DD_COLL_GATHER:
-        *output = self->rank;
-        return is_root;
-    case DD_COLL_ALL_GATHER:
-        *output = self->rank;
-        return true;
-    case DD_COLL_SCATTER:
-        *input = self->rank;
-        return is_root;
-    case DD_COLL_REDUCE_SCATTER:
-        *input = self->rank;
-        return true;
-    case DD_COLL_BARRIER:
-    case DD_COLL_ALL_TO_ALL:
-    default:
-        return false;
-    }
+    return coll_find_in_place(test->coll, test->root, self->rank, input, output);
 }
 
 static void
@@ -278,8 +219,8 @@ make_part(team_rank *self, const coll_case *test, case_part *part)
         part->inputs[i].nbytes = block_nbytes(test, self->rank, i);
     }
     for (int i = 0; i < part->noutputs; i++) {
-        int from = origin_of(test, i);
-        part->outputs[i].nbytes = block_nbytes(test, from < 0 ? 0 : from, input_of(test, self->rank));
+        coll_sources from = sources_of(test, self, i);
+        part->outputs[i].nbytes = block_nbytes(test, from.first, from.block);
     }
     make_blocks(self, test, part->inputs, part->ninputs, &part->regions[0]);
     make_blocks(self, test, part->outputs, part->noutputs, &part->regions[1]);
@@ -335,7 +276,7 @@ check_part(team_rank *self, const coll_case *test, const case_part *part, const 
     bool is_shared = test->is_in_place && find_shared(self, test, &shared_input, &shared_output);
     for (int i = 0; i < part->noutputs && (is_linear || is_exact(test)); i++) {
         void *should = malloc(outputs[i].nbytes + 1);
-        expect(test, self->rank, self->size, i, should);
+        expect(test, self, i, should);
         check_same(test, self, "output", i, outputs[i].data, should, outputs[i].nbytes);
         free(should);
     }

@@ -1,6 +1,7 @@
 #include "plan_sim.h"
 
 #include "check.h"
+#include "coll_reference.h"
 #include "plan_sim_internal.h"
 
 #include <stdio.h>
@@ -50,13 +51,7 @@ sim_count(const sim_case *sim, int from, int to)
     if (!sim->is_uneven || dd_coll_is_array(sim->algorithm->coll)) {
         return sim->count;
     }
-    /* A block has one size for all who have to do with it, except in all_to_all. */
-    unsigned key = (unsigned)to;
-    if (sim->algorithm->coll == DD_COLL_ALL_TO_ALL) {
-        key = (unsigned)(from * 67 + to);
-    } else if (!dd_coll_has_many_inputs(sim->algorithm->coll)) {
-        key = (unsigned)from;
-    }
+    unsigned key = coll_size_key(sim->algorithm->coll, from, to);
     unsigned mixed = (key + 1) * 2654435761u ^ sim->seed;
     return mixed % 5 == 0 ? 0 : (mixed >> 7) % (sim->count + 1);
 }
@@ -99,48 +94,15 @@ make_blocks(int count)
 static size_t
 input_nbytes(const sim_case *sim, int rank, int block)
 {
-    dd_coll coll = sim->algorithm->coll;
-    bool is_each = coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
+    bool is_each = dd_coll_has_many_inputs(sim->algorithm->coll);
     return sim_count(sim, rank, is_each ? block : rank) * sim_input_size(sim);
 }
 
 static size_t
 output_nbytes(const sim_case *sim, int rank, int block)
 {
-    dd_coll coll = sim->algorithm->coll;
-    bool is_each = dd_coll_has_many_outputs(coll);
+    bool is_each = dd_coll_has_many_outputs(sim->algorithm->coll);
     return sim_count(sim, is_each ? block : rank, rank) * sim_output_size(sim);
-}
-
-/* The output that may be the same memory as an input, or -1; `*input` is that input. */
-static int
-aliased_output(const sim_case *sim, int rank, int *input)
-{
-    switch (sim->algorithm->coll) {
-    case DD_COLL_ALL_REDUCE:
-        *input = 0;
-        return 0;
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-        *input = 0;
-        return rank == sim->root ? 0 : -1;
-    case DD_COLL_ALL_GATHER:
-        *input = 0;
-        return rank;
-    case DD_COLL_GATHER:
-        *input = 0;
-        return rank == sim->root ? rank : -1;
-    case DD_COLL_SCATTER:
-        *input = rank;
-        return rank == sim->root ? 0 : -1;
-    case DD_COLL_REDUCE_SCATTER:
-        *input = rank;
-        return 0;
-    case DD_COLL_BARRIER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return -1;
 }
 
 static void
@@ -177,11 +139,12 @@ sim_make_rank(sim_world *world, int number, bool has_memory)
         return;
     }
     make_inputs(world, rank, number);
-    int alias = 0;
-    int aliased = aliased_output(sim, number, &alias);
+    int input;
+    int output;
+    bool is_shared = coll_find_in_place(sim->algorithm->coll, sim->root, number, &input, &output);
     for (int i = 0; i < rank->noutputs; i++) {
-        if (sim->is_in_place && i == aliased) {
-            rank->outputs[i].data = rank->inputs[alias].data;
+        if (sim->is_in_place && is_shared && i == output) {
+            rank->outputs[i].data = rank->inputs[input].data;
         } else {
             rank->outputs[i].data = malloc(rank->outputs[i].nbytes + 1);
             memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);

@@ -1,18 +1,18 @@
 /* What has to come out, computed in one place from all ranks' inputs. */
 #include "check.h"
+#include "coll_reference.h"
 #include "plan_sim_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The ranks' inputs, from `first` on. */
+/* The sources' inputs, from `offset` on. */
 static const void **
-gather_inputs(const sim_world *world, int block, size_t offset)
+gather_inputs(const sim_world *world, const coll_sources *from, size_t offset)
 {
-    int nranks = world->sim->nranks;
-    const void **inputs = malloc((size_t)nranks * sizeof *inputs);
-    for (int k = 0; k < nranks; k++) {
-        inputs[k] = (const uint8_t *)world->ranks[k].originals[block] + offset;
+    const void **inputs = malloc((size_t)from->count * sizeof *inputs);
+    for (int k = 0; k < from->count; k++) {
+        inputs[k] = (const uint8_t *)world->ranks[from->first + k].originals[from->block] + offset;
     }
     return inputs;
 }
@@ -79,9 +79,9 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
     free(parts);
 }
 
-/* The fold of block `block` of all ranks in the order of the algorithm. */
+/* Fold the inputs in the order of the algorithm. */
 static void
-fold(const sim_world *world, int block, uint8_t *out, size_t count)
+fold(const sim_world *world, const coll_sources *from, uint8_t *out, size_t count)
 {
     const sim_case *sim = world->sim;
     if (sim->algorithm->order == DD_ORDER_RING && sim->algorithm->coll == DD_COLL_ALL_REDUCE) {
@@ -89,48 +89,44 @@ fold(const sim_world *world, int block, uint8_t *out, size_t count)
         for (int owner = 0; owner < sim->nranks; owner++) {
             size_t share =
                 count / (size_t)sim->nranks + ((size_t)owner < count % (size_t)sim->nranks ? 1 : 0);
-            const void **inputs = gather_inputs(world, 0, first * sim_input_size(sim));
+            const void **inputs = gather_inputs(world, from, first * sim_input_size(sim));
             fold_ring(world, inputs, owner, out + first * sim_output_size(sim), share);
             free(inputs);
             first += share;
         }
         return;
     }
-    const void **inputs = gather_inputs(world, block, 0);
+    const void **inputs = gather_inputs(world, from, 0);
     if (sim->algorithm->order == DD_ORDER_RING) {
-        fold_ring(world, inputs, block, out, count);
+        fold_ring(world, inputs, from->block, out, count);
     } else if (sim->algorithm->order == DD_ORDER_TREE) {
         fold_tree(world, inputs, out, count);
     } else {
-        dd_reduce(&sim->reduction, sim->stage, out, inputs, (size_t)sim->nranks, count);
+        dd_reduce(&sim->reduction, sim->stage, out, inputs, (size_t)from->count, count);
     }
     free(inputs);
 }
 
-/* What output `block` of a rank has to be; a pointer into an input, or `folded`. */
+/* A fold, which several ranks may have as their result. */
+typedef struct folded {
+    coll_sources from;
+    uint8_t *data;
+} folded;
+
+/* The data that output `block` of a rank must have: in an input, or in `last`. */
 static const void *
-expected(const sim_world *world, int rank, int block, uint8_t *folded)
+expected(const sim_world *world, int rank, int block, folded *last)
 {
     const sim_case *sim = world->sim;
-    switch (sim->algorithm->coll) {
-    case DD_COLL_BROADCAST:
-        return world->ranks[sim->root].originals[0];
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        return world->ranks[block].originals[0];
-    case DD_COLL_SCATTER:
-        return world->ranks[sim->root].originals[rank];
-    case DD_COLL_ALL_TO_ALL:
-        return world->ranks[block].originals[rank];
-    case DD_COLL_REDUCE_SCATTER:
-        fold(world, rank, folded, sim_count(sim, 0, rank));
-        break;
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_BARRIER:
-        break;
+    coll_sources from = coll_sources_of(sim->algorithm->coll, sim->root, sim->nranks, rank, block);
+    if (!dd_coll_is_folding(sim->algorithm->coll)) {
+        return world->ranks[from.first].originals[from.block];
     }
-    return folded;
+    if (from.count != last->from.count || from.block != last->from.block) {
+        fold(world, &from, last->data, sim_count(sim, 0, rank));
+        last->from = from;
+    }
+    return last->data;
 }
 
 static bool
@@ -153,19 +149,15 @@ sim_check_results(sim_world *world)
 {
     const sim_case *sim = world->sim;
     bool is_good = true;
-    uint8_t *folded = malloc(sim->count * sim_output_size(sim) + 1);
-    dd_coll coll = sim->algorithm->coll;
-    if (coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE) {
-        fold(world, 0, folded, sim_count(sim, 0, 0));
-    }
+    folded last = {.data = malloc(sim->count * sim_output_size(sim) + 1)};
     for (int number = 0; number < sim->nranks && is_good; number++) {
         const sim_rank *rank = &world->ranks[number];
         is_good = CHECK(are_inputs_untouched(world, rank));
         for (int i = 0; i < rank->noutputs && is_good; i++) {
-            const void *wanted = expected(world, number, i, folded);
+            const void *wanted = expected(world, number, i, &last);
             is_good = CHECK(memcmp(rank->outputs[i].data, wanted, rank->outputs[i].nbytes) == 0);
         }
     }
-    free(folded);
+    free(last.data);
     return is_good;
 }

@@ -1,5 +1,6 @@
 /* What can be said of plans without running them. */
 #include "check.h"
+#include "coll_reference.h"
 #include "plan_sim_internal.h"
 
 #include <stdlib.h>
@@ -113,22 +114,10 @@ memory_of(const sim_case *sim, int rank, dd_plan_range range)
     if (sim_input_size(sim) != sim_output_size(sim)) {
         return output;
     }
-    switch (sim->algorithm->coll) {
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-        return 1;
-    case DD_COLL_ALL_GATHER:
-    case DD_COLL_GATHER:
-        return range.block == rank ? 1 : output;
-    case DD_COLL_SCATTER:
-    case DD_COLL_REDUCE_SCATTER:
-        return 1 + (uint64_t)rank;
-    case DD_COLL_BARRIER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return output;
+    int shared;
+    int block;
+    bool is_shared = coll_find_in_place(sim->algorithm->coll, rank, rank, &shared, &block);
+    return is_shared && (int)range.block == block ? 1 + (uint64_t)shared : output;
 }
 
 static void

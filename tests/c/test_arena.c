@@ -1,6 +1,7 @@
 /* What the arena's collectives give: all of them, at random, in sequences that every rank draws from one seed, each at its own
  * pace. Results are compared with what dd_reduce makes of all inputs in rank order. */
 #include "check.h"
+#include "coll_reference.h"
 #include "collective/arena/arena.h"
 #include "test_arena_team.h"
 
@@ -94,11 +95,7 @@ count_between(const test_scene *scene, int from, int to)
     if (!scene->is_uneven) {
         return scene->count;
     }
-    /* Ranks agree on what passes between them. */
-    bool is_by_sender = !dd_coll_has_many_inputs(scene->coll);
-    bool is_by_receiver = !dd_coll_has_many_outputs(scene->coll);
-    uint64_t random = scene->seed + (uint64_t)(is_by_receiver ? 0 : from * scene->nranks) +
-                      (uint64_t)(is_by_sender ? 0 : to);
+    uint64_t random = scene->seed + coll_size_key(scene->coll, from, to);
     uint64_t drawn = arena_team_random(&random);
     return drawn % 4 == 0 ? 0 : (size_t)(drawn >> 8) % (scene->count + 1);
 }
@@ -155,40 +152,40 @@ lay_out(const test_scene *scene, int rank, test_board *board)
     int ninputs = dd_coll_ninputs(scene->coll, is_root, scene->nranks);
     int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
     for (int k = 0; k < ninputs; k++) {
-        int to = dd_coll_has_many_inputs(scene->coll) ? k : scene->coll == DD_COLL_GATHER ? scene->root : 0;
+        int to = dd_coll_has_many_inputs(scene->coll) ? k : 0;
         board->inputs[k] = take(board, count_between(scene, rank, to) * size);
         fill(scene, rank, dd_coll_has_many_inputs(scene->coll) ? k : 0, board->inputs[k].data,
              board->inputs[k].nbytes);
     }
     for (int k = 0; k < noutputs; k++) {
-        int from = noutputs > 1 ? k : scene->root;
-        board->outputs[k] = take(board, count_between(scene, from, rank) * scene->out_size);
+        coll_sources from = coll_sources_of(scene->coll, scene->root, scene->nranks, rank, k);
+        board->outputs[k] = take(board, count_between(scene, from.first, rank) * scene->out_size);
     }
-    bool can_be = scene->coll != DD_COLL_ALL_TO_ALL && ninputs > 0 && noutputs > 0;
-    if (scene->is_in_place && can_be) {
-        board->outputs[dd_coll_own_output(scene->coll, rank)] =
-            board->inputs[dd_coll_own_input(scene->coll, rank)];
+    int input;
+    int output;
+    if (scene->is_in_place && coll_find_in_place(scene->coll, scene->root, rank, &input, &output)) {
+        board->outputs[output] = board->inputs[input];
     }
 }
 
 static void
-expect(const test_scene *scene, int from, int rank, test_board *board)
+expect(const test_scene *scene, int rank, int output, test_board *board)
 {
     size_t size = dd_dtype_size(scene->reduction.dtype);
-    int to = dd_coll_has_many_inputs(scene->coll) ? rank : 0;
-    size_t count = count_between(scene, from, rank);
+    coll_sources from = coll_sources_of(scene->coll, scene->root, scene->nranks, rank, output);
+    size_t count = count_between(scene, from.first, rank);
     if (!is_fold(scene)) {
-        fill(scene, from, to, board->expected, count * size);
+        fill(scene, from.first, from.block, board->expected, count * size);
         return;
     }
     const void *sources[DD_ARENA_MAX_RANKS];
-    for (int k = 0; k < scene->nranks; k++) {
+    for (int k = 0; k < from.count; k++) {
         uint8_t *source = board->source_memory + (size_t)k * ((count * size + 63) / 64 * 64);
-        fill(scene, k, to, source, count * size);
+        fill(scene, from.first + k, from.block, source, count * size);
         sources[k] = source;
     }
     dd_reduce(&scene->reduction, scene->is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE, board->expected,
-              sources, (size_t)scene->nranks, count);
+              sources, (size_t)from.count, count);
 }
 
 static bool
@@ -214,7 +211,7 @@ check_scene(const test_scene *scene, int rank, test_board *board)
     bool is_good = true;
     int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
     for (int k = 0; k < noutputs; k++) {
-        expect(scene, noutputs > 1 ? k : scene->root, rank, board);
+        expect(scene, rank, k, board);
         is_good =
             is_good && is_same(&board->outputs[k], board->expected) && is_tail_intact(&board->outputs[k]);
     }

@@ -1,5 +1,6 @@
 /* Collectives as libraries want them: what a library is asked to do, and what comes of it. All ranks are simulated here. */
 #include "check.h"
+#include "coll_reference.h"
 #include "collective/carry.h"
 #include "core/mem.h"
 #include "plain_library.h"
@@ -65,9 +66,7 @@ count_of(const carry_case *what, int from, int to)
     if (dd_coll_is_array(what->coll) || what->shape != CARRY_UNEVEN) {
         return what->shape == CARRY_EMPTY ? 0 : what->count;
     }
-    bool is_by_receiver = what->coll == DD_COLL_SCATTER || what->coll == DD_COLL_REDUCE_SCATTER;
-    int seed = what->coll == DD_COLL_ALL_TO_ALL ? 5 * from + 3 * to : 1 + (is_by_receiver ? to : from);
-    return what->count * (size_t)(seed % 4) / 3;
+    return what->count * ((1 + coll_size_key(what->coll, from, to)) % 4) / 3;
 }
 
 /* Blocks one after the other, or with a gap behind each. */
@@ -91,24 +90,7 @@ lay_out(const carry_case *what, dd_block *blocks, int nblocks)
 static bool
 has_alias(const carry_case *what, int rank, int *input, int *output)
 {
-    bool is_root = rank == what->root;
-    *input = dd_coll_own_input(what->coll, rank);
-    *output = dd_coll_own_output(what->coll, rank);
-    switch (what->coll) {
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_ALL_GATHER:
-    case DD_COLL_REDUCE_SCATTER:
-        return what->is_in_place;
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-    case DD_COLL_GATHER:
-    case DD_COLL_SCATTER:
-        return what->is_in_place && is_root;
-    case DD_COLL_BARRIER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
-    }
-    return false;
+    return coll_find_in_place(what->coll, what->root, rank, input, output) && what->is_in_place;
 }
 
 static void
@@ -411,28 +393,16 @@ static const char *
 expected(const carry_world *world, int number, int output, char *folded)
 {
     const carry_case *what = &world->what;
+    coll_sources from = coll_sources_of(what->coll, what->root, what->nranks, number, output);
     const void *sources[MAX_RANKS];
     size_t count = world->ranks[number].outputs[output].nbytes / dd_dtype_size(what->dtype);
-    switch (what->coll) {
-    case DD_COLL_BROADCAST:
-        return world->ranks[what->root].originals[0];
-    case DD_COLL_SCATTER:
-        return world->ranks[what->root].originals[number];
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        return world->ranks[output].originals[0];
-    case DD_COLL_ALL_TO_ALL:
-        return world->ranks[output].originals[number];
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_REDUCE_SCATTER:
-    case DD_COLL_BARRIER:
-        break;
+    for (int k = 0; k < from.count; k++) {
+        sources[k] = world->ranks[from.first + k].originals[from.block];
     }
-    for (int r = 0; r < what->nranks; r++) {
-        sources[r] = world->ranks[r].originals[dd_coll_own_input(what->coll, number)];
+    if (!dd_coll_is_folding(what->coll)) {
+        return sources[0];
     }
-    dd_reduce(&world->ranks[number].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)what->nranks,
+    dd_reduce(&world->ranks[number].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)from.count,
               count);
     return folded;
 }
@@ -561,9 +531,11 @@ run_folds(dd_coll coll)
 
 TEST(folding_collectives)
 {
-    run_folds(DD_COLL_ALL_REDUCE);
-    run_folds(DD_COLL_REDUCE);
-    run_folds(DD_COLL_REDUCE_SCATTER);
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        if (dd_coll_is_folding((dd_coll)coll)) {
+            run_folds((dd_coll)coll);
+        }
+    }
 }
 
 TEST(many_ranks)

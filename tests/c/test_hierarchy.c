@@ -1,5 +1,6 @@
 /* The legs of all ranks, carried out by the book in one thread, against the collective as a whole. */
 #include "check.h"
+#include "coll_reference.h"
 #include "coll_world.h"
 #include "collective/hierarchy.h"
 #include "core/mem.h"
@@ -63,19 +64,19 @@ take_letter(const dd_leg *leg, int block)
 }
 
 static bool
-fold_letters(const dd_leg *leg, const letter *letters, dd_block out)
+fold_letters(const dd_leg *leg, const letter *letters, int nletters, dd_block out)
 {
     const void *sources[MAX_RANKS];
     size_t size = dd_coll_input_size(&leg->args);
     size_t count = out.nbytes / dd_coll_output_size(&leg->args);
-    for (int k = 0; k < leg->nranks; k++) {
+    for (int k = 0; k < nletters; k++) {
         sources[k] = letters[k].data;
         if (!CHECK_INT(letters[k].nbytes, count * size)) {
             return false;
         }
     }
     if (count > 0) {
-        dd_reduce(&leg->args.reduction, leg->args.stage, out.data, sources, (size_t)leg->nranks, count);
+        dd_reduce(&leg->args.reduction, leg->args.stage, out.data, sources, (size_t)nletters, count);
     }
     return true;
 }
@@ -92,36 +93,18 @@ deliver(const letter *from, dd_block to)
     return true;
 }
 
-/* The letter from `from` that output `block` of `to` is made of. */
 static bool
 fill_output(dd_leg *const *legs, letter *const *letters, int to, int block)
 {
     const dd_leg *leg = legs[to];
     dd_block out = leg->args.outputs[block];
+    coll_sources from = coll_sources_of(leg->args.coll, leg->args.root, leg->nranks, to, block);
     letter column[MAX_RANKS];
-    int source = leg->args.coll == DD_COLL_REDUCE_SCATTER ? to : 0;
-    if (dd_coll_is_folding(leg->args.coll)) {
-        for (int k = 0; k < leg->nranks; k++) {
-            column[k] = letters[k][source];
-        }
-        return fold_letters(leg, column, out);
+    for (int k = 0; k < from.count; k++) {
+        column[k] = letters[from.first + k][from.block];
     }
-    switch (leg->args.coll) {
-    case DD_COLL_BROADCAST:
-        return deliver(&letters[leg->args.root][0], out);
-    case DD_COLL_SCATTER:
-        return deliver(&letters[leg->args.root][to], out);
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        return deliver(&letters[block][0], out);
-    case DD_COLL_ALL_TO_ALL:
-    case DD_COLL_BARRIER:
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_REDUCE_SCATTER:
-        break;
-    }
-    return CHECK(leg->args.coll == DD_COLL_BARRIER);
+    return dd_coll_is_folding(leg->args.coll) ? fold_letters(leg, column, from.count, out)
+                                              : deliver(&column[0], out);
 }
 
 static bool

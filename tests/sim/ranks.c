@@ -1,5 +1,6 @@
 #include "ranks.h"
 
+#include "coll_reference.h"
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -193,29 +194,13 @@ element(int step, int rank, int block, int at)
 static int32_t
 expected(const scenario_step *step, const dd_group *group, int number, int block, int at)
 {
-    int rank = dd_group_rank(group);
+    coll_sources from =
+        coll_sources_of(step->coll, step->rank, dd_group_size(group), dd_group_rank(group), block);
     int32_t sum = 0;
-    switch (step->coll) {
-    case DD_COLL_BROADCAST:
-        return element(number, step->rank, 0, at);
-    case DD_COLL_SCATTER:
-        return element(number, step->rank, rank, at);
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_GATHER:
-        return element(number, block, 0, at);
-    case DD_COLL_ALL_TO_ALL:
-        return element(number, block, rank, at);
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_REDUCE_SCATTER:
-        for (int from = 0; from < dd_group_size(group); from++) {
-            sum += element(number, from, step->coll == DD_COLL_REDUCE_SCATTER ? rank : 0, at);
-        }
-        return sum;
-    case DD_COLL_BARRIER:
-        break;
+    for (int k = 0; k < from.count; k++) {
+        sum += element(number, from.first + k, from.block, at);
     }
-    return 0;
+    return sum;
 }
 
 typedef struct coll_buffers {
