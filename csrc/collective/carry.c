@@ -250,28 +250,15 @@ static bool
 is_in_place(const dd_carry *carry)
 {
     const dd_carried_call *call = &carry->call;
+    const dd_coll_traits *traits = &dd_coll_traits_of[call->coll];
     size_t unit = dd_dtype_size(call->dtype);
     const char *input = call->input;
     const char *output = call->output;
-    if (input == NULL || output == NULL) {
+    if (input == NULL || output == NULL || (traits->is_split && (traits->is_collected || traits->is_fold))) {
         return false;
     }
-    switch (call->coll) {
-    case DD_COLL_ALL_REDUCE:
-    case DD_COLL_REDUCE:
-    case DD_COLL_BROADCAST:
-        return input == output;
-    case DD_COLL_ALL_GATHER:
-    case DD_COLL_GATHER:
-        return input == output + carry->out.offsets[carry->rank] * unit;
-    case DD_COLL_SCATTER:
-        return output == input + carry->in.offsets[carry->rank] * unit;
-    case DD_COLL_REDUCE_SCATTER:
-    case DD_COLL_ALL_TO_ALL:
-    case DD_COLL_BARRIER:
-        break;
-    }
-    return false;
+    return input + (traits->is_split ? carry->in.offsets[carry->rank] * unit : 0) ==
+           output + (traits->is_collected ? carry->out.offsets[carry->rank] * unit : 0);
 }
 
 static void
@@ -280,8 +267,8 @@ tell_blocks(dd_carry *carry)
     dd_carried_call *call = &carry->call;
     const carry_side *in = &carry->in;
     const carry_side *out = &carry->out;
-    bool has_many_in = dd_coll_own_input(call->coll, 1) == 1 && in->nblocks > 0;
-    bool has_many_out = dd_coll_own_output(call->coll, 1) == 1 && out->nblocks > 0;
+    bool has_many_in = dd_coll_has_many_inputs(call->coll) && in->nblocks > 0;
+    bool has_many_out = dd_coll_has_many_outputs(call->coll) && out->nblocks > 0;
     call->in_counts = has_many_in ? in->counts : NULL;
     call->in_offsets = has_many_in ? in->offsets : NULL;
     call->out_counts = has_many_out ? out->counts : NULL;

@@ -45,6 +45,11 @@ enum {
 #undef DD_COLL_ONE_MORE
 };
 
+/* Refuse to compile a table by kind that lacks the newest one. */
+#define DD_COLL_CHECK_TABLE(table)                                      \
+    _Static_assert(sizeof(table) / sizeof((table)[0]) == DD_COLL_COUNT, \
+                   #table " must have a row for each kind")
+
 typedef struct dd_coll_traits {
     bool has_data;
     bool is_from_root; /* only the root has inputs */

@@ -54,6 +54,7 @@ typedef struct leg_rows {
 /* A barrier has no blocks, whatever their names. */
 #define NO_BLOCKS ROW(BARRIER, OF_INPUTS, OF_OUTPUTS)
 
+/* A kind without a row is NOT_POSSIBLE: messages between all ranks. */
 static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_BARRIER] = {NO_DATA, NO_BLOCKS, NO_BLOCKS, NO_BLOCKS},
     [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),

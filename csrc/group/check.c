@@ -71,8 +71,8 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
     if (ninputs == 0 || noutputs == 0) {
         return DD_OK;
     }
-    size_t in = args->inputs[ninputs > 1 ? group->rank : 0].nbytes;
-    size_t out = args->outputs[noutputs > 1 ? group->rank : 0].nbytes;
+    size_t in = args->inputs[dd_coll_own_input(args->coll, group->rank)].nbytes;
+    size_t out = args->outputs[dd_coll_own_output(args->coll, group->rank)].nbytes;
     return in == out ? DD_OK
                      : dd_error_set(err, DD_INVALID_ARGUMENT,
                                     "%s: rank %d's own input has %zu bytes and its own output %zu: they must "

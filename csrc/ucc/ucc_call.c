@@ -63,9 +63,9 @@ type_of(const dd_carried_call *call)
     case DD_COLL_ALL_TO_ALL:
         return DD_UCC_ALLTOALLV;
     case DD_COLL_BARRIER:
-    default:
-        return DD_UCC_BARRIER;
+        break;
     }
+    return DD_UCC_BARRIER;
 }
 
 /* UCC has what dd_reduce_is_supported has of these types, and says so only when it comes to folding. */

@@ -158,7 +158,7 @@ member_init(team_member *self, dd_coll coll, size_t nbytes)
     fill_blocks(self->inputs, self->values, dd_coll_ninputs(coll, is_root, size), nbytes);
     fill_blocks(self->outputs, self->values + (size_t)size * nbytes, dd_coll_noutputs(coll, is_root, size),
                 nbytes);
-    if (coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE) {
+    if (dd_coll_is_array(coll)) {
         fill_blocks(self->inputs, self->values, 1, nbytes);
         fill_blocks(self->outputs, self->values, 1, nbytes);
     }
@@ -297,34 +297,21 @@ count_collective(shared_state *state, call_way how)
     return found;
 }
 
-static const struct collective_limit {
-    dd_coll coll;
-    costs most[3]; /* by way */
-} collective_limits[] = {
-    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
-};
+static const costs collective_limits[3]; /* by way: none of anything */
 
 static void
 measure_collectives(shared_state *state)
 {
-    for (size_t i = 0; i < sizeof collective_limits / sizeof collective_limits[0]; i++) {
-        const struct collective_limit *limit = &collective_limits[i];
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         for (int rank = 0; rank < state->size; rank++) {
-            if (!member_init(&state->members[rank], limit->coll, SMALL)) {
+            if (!member_init(&state->members[rank], (dd_coll)coll, SMALL)) {
                 return;
             }
         }
         for (int how = 0; how < 3; how++) {
             costs found = count_collective(state, (call_way)how);
-            check_costs(dd_coll_name(limit->coll), way_names[how], state->size, found, limit->most[how]);
+            check_costs(dd_coll_name((dd_coll)coll), way_names[how], state->size, found,
+                        collective_limits[how]);
         }
         for (int rank = 0; rank < state->size; rank++) {
             member_fini(&state->members[rank]);
@@ -786,40 +773,39 @@ TEST(ways_to_wait)
 
 #define KEPT_BLOCKS 0.01
 
-static const struct copy_limit {
-    dd_coll coll;
-    double most;
-} copy_limits[] = {
-    {DD_COLL_BROADCAST, 2}, {DD_COLL_REDUCE, 1},     {DD_COLL_ALL_REDUCE, 3},     {DD_COLL_GATHER, 3},
-    {DD_COLL_SCATTER, 3},   {DD_COLL_ALL_GATHER, 6}, {DD_COLL_REDUCE_SCATTER, 2}, {DD_COLL_ALL_TO_ALL, 6},
+static const double copy_limits[] = {
+    [DD_COLL_BARRIER] = 0,    [DD_COLL_BROADCAST] = 2,      [DD_COLL_REDUCE] = 1,
+    [DD_COLL_ALL_REDUCE] = 3, [DD_COLL_GATHER] = 3,         [DD_COLL_SCATTER] = 3,
+    [DD_COLL_ALL_GATHER] = 6, [DD_COLL_REDUCE_SCATTER] = 2, [DD_COLL_ALL_TO_ALL] = 6,
 };
+DD_COLL_CHECK_TABLE(copy_limits);
 
 static void
 count_copies(team_rank *self)
 {
     team_member member = {.rank = self};
-    for (size_t i = 0; i < sizeof copy_limits / sizeof copy_limits[0]; i++) {
-        const struct copy_limit *limit = &copy_limits[i];
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        double most = copy_limits[coll];
         char name[64];
-        REQUIRE(member_init(&member, limit->coll, LARGE));
+        REQUIRE(member_init(&member, (dd_coll)coll, LARGE));
         CHECK_OK(team_call(self, &member.args));
-        snprintf(name, sizeof name, "before %zu", i);
+        snprintf(name, sizeof name, "before %d", coll);
         team_rendezvous(self, name);
         size_t before = copy_counter_nbytes();
-        snprintf(name, sizeof name, "begin %zu", i);
+        snprintf(name, sizeof name, "begin %d", coll);
         team_rendezvous(self, name);
         CHECK_OK(team_call(self, &member.args));
-        snprintf(name, sizeof name, "end %zu", i);
+        snprintf(name, sizeof name, "end %d", coll);
         team_rendezvous(self, name);
         double found = (double)(copy_counter_nbytes() - before) / (double)LARGE;
-        snprintf(name, sizeof name, "after %zu", i);
+        snprintf(name, sizeof name, "after %d", coll);
         team_rendezvous(self, name);
         member_fini(&member);
-        if (self->rank == 0 && (getenv("DLDIST_TEST_COUNTS") != NULL || found > limit->most + KEPT_BLOCKS)) {
+        if (self->rank == 0 && (getenv("DLDIST_TEST_COUNTS") != NULL || found > most + KEPT_BLOCKS)) {
             printf("    %-14s %d ranks, %zu KiB: %.3f blocks are copied; at most %.3f\n",
-                   dd_coll_name(limit->coll), self->size, LARGE >> 10, found, limit->most);
+                   dd_coll_name((dd_coll)coll), self->size, LARGE >> 10, found, most);
         }
-        CHECK(found <= limit->most + KEPT_BLOCKS);
+        CHECK(found <= most + KEPT_BLOCKS);
     }
 }
 

@@ -67,50 +67,12 @@ check_ranks(dd_coll coll, int ncases)
     }
 }
 
-TEST(plans_of_barrier)
-{
-    check_ranks(DD_COLL_BARRIER, 4);
-}
-
-TEST(plans_of_broadcast)
-{
-    check_ranks(DD_COLL_BROADCAST, 4);
-}
-
-TEST(plans_of_reduce)
-{
-    check_ranks(DD_COLL_REDUCE, 4);
-}
-
-TEST(plans_of_all_reduce)
-{
-    check_ranks(DD_COLL_ALL_REDUCE, 4);
-}
-
-TEST(plans_of_gather)
-{
-    check_ranks(DD_COLL_GATHER, 4);
-}
-
-TEST(plans_of_scatter)
-{
-    check_ranks(DD_COLL_SCATTER, 4);
-}
-
-TEST(plans_of_all_gather)
-{
-    check_ranks(DD_COLL_ALL_GATHER, 4);
-}
-
-TEST(plans_of_reduce_scatter)
-{
-    check_ranks(DD_COLL_REDUCE_SCATTER, 4);
-}
-
-TEST(plans_of_all_to_all)
-{
-    check_ranks(DD_COLL_ALL_TO_ALL, 4);
-}
+#define PLANS_OF(name, text, ...)       \
+    TEST(plans_of_##text)               \
+    {                                   \
+        check_ranks(DD_COLL_##name, 4); \
+    }
+DD_COLL_LIST(PLANS_OF)
 
 TEST(plans_of_ring_with_many_segments)
 {

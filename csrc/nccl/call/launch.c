@@ -277,7 +277,7 @@ typedef struct launch_row {
     bool has_messages;                                               /* those are sends and receives */
 } launch_row;
 
-static const launch_row colls[DD_COLL_COUNT] = {
+static const launch_row colls[] = {
     [DD_COLL_BROADCAST] = {DD_NCCL_ITEM_BROADCAST, .counts_output = true},
     [DD_COLL_REDUCE] = {.item = DD_NCCL_ITEM_REDUCE},
     [DD_COLL_ALL_REDUCE] = {.item = DD_NCCL_ITEM_ALL_REDUCE},
@@ -291,6 +291,7 @@ static const launch_row colls[DD_COLL_COUNT] = {
     [DD_COLL_ALL_TO_ALL] = {DD_NCCL_ITEM_ALL_TO_ALL, false, NATIVE_IF_FLAT, DD_NCCL_CAN_ALL_TO_ALL,
                             all_to_all_grouped, true},
 };
+DD_COLL_CHECK_TABLE(colls);
 
 static bool
 is_native(const dd_nccl_group *group, const dd_nccl_op *op)
