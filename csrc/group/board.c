@@ -19,9 +19,10 @@ group_ring_others_locked(dd_group *group)
 }
 
 void
-group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause)
+group_report_failure_locked(dd_group *group, int except, const dd_cause *cause)
 {
-    dd_context_post_abort_locked(group->context, except, cause);
+    bool has_board = group->arena != NULL && group->is_made;
+    dd_context_post_abort_locked(group->context, except, has_board, cause);
     if (group->arena != NULL) {
         uint8_t bytes[DD_CAUSE_MAX_NBYTES];
         _Static_assert(sizeof bytes <= DD_ARENA_CAUSE_MAX, "the board has room for a cause");

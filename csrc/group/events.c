@@ -181,14 +181,14 @@ on_request(void *ctx, int rank, const dd_request *request)
     return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
 }
 
-/* False: there is a link, which has not said so yet. */
-static bool
+static void
 hear_abort_locked(dd_group *group, int rank)
 {
     uint8_t bytes[DD_ARENA_CAUSE_MAX];
     size_t nbytes = dd_arena_read_cause(group->arena, group->topology.local_of[rank], bytes);
-    return nbytes == 0 || group->cause.code != DD_OK ||
-           dd_context_hear_abort_locked(group->context, rank, dd_bytes_of(bytes, nbytes));
+    if (nbytes > 0 && group->cause.code == DD_OK) {
+        dd_context_hear_abort_locked(group->context, rank, dd_bytes_of(bytes, nbytes));
+    }
 }
 
 static void
@@ -199,17 +199,15 @@ on_bell(void *ctx)
     if (is_open && group->arena != NULL && dd_arena_is_rung(group->arena)) {
         group_note_loss_locked(group);
     }
-    bool has_news = group->arena != NULL && dd_arena_take_news(group->arena);
-    if (!has_news && !group->has_more_news) {
+    if (group->arena == NULL || !dd_arena_take_news(group->arena)) {
         return;
     }
-    group->has_more_news = false;
     for (int local = 0; local < group->topology.nlocal && group->context != NULL; local++) {
         int rank = group->topology.local_ranks[local];
         if (rank == group->rank) {
             continue;
         }
-        group->has_more_news = !hear_abort_locked(group, rank) || group->has_more_news;
+        hear_abort_locked(group, rank);
         if (dd_arena_has_left(group->arena, local)) {
             dd_context_hear_goodbye_locked(group->context, rank);
         }

@@ -1,4 +1,17 @@
-/* A failing group: its first cause is kept, told to the other ranks, and ends everything under way. */
+/* A failing group. Its first cause is kept as a record (group->failure: kind, culprit, call; group->cause has the
+ * words) and ends everything under way. Later causes change nothing.
+ *
+ * Every failure takes the same steps. First, the calls whose data has arrived on this rank complete
+ * (group_end_complete_locked), so that nothing another rank publishes next can fail them. Then the record is
+ * written, the flight recorder raises its alarm, and the arena is closed: no rank of this host moves data for the
+ * calls that end here. Then the record goes to the other ranks (board.c): the ranks of this host read it on the
+ * board of the arena, and a bell wakes them; ranks of other hosts receive a frame, now or when a link comes. The
+ * calls of this rank end last, because a caller may end the process.
+ *
+ * A rank that receives a record takes the same steps (events.c) and sends the record on, which reaches ranks
+ * without a link to the first one. A link that says that something ends (a cancelled message, a goodbye, its own
+ * end) has the board read first, because the cause was posted before. While a group is being made it may have
+ * neither board nor links, and the store has the reason (setup.c). The monitor reads the alarm. */
 #include "group/internal.h"
 
 #include <stdio.h>
@@ -33,7 +46,7 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
     bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it, because the process may end then. */
     if (is_sure && group->context != NULL && group->size > 1) {
-        group_tell_abort_locked(group, cause->origin, cause);
+        group_report_failure_locked(group, cause->origin, cause);
     }
     if (group->is_active) {
         dd_run_cancel_locked(group->run, &group->cause);

@@ -121,7 +121,6 @@ struct dd_group {
     bool is_suspending;
     pthread_t suspender; /* while is_suspending: the only thread that may call */
     bool is_revoked;     /* by this rank or another: it may have failed before */
-    bool has_more_news;  /* on the board: a link is about to tell it */
     bool is_asking;      /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
     /* Set while calls are under way, or not at all. */
@@ -300,8 +299,10 @@ dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool o
 
 /* ---- board.c: what ranks of a host tell each other without a link */
 
-/* Tells all ranks (but `except`, which said so first) that this one has given up: by its links, and on the board. */
-void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause);
+/* Reports the failure to all ranks but `except`, its origin: on the board to the ranks of this host, by links
+ * to the others. While the group is being made, a rank of this host may not have the board yet, so links carry
+ * it inside the host as well. */
+void group_report_failure_locked(dd_group *group, int except, const dd_cause *cause);
 /* After the context's goodbyes. */
 void group_post_leaving_locked(dd_group *group);
 /* Says on the board where this rank is. */

@@ -167,7 +167,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
         cause = cause_of_giving_up(group, error);
     }
     dd_engine_lock(group->engine);
-    group_tell_abort_locked(group, DD_ANY_RANK, &cause);
+    group_report_failure_locked(group, DD_ANY_RANK, &cause);
     dd_engine_unlock(group->engine);
     if (setup->bulletin != NULL && !may_be_consequence) {
         post_reason(group, setup, &cause, error);
@@ -183,7 +183,7 @@ end_setup(dd_group *group)
     dd_fork_close(group->arena_fd); /* all have voted, and so have it or do without */
     group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
-        group_tell_abort_locked(group, DD_ANY_RANK, &group->failure);
+        group_report_failure_locked(group, DD_ANY_RANK, &group->failure);
     }
     dd_engine_unlock(group->engine);
 }

@@ -144,11 +144,11 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
                                   void (*visit)(void *ctx, int rank, const dd_signature *signature),
                                   void *ctx);
 
-/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has
- * given up and why. What there is room for is on its way when this returns: if this process ends now, they
- * hear it before they see its end. The rest goes before dd_engine_wait returns to anybody, or is given up
- * after a moment. */
-void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
+/* Sends the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) why this rank has failed.
+ * With `spares_near`, other processes of this host get nothing: they read the cause in shared memory. The part
+ * that there is room for is on its way when this returns: if this process ends now, they receive it before
+ * they see its end. The rest goes before dd_engine_wait returns to any caller, or is dropped after 200 ms. */
+void dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, const dd_cause *cause);
 
 /* Asks a rank of this host for a descriptor, or passes one to it, which stays the caller's, or says that there is none (DD_FD_DENIED).
  * Needs no link. Either may be lost on the way: the rank that waits asks again. False: it has not gone. */
@@ -158,9 +158,10 @@ bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int
 /* DD_SYSTEM: the last few have not gone, because of this process itself, so others will not either. */
 dd_status dd_context_check_notes_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
 
-/* What a rank has posted in shared memory, as if it had come by a link: that it has given up, by the bytes of its cause, or has left. Where
- * there is a link, that says the same in its turn, behind the messages that were sent before; false: so it is still to come. */
-bool dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause);
+/* A rank has posted its cause in shared memory: handled as one that came by a link. */
+void dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause);
+/* A rank has posted in shared memory that it has left. If there is a link, a question goes by it first, since
+ * messages may precede the answer. */
 void dd_context_hear_goodbye_locked(dd_context *context, int rank);
 
 /* Asks a rank how far it is, if it is connected. */

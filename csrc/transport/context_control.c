@@ -33,12 +33,14 @@ context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload
 }
 
 void
-dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause)
+dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, const dd_cause *cause)
 {
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
     dd_bytes payload = dd_bytes_of(bytes, dd_cause_encode(cause, bytes));
     for (int rank = 0; rank < context->nranks; rank++) {
-        if (rank != except) {
+        const dd_peer *peer = context->ranks[rank].peer;
+        bool is_spared = spares_near && peer->is_near && !peer->is_self;
+        if (rank != except && !is_spared) {
             context_tell(context, rank, DD_FRAME_ABORT, payload);
         }
     }
@@ -108,6 +110,14 @@ fail_posted(context_rank *rank, void (*fail)(dd_message *message))
     }
 }
 
+void
+context_read_posts(dd_context *context)
+{
+    if (context->handler.on_bell != NULL) {
+        context->handler.on_bell(context->handler.ctx);
+    }
+}
+
 static void
 on_goodbye(dd_context *context, int source)
 {
@@ -116,6 +126,7 @@ on_goodbye(dd_context *context, int source)
         return;
     }
     rank->has_said_goodbye = true;
+    context_read_posts(context);
     fail_posted(rank, message_fail_closed);
     if (context->handler.on_goodbye != NULL) {
         context->handler.on_goodbye(context->handler.ctx, source);
@@ -244,15 +255,10 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
 
 /* ---- what is posted in shared memory */
 
-bool
+void
 dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause)
 {
-    const dd_peer *peer = context->ranks[rank].peer;
-    if (peer->state == PEER_CONNECTED && !peer->is_breaking) {
-        return false;
-    }
     (void)!on_abort(context, rank, cause, NULL);
-    return true;
 }
 
 void

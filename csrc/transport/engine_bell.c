@@ -141,8 +141,6 @@ engine_tell_rung(dd_engine *engine)
     for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         node = node->next;
-        if (context->handler.on_bell != NULL) {
-            context->handler.on_bell(context->handler.ctx);
-        }
+        context_read_posts(context);
     }
 }

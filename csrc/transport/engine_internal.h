@@ -456,6 +456,9 @@ void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes pay
 void context_post_farewell(dd_context *context, dd_peer *peer);
 /* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
+/* Has the handler look at what ranks of this host have posted in shared memory. Before a frame ends something: the sender may have
+ * posted the cause first. */
+void context_read_posts(dd_context *context);
 /* A peer is there that may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);
 /* True if the context knows the sender of the frame by an earlier dd_peer of the same process. */

@@ -144,6 +144,10 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
         peer_drop_rts(peer, frame->id);
         return;
     }
+    context_read_posts(recv->context); /* may end the receive with the cause of its group */
+    if (find_receiving(peer, frame->id) != recv) {
+        return;
+    }
     peer_forget_recv(peer, recv);
     message_fail(recv, DD_ABORTED, "gave up sending after %zu of %zu bytes", recv->moved, recv->received);
 }

@@ -41,7 +41,7 @@ static void
 tell(run_member *self, int except, const dd_error *error)
 {
     dd_cause cause = dd_cause_of_error(error, self->rank);
-    dd_context_post_abort_locked(self->context, except, &cause);
+    dd_context_post_abort_locked(self->context, except, false, &cause);
 }
 
 /* Who has given up before there was a connection says so when there is one. */

@@ -506,7 +506,7 @@ begin_and_give_up(rig_group *rig, uint64_t id)
     dd_engine_lock(self->engine);
     (void)dd_error_set(&error, DD_ABORTED, "it is not to be");
     dd_cause cause = dd_cause_of_error(&error, 0);
-    dd_context_post_abort_locked(self->context, DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(self->context, DD_ANY_RANK, false, &cause);
     dd_engine_unlock(self->engine);
     rig_wait(rig, 0, &send, DD_OK);
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
@@ -556,7 +556,7 @@ TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
     (void)dd_error_set(&error, DD_ABORTED, "it is not to be");
     dd_cause cause = dd_cause_of_error(&error, 0);
     dd_engine_lock(rig.ranks[0].engine);
-    dd_context_post_abort_locked(contexts[0], DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(contexts[0], DD_ANY_RANK, false, &cause);
     dd_engine_unlock(rig.ranks[0].engine);
     check_stream(&rig, 8);
     for (int rank = 1; rank < 3; rank++) {
@@ -638,7 +638,7 @@ TEST_BOTH(abort_tells_code_text_and_culprit)
     cause.elapsed_ns = 3 * DD_NS_PER_S;
     cause.other_signature = (dd_signature){.coll = 1, .count = 7};
     dd_engine_lock(rig.ranks[2].engine);
-    dd_context_post_abort_locked(rig.ranks[2].context, 1, &cause);
+    dd_context_post_abort_locked(rig.ranks[2].context, 1, false, &cause);
     dd_engine_unlock(rig.ranks[2].engine);
     dd_engine_kick(rig.ranks[2].engine);
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.naborts, 1));

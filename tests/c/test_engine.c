@@ -759,7 +759,7 @@ TEST(ranks_of_one_process)
     (void)dd_error_set(&error, DD_ABORTED, "no more");
     dd_cause cause = dd_cause_of_error(&error, 0);
     dd_engine_lock(engine);
-    dd_context_post_abort_locked(rig.ranks[0].context, DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(rig.ranks[0].context, DD_ANY_RANK, false, &cause);
     dd_engine_unlock(engine);
     REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
     rig_close_context(&rig, 0);

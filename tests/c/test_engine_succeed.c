@@ -231,7 +231,7 @@ TEST(a_connection_that_the_other_side_has_lost_is_replaced)
     REQUIRE(rig_open(&rig, 3, false));
     rig_run(&rig, send_around);
     dd_engine_lock(rig.ranks[2].engine);
-    dd_context_post_abort_locked(rig.ranks[2].context, DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(rig.ranks[2].context, DD_ANY_RANK, false, &cause);
     dd_engine_unlock(rig.ranks[2].engine);
     CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.naborts, 1));
     dd_peer *again[3] = {NULL};
@@ -376,7 +376,7 @@ TEST(old_groups_get_nothing_over_the_new_link)
     CHECK(rig_wait_count(&rig, 1, &rig.ranks[1].news.ngoodbyes, 1));
     dd_cause cause = {.kind = DD_CAUSE_ABORTED, .code = DD_ABORTED, .origin = 1, .culprit = {.rank = 1}};
     dd_engine_lock(rig.ranks[1].engine);
-    dd_context_post_abort_locked(earlier, DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(earlier, DD_ANY_RANK, false, &cause);
     dd_engine_unlock(rig.ranks[1].engine);
     rig.ranks[1].context = later;
 

@@ -480,7 +480,7 @@ lose_the_last(run_member *self)
         (void)dd_error_set(&error, DD_ABORTED, "out of here");
         dd_cause cause = dd_cause_of_error(&error, self->rank);
         dd_engine_lock(self->engine);
-        dd_context_post_abort_locked(self->context, DD_ANY_RANK, &cause);
+        dd_context_post_abort_locked(self->context, DD_ANY_RANK, false, &cause);
         dd_engine_unlock(self->engine);
         run_team_die(self);
     } else {

@@ -51,7 +51,7 @@ static void
 tell(rig_group *rig, int rank, const dd_cause *cause)
 {
     dd_engine_lock(rig->ranks[rank].engine);
-    dd_context_post_abort_locked(rig->ranks[rank].context, DD_ANY_RANK, cause);
+    dd_context_post_abort_locked(rig->ranks[rank].context, DD_ANY_RANK, false, cause);
     dd_engine_unlock(rig->ranks[rank].engine);
 }
 
@@ -76,7 +76,7 @@ speak_and_freeze(void *arg)
     last_words *self = arg;
     dd_cause cause = loss_of(2, 0);
     dd_engine_lock(self->rig->ranks[0].engine);
-    dd_context_post_abort_locked(self->rig->ranks[0].context, DD_ANY_RANK, &cause);
+    dd_context_post_abort_locked(self->rig->ranks[0].context, DD_ANY_RANK, false, &cause);
     (void)sem_post(&self->is_said);
     wait_for(&self->is_over);
     dd_engine_unlock(self->rig->ranks[0].engine);

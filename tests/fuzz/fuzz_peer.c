@@ -371,7 +371,7 @@ tell(dd_bytes *input)
     case 0:
         (void)dd_error_set(&error, DD_ABORTED, "it was told to");
         cause = dd_cause_of_error(&error, rank);
-        dd_context_post_abort_locked(context, rank, &cause);
+        dd_context_post_abort_locked(context, rank, false, &cause);
         break;
     case 1:
         dd_context_post_question_locked(context, rank);
