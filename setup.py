@@ -13,12 +13,14 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from glob import glob
 from itertools import chain
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
 
 # The ABI (csrc/python/base/api.h). Free-threaded Pythons have a stable one since 3.15, abi3t, which also loads in Pythons with a GIL.
@@ -69,8 +71,27 @@ def what_is_missing(compiler):
     return None
 
 
+@cache
+def write_stubs():
+    """Write the type stubs, once for each build. `pip` runs this file for other purposes, too."""
+    subprocess.run([sys.executable, os.path.join("tools", "make_stubs.py")], check=True)
+
+
+class build_py_with_stubs(build_py):
+    """Writes the stubs before it looks for the files of the package."""
+
+    def run(self):
+        write_stubs()
+        self.__dict__.pop("data_files", None)  # setuptools finds the files when the attribute is first read
+        super().run()
+
+
 class parallel_build_ext(build_ext):
-    """Compiles the files side by side."""
+    """Compiles the files side by side. `build_ext --inplace`, which a checkout is built with, writes the stubs, too."""
+
+    def run(self):
+        write_stubs()
+        super().run()
 
     def get_ext_filename(self, fullname):
         filename = super().get_ext_filename(fullname)
@@ -120,14 +141,12 @@ def extension(name, sources):
     )
 
 
-subprocess.run([sys.executable, os.path.join("tools", "make_stubs.py")], check=True)
-
 trampoline = glob("csrc/trampoline/*.c")
 setup(
     ext_modules=[
         extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline}),
         extension("dldist.jax._mpi", trampoline),
     ],
-    cmdclass={"build_ext": parallel_build_ext, "bdist_wheel": tagged_bdist_wheel},
+    cmdclass={"build_py": build_py_with_stubs, "build_ext": parallel_build_ext, "bdist_wheel": tagged_bdist_wheel},
     options={"bdist_wheel": {"py_limited_api": "cp315" if IS_ABI3T else "cp311"}} if IS_LIMITED_API else {},
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the type stubs of the package, none of which is in the repository. setup.py runs this whenever it builds anything.
+"""Writes the type stubs of the package, none of which is in the repository. setup.py runs this once for each build.
 
 From the table of operations, csrc/python/group/operations.h: the methods of Group in _core.pyi, whose other parts are in
 _core.pyi.in, and all of _backends/low_level.pyi. From the functions of a module: _api/collectives.pyi and functional/__init__.pyi, with

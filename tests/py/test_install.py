@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -25,6 +26,23 @@ def test_a_machine_without_a_compiler_is_told_so_in_a_line(tmp_path):
         "error: dldist is compiled when it is installed, and there is no C compiler: there is no no-such-compiler. "
     )
     assert "no-such-compiler -" not in done.stdout + done.stderr, done.stdout
+
+
+def test_only_builds_write_the_stubs(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    tree = tmp_path / "tree"
+    for folder in ("pkg", "tools", "csrc/python/group"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("*.so", "*.pyi", "*.c", "__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", *(path.name for path in ROOT.glob("LICENSE*"))):
+        shutil.copy(ROOT / name, tree)
+
+    def setup(*command):
+        subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=tree, check=True, timeout=60)
+
+    setup("egg_info")
+    assert list(tree.rglob("*.pyi")) == []
+    setup("build_py", "--build-lib", str(tmp_path / "lib"))
+    assert {"_core.pyi", "__init__.pyi"} <= {path.name for path in (tmp_path / "lib" / "dldist").glob("*.pyi")}
 
 
 def test_scripts_wait_with_those_who_wait(tmp_path):
