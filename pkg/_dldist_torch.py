@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import _dldist_torch_names as names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def autoload() -> None:

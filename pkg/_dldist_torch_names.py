@@ -13,10 +13,7 @@ import importlib
 import inspect
 import warnings
 from types import ModuleType
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Final
+from typing import Any, Final
 
 _DISTRIBUTED: Final = "torch.distributed.distributed_c10d"
 _GROUP: Final = "torch.distributed.ProcessGroup"

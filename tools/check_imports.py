@@ -19,6 +19,7 @@ LADDER = [
     ["_windows", "carriers", "nccl", "rendezvous"],
     ["world"],
     ["_backends"],
+    ["types"],
     ["_api"],
     [PUBLIC, "dldist"],
 ]

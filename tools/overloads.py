@@ -109,6 +109,10 @@ def _former_name(node: ast.stmt, functions: dict[str, ast.FunctionDef]) -> ast.F
     return function
 
 
+def _is_type_variable(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")
+
+
 def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
     text = ""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -120,6 +124,8 @@ def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
         elif isinstance(node, ast.ClassDef) and not is_own:
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
             text += f"class {node.name}:\n" + "".join(_function(method, "    ") for method in methods)
+        elif _is_type_variable(node):
+            continue  # _head has them
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and not node.targets[0].id.startswith("_"):
             text += f"{node.targets[0].id}: {ast.unparse(node.value.func)}\n"
     return text
@@ -127,10 +133,10 @@ def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
 
 def _head(tree: ast.Module, body: str) -> str:
     """The imports that the body needs, type variables, and the public names."""
-    hints = next(node for node in tree.body if isinstance(node, ast.If)).body
-    nodes = [node for node in (*tree.body, *hints) if isinstance(node, ast.ImportFrom)]
-    variables = "".join(f"{ast.unparse(node)}\n" for node in hints if isinstance(node, ast.Assign)).replace("'", '"')
-    names = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
+    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    variables = "".join(f"{ast.unparse(node)}\n" for node in assigned if _is_type_variable(node)).replace("'", '"')
+    names = [node.value for node in assigned if node.targets[0].id == "__all__"]
     public = "".join(f'    "{name}",\n' for each in names for name in ast.literal_eval(each))
     words = set(re.findall(r"\w+", body + variables + public))
     of_module = {"typing": {"Literal", "overload"}}

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os as _os
 import sys as _sys
 
 from dldist import _core
 from dldist._api import namespace as _namespace
-from dldist._base import settings as _settings
 
 __version__ = "0.1.0"
 
 _TABLES = _namespace.C10D, _namespace.PACKAGE
 __all__ = ["__version__", "set_log_level", *(name for name, _, _ in _namespace.names_of(*_TABLES))]
 
-_MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d", "rendezvous", "world"}
+_MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d", "rendezvous", "types", "world"}
 """Public modules that programs use without importing them."""
 
-_find = _namespace.finder(__name__, *_TABLES, _namespace.BESIDE)
+_find = _namespace.Finder(__name__, *_TABLES, _namespace.BESIDE)
 
 
 def __getattr__(name: str) -> object:
@@ -46,15 +46,15 @@ def set_log_level(level: str) -> None:
 
 
 def _set_log_level_from_environment() -> None:
-    level = _settings.value("log")
-    if level == "off":
-        return
+    from dldist._base import settings
+
     try:
-        set_log_level(level)
+        set_log_level(settings.value("log"))
     except ValueError as error:
         import warnings
 
         warnings.warn(f"DLDIST_LOG: {error}; the log stays off", RuntimeWarning, stacklevel=2)
 
 
-_set_log_level_from_environment()
+if "DLDIST_LOG" in _os.environ:
+    _set_log_level_from_environment()

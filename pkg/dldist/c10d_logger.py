@@ -11,15 +11,13 @@ import functools
 import inspect
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import dldist
 from dldist import distributed_c10d
 from dldist._base import log
 from dldist.nccl import library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger("dldist.distributed_c10d")
 _c10d_logger = logging.getLogger(__name__)

@@ -9,20 +9,16 @@ The state of the simple hooks is the group, or None for the default world.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from dldist import _core
+from dldist._base.future import Future
 from dldist.functional.form import operations_of
+from dldist.reducer.comm import GradBucket
+from dldist.types import AnyGroup
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist._base.future import Future
-    from dldist.reducer.comm import GradBucket
-    from dldist.types import AnyGroup
-
-    Hook = Callable[[Any, GradBucket], Any]
+Hook = Callable[[Any, GradBucket], Any]
 
 __all__ = [
     "PowerSGDState",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 from dldist import distributed_c10d
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any
-
-    default_pg_timeout: timedelta
-    default_pg_nccl_timeout: timedelta | None
+default_pg_timeout: timedelta
+default_pg_nccl_timeout: timedelta | None
 
 __all__ = ["default_pg_nccl_timeout", "default_pg_timeout"]
 

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 import os
 from _thread import _local
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any, Self
 
 from dldist import _core
 from dldist._api import mesh_groups
-from dldist._api.mesh_arguments import as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
-from dldist._api.mesh_groups import OfDefaultWorld, OfGroups, OfWorld, abort_groups
-from dldist._api.mesh_layout import has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
+from dldist._api.mesh_arguments import AnyOverride, as_array, as_override, check_names, check_overrides, library_of, overrides_by_dim, read_mesh
+from dldist._api.mesh_groups import Home, OfDefaultWorld, OfGroups, OfWorld, Override, abort_groups
+from dldist._api.mesh_layout import Layout, has_overlap, is_sorted, joined, nested, row_major, rows, shape_of, size_of, split, unravelled
 from dldist._api.ranks import get_process_group_ranks, get_rank
 from dldist._backends.backend_names import warn
 from dldist._backends.process_group import ProcessGroup
 from dldist.world import World
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any, Self
-
-    from dldist._api.mesh_arguments import AnyOverride
-    from dldist._api.mesh_groups import Home, Override
-    from dldist._api.mesh_layout import Layout
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
 

@@ -11,7 +11,7 @@ from dldist._backends import registry
 _TABLES = namespace.C10D, namespace.PACKAGE, namespace.BESIDE, namespace.OF_C10D
 __all__ = [name for name, _, _ in namespace.names_of(namespace.C10D)]
 
-__getattr__ = namespace.finder(__name__, *_TABLES)
+__getattr__ = namespace.Finder(__name__, *_TABLES)
 
 
 class _Module(ModuleType):

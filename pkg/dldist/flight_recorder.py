@@ -11,14 +11,11 @@ takes no interpreter: the watchdog writes one even if a thread holds the GIL for
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from dldist import _core
 from dldist._base import settings
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 __all__ = [
     "default_path",

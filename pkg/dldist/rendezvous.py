@@ -12,18 +12,14 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 from dldist import _core
+from dldist._base.array_types import Timeout
 from dldist._base.future import seconds_of
 from dldist._rendezvous import urls
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from dldist.types import Timeout
 
 __all__ = ["register_rendezvous_handler", "rendezvous"]
 

@@ -5,22 +5,19 @@ The names are those of torch.distributed._symmetric_memory. docs/symmetric-memor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 from dldist import _core
 from dldist._api.shared_arrays import group_of
 from dldist._backends import registry
 from dldist._backends.backend_names import device_type_of
 from dldist._windows import symmetric
 from dldist._windows.symmetric import SymmetricMemory
+from dldist.types import AnyGroup, Tensor
 from dldist.world import World
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeVar
-
-    from dldist.types import AnyGroup, Tensor
-
-    TensorT = TypeVar("TensorT", bound=Tensor)
+TensorT = TypeVar("TensorT", bound=Tensor)
 
 __all__ = [
     "SymmetricMemory",

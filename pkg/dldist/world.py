@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
 
 from dldist import _core, rendezvous
 from dldist._base import callback_thread, monitor_thread  # noqa: F401 - processes that are forked later need both
+from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
 from dldist._objects.exchange import Exchange
 from dldist._windows import symmetric
 from dldist._windows.window import Window
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-    from weakref import WeakSet
-
-    from dldist.rendezvous import Meeting
-    from dldist.types import Tensor, Timeout
-
+from dldist.rendezvous import Meeting
 
 CLOSE_TIMEOUT_S = 10.0
 """How long operations under way may hold up the end of a group that is closed without saying."""

@@ -133,10 +133,9 @@ def test_enums(kind, members):
         assert [other for other in kind.__members__.values() if other == member] == [member]
         with pytest.raises(AttributeError):
             member.value = 3
-    with pytest.raises(ValueError, match="no member has the value 77"):
-        kind(77)
-    with pytest.raises(TypeError):
-        kind("OFF")
+    for wrong in (77, "OFF"):
+        with pytest.raises(ValueError, match=f"{wrong!r} is not a valid {kind.__name__}"):
+            kind(wrong)
 
 
 def test_enums_are_as_torchs():
@@ -521,7 +520,7 @@ def test_modules_that_come_with_the_package_are_light():
     code = (
         "import sys; before = set(sys.modules); import dldist._backends.recorded_calls, dldist._base.future\n"
         "import dldist._backends.backend_base, dldist._base.options, dldist._base.works\n"
-        "print(sorted({'datetime', 'enum', 'typing', 'dataclasses', 'inspect', 'numpy', 'json'} & (set(sys.modules) - before)))"
+        "print(sorted({'dataclasses', 'inspect', 'numpy', 'json'} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

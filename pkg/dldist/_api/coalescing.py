@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from _thread import _local
+from typing import Any
 
+from dldist import _core
 from dldist._api import collectives
 from dldist._api.ranks import group_or_default, is_non_member
 from dldist._backends import registry
 from dldist._base.operations import OPERATIONS
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist import _core
-    from dldist.types import AnyGroup
+from dldist.types import AnyGroup
 
 
 class _CoalescingManager:

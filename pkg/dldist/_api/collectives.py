@@ -13,18 +13,15 @@ What is the same for all of them:
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._api.ranks import calls_of, peer_of, root_of
 from dldist._backends import registry
 from dldist._backends.backend_names import warn
 from dldist._base.docstrings import completed
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist._base.future import Future
-    from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
+from dldist._base.future import Future
+from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
 
 SUM = _core.ReduceOp.SUM
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 from dldist import _core, rendezvous
 from dldist._backends import registry
 from dldist._backends.backend_base import Member
@@ -12,13 +15,7 @@ from dldist._backends.process_group import DistributedBackendOptions, ProcessGro
 from dldist._backends.registry import NON_GROUP_MEMBER
 from dldist._base import settings
 from dldist._base.options import DebugLevel, get_debug_level
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist._rendezvous.urls import Place
+from dldist._rendezvous.urls import Place
 
 _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
 """Backends whose data a library moves (dldist.carriers)."""

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
 from dldist import _core
 from dldist._api.group_factory import Maker, check_timeout
 from dldist._api.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist._backends import registry
+from dldist._backends.backend_base import Backend as BackendImpl
 from dldist._backends.backend_names import Backend, device_type_of, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._backends.world_backend import group_behind
 from dldist._base.rank_lists import read_ranks
-from dldist.world import call_all
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist._backends.backend_base import Backend as BackendImpl
-    from dldist.types import AnyGroup
-    from dldist.world import World
+from dldist.types import AnyGroup
+from dldist.world import World, call_all
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1

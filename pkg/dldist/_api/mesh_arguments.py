@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sys
 from array import array as python_array
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from dldist import _core
-from dldist._api.mesh_groups import AS_IN_DEFAULT
+from dldist._api.mesh_groups import AS_IN_DEFAULT, Override
 from dldist._api.mesh_layout import nested
 from dldist._backends.backend_base import BackendOptions
 from dldist._base.arrays import TORCH, find_family
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
-
-    from dldist._api.mesh_groups import Override
-
-    AnyOverride = str | BackendOptions | tuple[str | None, BackendOptions | None]
+AnyOverride = str | BackendOptions | tuple[str | None, BackendOptions | None]
 
 
 def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:

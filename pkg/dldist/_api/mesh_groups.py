@@ -6,22 +6,19 @@ any more, and a World by itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dldist import _core
 from dldist._api.groups import abort, init_process_group, is_initialized, new_group, split_group
 from dldist._api.ranks import get_rank, is_non_member
 from dldist._backends import registry
 from dldist._backends.backend_names import device_type_of
 from dldist._backends.registry import default_group
+from dldist.world import World
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from dldist.world import World
-
-    Override = tuple[str | None, Any]
-    """A backend and its options, for the groups of a dimension."""
+Override = tuple[str | None, Any]
+"""A backend and its options, for the groups of a dimension."""
 
 AS_IN_DEFAULT: Override = (None, None)
 

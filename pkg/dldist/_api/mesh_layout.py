@@ -7,13 +7,10 @@ the size 1, and neighbours that are evenly spaced together are one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import prod
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
+from typing import Any
 
 Axis = tuple[tuple[int, int], ...]
 Layout = tuple[Axis, ...]

@@ -2,17 +2,12 @@
 
 A name is listed once, with the module that defines it. That module is imported when a program first uses one of its names.
 `name=other` is a name for the object that is called `other` in its module. tools/make_stubs.py makes the stubs of both modules
-from these tables.
+from these tables. `import dldist` loads this module, but not `typing` nor anything that needs it.
 """
 
 from __future__ import annotations
 
 import sys
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
 
 C10D = {
     "dldist._core": "PrefixStore ReduceOp Store Work",
@@ -147,30 +142,32 @@ OF_C10D = {
 """What distributed_c10d alone has: c10d's private names, and what few look for."""
 
 
-def names_of(*tables: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def names_of(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
     """Each name, its module, and its name there."""
-    for table in tables:
-        for module, names in table.items():
-            for each in names.split():
-                name, _, other = each.partition("=")
-                yield name, module, other or name
+    found = []
+    for module, names in (row for table in tables for row in table.items()):
+        for each in names.split():
+            name, _, other = each.partition("=")
+            found.append((name, module, other or name))
+    return found
 
 
 OF_THE_MOMENT = "dldist._api.torch_private"
 """A module some of whose names change their value: they are looked up at each use."""
 
 
-def finder(asked: str, *tables: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of one of the two modules: find a name of the tables, and keep its value in the module."""
-    where = {name: (module, other) for name, module, other in names_of(*tables)}
+class Finder:
+    """The `__getattr__` of one of the two modules: finds a name of the tables, and keeps its value in the module."""
 
-    def find(name: str) -> Any:
-        if name not in where:
-            raise AttributeError(f"module {asked!r} has no attribute {name!r}")
-        module, other = where[name]
+    def __init__(self, asked: str, *tables: dict[str, str]) -> None:
+        self._asked = asked
+        self._where = {name: (module, other) for name, module, other in names_of(*tables)}
+
+    def __call__(self, name: str) -> object:
+        if name not in self._where:
+            raise AttributeError(f"module {self._asked!r} has no attribute {name!r}")
+        module, other = self._where[name]
         value = getattr(__import__(module, fromlist=(other,)), other)
         if module != OF_THE_MOMENT:
-            vars(sys.modules[asked]).setdefault(name, value)
+            vars(sys.modules[self._asked]).setdefault(name, value)
         return value
-
-    return find

@@ -6,19 +6,16 @@ way to ask for "safe". What a rank does wrong with its objects or lists the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from dldist._api.ranks import global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
 from dldist._backends import registry
 from dldist._base.docstrings import completed
 from dldist._core import DistError
 from dldist._objects.exchange import Exchange
 from dldist._objects.frames import Refusal
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist.types import AnyGroup, Timeout
+from dldist.types import AnyGroup, Timeout
 
 _documented = completed(
     {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from dldist import _core
 from dldist._api.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default, peer_of, source_of
 from dldist._backends import registry
 from dldist._backends.recorded_calls import Message
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist import _core
-    from dldist.types import AnyGroup, Tensor, Timeout
+from dldist.types import AnyGroup, Tensor, Timeout
 
 
 def isend(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._backends import registry
 from dldist._backends.backend_base import Backend
 from dldist._backends.backend_names import warn
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist.types import AnyGroup
+from dldist.types import AnyGroup
 
 
 def is_non_member(group: object) -> bool:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._backends import registry
 from dldist._backends.process_group import ProcessGroup
 from dldist._backends.world_backend import group_behind
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist.types import AnyGroup
+from dldist.types import AnyGroup
 
 
 def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:

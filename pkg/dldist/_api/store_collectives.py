@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from dldist import _core
 from dldist._base.options import to_timedelta
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
 from dldist import _core
 from dldist._base import log
 from dldist._base.arrays import private_memory
 from dldist._base.options import as_int
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, NoReturn
 
 # ---- the rank in the log
 

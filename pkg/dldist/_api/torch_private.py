@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from _thread import _local
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from dldist import _core
 from dldist._api.group_factory import Maker
@@ -35,11 +37,6 @@ from dldist._backends.backend_names import BackendConfig, default_timeout, devic
 from dldist._backends.process_group import ProcessGroup
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group, hash_of_ranks
 from dldist._base.options import ReconfigureOptions, as_timedelta
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 _GLOO_AVAILABLE = True
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 _lock = allocate_lock()
 _works: dict[int, list[tuple[Any, _core.Work]]] = {}

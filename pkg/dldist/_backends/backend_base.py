@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from _operator import call
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Self
 
 from dldist import _core
+from dldist._backends.completion_hooks import CompletionHookArgs
 from dldist._backends.dispatcher import BackendCalls
 from dldist._backends.low_level import LowLevelCalls
 from dldist._base.options import Checked, as_int, as_timedelta
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-    from typing import Any, Self
-
-    from dldist._backends.completion_hooks import CompletionHookArgs
 
 _DEFAULT_TIMEOUT_S = 1800.0
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
 
 from dldist._base.options import BackendType
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import timedelta
-    from typing import Any, ClassVar
 
 _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any, ClassVar
+
 from dldist import carriers, rendezvous
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.world_backend import OverWorld
 from dldist.carriers import _mpi
 from dldist.rendezvous import DEFAULT_TIMEOUT_S
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any, ClassVar
-
-    from dldist.world import World
+from dldist.world import World
 
 
 class Carried(OverWorld):

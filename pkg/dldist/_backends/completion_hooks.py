@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dldist import _core
 from dldist._base import callback_thread
 from dldist._base.options import OpType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class WorkInfo:

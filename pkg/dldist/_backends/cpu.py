@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 from dldist import _core
 from dldist._backends.backend_base import BackendOptions
+from dldist._backends.process_group import ProcessGroup
 from dldist._backends.world_backend import OverWorld, close
 from dldist._base.options import ReconfigureOptions, timeout_of
 from dldist._base.works import done_work
 from dldist.world import World
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist._backends.process_group import ProcessGroup
 
 
 class GlooDevice:

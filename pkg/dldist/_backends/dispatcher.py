@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from dldist import _core
 from dldist._backends import recorded_calls
 from dldist._backends.low_level import CALL_OF
 from dldist._base.operations import OPERATIONS, Operation, first_of
 from dldist._base.options import to_timedelta
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 class BackendCalls:

@@ -5,16 +5,14 @@ Imported when the group has refused a call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from dldist import _core
 from dldist._backends import gloo_errors, sparse
 from dldist._backends.low_level import NotOneTensor
 from dldist._base.options import timeout_of
 from dldist._base.works import FollowedWork
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:

@@ -5,13 +5,11 @@ Imported when a call has been refused, or has several tensors of a rank. What is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from dldist import _core
 from dldist._backends import sparse
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
 
 
 class _Facts:

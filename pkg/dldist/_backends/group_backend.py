@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any, Self
+
 from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
 from dldist._backends.low_level import CALLS, NotOneTensor
 from dldist._base.options import ErrorType, as_timedelta, timeout_of
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any, Self
 
 
 class OverGroup(Backend):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist._backends import registry
 from dldist._base.options import ErrorType
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 _HOOK_ID = (1 << 62) - 1  # callers choose small numbers
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from dldist import _core
 from dldist._backends.completion_hooks import Completions
@@ -12,11 +13,6 @@ from dldist._backends.group_backend import OverGroup
 from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from dldist._backends.completion_hooks import Completions
 
 # Calls that are not operations, under the names of those that they are forms of.
 _NAMES = {"all_reduce_sparse": "ALLREDUCE", "monitored_barrier": "BARRIER", "recv_anysource": "RECV"}

@@ -10,14 +10,12 @@ The methods are made from the table of operations. Their types are in low_level.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._base import options
 from dldist._base.operations import OPERATIONS, Operation
 from dldist._base.options import as_timedelta
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 _OPTIONS = {
     "all_gather": options.AllgatherOptions,

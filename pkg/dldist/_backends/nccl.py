@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 from dldist import _core
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.group_backend import OverGroup
 from dldist._backends.nccl_window import NcclGroupWindow
+from dldist._backends.process_group import ProcessGroup
 from dldist._base.options import ErrorType
 from dldist.nccl import Allocator, library
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist._backends.process_group import ProcessGroup
 
 UNIQUE_ID_NBYTES = 128
 _DEFAULT_TIMEOUT_S = 600.0

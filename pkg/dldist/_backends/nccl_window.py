@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from dldist import _core
 from dldist._base.options import WindowAccessType
 from dldist._base.works import done_work
 from dldist._windows.window import Window, WindowAttr, _check_rank, _timeout
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist import _core
 
 
 class NcclGroupWindow(Window):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 from dldist import _core
 from dldist._backends import registry
 from dldist._backends.backend_base import Backend, BackendOptions, Member
 from dldist._backends.backend_names import default_timeout, device_type_of
+from dldist._backends.completion_hooks import CompletionHookArgs, WorkInfo
 from dldist._backends.dispatcher import BackendCalls, Dispatcher
 from dldist._backends.health_check import HealthCheckHook
+from dldist._backends.hooks import Hooks, PostHookArgs, PreHookArgs
 from dldist._base.operations import first_of
 from dldist._base.options import BackendType, ReconfigureOptions, _Options
 from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist._backends.completion_hooks import CompletionHookArgs, WorkInfo
-    from dldist._backends.hooks import Hooks, PostHookArgs, PreHookArgs
 
 # DLPack's device types.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
@@ -81,9 +79,8 @@ def _of_one_backend(name: str) -> Any:
 
 def _like_backends(name: str, call: Any) -> Any:
     """`call`, with the name, signature and documentation of Backend's method."""
-    call.__name__, call.__qualname__ = name, f"ProcessGroup.{name}"
-    call.__wrapped__ = getattr(Backend, name)
-    call.__doc__ = call.__wrapped__.__doc__
+    functools.update_wrapper(call, getattr(Backend, name))
+    call.__module__, call.__qualname__ = __name__, f"ProcessGroup.{name}"
     return call
 
 

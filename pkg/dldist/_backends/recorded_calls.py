@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from dldist import _core
+from dldist._base.array_types import Tensor, Timeout
 from dldist._base.future import wait_for
 from dldist._base.operations import OPERATIONS
 from dldist._base.works import _IllegalWork
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist.types import Tensor, Timeout
 
 
 class Message:

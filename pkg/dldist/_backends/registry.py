@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from _thread import _local, allocate_lock
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dldist import _core
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     from dldist._backends.process_group import ProcessGroup
 
 GroupName = str

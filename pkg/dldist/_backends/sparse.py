@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import sys
 from array import array
+from typing import Any
 
 from dldist import _core
 from dldist._base.arrays import family_of
 from dldist._base.works import done_work
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class _OfTorch:

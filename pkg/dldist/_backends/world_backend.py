@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any, Self
+
 from dldist import _core
 from dldist._backends.group_backend import OverGroup
+from dldist._backends.process_group import ProcessGroup
 from dldist._base.rank_lists import read_ranks
 from dldist._windows.window import Window
 from dldist.world import CLOSE_TIMEOUT_S, World
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any, Self
-
-    from dldist._backends.process_group import ProcessGroup
 
 
 class OverWorld(OverGroup):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dldist import _core
 from dldist._backends.backend_base import Backend
 from dldist._backends.low_level import CALLS
 from dldist._base.options import AllgatherOptions, OpType, timeout_of
 from dldist.world import call_all
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 # c10d's names for dtypes; other dtypes keep their own names.
 _DTYPES = {

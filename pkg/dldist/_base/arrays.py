@@ -10,15 +10,12 @@ from __future__ import annotations
 import array
 import math
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from dldist import _core
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    Shape = tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 class Family:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    import threading
 
 _thread: threading.Thread | None = None
 

@@ -5,12 +5,10 @@ A docstring here has the sections of Google's style, separated by blank lines: a
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-    CallT = TypeVar("CallT", bound=Callable[..., Any])
+CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def completed(arguments: Mapping[str, str], returns: str = "", raises: str = "") -> Callable[[CallT], CallT]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from collections.abc import Callable, Generator
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from typing import Any
-
-    from dldist.types import Timeout
+from dldist._base.array_types import Timeout
 
 
 class Future:

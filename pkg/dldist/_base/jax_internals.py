@@ -6,10 +6,7 @@ Each name has the places where a JAX that dldist supports (0.10 to 0.12) has it,
 from __future__ import annotations
 
 from importlib import import_module
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 PLACES = {
     "abstract_token": ("jax.ffi", "jax.core"),  # jax.core: before 0.11

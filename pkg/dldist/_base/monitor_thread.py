@@ -9,15 +9,12 @@ import _weakref
 import atexit
 import os
 import sys
+import weakref
+from types import SimpleNamespace
 
 from dldist import _core
 from dldist._base import settings
 from dldist._base.options import DebugLevel, get_debug_level
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    import weakref
-    from types import SimpleNamespace
 
 STOP_TIMEOUT_S = 1.0
 """What the end of the process may wait for the monitor."""

@@ -1,84 +1,29 @@
-"""c10d's small types: the options of the calls, the enums, and the debug level.
-
-This module is imported with the package, so it imports neither `enum` nor `datetime`. The enums behave like c10d's, which are
-pybind11's; `enum` could not make such anyway.
-"""
+"""torch.distributed's small types: the options of the calls, the enums, and the debug level."""
 
 from __future__ import annotations
 
+import enum
 import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
-    from typing import Any
-
 
 # --- enums ---
 
 
-class _Enum:
-    """A closed set of named numbers. The integers in the body of a subclass become its members.
-
-    Names with two leading underscores are Python's: since 3.13 each class has an integer `__firstlineno__`.
-
-    It behaves like pybind11's enums: `__members__` lists the members, int() and hash() give the number, and a member is equal
-    only to itself.
-    """
-
-    __slots__ = ("_name", "_value")
-    __members__: Mapping[str, Any] = {}
-
-    _name: str
-    _value: int
-
-    def __init_subclass__(cls) -> None:
-        members = {}
-        for name, value in list(vars(cls).items()):
-            if type(value) is int and not name.startswith("__"):
-                member = object.__new__(cls)
-                member._name, member._value = name, value
-                members[name] = member
-                setattr(cls, name, member)
-        cls.__members__ = members
-
-    def __new__(cls, value: int) -> Any:
-        number = value.__index__() if hasattr(value, "__index__") else None
-        if number is None:
-            raise TypeError(f"{cls.__name__}(): argument 'value' must be int, not {type(value).__name__}")
-        for member in cls.__members__.values():
-            if member._value == number:
-                return member
-        raise ValueError(f"{cls.__name__}(): no member has the value {number}")
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def value(self) -> int:
-        return self._value
+class _Numbered(enum.Enum):
+    """Named numbers, as pybind11 makes them for torch: int() gives the number, and a member is equal only to itself."""
 
     def __int__(self) -> int:
-        return self._value
+        return int(self.value)
 
     __index__ = __int__
     __hash__ = __int__  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}.{self._name}: {self._value}>"
 
-    def __str__(self) -> str:
-        return f"{type(self).__name__}.{self._name}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._value,)
-
-
-class OpType(_Enum):
+class OpType(_Numbered):
     """What kind of operation a work is."""
 
     BROADCAST, ALLREDUCE, ALLREDUCE_COALESCED, REDUCE, ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED = range(7)
@@ -88,31 +33,31 @@ class OpType(_Enum):
     UNKNOWN = 100
 
 
-class WorkResult(_Enum):
+class WorkResult(_Numbered):
     """How a work ended."""
 
     SUCCESS, TIMEOUT, COMM_ERROR = range(3)
     UNKNOWN = 100
 
 
-class ErrorType(_Enum):
+class ErrorType(_Numbered):
     """What Backend.get_error() returns."""
 
     SUCCESS, TIMEOUT, COMM_ERROR, REMOTE_ERROR = range(4)
 
 
-class BackendType(_Enum):
+class BackendType(_Numbered):
     """ProcessGroup.BackendType. Unlike those of the other enums, its members are equal to their numbers."""
 
     UNDEFINED, GLOO, NCCL, UCC, MPI, XCCL, CUSTOM = range(7)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, int) and self._value == other)
+        return self is other or (isinstance(other, int) and self.value == other)
 
-    __hash__ = _Enum.__int__  # type: ignore[assignment]
+    __hash__ = _Numbered.__int__  # type: ignore[assignment]
 
 
-class HookOpName(_Enum):
+class HookOpName(_Numbered):
     """The kind of operation that a ProcessGroup's hook is called for."""
 
     SEND, RECV, BROADCAST, ALLREDUCE, REDUCE, ALLGATHER, REDUCE_SCATTER, ALLTOALL, BARRIER, SCATTER, GATHER = range(11)
@@ -121,19 +66,19 @@ class HookOpName(_Enum):
     ALLTOALL_BASE, UNKNOWN = 19, 20
 
 
-class BuiltinCommHookType(_Enum):
+class BuiltinCommHookType(_Numbered):
     """The communication hooks that come with data parallelism."""
 
     ALLREDUCE, FP16_COMPRESS = 1, 2
 
 
-class DebugLevel(_Enum):
+class DebugLevel(_Numbered):
     """How much is checked: DETAIL compares every collective of all ranks before it runs."""
 
     OFF, INFO, DETAIL = range(3)
 
 
-class WindowAccessType(_Enum):
+class WindowAccessType(_Numbered):
     """How a window reaches the memory of a rank: by load and store, or by messages."""
 
     UNIFIED, SEPARATE = range(2)
@@ -170,29 +115,17 @@ def set_debug_level_from_env() -> None:
 
 # --- options ---
 
-_groups_timeout: timedelta | None = None
-
-
-def groups_timeout() -> timedelta:
-    """The timeout that options start with, -1 ms, which stands for the group's own."""
-    global _groups_timeout
-    if _groups_timeout is None:
-        from datetime import timedelta
-
-        _groups_timeout = timedelta(milliseconds=-1)
-    return _groups_timeout
+GROUPS_TIMEOUT = timedelta(milliseconds=-1)
+"""The timeout that options start with: it stands for the group's own."""
 
 
 def timeout_of(opts: _Options) -> timedelta | None:
-    """The timeout that options ask for, or None for the group's own, as the modern calls take it."""
-    timeout = opts.timeout
-    return None if timeout is _groups_timeout or timeout == groups_timeout() else timeout
+    """The timeout that options request, or None for the group's own, as the modern calls take it."""
+    return None if opts.timeout == GROUPS_TIMEOUT else opts.timeout
 
 
 def as_timedelta(where: str, value: Any) -> timedelta:
     """A timedelta, from a timedelta or a float of seconds. Like c10d, it refuses an int, since that could be milliseconds."""
-    from datetime import timedelta
-
     if isinstance(value, timedelta):
         return value
     if isinstance(value, float):
@@ -205,8 +138,6 @@ _FOREVER_S = 86400.0 * 999_999_999  # the most that a timedelta holds
 
 def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
     """A timedelta, from a timedelta or any number of seconds, as the modern calls take their timeout."""
-    from datetime import timedelta
-
     if isinstance(value, timedelta):
         return value
     try:
@@ -268,7 +199,7 @@ class _Options(Checked):
     asyncOp: bool = True
 
     def __init__(self) -> None:
-        vars(self)["timeout"] = _groups_timeout or groups_timeout()
+        vars(self)["timeout"] = GROUPS_TIMEOUT
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(self) and not hasattr(type(self), name):

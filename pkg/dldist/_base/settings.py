@@ -7,15 +7,11 @@ value that makes no sense is an error that names the variable.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
 
 # ---- kinds of values
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
 from dldist import _core
 from dldist._base.future import Future
 from dldist._base.options import to_timedelta
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from datetime import timedelta
-    from typing import Any
 
 
 class FakeWork(_core.Work):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from math import prod
 from pickle import PickleBuffer
+from typing import Any
 
 from dldist import _core
 from dldist._objects import codec
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
 

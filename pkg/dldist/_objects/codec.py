@@ -9,10 +9,7 @@ describes the format of "safe".
 from __future__ import annotations
 
 import sys
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 IN_BAND_BYTES = 1 << 16
 """Arrays smaller than this are copied into the head: saving a message is worth more than avoiding the copy."""

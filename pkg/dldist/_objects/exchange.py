@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
+from typing import Any
 
+from dldist._base.array_types import Timeout
 from dldist._base.future import seconds_of
 from dldist._objects import codec
 from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from dldist.types import Timeout
 
 DEFAULT_SERIALIZER = "safe"
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from functools import cache
 from io import BytesIO
+from typing import Any
 
 from dldist._core import DistError, DistMismatchError
 from dldist._objects import codec
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 PREFIX_BYTES = 512
 

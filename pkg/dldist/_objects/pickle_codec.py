@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
+from io import BytesIO
+from typing import Any
 
 from dldist._objects import codec
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from io import BytesIO
-    from typing import Any
 
 name = "pickle"
 number = 2

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from io import BytesIO
 from pickle import PickleBuffer
+from typing import Any
 
 from dldist._core import DistError
 from dldist._objects import arrays, codec
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from io import BytesIO
-    from typing import Any
 
 name = "safe"
 number = 1

@@ -6,12 +6,9 @@ docs/rendezvous.md has the table of the variables. This imports nothing that a p
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # Above the range from which systems usually choose ports.
 _FIRST_PORT, _PORTS = 61440, 4096

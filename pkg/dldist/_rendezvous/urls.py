@@ -5,17 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 from dldist import _core
 from dldist._base import settings
 from dldist._base.future import seconds_of
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist._rendezvous.launchers import Launch
+from dldist._rendezvous.launchers import Launch
 
 _RETRY_S = 0.02
 _PROBE_S = 1.0

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from _weakref import ref  # as weakref's, which imports more
 from array import array
+from typing import TypeVar
 
 from dldist import _core
+from dldist._base.array_types import Tensor
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    from dldist.types import Tensor
-
-    TensorT = TypeVar("TensorT", bound=Tensor)
+TensorT = TypeVar("TensorT", bound=Tensor)
 
 signal_pad_size = 2048
 """Bytes of signals of each rank, in memory that rendezvous() makes; symmetric_memory.set_signal_pad_size() sets it."""

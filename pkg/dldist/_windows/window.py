@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from datetime import timedelta
+from typing import Any
 
 from dldist import _core
+from dldist._base.array_types import Tensor
 from dldist._base.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
 from dldist._base.works import PythonCallbackWork, done_work
 from dldist._objects.exchange import Exchange
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from datetime import timedelta
-    from typing import Any
-
-    from dldist.types import Tensor
 
 
 class WindowAttr:

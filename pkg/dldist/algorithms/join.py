@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from dldist import _core
 from dldist._api.ranks import get_rank
 from dldist._backends import registry
 from dldist._backends.backend_names import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dldist import _core
 
 __all__ = ["Join", "JoinHook", "Joinable"]
 

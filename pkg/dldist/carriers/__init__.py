@@ -6,13 +6,11 @@ library moves the data of what it has calls for, and what it has not goes dldist
 
 from __future__ import annotations
 
-from dldist import _core
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-    from weakref import WeakSet
+from dldist import _core
 
 NAMES = ("mpi", "ucc", "xccl")
 

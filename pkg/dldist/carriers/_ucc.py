@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._base import settings, wheels
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 WHAT_TO_INSTALL = (
     "Install UCC 1.2 or newer and UCX (pip install nvidia-libcal-cu12 libucx-cu12), or set DLDIST_UCC_LIBRARY to the file"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from dldist import _core
 from dldist._base import settings, wheels
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 WHAT_TO_INSTALL = (
     "Install oneCCL, in this order: pip install --no-deps oneccl; pip install --no-deps oneccl-cpu impi-rt. Or set "

@@ -8,16 +8,13 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from dldist._base import settings
 from dldist.control import builtin  # noqa: F401  (registers its handlers)
 from dldist.control.handlers import Request, Response, get_handler, handler_names, register_handler
 from dldist.control.server import Server, serve, token
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "Request",

@@ -8,14 +8,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING
 
 from dldist import flight_recorder
 from dldist._backends.health_check import unhealthy_backends
-from dldist.control.handlers import register_handler
-
-if TYPE_CHECKING:
-    from dldist.control.handlers import Request, Response
+from dldist.control.handlers import Request, Response, register_handler
 
 _PYSPY_S = 60.0
 """How long py-spy may take."""

@@ -9,15 +9,12 @@ import re
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from dldist.control import handlers
 from dldist.control.handlers import Answer, ReceivedRequest, get_handler, handler_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LINE_BYTES = 8192
 """The request's line, and a body that is a form."""

@@ -11,13 +11,10 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from dldist._base import settings
 from dldist.control.http import Connection
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 CONNECTIONS = 32
 """At the same time. If one more comes, the one that has been without a whole request for longest has to go."""

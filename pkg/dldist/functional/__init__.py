@@ -16,22 +16,20 @@ differentiate, so that every rank has to take part.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
 from dldist import _core
 from dldist._api import work_registry
 from dldist._base import arrays
+from dldist._base.docstrings import completed
 from dldist._objects.exchange import Exchange
 from dldist.functional import tree as functional_tree
 from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, let_compiled_calls_finish, operations_of
+from dldist.types import AnyGroup, Op, Tensor, Timeout
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any, TypeVar
-
-    from dldist.types import AnyGroup, Op, Tensor, Timeout
-
-    ArrayT = TypeVar("ArrayT", bound=Tensor)
-    TreeT = TypeVar("TreeT")
+ArrayT = TypeVar("ArrayT", bound=Tensor)
+TreeT = TypeVar("TreeT")
 
 __all__ = [
     "Pending",
@@ -59,6 +57,18 @@ def __dir__() -> list[str]:
 
 _MAX_DIMENSIONS = 32
 
+_ARGUMENTS = {
+    "x": "An array; of the same dtype and shape on all ranks.",
+    "root": "The rank of the group that gets the result; the same on all ranks.",
+    "op": 'The reduction: a dldist.ReduceOp, or "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".',
+    "group": "None is the default world.",
+    "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.",
+    "async_op": "Return a Pending, whose wait() gives the result.",
+}
+_documented = completed(
+    _ARGUMENTS, raises="DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce."
+)
+
 
 def _name_of(op: Op) -> str:
     return str(getattr(op, "name", op)).lower()
@@ -79,17 +89,14 @@ def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) ->
 # ---- reductions
 
 
+@completed(_ARGUMENTS)
 def all_reduce(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
     """The reduction of what all ranks give.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
         op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or a dldist.ReduceOp. The first two have gradients.
-        group: None is the default world.
-        timeout: Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.
-        async_op: Return a Pending, whose wait() gives the result.
 
     Returns:
         An array like x.
@@ -120,6 +127,7 @@ def all_reduce(
     return form.run([x], start, [form.shape], again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None)
 
 
+@_documented
 def all_reduce_tree(
     tree: TreeT,
     op: Op = "sum",
@@ -133,14 +141,12 @@ def all_reduce_tree(
     Args:
         tree: A dict, list or tuple of arrays and trees, None, or a container that JAX knows; alike on all ranks. Dicts are gone
             through by their sorted keys, so ranks may have filled them in any order.
-        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
 
     Returns:
         A tree like the given one.
 
     Raises:
         TypeError: Something in the tree is no array, or keys cannot be sorted.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.all_reduce_tree({"weight": array("f", [1, 2]), "bias": [array("f", [3])]}, "avg")
@@ -170,6 +176,7 @@ def all_reduce_tree(
     return form.run(leaves, start, shapes, again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
 
 
+@_documented
 def reduce(
     x: ArrayT,
     root: int = 0,
@@ -182,16 +189,12 @@ def reduce(
     """The reduction of what all ranks give on one rank.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
-        root: The rank of the group that gets the result; the same on all ranks.
-        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
 
     Returns:
         An array like x on the root, None on the others.
 
     Raises:
         ValueError: There is no such rank.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.reduce(array("f", [1, 2]), root=0)
@@ -210,6 +213,7 @@ def reduce(
     return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
 
+@_documented
 def reduce_scatter(
     x: ArrayT,
     op: Op = "sum",
@@ -222,8 +226,6 @@ def reduce_scatter(
     """This rank's part, along an axis, of the reduction of what all ranks give.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
-        op: As in all_reduce, and as there `group`, `timeout` and `async_op`.
         axis: What is divided; its length is a multiple of the group's size.
 
     Returns:
@@ -231,7 +233,6 @@ def reduce_scatter(
 
     Raises:
         ValueError: There is no such axis, or it cannot be shared evenly.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.reduce_scatter(array("f", [1, 2]), "avg")
@@ -260,6 +261,7 @@ def reduce_scatter(
 # ---- collections
 
 
+@_documented
 def all_gather(
     x: ArrayT,
     axis: int = 0,
@@ -275,14 +277,12 @@ def all_gather(
         x: An array; of the same dtype and shape on all ranks: all_gather_any is for others. What has no axis counts as one element.
         axis: Along which the parts are one behind the other.
         tiled: False stacks them along a new axis.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
         ValueError: There is no such axis.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.all_gather(array("f", [1, 2]))
@@ -315,6 +315,7 @@ def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...],
     return axis, (*form.shape[:axis], form.size, *form.shape[axis:]), 1
 
 
+@_documented
 def gather(
     x: ArrayT,
     root: int = 0,
@@ -328,17 +329,14 @@ def gather(
     """What all_gather gives, on one rank.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
-        root: The rank of the group that gets the result; the same on all ranks.
-        axis: As in all_gather, and as there `tiled`.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
+        axis: Along which the parts are one behind the other.
+        tiled: False stacks them along a new axis.
 
     Returns:
         An array of x's library and dtype on the root, None on the others.
 
     Raises:
         ValueError: There is no such rank or axis.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.gather(array("f", [1, 2]), root=0)
@@ -358,6 +356,7 @@ def gather(
     return form.run([x], start, [shape] if form.rank == root else None, again=again)
 
 
+@_documented
 def all_gather_any(
     x: ArrayT, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | list[ArrayT]:
@@ -365,7 +364,6 @@ def all_gather_any(
 
     Args:
         x: An array; of the same dtype on all ranks. Not in jax.jit.
-        group: As in all_reduce, and as there `timeout`.
         async_op: Return a Pending. The shapes are waited for, and the content is not.
 
     Returns:
@@ -374,7 +372,6 @@ def all_gather_any(
     Raises:
         TypeError: It is called in jax.jit.
         ValueError: x has more than 32 dimensions.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.all_gather_any(array("f", [1, 2]))
@@ -407,6 +404,7 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
 # ---- from one rank, and between all
 
 
+@_documented
 def broadcast(
     x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
 ) -> Pending | ArrayT:
@@ -415,14 +413,12 @@ def broadcast(
     Args:
         x: An array; of the same dtype and shape on all ranks. What the others have in it does not matter.
         root: The rank of the group that has the data; the same on all ranks.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
 
     Returns:
         An array like x.
 
     Raises:
         ValueError: There is no such rank.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.broadcast(array("f", [1, 2]), root=0)
@@ -445,6 +441,7 @@ def broadcast(
     return form.run([x], start, [form.shape], again=again, fill=fill, transpose=transpose)
 
 
+@_documented
 def scatter(
     x: ArrayT,
     root: int = 0,
@@ -460,14 +457,12 @@ def scatter(
         x: On the root all parts, of equal length along the axis; on the others an array like their part.
         root: The rank of the group that has the data; the same on all ranks.
         axis: What is divided; the same on all ranks.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
         ValueError: There is no such rank or axis, or it cannot be shared evenly.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.scatter(array("f", [1, 2]), root=0)
@@ -489,6 +484,7 @@ def scatter(
     return form.run([x], start, [form.with_extent(axis, share)], again=again)
 
 
+@_documented
 def all_to_all(
     x: ArrayT,
     split_axis: int = 0,
@@ -508,14 +504,12 @@ def all_to_all(
         concat_axis: Along which what has come is concatenated.
         output_split_sizes: How long what comes from each rank is, if parts are not equal; for equal axes.
         input_split_sizes: How long what goes to each rank is, if parts are not equal; for equal axes.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
 
     Returns:
         An array of x's library and dtype.
 
     Raises:
         ValueError: There is no such axis, it cannot be shared evenly, or sizes do not fit.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.all_to_all(array("f", [1, 2]))
@@ -566,6 +560,7 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
     return numbers
 
 
+@_documented
 def permute(
     x: ArrayT,
     pairs: Iterable[tuple[int, int]],
@@ -577,17 +572,14 @@ def permute(
     """What another rank gives.
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
         pairs: Pairs (source, destination): the source's x goes to the destination. The same on all ranks; no rank is twice a
             source or twice a destination.
-        group: As in all_reduce, and as there `timeout` and `async_op`.
 
     Returns:
         An array like x; zeros on a rank that is no destination.
 
     Raises:
         ValueError: There is no such rank, or a rank is twice on one side.
-        DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As of all_reduce.
 
     Example:
         >>> F.permute(array("f", [1, 2]), [(0, 0)])
@@ -636,6 +628,7 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 # ---- messages
 
 
+@completed(_ARGUMENTS)
 def send(
     x: Tensor,
     dst: int,
@@ -651,7 +644,6 @@ def send(
         x: What is sent.
         dst: The rank of the group.
         tag: A number of 0 or more that the receiver has to name as well.
-        group: None is the default world.
         timeout: Seconds or a timedelta until it has to be taken. None is the group's own.
         async_op: Return a Pending, whose wait() gives None.
 
@@ -677,6 +669,7 @@ def send(
     return form.run([x], start, None, again=again)
 
 
+@completed(_ARGUMENTS)
 def recv(
     like: ArrayT,
     src: int | None = None,
@@ -692,9 +685,7 @@ def recv(
         like: An array of the type, shape and dtype of the result; it stays as it is.
         src: The rank of the group; None: any rank.
         tag: The number that the sender has given.
-        group: None is the default world.
         timeout: Seconds or a timedelta until it has to come. None is the group's own; 0 takes only what is there already.
-        async_op: Return a Pending, whose wait() gives the result.
 
     Returns:
         An array like `like`. A message that is shorter leaves zeros at the end; one that is longer is an error.

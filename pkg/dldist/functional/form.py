@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from dldist import _core
 from dldist._base import arrays as base_arrays
+from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from typing import Any
-
-    from dldist.types import Timeout
-
 
 NOTHING, COPIES, ZEROS = range(3)  # how results begin, as dd_ffi_fill of csrc/xla/ffi.h
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakSet
 
 import jax
@@ -20,13 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from dldist import _core
 from dldist._base import jax_internals
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from dldist.functional.form import Form
+from dldist.functional.form import Form
 
 _TARGET = "dldist_collective"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from dldist.functional.form import Form
+from dldist.functional.form import Form
 
 
 class _Collective(torch.autograd.Function):

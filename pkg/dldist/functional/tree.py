@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from dldist._base import arrays
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[..., Any]]:

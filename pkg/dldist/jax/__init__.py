@@ -14,16 +14,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from dldist.types import Timeout
-    from dldist.world import World
+from dldist._base.array_types import Timeout
+from dldist.world import World
 
 __all__ = ["environment", "initialize", "install", "library"]
 

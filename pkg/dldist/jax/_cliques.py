@@ -13,14 +13,11 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
+from typing import Any
 
 from dldist._base import jax_internals
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
 
 Clique = tuple[int, ...]
 Need = tuple[Clique, bool]

@@ -5,15 +5,13 @@ Sums are rounded once. Where XLA itself puts a reduction into a program, for an 
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import lax
 from jax.interpreters import mlir
 from jax.numpy import dtype
 
 from dldist._base import jax_internals
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 _REDUCTIONS = "psum_p pmax_p pmin_p psum_invariant_p reduce_scatter_p".split()
 # XLA may make a sum with zeros of one, which changes no bit of an integer.

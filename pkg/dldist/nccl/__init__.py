@@ -7,6 +7,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from dldist import _core
 from dldist._core import NcclAbortHandle, NcclComms, NcclGroup, NcclRankComm, NcclUniqueId, NcclWindow, NcclWork
 from dldist.nccl import library
@@ -15,12 +18,7 @@ from dldist.nccl.library import is_available
 from dldist.nccl.library import version as get_version
 from dldist.nccl.library import why_not as why_not_available
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeVar
-
-    Block = TypeVar("Block", bound="_OnThread")
+Block = TypeVar("Block", bound="_OnThread")
 
 __all__ = [
     "Allocator",

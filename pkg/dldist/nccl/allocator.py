@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dldist import _core
+from typing import Any
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
+from dldist import _core
 
 
 class Allocator:

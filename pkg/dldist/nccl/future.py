@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._base.future import Future
 from dldist._base.options import WorkResult
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def result_future_of(work: Any) -> Future:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from typing import Any
 
 from dldist import _core
 from dldist._base import callback_thread, settings, wheels  # noqa: F401 - completions ends the core when the process ends
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this package
-if TYPE_CHECKING:
-    from typing import Any
 
 _reason: Exception | None = None
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from dldist import _core
 from dldist._api.groups import get_backend
@@ -40,13 +42,7 @@ from dldist.reducer.log import Logger, Times
 from dldist.reducer.verify import BROADCAST_BYTES, broadcast, verify
 from dldist.reducer.verify import broadcast_coalesced as _broadcast_coalesced
 from dldist.reducer.verify import verify_params_across_processes as _verify_params_across_processes
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from dldist.types import AnyGroup, Tensor, Timeout
+from dldist.types import AnyGroup, Tensor, Timeout
 
 __all__ = [
     "GradBucket",

@@ -8,18 +8,15 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from dldist import _core
 from dldist._base.arrays import private_memory
-from dldist.reducer.buckets import SparseSlot
+from dldist.reducer.buckets import Parameter, Slot, SparseSlot
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
     from dldist.reducer import Reducer
-    from dldist.reducer.buckets import Parameter, Slot
 
 
 def are_leaves(parameters: Iterable[Parameter]) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dldist import _core
 from dldist._base import arrays
 from dldist._base.arrays import private_memory
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    Allocate = Callable[[int, str], _core.SharedArray]
+Allocate = Callable[[int, str], _core.SharedArray]
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that something is under way early."""

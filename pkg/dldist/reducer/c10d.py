@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
 from dldist import comm_hooks
 from dldist._base.arrays import private_memory
 from dldist._base.options import BuiltinCommHookType
+from dldist.reducer.comm import GradBucket
+from dldist.reducer.log import Logger
 
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
     from dldist.reducer import Reducer
-    from dldist.reducer.comm import GradBucket
-    from dldist.reducer.log import Logger
 
 
 class C10dNames:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dldist import _core
 from dldist._base import arrays
 from dldist.reducer.buckets import Bucket, SparseBucket
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class GradBucket:

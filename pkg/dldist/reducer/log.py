@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 from time import perf_counter_ns
+from typing import Any
 
+import dldist.reducer  # by its full name, since it imports this module
 from dldist import _core
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dldist.reducer import Reducer
-
 
 _ALWAYS_SAMPLED = 10  # passes
 
@@ -96,7 +91,7 @@ class DDPLoggingData:
 class Logger:
     """What c10d calls the place of a Reducer's statistics. They are the same as those of reducer.stats()."""
 
-    def __init__(self, reducer: Reducer) -> None:
+    def __init__(self, reducer: dldist.reducer.Reducer) -> None:
         self._reducer = reducer
         self._construction: dict[str, Any] = {}
         self._overrides: dict[str, Any] = {}

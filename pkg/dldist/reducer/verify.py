@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 from dldist import _core
 from dldist._base import arrays
 from dldist._objects.exchange import Exchange
 from dldist.functional.form import operations_of
 from dldist.reducer.buckets import Parameter, private_memory
-
-TYPE_CHECKING = False  # as in the modules that have to be cheap to import
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
 
 BROADCAST_BYTES = 250 << 20
 

@@ -6,18 +6,14 @@ Each pair of ranks has a group of its own, so that a rank that dies ends nothing
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from datetime import timedelta
+from typing import Any
 
 from dldist import _core
 from dldist.reshard import streams
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from typing import Any
-
-    from dldist.reshard.memory import SlotMemory
-    from dldist.world import World
+from dldist.reshard.memory import SlotMemory
+from dldist.world import World
 
 CONTROL_TAG, DATA_TAG = 0, 1
 SLICE_S = 0.002

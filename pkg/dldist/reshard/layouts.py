@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dldist import _core
 from dldist.reshard.placements import Sharding
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,21 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, NoReturn
 
 from dldist import _core
+from dldist._base.array_types import Tensor, Timeout
 from dldist.reshard import memory
 from dldist.reshard.ends import FOREVER, LAST_VERSION, Incoming, Outgoing
 from dldist.reshard.layouts import Layout
+from dldist.reshard.placements import Sharding
 from dldist.reshard.sides import Sides
+from dldist.reshard.streams import Stream
+from dldist.world import World
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, NoReturn
-
-    from dldist.reshard.placements import Sharding
-    from dldist.reshard.streams import Stream
-    from dldist.types import Tensor, Timeout
-    from dldist.world import World
 
 @dataclass(frozen=True)
 class Pushed:

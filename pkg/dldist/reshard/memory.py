@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dldist import _core
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
-
-    from dldist.symmetric_memory import SymmetricMemory
-    from dldist.world import World
+from dldist.symmetric_memory import SymmetricMemory
+from dldist.world import World
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 ALIGNMENT = 64

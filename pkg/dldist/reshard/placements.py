@@ -8,16 +8,13 @@ that cut the same dimension cut what the axes before them have left. Placements 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from dldist import _core
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeAlias
-
-    Runs: TypeAlias = tuple[tuple[int, int], ...]
+Runs: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ class Replicate:
     """
 
 
-if TYPE_CHECKING:
-    Placement: TypeAlias = Shard | StridedShard | Replicate
+Placement: TypeAlias = Shard | StridedShard | Replicate
 
 
 @dataclass(frozen=True, init=False)

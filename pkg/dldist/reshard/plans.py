@@ -17,21 +17,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import TypeAlias
 
 from dldist import _core
 from dldist._base.rank_lists import read_ranks
+from dldist.reshard.placements import Sharding
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    from dldist.reshard.placements import Sharding
-
-    Range: TypeAlias = tuple[int, int, int]  # the first index in the source's array, that in the destination's, the length
+Range: TypeAlias = tuple[int, int, int]  # the first index in the source's array, that in the destination's, the length
 
 CACHE_SIZE = 4096
 

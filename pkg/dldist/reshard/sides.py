@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from dldist import _core
 from dldist.reshard import layouts, plans, streams
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, NoReturn
-
-    from dldist.reshard.layouts import Layout
-    from dldist.reshard.placements import Sharding
-    from dldist.world import World
+from dldist.reshard.layouts import Layout
+from dldist.reshard.placements import Sharding
+from dldist.world import World
 
 
 class Sides:

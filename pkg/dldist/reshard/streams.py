@@ -7,17 +7,13 @@ Between hosts blocks travel in parcels, so that many small arrays need few messa
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from dldist import _core
 from dldist.reshard.memory import parts
-
-TYPE_CHECKING = False  # typing takes longer to import than all of this module
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
-
-    from dldist.reshard.plans import Piece
+from dldist.reshard.plans import Piece
 
 DELTA_BLOCK_NBYTES = 64 << 10
 BLOCK_NBYTES = 4 << 20

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ from dldist.torch._hook import Shared, averaged_in_shared_memory
 from dldist.torch._runner import runner_of
 from dldist.world import World
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dldist.torch._plain import ProcessGroup
     from dldist.torch._work import Work

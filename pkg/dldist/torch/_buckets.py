@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import _dldist_torch_names as names
 import torch
 
-if TYPE_CHECKING:
-    import dldist
+import dldist
 
 _MIN_BYTES = 65536  # smaller buckets have little to gain
 _MAX_BUCKETS = 128  # per group; each takes two descriptors

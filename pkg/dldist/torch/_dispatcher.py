@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,14 +29,12 @@ from dldist._base.operations import flat
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS
 from dldist.torch._tensors import device_type_of, is_lazy
+from dldist.torch._work import Work
 
 c10d: Any = _distributed_c10d
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dldist.torch._plain import ProcessGroup
-    from dldist.torch._work import Work
 
 
 class _Operation(NamedTuple):

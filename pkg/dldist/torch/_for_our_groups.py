@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import _dldist_torch_names as names
 import torch.distributed as dist
@@ -16,10 +17,6 @@ from torch.distributed import distributed_c10d
 
 from dldist.torch._recorder import add_to_torchs_dumps
 from dldist.torch._runner import Runner, runner_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _answering = threading.Lock()  # threads may make their first groups at the same time
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,6 @@ from torch.distributed.constants import default_pg_timeout
 from dldist.torch import _for_our_groups, _native
 from dldist.torch._compiler import not_compiled
 from dldist.torch._runner import Runner
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 
 @not_compiled

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from dldist.torch._buckets import Buckets
+from dldist.torch._buckets import Buckets
 
 
 class Shared(NamedTuple):

@@ -24,15 +24,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import _dldist_torch_names as names
 import torch
 
 from dldist._base import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SOURCE = pathlib.Path(__file__).parent / "native" / "backend.cpp"
 _MODULE = "_dldist_torch_backend"

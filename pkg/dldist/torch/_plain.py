@@ -6,9 +6,10 @@ PyTorch all the same."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import _dldist_torch_names as names
 import torch
@@ -26,10 +27,6 @@ from dldist.torch._runner import Runner
 from dldist.torch._tensors import device_type_of
 from dldist.torch._work import Together, Typed, Work
 from dldist.world import call_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _IN_TORCH = "torch.distributed.distributed_c10d"
 _has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")

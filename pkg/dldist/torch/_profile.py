@@ -3,16 +3,14 @@ is "gloo:all_reduce"."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import _dldist_torch_names as names
 from torch.autograd.profiler import record_function
 
 from dldist._backends.low_level import CALLS
 from dldist.torch._compiler import not_compiled
-
-if TYPE_CHECKING:
-    from dldist.torch._work import Work
+from dldist.torch._work import Work
 
 _enabled: Any = names.find("torch.autograd._profiler_enabled")
 _can_record = names.are_present(

@@ -12,14 +12,12 @@ from __future__ import annotations
 import functools
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch._C import _distributed_c10d
 
 from dldist import flight_recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 c10d: Any = _distributed_c10d
 
