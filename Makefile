@@ -304,11 +304,12 @@ coverage-py: stubs ## the part of Python tests (FILES='window plans' for some)
 
 check: layers size headers format-check check-nccl check-nan ## layers, size, headers, format, NCCL's declarations, the kernel's PTX (quick; `make tidy` is the slow one)
 
-layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name
+layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name, and one name for each static function
 	@$(PYTHON) tools/check_layers.py
 	@$(PYTHON) tools/check_circles.py
 	@$(PYTHON) tools/check_imports.py
 	@$(PYTHON) tools/check_names.py
+	@$(PYTHON) tools/check_statics.py
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py
 

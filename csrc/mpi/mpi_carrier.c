@@ -23,7 +23,7 @@ operation_of(dd_carried *carried)
 /* ---- collectives */
 
 static dd_status
-start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+mpi_start_call(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
 {
     mpi_operation *operation = operation_of(carried);
     operation->request = 0;
@@ -31,7 +31,7 @@ start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_err
 }
 
 static dd_status
-look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+mpi_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 {
     const mpi_library *library = ((mpi_carrier *)base)->library;
     int flag = 0;
@@ -43,7 +43,7 @@ look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* MPI cannot call off a collective. */
 static bool
-leave(dd_carrier *base, dd_carried *carried)
+mpi_leave(dd_carrier *base, dd_carried *carried)
 {
     (void)base;
     (void)carried;
@@ -78,8 +78,8 @@ has_tag(const dd_carrier *base, uint64_t tag)
 }
 
 static int
-post(const mpi_carrier *carrier, const dd_carried_message *message, const message_shape *shape,
-     mpi_word *request)
+mpi_post_message(const mpi_carrier *carrier, const dd_carried_message *message, const message_shape *shape,
+                 mpi_word *request)
 {
     const mpi_api *api = &carrier->library->api;
     int rank = message->rank == DD_ANY_RANK ? carrier->library->constants.any_source : message->rank;
@@ -110,7 +110,7 @@ start_message(dd_carrier *base, const dd_carried_message *message, dd_carried *c
             "or newer",
             message->nbytes, carrier->library->version);
     }
-    int code = post(carrier, message, &shape, &operation->request);
+    int code = mpi_post_message(carrier, message, &shape, &operation->request);
     return mpi_check(carrier->library, code, message->is_send ? "MPI_Isend" : "MPI_Irecv", err);
 }
 
@@ -186,7 +186,7 @@ leave_message(dd_carrier *base, dd_carried *carried)
 /* ---- making and ending */
 
 static void
-close_carrier(dd_carrier *base, bool is_well)
+mpi_close(dd_carrier *base, bool is_well)
 {
     mpi_carrier *carrier = (mpi_carrier *)base;
     if (is_well && !mpi_is_over(carrier->library)) {
@@ -198,14 +198,14 @@ close_carrier(dd_carrier *base, bool is_well)
 
 static const dd_carrier_ops OPS = {
     .has = mpi_has,
-    .start = start,
-    .look = look,
-    .leave = leave,
+    .start = mpi_start_call,
+    .look = mpi_look,
+    .leave = mpi_leave,
     .has_tag = has_tag,
     .start_message = start_message,
     .look_message = look_message,
     .leave_message = leave_message,
-    .close = close_carrier,
+    .close = mpi_close,
 };
 
 /* What a rank of the group is in MPI's world. */
@@ -326,7 +326,8 @@ tag_of(dd_group *group)
 }
 
 static dd_status
-make_comm(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const dd_wait *wait, dd_error *err)
+make_communicator(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const dd_wait *wait,
+                  dd_error *err)
 {
     comm_errand *making = dd_mem_zalloc(sizeof *making);
     int *ranks = dd_mem_alloc_array((size_t)carrier->nranks, sizeof *ranks);
@@ -348,7 +349,7 @@ make_comm(mpi_carrier *carrier, dd_group *group, const mpi_identity *all, const 
 }
 
 static dd_status
-connect_ranks(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd_error *err)
+join_communicator(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd_error *err)
 {
     size_t nbytes = (size_t)carrier->nranks * sizeof(mpi_identity);
     mpi_identity *all = dd_mem_zalloc(nbytes);
@@ -361,7 +362,7 @@ connect_ranks(mpi_carrier *carrier, dd_group *group, const dd_wait *wait, dd_err
         status = check_identities(carrier->library, all, carrier->nranks, err);
     }
     if (status == DD_OK) {
-        status = make_comm(carrier, group, all, wait, err);
+        status = make_communicator(carrier, group, all, wait, err);
     }
     dd_mem_free(all);
     return status;
@@ -382,9 +383,9 @@ mpi_make_carrier(dd_carrier_library *base, dd_group *group, dd_carrier **out, co
     }
     *carrier = (mpi_carrier){
         .base = {.ops = &OPS, .library = base}, .library = library, .nranks = nranks, .numbers = numbers};
-    dd_status status = connect_ranks(carrier, group, wait, err);
+    dd_status status = join_communicator(carrier, group, wait, err);
     if (status != DD_OK) {
-        close_carrier(&carrier->base, false);
+        mpi_close(&carrier->base, false);
         return status;
     }
     *out = &carrier->base;

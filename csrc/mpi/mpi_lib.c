@@ -45,7 +45,7 @@ has_all_large(const mpi_api *api)
 }
 
 static dd_status
-read_version(mpi_library *library, dd_error *err)
+read_mpi_version(mpi_library *library, dd_error *err)
 {
     char text[DD_MPI_TEXT_MAX] = "";
     int len = 0;
@@ -76,7 +76,7 @@ dd_mpi_open(const dd_dylib_place *where, dd_carrier_library **opened, dd_error *
     }
     dd_status status = dd_dylib_load(&SPEC, where, &library->dylib, &library->api, NULL, err);
     if (status == DD_OK) {
-        status = read_version(library, err);
+        status = read_mpi_version(library, err);
     }
     if (status == DD_OK) {
         status = mpi_find_constants(library, err);
@@ -113,7 +113,7 @@ check_threads(const mpi_library *library, int provided, dd_error *err)
 }
 
 static dd_status
-begin(mpi_library *library, dd_error *err)
+mpi_begin(mpi_library *library, dd_error *err)
 {
     const mpi_api *api = &library->api;
     int is_begun = 0;
@@ -172,7 +172,7 @@ DEFINE_FOLDS(min64, FLOAT64, MIN)
 DEFINE_FOLDS(max64, FLOAT64, MAX)
 
 static dd_status
-make_op(const mpi_library *library, mpi_fold *fold, mpi_fold_large *large, mpi_word *op, dd_error *err)
+create_op(const mpi_library *library, mpi_fold *fold, mpi_fold_large *large, mpi_word *op, dd_error *err)
 {
     int code = library->has_large ? library->api.MPI_Op_create_c(large, 1, op)
                                   : library->api.MPI_Op_create(fold, 1, op);
@@ -183,14 +183,14 @@ static dd_status
 make_ops(mpi_library *library, dd_error *err)
 {
     mpi_float_ops *ops = &library->float_ops;
-    dd_status status = make_op(library, fold_min32, fold_min32_large, &ops->min32, err);
+    dd_status status = create_op(library, fold_min32, fold_min32_large, &ops->min32, err);
     if (status == DD_OK) {
-        status = make_op(library, fold_max32, fold_max32_large, &ops->max32, err);
+        status = create_op(library, fold_max32, fold_max32_large, &ops->max32, err);
     }
     if (status == DD_OK) {
-        status = make_op(library, fold_min64, fold_min64_large, &ops->min64, err);
+        status = create_op(library, fold_min64, fold_min64_large, &ops->min64, err);
     }
-    return status == DD_OK ? make_op(library, fold_max64, fold_max64_large, &ops->max64, err) : status;
+    return status == DD_OK ? create_op(library, fold_max64, fold_max64_large, &ops->max64, err) : status;
 }
 
 /* Errors of requests that have ended are nobody's, and go to the handler of the world, or, since MPI 4, of the process itself, which end the
@@ -224,7 +224,7 @@ dd_status
 dd_mpi_begin(dd_carrier_library *base, int *rank, int *size, dd_error *err)
 {
     mpi_library *library = (mpi_library *)base;
-    dd_status status = library->has_begun ? DD_OK : begin(library, err);
+    dd_status status = library->has_begun ? DD_OK : mpi_begin(library, err);
     if (status == DD_OK && !library->has_begun) {
         status = find_world(library, err);
         if (status == DD_OK) {
@@ -255,8 +255,8 @@ dd_mpi_end(dd_carrier_library *base, bool is_well)
 
 /* Memory that MPI may still write to when nobody waits any more: then it is never given back. */
 static dd_status
-share(const mpi_library *library, char *room, size_t nbytes, bool *is_in_use, const dd_wait *wait,
-      dd_error *err)
+broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_in_use, const dd_wait *wait,
+                dd_error *err)
 {
     const mpi_api *api = &library->api;
     const mpi_constants *constants = &library->constants;
@@ -295,7 +295,7 @@ dd_mpi_share(dd_carrier_library *base, char *text, size_t nbytes, const dd_wait 
         return dd_error_no_memory(err, nbytes);
     }
     memcpy(room, text, nbytes);
-    dd_status status = share(library, room, nbytes, &is_in_use, wait, err);
+    dd_status status = broadcast_bytes(library, room, nbytes, &is_in_use, wait, err);
     memcpy(text, room, nbytes);
     if (!is_in_use) {
         dd_mem_free(room);

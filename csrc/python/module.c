@@ -94,7 +94,7 @@ add_types(PyObject *module, py_state *state)
 }
 
 static int
-make_names(py_state *state)
+intern_names(py_state *state)
 {
     for (int i = 0; i < PY_NAME_COUNT; i++) {
         state->names[i] = PyUnicode_InternFromString(py_name_text((py_name)i));
@@ -126,7 +126,7 @@ core_exec(PyObject *module)
         return -1;
     }
     state->tensor_types = py_tensor_types_create();
-    if (state->tensor_types == NULL || make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
+    if (state->tensor_types == NULL || intern_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
         return -1;
     }
     dd_status status = dd_tcp_registry_create(&state->tcp_registry, &err);

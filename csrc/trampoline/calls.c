@@ -57,7 +57,7 @@ static atomic_bool is_finalized;
 
 /* Of a call that cannot be passed on. */
 static int
-refuse(const char *name, const char *why)
+refuse_call(const char *name, const char *why)
 {
     fprintf(stderr, "dldist.jax: MPI_%s: %s\n", name, why);
     return DD_MPI_ERR_OTHER;
@@ -65,7 +65,7 @@ refuse(const char *name, const char *why)
 
 /* With the GIL. NULL with an exception. */
 static const dd_mpi_calls *
-begin(void)
+find_calls(void)
 {
     PyObject *module = PyImport_ImportModule("dldist.jax");
     PyObject *capsule = module != NULL ? PyObject_CallMethod(module, "_begin", NULL) : NULL;
@@ -85,7 +85,7 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     (void)argv;
     *provided = required;
     PyGILState_STATE gil = PyGILState_Ensure();
-    const dd_mpi_calls *found = begin();
+    const dd_mpi_calls *found = find_calls();
     if (found == NULL) {
         /* XLA would not look at what this returns, and go on. MPItrampoline itself ends a process that has no MPI. */
         PyErr_Print();
@@ -163,19 +163,19 @@ NO_DEVICES(Query_ze_support)
 
 /* ---- the calls */
 
-#define PASS_ON(name, parameters, arguments)                                               \
-    FUNCTION(name, parameters)                                                             \
-    {                                                                                      \
-        const dd_mpi_calls *found = atomic_load(&calls);                                   \
-        return found != NULL ? found->name arguments : refuse(#name, "MPI has not begun"); \
+#define PASS_ON(name, parameters, arguments)                                                    \
+    FUNCTION(name, parameters)                                                                  \
+    {                                                                                           \
+        const dd_mpi_calls *found = atomic_load(&calls);                                        \
+        return found != NULL ? found->name arguments : refuse_call(#name, "MPI has not begun"); \
     }
 /* NOLINTBEGIN(readability-function-size): MPI_Sendrecv has twelve parameters */
 DD_MPI_CALLS(PASS_ON)
 /* NOLINTEND(readability-function-size) */
 
-#define REFUSE(name)                                                                               \
-    FUNCTION(name, (void))                                                                         \
-    {                                                                                              \
-        return refuse(#name, "dldist has of MPI what XLA calls alone, and this is no part of it"); \
+#define REFUSE(name)                                                                                    \
+    FUNCTION(name, (void))                                                                              \
+    {                                                                                                   \
+        return refuse_call(#name, "dldist has of MPI what XLA calls alone, and this is no part of it"); \
     }
 TRAMPOLINE_ABSENT(REFUSE)

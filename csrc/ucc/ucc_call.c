@@ -123,7 +123,7 @@ describe_outputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc
 }
 
 static dd_ucc_coll_args
-describe(const dd_ucc_carrier *self, const dd_carried_call *call)
+ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
 {
     dd_ucc_coll_args args = {
         .mask = DD_UCC_ARGS_FLAGS,
@@ -152,11 +152,11 @@ describe(const dd_ucc_carrier *self, const dd_carried_call *call)
 /* ---- calls */
 
 static dd_status
-post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way, dd_error *err)
+ucc_post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way, dd_error *err)
 {
     const dd_ucc_api *api = &self->lib->api;
     const char *name = dd_coll_name(call->coll);
-    dd_ucc_coll_args args = describe(self, call);
+    dd_ucc_coll_args args = ucc_args_of(self, call);
     dd_ucc_status theirs = api->ucc_collective_init(&args, &under_way->request, self->team);
     dd_status status = dd_ucc_check(self->lib, theirs, err, "ucc_collective_init for %s of %s", name,
                                     dd_dtype_name(call->dtype));
@@ -173,15 +173,15 @@ post(dd_ucc_carrier *self, const dd_carried_call *call, ucc_call *under_way, dd_
 }
 
 static dd_status
-start(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+ucc_start(dd_carrier *carrier, const dd_carried_call *call, dd_carried *carried, dd_error *err)
 {
     ucc_call *under_way = call_of(carried);
     under_way->coll = call->coll;
-    return post((dd_ucc_carrier *)carrier, call, under_way, err);
+    return ucc_post((dd_ucc_carrier *)carrier, call, under_way, err);
 }
 
 static dd_status
-look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
+ucc_look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
 {
     const dd_ucc_carrier *self = (const dd_ucc_carrier *)carrier;
     const dd_ucc_api *api = &self->lib->api;
@@ -198,7 +198,7 @@ look(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* UCC cannot take a collective back. */
 static bool
-leave(dd_carrier *carrier, dd_carried *carried)
+ucc_leave(dd_carrier *carrier, dd_carried *carried)
 {
     dd_ucc_carrier *self = (dd_ucc_carrier *)carrier;
     ucc_call *call = call_of(carried);
@@ -213,8 +213,8 @@ leave(dd_carrier *carrier, dd_carried *carried)
 /* No messages: UCC has none, and c10d's way, broadcasts to a set of two, knows neither any rank nor a receiver that comes first. */
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
-    .start = start,
-    .look = look,
-    .leave = leave,
+    .start = ucc_start,
+    .look = ucc_look,
+    .leave = ucc_leave,
     .close = dd_ucc_close,
 };

@@ -14,7 +14,7 @@
 
 /* What the group said, where that is why UCC has failed. */
 static dd_status
-explain(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
+explain_failure(const dd_ucc_carrier *self, dd_ucc_status theirs, dd_error *err, const char *what)
 {
     dd_status status =
         dd_ucc_check(self->lib, theirs, err, "%s of rank %d of %d", what, self->rank, self->nranks);
@@ -25,16 +25,16 @@ static dd_status
 configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_error *err)
 {
     const dd_ucc_api *api = &self->lib->api;
-    dd_status status = explain(self, api->ucc_context_config_read(self->lib->handle, NULL, config), err,
-                               "ucc_context_config_read");
+    dd_status status = explain_failure(self, api->ucc_context_config_read(self->lib->handle, NULL, config),
+                                       err, "ucc_context_config_read");
     if (status != DD_OK) {
         return status;
     }
     /* By this UCC chooses connections that so many can have. */
     char nranks[16];
     (void)snprintf(nranks, sizeof nranks, "%d", self->nranks);
-    status = explain(self, api->ucc_context_config_modify(*config, NULL, "ESTIMATED_NUM_EPS", nranks), err,
-                     "ucc_context_config_modify");
+    status = explain_failure(self, api->ucc_context_config_modify(*config, NULL, "ESTIMATED_NUM_EPS", nranks),
+                             err, "ucc_context_config_modify");
     if (status != DD_OK) {
         api->ucc_context_config_release(*config);
     }
@@ -56,7 +56,7 @@ create_context(dd_ucc_carrier *self, dd_error *err)
                                     .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks)};
     dd_ucc_status theirs = api->ucc_context_create(self->lib->handle, &params, config, &self->context);
     api->ucc_context_config_release(config);
-    return explain(self, theirs, err, "ucc_context_create");
+    return explain_failure(self, theirs, err, "ucc_context_create");
 }
 
 static dd_status
@@ -81,7 +81,7 @@ wait_for_team(const dd_ucc_carrier *self, dd_error *err)
     for (int nlooks = 0;; nlooks++) {
         dd_ucc_status theirs = api->ucc_team_create_test(self->team);
         if (theirs != DD_UCC_INPROGRESS) {
-            return explain(self, theirs, err, "ucc_team_create_test");
+            return explain_failure(self, theirs, err, "ucc_team_create_test");
         }
         (void)api->ucc_context_progress(self->context); /* what fails there, the next look tells */
         dd_status status = nap_for_team(self, nlooks, err);
@@ -102,7 +102,7 @@ create_team(dd_ucc_carrier *self, dd_error *err)
         .oob = dd_ucc_oob_calls(&self->oob, self->rank, self->nranks),
     };
     dd_ucc_status theirs = self->lib->api.ucc_team_create_post(&self->context, 1, &params, &self->team);
-    dd_status status = explain(self, theirs, err, "ucc_team_create_post");
+    dd_status status = explain_failure(self, theirs, err, "ucc_team_create_post");
     return status == DD_OK ? wait_for_team(self, err) : status;
 }
 
@@ -156,7 +156,7 @@ meet_others(dd_ucc_carrier *self, const dd_wait *wait)
 
 /* True: there is nothing left of it. */
 static bool
-destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
+ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 {
     const dd_ucc_api *api = &self->lib->api;
     dd_ucc_status theirs = api->ucc_team_destroy(self->team);
@@ -173,13 +173,13 @@ run_end(dd_errand *errand)
 {
     dd_ucc_carrier *self = DD_CONTAINER_OF(errand, dd_ucc_carrier, end);
     dd_wait wait = dd_wait_after(TEAM_END_NS);
-    if (meet_others(self, &wait) && destroy_team(self, &wait)) {
+    if (meet_others(self, &wait) && ucc_destroy_team(self, &wait)) {
         (void)self->lib->api.ucc_context_destroy(self->context);
     }
 }
 
 static void
-free_carrier(dd_errand *errand)
+ucc_free_carrier(dd_errand *errand)
 {
     dd_mem_free(DD_CONTAINER_OF(errand, dd_ucc_carrier, end));
 }
@@ -194,7 +194,7 @@ dd_ucc_close(dd_carrier *carrier, bool is_well)
         return;
     }
     self->end.run = run_end;
-    self->end.free = free_carrier;
+    self->end.free = ucc_free_carrier;
     if (dd_errand_start(&self->end, "dd-ucc-end", NULL) == DD_OK) {
         dd_wait wait = dd_wait_after(2 * TEAM_END_NS);
         dd_status ignored = dd_errand_wait(&self->end, &wait, NULL);

@@ -58,7 +58,7 @@ static const dd_dylib_spec UCC_SPEC = {.what = "UCC",
 
 /* Groups are used by several threads. Asked for less, parts of UCC leave out locks. */
 static dd_status
-init(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
+init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
 {
     dd_ucc_lib_params params = {.mask = DD_UCC_LIB_THREAD_MODE, .thread_mode = DD_UCC_THREAD_MULTIPLE};
     dd_ucc_status theirs =
@@ -86,13 +86,13 @@ init(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
 
 /* With c10d's prefix, so that what its programs have set for UCC counts here too. */
 static dd_status
-start(dd_ucc_lib *lib, dd_error *err)
+start_library(dd_ucc_lib *lib, dd_error *err)
 {
     dd_ucc_lib_config config;
     dd_status status =
         dd_ucc_check(lib, lib->api.ucc_lib_config_read("TORCH", NULL, &config), err, "ucc_lib_config_read");
     if (status == DD_OK) {
-        status = init(lib, config, err);
+        status = init_library(lib, config, err);
         lib->api.ucc_lib_config_release(config);
     }
     return status;
@@ -107,7 +107,7 @@ dd_ucc_open(const dd_dylib_place *search, dd_carrier_library **library, dd_error
     }
     dd_status status = dd_dylib_load(&UCC_SPEC, search, &lib->dylib, &lib->api, lib, err);
     if (status == DD_OK) {
-        status = start(lib, err);
+        status = start_library(lib, err);
     }
     if (status != DD_OK) {
         dd_dylib_fini(&lib->dylib);

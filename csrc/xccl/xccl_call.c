@@ -83,7 +83,7 @@ output_at(const xccl_step *step, int rank)
 }
 
 static dd_status
-broadcast_block(const xccl_step *step, void *output, size_t count, int root)
+step_broadcast_block(const xccl_step *step, void *output, size_t count, int root)
 {
     xccl_carrier *self = step->self;
     /* It wants an address of the others, too, and does not read there. */
@@ -98,7 +98,7 @@ broadcast_block(const xccl_step *step, void *output, size_t count, int root)
 }
 
 static dd_status
-reduce_block(const xccl_step *step, const void *input, size_t count, int root)
+step_reduce_block(const xccl_step *step, const void *input, size_t count, int root)
 {
     xccl_carrier *self = step->self;
     xccl_fold fold;
@@ -113,7 +113,7 @@ reduce_block(const xccl_step *step, const void *input, size_t count, int root)
 }
 
 static dd_status
-send_block(const xccl_step *step, const void *input, size_t count, int to)
+step_send_block(const xccl_step *step, const void *input, size_t count, int to)
 {
     xccl_carrier *self = step->self;
     if (count == 0) {
@@ -139,7 +139,7 @@ receive_block(const xccl_step *step, void *output, size_t count, int from)
 }
 
 static dd_status
-copy_own(const xccl_step *step, void *output, const void *input, size_t count)
+step_copy_own(const xccl_step *step, void *output, const void *input, size_t count)
 {
     if (count > 0 && output != input) {
         memcpy(output, input, count * step->size);
@@ -150,7 +150,7 @@ copy_own(const xccl_step *step, void *output, const void *input, size_t count)
 /* ---- collectives */
 
 static dd_status
-barrier(const xccl_step *step)
+step_barrier(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     uint8_t one = 1;
@@ -161,19 +161,19 @@ barrier(const xccl_step *step)
 }
 
 static dd_status
-broadcast(const xccl_step *step)
+step_broadcast(const xccl_step *step)
 {
-    return broadcast_block(step, step->call->output, step->call->count, step->call->root);
+    return step_broadcast_block(step, step->call->output, step->call->count, step->call->root);
 }
 
 static dd_status
-reduce(const xccl_step *step)
+step_reduce(const xccl_step *step)
 {
-    return reduce_block(step, step->call->input, step->call->count, step->call->root);
+    return step_reduce_block(step, step->call->input, step->call->count, step->call->root);
 }
 
 static dd_status
-all_reduce(const xccl_step *step)
+step_all_reduce(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
@@ -189,7 +189,7 @@ all_reduce(const xccl_step *step)
 
 /* oneCCL has it for equal blocks only. */
 static dd_status
-all_gather(const xccl_step *step)
+step_all_gather(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
@@ -200,13 +200,13 @@ all_gather(const xccl_step *step)
         return xccl_check(self, result, "onecclAllGather", step->err);
     }
     for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
-        status = broadcast_block(step, output_at(step, k), call->out_counts[k], k);
+        status = step_broadcast_block(step, output_at(step, k), call->out_counts[k], k);
     }
     return status;
 }
 
 static dd_status
-reduce_scatter(const xccl_step *step)
+step_reduce_scatter(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
@@ -218,31 +218,31 @@ reduce_scatter(const xccl_step *step)
         return xccl_check(self, result, "onecclReduceScatter", step->err);
     }
     for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
-        status = reduce_block(step, input_at(step, k), call->in_counts[k], k);
+        status = step_reduce_block(step, input_at(step, k), call->in_counts[k], k);
     }
     return status;
 }
 
 /* Sends and receives wait for each other. The root takes the others one by one, so that nobody waits in a circle. */
 static dd_status
-gather(const xccl_step *step)
+step_gather(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
     dd_status status = DD_OK;
     if (self->rank != call->root) {
-        return send_block(step, call->input, call->count, call->root);
+        return step_send_block(step, call->input, call->count, call->root);
     }
     for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
         void *output = output_at(step, k);
-        status = k == self->rank ? copy_own(step, output, call->input, call->count)
+        status = k == self->rank ? step_copy_own(step, output, call->input, call->count)
                                  : receive_block(step, output, call->out_counts[k], k);
     }
     return status;
 }
 
 static dd_status
-scatter(const xccl_step *step)
+step_scatter(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
@@ -252,14 +252,14 @@ scatter(const xccl_step *step)
     }
     for (int k = 0; k < self->nranks && status == DD_OK && !is_left(step); k++) {
         const void *input = input_at(step, k);
-        status = k == self->rank ? copy_own(step, call->output, input, call->count)
-                                 : send_block(step, input, call->in_counts[k], k);
+        status = k == self->rank ? step_copy_own(step, call->output, input, call->count)
+                                 : step_send_block(step, input, call->in_counts[k], k);
     }
     return status;
 }
 
 static dd_status
-all_to_all(const xccl_step *step)
+step_all_to_all(const xccl_step *step)
 {
     xccl_carrier *self = step->self;
     const dd_carried_call *call = step->call;
@@ -277,7 +277,7 @@ all_to_all(const xccl_step *step)
 dd_status
 xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err)
 {
-#define CALL(name, text, ...) [DD_COLL_##name] = text,
+#define CALL(name, text, ...) [DD_COLL_##name] = step_##text,
     static dd_status (*const CALLS[])(const xccl_step *step) = {DD_COLL_LIST(CALL)};
 #undef CALL
     xccl_step step = {.self = self, .call = call, .size = dd_dtype_size(call->dtype), .err = err};

@@ -10,7 +10,7 @@
 /* ---- calls */
 
 static dd_status
-start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
+xccl_start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_error *err)
 {
     (void)carried;
     (void)err;
@@ -21,7 +21,7 @@ start(dd_carrier *base, const dd_carried_call *call, dd_carried *carried, dd_err
 }
 
 static dd_status
-look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
+xccl_look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 {
     (void)carried;
     const xccl_carrier *self = (xccl_carrier *)base;
@@ -31,7 +31,7 @@ look(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
 
 /* oneCCL cannot call anything off. The thread is left to itself: it frees everything when it comes back, if ever. */
 static bool
-leave(dd_carrier *base, dd_carried *carried)
+xccl_leave(dd_carrier *base, dd_carried *carried)
 {
     (void)carried;
     xccl_carrier *self = (xccl_carrier *)base;
@@ -43,7 +43,7 @@ leave(dd_carrier *base, dd_carried *carried)
 }
 
 static void
-close_carrier(dd_carrier *base, bool is_well)
+xccl_close(dd_carrier *base, bool is_well)
 {
     xccl_carrier *self = (xccl_carrier *)base;
     dd_wait wait = dd_wait_after(END_NS);
@@ -59,7 +59,7 @@ close_carrier(dd_carrier *base, bool is_well)
 
 /* No messages: oneCCL's have no tags, and match by their order alone. */
 static const dd_carrier_ops OPS = {
-    .has = xccl_has, .start = start, .look = look, .leave = leave, .close = close_carrier};
+    .has = xccl_has, .start = xccl_start, .look = xccl_look, .leave = xccl_leave, .close = xccl_close};
 
 /* ---- making */
 
@@ -70,7 +70,7 @@ typedef struct xccl_card {
 } xccl_card;
 
 static dd_status
-share(dd_group *group, xccl_card *card, const dd_wait *wait, dd_error *err)
+share_card(dd_group *group, xccl_card *card, const dd_wait *wait, dd_error *err)
 {
     dd_block block = {.data = card, .nbytes = sizeof *card};
     dd_coll_args args = {.coll = DD_COLL_BROADCAST,
@@ -100,7 +100,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     } else {
         card.id = self->id;
     }
-    dd_status status = share(group, &card, wait, err);
+    dd_status status = share_card(group, &card, wait, err);
     if (own_status != DD_OK) {
         return dd_error_copy(err, &own);
     }
@@ -114,7 +114,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
 
 /* Whether all ranks say so. */
 static dd_status
-vote(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
+vote_by_min(dd_group *group, bool mine, bool *all, const dd_wait *wait, dd_error *err)
 {
     uint8_t word = mine ? 1 : 0;
     dd_block block = {.data = &word, .nbytes = sizeof word};
@@ -137,7 +137,7 @@ take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
     dd_status status = DD_OK;
     while (status == DD_OK && !is_ours) {
         bool is_mine = xccl_try_turn();
-        status = vote(group, is_mine, &is_ours, wait, err);
+        status = vote_by_min(group, is_mine, &is_ours, wait, err);
         if (is_mine && (status != DD_OK || !is_ours)) {
             xccl_end_turn();
         }
@@ -149,7 +149,7 @@ take_turn_together(dd_group *group, const dd_wait *wait, dd_error *err)
 }
 
 static dd_status
-connect_ranks(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
+xccl_connect_ranks(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = agree_on_id(self, group, wait, err);
     if (status == DD_OK) {
@@ -168,9 +168,9 @@ xccl_make(dd_carrier_library *library, dd_group *group, dd_carrier **carrier, co
         return status;
     }
     self->base = (dd_carrier){.ops = &OPS, .library = library};
-    status = connect_ranks(self, group, wait, err);
+    status = xccl_connect_ranks(self, group, wait, err);
     if (status != DD_OK) {
-        close_carrier(&self->base, false);
+        xccl_close(&self->base, false);
         return status;
     }
     *carrier = &self->base;

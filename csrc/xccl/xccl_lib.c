@@ -10,7 +10,7 @@ static const dd_dylib_symbol SYMBOLS[] = {DD_XCCL_FUNCTIONS(SYMBOL)};
 
 /* This has it take a plug-in, too. */
 static dd_status
-read_version(xccl_library *library, dd_error *err)
+read_oneccl_version(xccl_library *library, dd_error *err)
 {
     int version = 0;
     xccl_result result = library->api.onecclGetVersion(&version);
@@ -39,7 +39,7 @@ dd_xccl_open(const dd_dylib_place *search, dd_carrier_library **opened, dd_error
     }
     dd_status status = dd_dylib_load(&SPEC, search, &library->dylib, &library->api, NULL, err);
     if (status == DD_OK) {
-        status = read_version(library, err);
+        status = read_oneccl_version(library, err);
     }
     if (status != DD_OK) {
         dd_dylib_fini(&library->dylib);

@@ -79,7 +79,7 @@ xccl_post(xccl_carrier *self, xccl_job job)
 
 /* One slice. */
 static dd_status
-await_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
+await_job_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_lock_take(&self->mu);
     dd_status status =
@@ -89,7 +89,7 @@ await_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *er
 }
 
 static const char *
-name_of(xccl_job job)
+job_name(xccl_job job)
 {
     return job == XCCL_GET_ID ? "onecclGetUniqueId" : "onecclCommInitRank";
 }
@@ -100,14 +100,14 @@ xccl_do(xccl_carrier *self, xccl_job job, dd_group *group, const dd_wait *wait, 
     dd_status status = DD_OK;
     xccl_post(self, job);
     while (!xccl_is_idle(self) && status == DD_OK) {
-        status = await_end(self, group, wait, err);
+        status = await_job_end(self, group, wait, err);
     }
     if (xccl_is_idle(self)) {
         return self->status == DD_OK ? DD_OK : dd_error_copy(err, &self->error);
     }
     if (status == DD_TIMED_OUT) {
         status = dd_error_set(err, DD_OP_TIMED_OUT, "%s of rank %d of %d has not come back within %.3g s",
-                              name_of(job), self->rank, self->nranks, dd_wait_elapsed_s(wait));
+                              job_name(job), self->rank, self->nranks, dd_wait_elapsed_s(wait));
     }
     return status;
 }
@@ -145,7 +145,7 @@ do_in_turn(xccl_carrier *self, xccl_job job, dd_error *err)
         job == XCCL_GET_ID ? api->onecclGetUniqueId(&self->id)
                            : api->onecclCommInitRank(&self->comm, (size_t)self->nranks, self->id, self->rank);
     end_turn(self);
-    return xccl_check(self, result, name_of(job), err);
+    return xccl_check(self, result, job_name(job), err);
 }
 
 /* Unless it has been left meanwhile: that is the next job then. */
@@ -177,7 +177,7 @@ run_thread(dd_errand *errand)
 }
 
 static void
-free_carrier(dd_errand *errand)
+xccl_free_carrier(dd_errand *errand)
 {
     xccl_carrier *self = DD_CONTAINER_OF(errand, xccl_carrier, thread);
     dd_lock_fini(&self->mu);
@@ -205,7 +205,7 @@ xccl_create(const xccl_library *library, const dd_group *group, xccl_carrier **c
     atomic_init(&self->job, XCCL_IDLE);
     dd_lock_init(&self->mu, DD_LOCK_ERRAND);
     dd_cond_init(&self->changed);
-    self->thread = (dd_errand){.run = run_thread, .free = free_carrier};
+    self->thread = (dd_errand){.run = run_thread, .free = xccl_free_carrier};
     dd_status status = dd_errand_start(&self->thread, "dldist-xccl", err);
     if (status == DD_OK) {
         *carrier = self;

@@ -91,7 +91,7 @@ dd_ffi_program_create(uint64_t number, dd_group *group, const dd_ffi_memory *mem
 }
 
 static bool
-is_within(const void *data, size_t nbytes, const dd_block *memory)
+is_in_block(const void *data, size_t nbytes, const dd_block *memory)
 {
     uintptr_t at = (uintptr_t)data;
     uintptr_t first = (uintptr_t)memory->data;
@@ -100,19 +100,19 @@ is_within(const void *data, size_t nbytes, const dd_block *memory)
 
 /* Finds the array, or the scratch memory, that the bytes lie in. */
 static dd_status
-find_place(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
-           place *found, dd_error *err)
+find_block_place(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
+                 place *found, dd_error *err)
 {
     *found = (place){.array = SCRATCH, .nbytes = nbytes};
     if (nbytes == 0) {
         return DD_OK;
     }
-    if (is_within(data, nbytes, scratch)) {
+    if (is_in_block(data, nbytes, scratch)) {
         found->offset = (size_t)((uintptr_t)data - (uintptr_t)scratch->data);
         return DD_OK;
     }
     for (size_t i = 0; i < program->nsources + program->nresults; i++) {
-        if (is_within(data, nbytes, &program->arrays[i])) {
+        if (is_in_block(data, nbytes, &program->arrays[i])) {
             found->array = i;
             found->offset = (size_t)((uintptr_t)data - (uintptr_t)program->arrays[i].data);
             return DD_OK;
@@ -148,7 +148,7 @@ place_blocks(const dd_ffi_program *program, step *made, const dd_ffi_call *call,
         const dd_block *block = made->is_message    ? &call->message->block
                                 : i < made->ninputs ? &call->args->inputs[i]
                                                     : &call->args->outputs[i - made->ninputs];
-        status = find_place(program, &call->scratch, block->data, block->nbytes, &made->blocks[i], err);
+        status = find_block_place(program, &call->scratch, block->data, block->nbytes, &made->blocks[i], err);
     }
     return status;
 }
@@ -161,11 +161,11 @@ place_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call, 
         part *to = &made->parts[i];
         to->what = call->parts[i];
         /* A view begins in its array; strides of a tensor that is a part of it stay within. */
-        status = find_place(program, &call->scratch, to->what.view.data, to->what.view.count > 0 ? 1 : 0,
-                            &to->view, err);
+        status = find_block_place(program, &call->scratch, to->what.view.data,
+                                  to->what.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
-            status = find_place(program, &call->scratch, to->what.flat, dd_view_nbytes(&to->what.view),
-                                &to->flat, err);
+            status = find_block_place(program, &call->scratch, to->what.flat, dd_view_nbytes(&to->what.view),
+                                      &to->flat, err);
         }
     }
     return status;
@@ -262,7 +262,7 @@ dd_ffi_program_set_group(dd_ffi_program *program, dd_group *group)
 }
 
 static void
-let_go(dd_ffi_program *program)
+program_release(dd_ffi_program *program)
 {
     dd_lock_take(&programs_lock);
     bool is_last = --program->nusers == 0;
@@ -287,12 +287,12 @@ dd_ffi_program_destroy(dd_ffi_program *program)
     dd_lock_take(&programs_lock);
     dd_list_remove(&program->link);
     dd_lock_release(&programs_lock);
-    let_go(program);
+    program_release(program);
 }
 
 /* The program with its group, of which the caller gets a reference; NULL: there is none. */
 static dd_ffi_program *
-take(uint64_t number, dd_group **group)
+program_take(uint64_t number, dd_group **group)
 {
     dd_ffi_program *found = NULL;
     dd_lock_take(&programs_lock);
@@ -330,7 +330,7 @@ array_of(const run *self, size_t array)
 }
 
 static void *
-address_of(const run *self, const place *at)
+place_address(const run *self, const place *at)
 {
     uint8_t *memory = at->nbytes == 0        ? NULL
                       : at->array == SCRATCH ? self->scratch
@@ -347,8 +347,8 @@ move_parts(const run *self, const step *at, bool is_before)
             continue;
         }
         dd_view view = moved->what.view;
-        view.data = address_of(self, &moved->view);
-        void *flat = address_of(self, &moved->flat);
+        view.data = place_address(self, &moved->view);
+        void *flat = place_address(self, &moved->flat);
         if (is_before) {
             dd_view_pack(&view, flat);
         } else {
@@ -362,7 +362,7 @@ static dd_status
 run_message(const run *self, const step *at, dd_error *err)
 {
     dd_p2p message = at->message;
-    message.block = (dd_block){.data = address_of(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
+    message.block = (dd_block){.data = place_address(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
     dd_call_options options = {.timeout_ns = at->timeout_ns};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     int source;
@@ -370,7 +370,7 @@ run_message(const run *self, const step *at, dd_error *err)
 }
 
 static dd_status
-run_collective(const run *self, const step *at, dd_error *err)
+run_step_collective(const run *self, const step *at, dd_error *err)
 {
     dd_block few[FEW_BLOCKS];
     dd_block *blocks = at->nblocks <= FEW_BLOCKS ? few : dd_mem_alloc_array(at->nblocks, sizeof *blocks);
@@ -378,7 +378,7 @@ run_collective(const run *self, const step *at, dd_error *err)
         return dd_error_no_memory(err, at->nblocks * sizeof *blocks);
     }
     for (size_t i = 0; i < at->nblocks; i++) {
-        blocks[i] = (dd_block){.data = address_of(self, &at->blocks[i]), .nbytes = at->blocks[i].nbytes};
+        blocks[i] = (dd_block){.data = place_address(self, &at->blocks[i]), .nbytes = at->blocks[i].nbytes};
     }
     dd_coll_args args = at->args;
     args.inputs = blocks;
@@ -404,7 +404,7 @@ run_step(run *self, step *at, dd_error *err)
         }
     }
     move_parts(self, at, true);
-    dd_status status = at->is_message ? run_message(self, at, err) : run_collective(self, at, err);
+    dd_status status = at->is_message ? run_message(self, at, err) : run_step_collective(self, at, err);
     if (status == DD_OK) {
         move_parts(self, at, false);
     }
@@ -477,7 +477,7 @@ code_of(dd_status status)
 }
 
 static dd_ffi_error *
-fail(const dd_ffi_frame *frame, const dd_error *error)
+report_failure(const dd_ffi_frame *frame, const dd_error *error)
 {
     dd_ffi_error_args args = {
         .struct_size = sizeof args, .message = error->message, .code = code_of(error->code)};
@@ -493,21 +493,21 @@ dd_ffi_handle(dd_ffi_frame *frame)
     dd_error err;
     if (frame->attributes.size != 1 || frame->attributes.types[0] != DD_FFI_ATTRIBUTE_SCALAR) {
         (void)dd_error_set(&err, DD_INTERNAL, "XLA gives no number of a program");
-        return fail(frame, &err);
+        return report_failure(frame, &err);
     }
     const dd_ffi_scalar *number = frame->attributes.values[0];
     uint64_t wanted;
     memcpy(&wanted, number->value, sizeof wanted);
     run self = {.frame = frame};
-    dd_ffi_program *program = take(wanted, &self.group);
+    dd_ffi_program *program = program_take(wanted, &self.group);
     if (program == NULL) {
         (void)dd_error_set(&err, DD_CLOSED,
                            "this compiled call is of another process, or its function is gone");
-        return fail(frame, &err);
+        return report_failure(frame, &err);
     }
     self.program = program;
     dd_status status = run_program(&self, &err);
     dd_group_release(self.group);
-    let_go(program);
-    return status == DD_OK ? NULL : fail(frame, &err);
+    program_release(program);
+    return status == DD_OK ? NULL : report_failure(frame, &err);
 }

@@ -21,13 +21,13 @@ typedef struct request {
 static _Thread_local dd_error last_error;
 
 static int
-answer(dd_status status)
+mpi_code(dd_status status)
 {
     return status == DD_OK ? DD_MPI_SUCCESS : DD_MPI_ERR_OTHER;
 }
 
 static dd_status
-fail(const char *text)
+invalid_argument(const char *text)
 {
     return dd_error_set(&last_error, DD_INVALID_ARGUMENT, "%s", text);
 }
@@ -35,7 +35,7 @@ fail(const char *text)
 /* ---- communicators */
 
 static dd_mpi_handle
-create(const comm *what)
+comm_create(const comm *what)
 {
     comm *made = dd_mem_alloc(sizeof *made);
     if (made == NULL) {
@@ -50,7 +50,7 @@ dd_mpi_comm_create(dd_group *group)
 {
     comm what = {.rank = dd_group_rank(group), .size = dd_group_size(group)};
     what.group = dd_group_acquire(group);
-    dd_mpi_handle made = create(&what);
+    dd_mpi_handle made = comm_create(&what);
     if (made == DD_MPI_NULL) {
         dd_group_release(group);
     }
@@ -62,7 +62,7 @@ dd_mpi_comm_create_broken(int rank, int size, const char *reason)
 {
     comm what = {.rank = rank, .size = size};
     (void)!dd_error_set(&what.cause, DD_INVALID_ARGUMENT, "%s", reason);
-    return create(&what);
+    return comm_create(&what);
 }
 
 static _Atomic(comm *) world;
@@ -75,15 +75,15 @@ dd_mpi_set_world(dd_mpi_handle handle)
 
 /* NULL: there was no memory for it. */
 static const comm *
-look_up(dd_mpi_handle handle)
+comm_of_handle(dd_mpi_handle handle)
 {
     return handle == DD_MPI_COMM_WORLD ? world : (const comm *)handle;
 }
 
 static dd_status
-find(dd_mpi_handle handle, const comm **found)
+find_comm(dd_mpi_handle handle, const comm **found)
 {
-    *found = look_up(handle);
+    *found = comm_of_handle(handle);
     if (*found == NULL) {
         return dd_error_set(&last_error, DD_OUT_OF_MEMORY, "there was no memory for this communicator");
     }
@@ -93,7 +93,7 @@ find(dd_mpi_handle handle, const comm **found)
 static int
 comm_rank(dd_mpi_handle handle, int *rank)
 {
-    const comm *found = look_up(handle);
+    const comm *found = comm_of_handle(handle);
     *rank = found != NULL ? found->rank : 0;
     return DD_MPI_SUCCESS;
 }
@@ -101,7 +101,7 @@ comm_rank(dd_mpi_handle handle, int *rank)
 static int
 comm_size(dd_mpi_handle handle, int *size)
 {
-    const comm *found = look_up(handle);
+    const comm *found = comm_of_handle(handle);
     *size = found != NULL ? found->size : 1;
     return DD_MPI_SUCCESS;
 }
@@ -129,7 +129,7 @@ find_type(dd_mpi_handle type, dd_dtype *dtype)
 {
     dd_mpi_handle number = type - DD_MPI_TYPE;
     if (number < 0 || number >= DD_DTYPE_COUNT) {
-        return fail("dldist has no such MPI datatype");
+        return invalid_argument("dldist has no such MPI datatype");
     }
     *dtype = (dd_dtype)number;
     return DD_OK;
@@ -139,7 +139,7 @@ find_type(dd_mpi_handle type, dd_dtype *dtype)
 static dd_status
 find_typed(dd_mpi_handle handle, dd_mpi_handle type, const comm **on, dd_dtype *dtype)
 {
-    dd_status status = find(handle, on);
+    dd_status status = find_comm(handle, on);
     return status == DD_OK ? find_type(type, dtype) : status;
 }
 
@@ -148,13 +148,13 @@ static dd_status
 find_reduction(dd_mpi_handle handle, dd_mpi_handle type, dd_mpi_handle operation, const comm **on,
                dd_reduction *reduction)
 {
-    dd_status status = find(handle, on);
+    dd_status status = find_comm(handle, on);
     if (status != DD_OK) {
         return status;
     }
     dd_mpi_handle number = operation - DD_MPI_OPERATION;
     if (number < 0 || number >= DD_REDOP_COUNT) {
-        return fail("dldist has no such MPI operation");
+        return invalid_argument("dldist has no such MPI operation");
     }
     *reduction = (dd_reduction){.op = (dd_redop)number, .factor = 1.0, .divisor = (*on)->size};
     return find_type(type, &reduction->dtype);
@@ -174,7 +174,7 @@ typedef struct mpi_record {
 } mpi_record;
 
 static void
-tell(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
+record_call(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block out)
 {
     what->counts[0] = (int64_t)(in.nbytes / dd_dtype_size(dtype));
     what->counts[1] = (int64_t)(out.nbytes / dd_dtype_size(dtype));
@@ -187,7 +187,7 @@ tell(mpi_record *what, const char *name, dd_dtype dtype, dd_block in, dd_block o
 
 /* Does not come back before the end: XLA has no other way to wait, and nobody interrupts its threads. */
 static dd_status
-run(const comm *on, const dd_coll_args *args, mpi_record *what)
+run_recorded(const comm *on, const dd_coll_args *args, mpi_record *what)
 {
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_call_options options = {.timeout_ns = -1, .record = &what->call};
@@ -195,8 +195,8 @@ run(const comm *on, const dd_coll_args *args, mpi_record *what)
 }
 
 static int
-all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_handle operation,
-           dd_mpi_handle handle)
+mpi_all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_handle operation,
+               dd_mpi_handle handle)
 {
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE};
@@ -209,10 +209,10 @@ all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_hand
         args.outputs = &output;
         dd_mem_expect_writes(output.data, output.nbytes);
         mpi_record what;
-        tell(&what, "all_reduce", args.reduction.dtype, input, output);
-        status = run(on, &args, &what);
+        record_call(&what, "all_reduce", args.reduction.dtype, input, output);
+        status = run_recorded(on, &args, &what);
     }
-    return answer(status);
+    return mpi_code(status);
 }
 
 /* Cuts a memory into a block for each rank, by `counts` or into equal ones of `count`. Gives all of it. */
@@ -240,24 +240,24 @@ run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, co
     dd_block all = cut(on, blocks, memory, counts, count, dtype);
     mpi_record what;
     if (args->coll == DD_COLL_ALL_GATHER) {
-        tell(&what, "all_gather_single", dtype, one, all);
+        record_call(&what, "all_gather_single", dtype, one, all);
         dd_mem_expect_writes(all.data, all.nbytes);
         args->inputs = &one;
         args->outputs = blocks;
     } else {
-        tell(&what, "reduce_scatter_single", dtype, all, one);
+        record_call(&what, "reduce_scatter_single", dtype, all, one);
         dd_mem_expect_writes(one.data, one.nbytes);
         args->inputs = blocks;
         args->outputs = &one;
     }
-    dd_status status = run(on, args, &what);
+    dd_status status = run_recorded(on, args, &what);
     dd_mem_free(blocks);
     return status;
 }
 
 static int
-all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
-           dd_mpi_handle out_type, dd_mpi_handle handle)
+mpi_all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
+               dd_mpi_handle out_type, dd_mpi_handle handle)
 {
     (void)out_count; /* as many of the same type: XLA sends bytes */
     (void)out_type;
@@ -267,12 +267,12 @@ all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int o
     if (status == DD_OK) {
         status = run_cut(on, &args, block_of(in, in_count, args.reduction.dtype), out, NULL, in_count);
     }
-    return answer(status);
+    return mpi_code(status);
 }
 
 static int
-reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type, dd_mpi_handle operation,
-               dd_mpi_handle handle)
+mpi_reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type, dd_mpi_handle operation,
+                   dd_mpi_handle handle)
 {
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_REDUCE_SCATTER};
@@ -281,16 +281,16 @@ reduce_scatter(const void *in, void *out, const int *counts, dd_mpi_handle type,
         dd_block output = block_of(out, counts[on->rank], args.reduction.dtype);
         status = run_cut(on, &args, output, in, counts, 0);
     }
-    return answer(status);
+    return mpi_code(status);
 }
 
 /* ---- messages */
 
 static dd_status
-post(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
+post_p2p(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 {
     mpi_record what;
-    tell(&what, message->is_send ? "send" : "recv", dtype, message->block, message->block);
+    record_call(&what, message->is_send ? "send" : "recv", dtype, message->block, message->block);
     what.call.is_p2p = true;
     what.call.peer = message->rank;
     what.call.ninputs = message->is_send ? 1 : 0;
@@ -301,7 +301,7 @@ post(const comm *on, const dd_p2p *message, dd_dtype dtype, dd_work **work)
 
 /* Waits for the work and lets it go. */
 static dd_status
-finish(dd_group *group, dd_work *work)
+finish_work(dd_group *group, dd_work *work)
 {
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
     dd_status status = dd_group_wait(group, work, &wait, &last_error);
@@ -310,28 +310,28 @@ finish(dd_group *group, dd_work *work)
 }
 
 static int
-start(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_p2p message,
-      dd_mpi_handle *made)
+mpi_start_message(dd_mpi_handle handle, const void *data, int count, dd_mpi_handle type, dd_p2p message,
+                  dd_mpi_handle *made)
 {
     *made = DD_MPI_NULL;
     const comm *on;
     dd_dtype dtype = DD_DTYPE_UINT8;
     dd_status status = find_typed(handle, type, &on, &dtype);
     if (status != DD_OK) {
-        return answer(status);
+        return mpi_code(status);
     }
     request *pending = dd_mem_zalloc(sizeof *pending);
     if (pending == NULL) {
-        return answer(dd_error_no_memory(&last_error, sizeof *pending));
+        return mpi_code(dd_error_no_memory(&last_error, sizeof *pending));
     }
     message.block = block_of(data, count, dtype);
     if (!message.is_send) {
         dd_mem_expect_writes(message.block.data, message.block.nbytes);
     }
-    status = post(on, &message, dtype, &pending->work);
+    status = post_p2p(on, &message, dtype, &pending->work);
     if (status != DD_OK) {
         dd_mem_free(pending);
-        return answer(status);
+        return mpi_code(status);
     }
     pending->group = dd_group_acquire(on->group);
     *made = (dd_mpi_handle)pending;
@@ -343,7 +343,7 @@ start_send(const void *data, int count, dd_mpi_handle type, int dst, int tag, dd
            dd_mpi_handle *made)
 {
     dd_p2p message = {.is_send = true, .rank = dst, .tag = (uint64_t)tag};
-    return start(handle, data, count, type, message, made);
+    return mpi_start_message(handle, data, count, type, message, made);
 }
 
 static int
@@ -351,11 +351,11 @@ start_recv(void *data, int count, dd_mpi_handle type, int src, int tag, dd_mpi_h
            dd_mpi_handle *made)
 {
     dd_p2p message = {.rank = src, .tag = (uint64_t)tag};
-    return start(handle, data, count, type, message, made);
+    return mpi_start_message(handle, data, count, type, message, made);
 }
 
 static int
-wait_for(dd_mpi_handle *handle, void *told)
+mpi_wait_for(dd_mpi_handle *handle, void *told)
 {
     (void)told; /* XLA ignores it */
     request *pending = (request *)*handle;
@@ -363,10 +363,10 @@ wait_for(dd_mpi_handle *handle, void *told)
     if (pending == NULL) {
         return DD_MPI_SUCCESS;
     }
-    dd_status status = finish(pending->group, pending->work);
+    dd_status status = finish_work(pending->group, pending->work);
     dd_group_release(pending->group);
     dd_mem_free(pending);
-    return answer(status);
+    return mpi_code(status);
 }
 
 /* NOLINTBEGIN(readability-function-size): these are MPI's parameters */
@@ -382,9 +382,9 @@ send_and_recv(const void *out, int out_count, dd_mpi_handle out_type, int dst, i
     }
     int sent = start_send(out, out_count, out_type, dst, out_tag, handle, &sending);
     if (sent == DD_MPI_SUCCESS) {
-        sent = wait_for(&sending, told);
+        sent = mpi_wait_for(&sending, told);
     }
-    code = wait_for(&receiving, told);
+    code = mpi_wait_for(&receiving, told);
     return sent != DD_MPI_SUCCESS ? sent : code;
 }
 /* NOLINTEND(readability-function-size) */
@@ -404,12 +404,12 @@ const dd_mpi_calls dd_mpi_group_calls = {
     .Comm_rank = comm_rank,
     .Comm_size = comm_size,
     .Comm_free = comm_free,
-    .Allreduce = all_reduce,
-    .Allgather = all_gather,
-    .Reduce_scatter = reduce_scatter,
+    .Allreduce = mpi_all_reduce,
+    .Allgather = mpi_all_gather,
+    .Reduce_scatter = mpi_reduce_scatter,
     .Isend = start_send,
     .Irecv = start_recv,
-    .Wait = wait_for,
+    .Wait = mpi_wait_for,
     .Sendrecv = send_and_recv,
     .Error_string = error_string,
 };

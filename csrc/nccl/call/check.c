@@ -4,7 +4,7 @@
 /* ---- blocks */
 
 static dd_status
-check_block(const dd_block *block, size_t element, const char *which, int k, dd_error *err)
+check_op_block(const dd_block *block, size_t element, const char *which, int k, dd_error *err)
 {
     if (block->nbytes > 0 && block->data == NULL) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes at no address", which, k,
@@ -18,13 +18,13 @@ check_block(const dd_block *block, size_t element, const char *which, int k, dd_
 }
 
 static dd_status
-check_blocks(const dd_block *blocks, int n, size_t element, const char *which, dd_error *err)
+check_op_blocks(const dd_block *blocks, int n, size_t element, const char *which, dd_error *err)
 {
     if (n > 0 && blocks == NULL) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%d %ss are needed, there is none", n, which);
     }
     for (int k = 0; k < n; k++) {
-        dd_status status = check_block(&blocks[k], element, which, k, err);
+        dd_status status = check_op_block(&blocks[k], element, which, k, err);
         if (status != DD_OK) {
             return status;
         }
@@ -78,11 +78,11 @@ check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
     }
     bool is_root = args->root == group->rank;
     size_t element = dd_dtype_size(args->reduction.dtype);
-    dd_status status =
-        check_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), element, "input", err);
+    dd_status status = check_op_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size),
+                                       element, "input", err);
     if (status == DD_OK) {
-        status = check_blocks(args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), element,
-                              "output", err);
+        status = check_op_blocks(args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), element,
+                                 "output", err);
     }
     return status == DD_OK ? check_own_share(group, args, err) : status;
 }
@@ -98,7 +98,7 @@ check_message(const dd_nccl_group *group, const dd_nccl_call *call, const dd_ncc
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "rank %d to itself: NCCL wants the send and the receive in one batch", op->peer);
     }
-    return check_block(&op->block, 1, "tensor", 0, err);
+    return check_op_block(&op->block, 1, "tensor", 0, err);
 }
 
 static dd_status

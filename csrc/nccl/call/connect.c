@@ -80,7 +80,7 @@ print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_err
 
 /* Takes comm, or `error` of what kept it from being made: then the group has failed, since the ranks are out of step. */
 static dd_status
-settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
+end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
 {
     dd_lock_take(&group->lock);
     channel->is_connecting = false;
@@ -161,7 +161,7 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
     dd_nccl_comm *comm = NULL;
     dd_error error; /* err may be NULL, and the group keeps it */
     status = meet_and_init(group, channel, &comm, &limited, &error);
-    status = settle(group, channel, comm, status, &error);
+    status = end_connect(group, channel, comm, status, &error);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }
 
@@ -208,7 +208,7 @@ make_pair(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **ou
 
 /* The pair of this rank and another that was made before; NULL: there is none. */
 static nccl_channel *
-find_pair(dd_nccl_group *group, nccl_device *device, int peer)
+find_pair_channel(dd_nccl_group *group, nccl_device *device, int peer)
 {
     dd_lock_take(&group->lock);
     nccl_channel *pair = device->pairs != NULL ? device->pairs[peer] : NULL;
@@ -221,7 +221,7 @@ static dd_status
 channel_of_message(dd_nccl_group *group, nccl_device *device, int peer, const dd_wait *wait,
                    nccl_channel **channel, dd_error *err)
 {
-    *channel = find_pair(group, device, peer);
+    *channel = find_pair_channel(group, device, peer);
     if (*channel == NULL && atomic_load_explicit(&device->all.comm, memory_order_acquire) != NULL) {
         *channel = &device->all;
     }
@@ -230,7 +230,7 @@ channel_of_message(dd_nccl_group *group, nccl_device *device, int peer, const dd
     }
     dd_status status = nccl_group_enter_launch(group, wait, err);
     if (status == DD_OK) {
-        *channel = find_pair(group, device, peer); /* by another thread meanwhile */
+        *channel = find_pair_channel(group, device, peer); /* by another thread meanwhile */
         status = *channel == NULL ? make_pair(group, device, peer, channel, err) : DD_OK;
         nccl_group_leave_launch(group);
     }
@@ -308,5 +308,5 @@ dd_nccl_group_adopt(dd_nccl_group *group, int device, dd_nccl_comm *comm, dd_err
         dd_nccl_comm_release(comm);
         return status;
     }
-    return settle(group, &on->all, comm, DD_OK, err);
+    return end_connect(group, &on->all, comm, DD_OK, err);
 }

@@ -105,7 +105,7 @@ choose_rectangle(copy_plan *plan, size_t element)
 
 /* To the next rectangle; false after the last one. */
 static bool
-step(copy_plan *plan)
+copy_next(copy_plan *plan)
 {
     for (int d = plan->ndim - 1; d >= 0; d--) {
         const copy_dim *dim = &plan->dims[d];
@@ -157,6 +157,6 @@ nccl_copy_enqueue(const dd_cuda *cuda, dd_cuda_stream stream, const dd_nccl_copy
             return dd_cuda_check(cuda, result, err, "copying %zu bytes, %lld rows of %zu",
                                  copy->src.count * element, (long long)plan.rows.length, plan.width);
         }
-    } while (step(&plan));
+    } while (copy_next(&plan));
     return DD_OK;
 }

@@ -125,8 +125,8 @@ post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
 /* ---- groups of calls */
 
 static dd_status
-reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
-             int root)
+post_reduce(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, const dd_block *output,
+            int root)
 {
     return post_reduction(launch, op,
                           (dd_nccl_item){.kind = DD_NCCL_ITEM_REDUCE,
@@ -141,7 +141,7 @@ reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     dd_status status = DD_OK;
     for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
-        status = reduce_block(launch, op, &op->args.inputs[root], op->args.outputs, root);
+        status = post_reduce(launch, op, &op->args.inputs[root], op->args.outputs, root);
     }
     return status;
 }
@@ -160,7 +160,7 @@ post_barrier(const nccl_launch *launch)
 
 /* The input is the root's. */
 static dd_status
-broadcast_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
+post_broadcast(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
 {
     bool is_root = root == launch->group->rank;
     return post_bytes(launch, op,
@@ -176,7 +176,7 @@ all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     dd_status status = DD_OK;
     for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
-        status = broadcast_block(launch, op, &op->args.outputs[root], root);
+        status = post_broadcast(launch, op, &op->args.outputs[root], root);
     }
     return status;
 }
@@ -189,7 +189,7 @@ peer_in_comm(const nccl_launch *launch, int peer)
 }
 
 static dd_status
-send_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
+post_send(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *block, int peer)
 {
     return post_bytes(launch, op,
                       (dd_nccl_item){.kind = DD_NCCL_ITEM_SEND,
@@ -210,13 +210,13 @@ recv_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *bloc
 
 /* Messages to and from everybody, and our own share by the device. NULL: nothing in that direction. */
 static dd_status
-exchange(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
+post_pairwise(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
 {
     int rank = launch->group->rank;
     dd_status status = DD_OK;
     for (int k = 0; k < launch->group->size && status == DD_OK; k++) {
         if (k != rank && to != NULL) {
-            status = send_block(launch, op, &to[k], k);
+            status = post_send(launch, op, &to[k], k);
         }
         if (k != rank && from != NULL && status == DD_OK) {
             status = recv_block(launch, op, &from[k], k);
@@ -231,7 +231,7 @@ all_to_all_grouped(nccl_launch *launch, const dd_nccl_op *op)
     const dd_block *own_to = &op->args.inputs[launch->group->rank];
     dd_status status = nccl_launch_copy_bytes(launch, op->args.outputs[launch->group->rank].data,
                                               own_to->data, own_to->nbytes);
-    return status == DD_OK ? exchange(launch, op, op->args.inputs, op->args.outputs) : status;
+    return status == DD_OK ? post_pairwise(launch, op, op->args.inputs, op->args.outputs) : status;
 }
 
 static dd_status
@@ -239,11 +239,11 @@ gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
 {
     const dd_block *input = &op->args.inputs[0];
     if (op->args.root != launch->group->rank) {
-        return send_block(launch, op, input, op->args.root);
+        return post_send(launch, op, input, op->args.root);
     }
     dd_status status =
         nccl_launch_copy_bytes(launch, op->args.outputs[op->args.root].data, input->data, input->nbytes);
-    return status == DD_OK ? exchange(launch, op, NULL, op->args.outputs) : status;
+    return status == DD_OK ? post_pairwise(launch, op, NULL, op->args.outputs) : status;
 }
 
 static dd_status
@@ -255,7 +255,7 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
     }
     dd_status status =
         nccl_launch_copy_bytes(launch, output->data, op->args.inputs[op->args.root].data, output->nbytes);
-    return status == DD_OK ? exchange(launch, op, op->args.inputs, NULL) : status;
+    return status == DD_OK ? post_pairwise(launch, op, op->args.inputs, NULL) : status;
 }
 
 /* ---- the table */
@@ -360,7 +360,7 @@ post_op(nccl_launch *launch, size_t i)
 {
     const dd_nccl_op *op = &launch->call->ops[i];
     if (op->kind == DD_NCCL_OP_SEND) {
-        return send_block(launch, op, &op->block, op->peer);
+        return post_send(launch, op, &op->block, op->peer);
     }
     if (op->kind == DD_NCCL_OP_RECV) {
         return recv_block(launch, op, &op->block, op->peer);

@@ -15,7 +15,7 @@ size_class(size_t nbytes)
 }
 
 static size_t
-size_of(const dd_nccl_group *group, const dd_nccl_op *op)
+met_size(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     if (op->kind != DD_NCCL_OP_COLL) {
         return op->block.nbytes;
@@ -30,12 +30,12 @@ size_of(const dd_nccl_group *group, const dd_nccl_op *op)
 
 /* A bit for what a call may connect. Different calls may share one: then the second is made as if it were connected. */
 static unsigned
-bit_of(const dd_nccl_group *group, const dd_nccl_op *op)
+met_bit(const dd_nccl_group *group, const dd_nccl_op *op)
 {
     bool is_coll = op->kind == DD_NCCL_OP_COLL;
     unsigned kind = is_coll ? (unsigned)op->args.coll : (unsigned)DD_COLL_COUNT + (unsigned)op->kind;
     unsigned peer = is_coll ? 0 : (unsigned)op->peer;
-    return ((kind * 31 + peer) * 67 + size_class(size_of(group, op))) % NCCL_MET_BITS;
+    return ((kind * 31 + peer) * 67 + size_class(met_size(group, op))) % NCCL_MET_BITS;
 }
 
 bool
@@ -48,7 +48,7 @@ nccl_may_connect(nccl_launch *launch)
     }
     bool is_new = false;
     for (size_t i = 0; i < launch->call->nops; i++) {
-        unsigned bit = bit_of(launch->group, &launch->call->ops[i]);
+        unsigned bit = met_bit(launch->group, &launch->call->ops[i]);
         uint64_t mask = UINT64_C(1) << bit % 64;
         is_new = is_new || (channel->met[bit / 64] & mask) == 0;
         channel->met[bit / 64] |= mask;
@@ -78,7 +78,7 @@ enter_and_post(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
 }
 
 static void *
-run(void *arg)
+aside_thread(void *arg)
 {
     aside *self = arg;
     self->status = enter_and_post(self->launch, self->post);
@@ -128,7 +128,7 @@ nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch))
     aside self = {.launch = launch, .post = post};
     dd_lock_init(&self.mu, DD_LOCK_NCCL_TASK);
     dd_cond_init(&self.ended);
-    if (dd_thread_start(&thread, "dld-nccl-call", run, &self, NULL) == DD_OK) {
+    if (dd_thread_start(&thread, "dld-nccl-call", aside_thread, &self, NULL) == DD_OK) {
         if (is_interrupted_before_end(&self)) {
             end_group(launch);
         }

@@ -264,7 +264,7 @@ find_nan(const nan_format *format, const char *data, size_t n)
 }
 
 static dd_status
-check_block(nccl_launch *launch, const dd_block *block, const nan_place *place, const dd_wait *wait)
+nan_check_block(nccl_launch *launch, const dd_block *block, const nan_place *place, const dd_wait *wait)
 {
     const dd_cuda_api *api = &launch->group->cuda->api;
     nccl_device *device = launch->channel->device;
@@ -305,7 +305,7 @@ check_on_host(nccl_launch *launch)
     nan_place place = NAN_FIRST;
     const dd_block *block;
     while (status == DD_OK && next_input(launch, &place, &block)) {
-        status = check_block(launch, block, &place, &wait);
+        status = nan_check_block(launch, block, &place, &wait);
     }
     return status;
 }

@@ -125,7 +125,7 @@ nccl_launch_find_capture(nccl_launch *launch)
 }
 
 static dd_status
-order_streams(nccl_launch *launch)
+order_call_streams(nccl_launch *launch)
 {
     const dd_nccl_call *call = launch->call;
     nccl_channel *channel = launch->channel;
@@ -159,9 +159,9 @@ record_event(const nccl_launch *launch, dd_cuda_event event)
 
 /* What comes before NCCL. */
 static dd_status
-prepare(nccl_launch *launch)
+launch_before_nccl(nccl_launch *launch)
 {
-    dd_status status = order_streams(launch);
+    dd_status status = order_call_streams(launch);
     if (status == DD_OK && launch->work->start != NULL) {
         status = record_event(launch, launch->work->start);
     }
@@ -199,7 +199,7 @@ dd_status
 nccl_launch_run(nccl_launch *launch)
 {
     launch->is_run = true;
-    dd_status status = prepare(launch);
+    dd_status status = launch_before_nccl(launch);
     if (status == DD_OK) {
         status = nccl_launch_post(launch);
     }

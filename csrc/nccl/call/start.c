@@ -24,7 +24,7 @@ begin_record_locked(nccl_launch *launch)
 
 /* Gives the work its number and its deadline, and lets the watchdog see it. */
 static dd_status
-begin(nccl_launch *launch)
+work_begin(nccl_launch *launch)
 {
     dd_nccl_group *group = launch->group;
     nccl_work *work = launch->work;
@@ -80,7 +80,7 @@ withdraw_locked(nccl_launch *launch)
 
 /* Everything is in the stream, or `status` says why not. Of an estimate nothing stays. */
 static dd_status
-finish(nccl_launch *launch, dd_status status)
+work_finish(nccl_launch *launch, dd_status status)
 {
     dd_nccl_group *group = launch->group;
     nccl_work *work = launch->work;
@@ -170,7 +170,7 @@ start_in_turn(nccl_launch *launch)
     }
     bool has_begun = false;
     if (status == DD_OK) {
-        status = begin(launch);
+        status = work_begin(launch);
         has_begun = status == DD_OK;
     }
     if (has_begun) {
@@ -178,7 +178,7 @@ start_in_turn(nccl_launch *launch)
     }
     dd_cuda_leave(&guard);
     if (has_begun) {
-        status = finish(launch, status);
+        status = work_finish(launch, status);
     }
     if ((status != DD_OK || launch->estimate != NULL) && launch->work != NULL) {
         dd_work_release(&launch->work->base.base);
@@ -188,7 +188,7 @@ start_in_turn(nccl_launch *launch)
 
 /* What the caller has handed over, of a call that failed. */
 static void
-give_up(nccl_launch *launch)
+launch_withdraw(nccl_launch *launch)
 {
     dd_nccl_group *group = launch->group;
     const dd_nccl_call *call = launch->call;
@@ -199,7 +199,7 @@ give_up(nccl_launch *launch)
 
 /* Checked, and connected. */
 static dd_status
-prepare(nccl_launch *launch)
+check_and_connect(nccl_launch *launch)
 {
     dd_status status = nccl_check_call(launch->group, launch->call, launch->err);
     if (status != DD_OK) {
@@ -219,7 +219,7 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
     if (status != DD_OK) {
         return status;
     }
-    status = prepare(&launch);
+    status = check_and_connect(&launch);
     if (status == DD_OK) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }
@@ -228,7 +228,7 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
         nccl_group_leave_launch(group);
     }
     if (status != DD_OK) {
-        give_up(&launch);
+        launch_withdraw(&launch);
         return status;
     }
     if (launch.is_capturing) {
@@ -305,7 +305,7 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
     }
     status = check_estimates(&launch);
     if (status == DD_OK) {
-        status = prepare(&launch);
+        status = check_and_connect(&launch);
     }
     if (status == DD_OK) {
         status = check_blocking(&launch);
@@ -319,7 +319,7 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
         status = start_in_turn(&launch);
         nccl_group_leave_launch(group);
     }
-    give_up(&launch);
+    launch_withdraw(&launch);
     if (status == DD_OK) {
         *microseconds = estimate;
     }

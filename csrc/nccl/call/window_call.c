@@ -12,7 +12,7 @@ dd_nccl_group_window_nchannels(const dd_nccl_group_window *window)
 }
 
 static bool
-is_within(const dd_nccl_group_window *window, const dd_block *block)
+is_in_window(const dd_nccl_group_window *window, const dd_block *block)
 {
     return (uintptr_t)block->data >= (uintptr_t)window->data &&
            (uintptr_t)block->data + block->nbytes <= (uintptr_t)window->data + window->nbytes;
@@ -27,7 +27,7 @@ is_source(const dd_nccl_group_window *to, const dd_block *block)
     dd_lock_take(&group->lock);
     for (dd_list *node = group->windows.next; node != &group->windows && !is_found; node = node->next) {
         const dd_nccl_group_window *window = DD_CONTAINER_OF(node, dd_nccl_group_window, link);
-        is_found = window->device == to->device && is_within(window, block);
+        is_found = window->device == to->device && is_in_window(window, block);
     }
     dd_lock_release(&group->lock);
     return is_found;
@@ -52,7 +52,7 @@ check_put(const dd_nccl_op *op, dd_error *err)
 }
 
 static dd_status
-check_open(const dd_nccl_group_window *window, dd_error *err)
+check_window_open(const dd_nccl_group_window *window, dd_error *err)
 {
     return atomic_load(&window->is_closed) ? dd_error_set(err, DD_CLOSED, "the window has been closed")
                                            : DD_OK;
@@ -80,7 +80,7 @@ nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd
     if (op->kind == DD_NCCL_OP_WAIT_SIGNAL && op->count < 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%d signals cannot be waited for", op->count);
     }
-    dd_status status = check_open(window, err);
+    dd_status status = check_window_open(window, err);
     return status == DD_OK && op->kind == DD_NCCL_OP_PUT ? check_put(op, err) : status;
 }
 
@@ -90,7 +90,7 @@ nccl_window_check_open(const nccl_launch *launch)
     dd_status status = DD_OK;
     for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
         const dd_nccl_group_window *window = launch->call->ops[i].window;
-        status = window != NULL ? check_open(window, launch->err) : DD_OK;
+        status = window != NULL ? check_window_open(window, launch->err) : DD_OK;
     }
     if (status != DD_OK) {
         dd_error_prepend(launch->err, "%s", launch->call->what);

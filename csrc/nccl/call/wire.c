@@ -3,7 +3,7 @@
 
 /* What NCCL takes a type for, element by element: bytes for truth values, pairs for complex numbers. */
 static dd_dtype
-part_of(dd_dtype dtype)
+wire_part(dd_dtype dtype)
 {
     if (dtype == DD_DTYPE_BOOL) {
         return DD_DTYPE_UINT8;
@@ -97,7 +97,7 @@ nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *
     if ((unsigned)reduction->op >= DD_REDOP_COUNT) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no reduction has the number %d", (int)reduction->op);
     }
-    dd_dtype part = part_of(reduction->dtype);
+    dd_dtype part = wire_part(reduction->dtype);
     dd_nccl_dtype theirs;
     int since;
     if (!dd_nccl_dtype_find(part, &theirs, &since)) {

@@ -30,7 +30,7 @@ bytes_of(const dd_nccl_config *config)
 }
 
 static char *
-text_of(const dd_nccl_config *config, const dd_nccl_config_field *field)
+config_text(const dd_nccl_config *config, const dd_nccl_config_field *field)
 {
     size_t ntexts = 0;
     for (const dd_nccl_config_field *f = config->fields; f < field; f++) {
@@ -46,11 +46,11 @@ write_int(dd_nccl_config *config, const dd_nccl_config_field *field, int number)
 }
 
 static void
-read_value(const dd_nccl_config *config, const dd_nccl_config_field *field, dd_nccl_config_value *value)
+config_read(const dd_nccl_config *config, const dd_nccl_config_field *field, dd_nccl_config_value *value)
 {
     *value = (dd_nccl_config_value){.is_text = field->type == DD_NCCL_FIELD_TEXT};
     if (value->is_text) {
-        value->text = text_of(config, field);
+        value->text = config_text(config, field);
         value->is_set = value->text[0] != '\0';
     } else if (field->type == DD_NCCL_FIELD_INT) {
         int number;
@@ -67,7 +67,7 @@ static void
 clear(dd_nccl_config *config, const dd_nccl_config_field *field)
 {
     if (field->type == DD_NCCL_FIELD_TEXT) {
-        memset(text_of(config, field), 0, DD_NCCL_CONFIG_TEXT_MAX);
+        memset(config_text(config, field), 0, DD_NCCL_CONFIG_TEXT_MAX);
     } else if (field->type == DD_NCCL_FIELD_INT) {
         write_int(config, field, DD_NCCL_UNDEFINED_INT);
     } else {
@@ -76,7 +76,7 @@ clear(dd_nccl_config *config, const dd_nccl_config_field *field)
 }
 
 static dd_status
-find(const dd_nccl_config *config, const char *name, const dd_nccl_config_field **found, dd_error *err)
+config_find(const dd_nccl_config *config, const char *name, const dd_nccl_config_field **found, dd_error *err)
 {
     char known[DD_NCCL_CONFIG_TEXT_MAX * 3] = "";
     size_t len = 0;
@@ -103,7 +103,7 @@ set_text(dd_nccl_config *config, const dd_nccl_config_field *field, const char *
                             field->alias, len, DD_NCCL_CONFIG_TEXT_MAX - 1);
     }
     clear(config, field);
-    memcpy(text_of(config, field), text, len);
+    memcpy(config_text(config, field), text, len);
     return DD_OK;
 }
 
@@ -111,7 +111,7 @@ dd_status
 dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_config_value *value, dd_error *err)
 {
     const dd_nccl_config_field *field;
-    dd_status status = find(config, name, &field, err);
+    dd_status status = config_find(config, name, &field, err);
     if (status != DD_OK) {
         return status;
     }
@@ -142,9 +142,9 @@ dd_status
 dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value, dd_error *err)
 {
     const dd_nccl_config_field *field;
-    dd_status status = find(config, name, &field, err);
+    dd_status status = config_find(config, name, &field, err);
     if (status == DD_OK) {
-        read_value(config, field, value);
+        config_read(config, field, value);
     }
     return status;
 }
@@ -155,7 +155,7 @@ check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err
 {
     for (size_t i = 0; i < config->nfields; i++) {
         dd_nccl_config_value value;
-        read_value(config, &config->fields[i], &value);
+        config_read(config, &config->fields[i], &value);
         if (value.is_set && config->fields[i].since > lib->version) {
             char what[64];
             (void)snprintf(what, sizeof what, "the configuration field %s", config->fields[i].alias);
@@ -191,7 +191,7 @@ complete_ctas(int *min_ctas, int *max_ctas)
 }
 
 static void
-init(dd_nccl_config *config, const dd_nccl_config_field *fields, size_t nfields)
+config_init(dd_nccl_config *config, const dd_nccl_config_field *fields, size_t nfields)
 {
     *config = (dd_nccl_config){.fields = fields, .nfields = nfields};
     for (size_t i = 0; i < nfields; i++) {
@@ -202,13 +202,13 @@ init(dd_nccl_config *config, const dd_nccl_config_field *fields, size_t nfields)
 void
 dd_nccl_config_init(dd_nccl_config *config)
 {
-    init(config, FIELDS, sizeof FIELDS / sizeof FIELDS[0]);
+    config_init(config, FIELDS, sizeof FIELDS / sizeof FIELDS[0]);
 }
 
 void
 dd_nccl_coll_config_init(dd_nccl_config *config)
 {
-    init(config, COLL_FIELDS, sizeof COLL_FIELDS / sizeof COLL_FIELDS[0]);
+    config_init(config, COLL_FIELDS, sizeof COLL_FIELDS / sizeof COLL_FIELDS[0]);
 }
 
 bool

@@ -242,7 +242,7 @@ abort_beside(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
 
 /* Take the handle and set the reason; NULL if it has ended. */
 static dd_nccl_comm_handle
-take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
+comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
 {
     dd_nccl_comm_handle handle = NULL;
     dd_lock_take(&comm->mu);
@@ -260,7 +260,7 @@ static late_end *
 start_abort(dd_nccl_comm *comm, const char *reason)
 {
     bool is_inside;
-    dd_nccl_comm_handle handle = take_to_abort(comm, reason, &is_inside);
+    dd_nccl_comm_handle handle = comm_take_to_abort(comm, reason, &is_inside);
     if (handle == NULL || dd_cuda_is_gone(comm->cuda)) {
         return NULL;
     }
@@ -316,7 +316,7 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
 {
     bool is_inside;
     dd_status status = dd_nccl_comm_check_fork(comm, err);
-    dd_nccl_comm_handle handle = status == DD_OK ? take_to_abort(comm, reason, &is_inside) : NULL;
+    dd_nccl_comm_handle handle = status == DD_OK ? comm_take_to_abort(comm, reason, &is_inside) : NULL;
     if (handle == NULL) {
         return status;
     }

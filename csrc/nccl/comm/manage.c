@@ -11,7 +11,7 @@ typedef struct management {
 
 /* A management call does not wait long for a thread that may hang inside. */
 static dd_status
-begin(management *call, dd_nccl_comm *comm, dd_error *err)
+management_begin(management *call, dd_nccl_comm *comm, dd_error *err)
 {
     *call = (management){.comm = comm};
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
@@ -27,7 +27,7 @@ begin(management *call, dd_nccl_comm *comm, dd_error *err)
 }
 
 static dd_status
-end(management *call, dd_nccl_result result, const char *what, dd_error *err)
+management_end(management *call, dd_nccl_result result, const char *what, dd_error *err)
 {
     char who[64];
     dd_status status = dd_nccl_check(call->comm->lib, dd_nccl_comm_before(call->comm, result), result, err,
@@ -38,33 +38,34 @@ end(management *call, dd_nccl_result result, const char *what, dd_error *err)
 }
 
 static dd_status
-begin_with(management *call, dd_nccl_comm *comm, dd_nccl_capability capability, dd_error *err)
+management_begin_with(management *call, dd_nccl_comm *comm, dd_nccl_capability capability, dd_error *err)
 {
     dd_status status = dd_nccl_need(comm->lib, capability, err);
-    return status == DD_OK ? begin(call, comm, err) : status;
+    return status == DD_OK ? management_begin(call, comm, err) : status;
 }
 
 dd_status
 dd_nccl_comm_grow_id(dd_nccl_comm *parent, dd_nccl_unique_id *id, dd_error *err)
 {
     management call;
-    dd_status status = begin_with(&call, parent, DD_NCCL_CAN_GROW_ID, err);
+    dd_status status = management_begin_with(&call, parent, DD_NCCL_CAN_GROW_ID, err);
     if (status != DD_OK) {
         return status;
     }
-    return end(&call, parent->lib->api.ncclCommGetUniqueId(call.handle, id), "ncclCommGetUniqueId", err);
+    return management_end(&call, parent->lib->api.ncclCommGetUniqueId(call.handle, id), "ncclCommGetUniqueId",
+                          err);
 }
 
 dd_status
 dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err)
 {
     management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_REVOKE, err);
+    dd_status status = management_begin_with(&call, comm, DD_NCCL_CAN_REVOKE, err);
     if (status != DD_OK) {
         return status;
     }
-    status =
-        end(&call, comm->lib->api.ncclCommRevoke(call.handle, DD_NCCL_REVOKE_DEFAULT), "ncclCommRevoke", err);
+    status = management_end(&call, comm->lib->api.ncclCommRevoke(call.handle, DD_NCCL_REVOKE_DEFAULT),
+                            "ncclCommRevoke", err);
     if (status == DD_OK) {
         dd_lock_take(&comm->mu);
         comm->is_revoked = true;
@@ -77,19 +78,19 @@ dd_status
 dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err)
 {
     management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_MEM_STATS, err);
+    dd_status status = management_begin_with(&call, comm, DD_NCCL_CAN_MEM_STATS, err);
     if (status != DD_OK) {
         return status;
     }
     dd_nccl_result result = comm->lib->api.ncclCommMemStats(call.handle, (dd_nccl_mem_stat)stat, value);
-    return end(&call, result, "ncclCommMemStats", err);
+    return management_end(&call, result, "ncclCommMemStats", err);
 }
 
 dd_status
 dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, dd_error *err)
 {
     management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_QUERY_PROPERTIES, err);
+    dd_status status = management_begin_with(&call, comm, DD_NCCL_CAN_QUERY_PROPERTIES, err);
     if (status != DD_OK) {
         return status;
     }
@@ -100,7 +101,7 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
         .version = (unsigned)(version < DD_NCCL_VERSION_KNOWN ? version : DD_NCCL_VERSION_KNOWN),
     };
     dd_nccl_result result = comm->lib->api.ncclCommQueryProperties(call.handle, properties);
-    return end(&call, result, "ncclCommQueryProperties", err);
+    return management_end(&call, result, "ncclCommQueryProperties", err);
 }
 
 /* Older ones make no window of other memory, which is no error. */
@@ -135,13 +136,13 @@ dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_win
         return status;
     }
     management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_REGISTER, err);
+    dd_status status = management_begin_with(&call, comm, DD_NCCL_CAN_REGISTER, err);
     if (status != DD_OK) {
         return status;
     }
     *registration = NULL;
     dd_nccl_result result = comm->lib->api.ncclCommRegister(call.handle, data, nbytes, registration);
-    return end(&call, result, "ncclCommRegister", err);
+    return management_end(&call, result, "ncclCommRegister", err);
 }
 
 dd_status
@@ -152,12 +153,12 @@ dd_nccl_comm_deregister(dd_nccl_comm *comm, void *registration, bool is_window, 
     }
     management call;
     dd_nccl_capability capability = is_window ? DD_NCCL_CAN_WINDOW_DEREGISTER : DD_NCCL_CAN_DEREGISTER;
-    dd_status status = begin_with(&call, comm, capability, err);
+    dd_status status = management_begin_with(&call, comm, capability, err);
     if (status != DD_OK) {
         return status;
     }
     const dd_nccl_api *api = &comm->lib->api;
     dd_nccl_result result = is_window ? api->ncclCommWindowDeregister(call.handle, registration)
                                       : api->ncclCommDeregister(call.handle, registration);
-    return end(&call, result, dd_nccl_capability_name(capability), err);
+    return management_end(&call, result, dd_nccl_capability_name(capability), err);
 }

@@ -39,7 +39,7 @@ dd_nccl_meet_nids(const dd_nccl_lib *lib, int size, int ranks_per_root)
 }
 
 static int
-name_of(const dd_nccl_meeting *m, int rank)
+name_of_rank(const dd_nccl_meeting *m, int rank)
 {
     return m->names != NULL ? m->names[rank] : rank;
 }
@@ -63,7 +63,7 @@ is_stopped(void *ctx)
 
 /* The error of making the id goes with the card: all are to hear it. */
 static dd_status
-make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
+comm_card_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
     card mine = {.version = m->lib->version,
                  .device = m->device,
@@ -88,7 +88,7 @@ make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 }
 
 static bool
-read_bytes(dd_bytes bytes, card *out)
+comm_card_read(dd_bytes bytes, card *out)
 {
     if (bytes.len < sizeof *out) {
         return false;
@@ -99,10 +99,10 @@ read_bytes(dd_bytes bytes, card *out)
 }
 
 static bool
-read_member(dd_bytes bytes, dd_meeting_member *member)
+comm_card_read_member(dd_bytes bytes, dd_meeting_member *member)
 {
     card one;
-    if (!read_bytes(bytes, &one)) {
+    if (!comm_card_read(bytes, &one)) {
         return false;
     }
     memcpy(member->host, one.host, sizeof member->host);
@@ -114,17 +114,17 @@ static const dd_meeting_kind communicator_kind = {
     .noun = "NCCL communicator",
     .of_interrupted = "has called off the meeting for an NCCL communicator",
     .is_final = true,
-    .read_card = read_member,
+    .read_card = comm_card_read_member,
 };
 
 static dd_status
-read_card(const encounter *e, int rank, card *out, dd_error *err)
+comm_card_of_rank(const encounter *e, int rank, card *out, dd_error *err)
 {
-    if (read_bytes(e->end->cards[rank], out)) {
+    if (comm_card_read(e->end->cards[rank], out)) {
         return DD_OK;
     }
     return dd_error_set(err, DD_PROTOCOL, "the card of rank %d has %zu bytes, at least %zu are needed",
-                        name_of(e->m, rank), e->end->cards[rank].len, sizeof *out);
+                        name_of_rank(e->m, rank), e->end->cards[rank].len, sizeof *out);
 }
 
 /* ---- what all ranks find in the cards, alike */
@@ -135,7 +135,7 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
     card root = {0};
     int rank = root_rank(e->m, e->nids, i);
-    dd_status status = read_card(e, rank, &root, err);
+    dd_status status = comm_card_of_rank(e, rank, &root, err);
     if (status != DD_OK) {
         return status;
     }
@@ -147,12 +147,12 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
     }
     if (root.status != DD_OK) {
         status = dd_error_set(err, DD_BACKEND, "rank %d could not make NCCL's unique id: %.*s",
-                              name_of(e->m, rank), (int)len, (const char *)tail);
+                              name_of_rank(e->m, rank), (int)len, (const char *)tail);
     } else {
         status = dd_error_set(err, DD_PROTOCOL, "rank %d left %zu bytes for NCCL's unique id",
-                              name_of(e->m, rank), len);
+                              name_of_rank(e->m, rank), len);
     }
-    dd_error_blame(err, name_of(e->m, rank), root.host, root.pid);
+    dd_error_blame(err, name_of_rank(e->m, rank), root.host, root.pid);
     return status;
 }
 
@@ -164,8 +164,8 @@ set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
                         "ranks have different settings, and all need the same: gather, scatter and "
                         "all_to_all are grouped messages on rank %d (DLDIST_NCCL_GROUPED_MESSAGES=1) and "
                         "NCCL's own calls on rank %d",
-                        name_of(e->m, is_first_grouped ? 0 : rank),
-                        name_of(e->m, is_first_grouped ? rank : 0));
+                        name_of_rank(e->m, is_first_grouped ? 0 : rank),
+                        name_of_rank(e->m, is_first_grouped ? rank : 0));
 }
 
 /* One of them encrypts, or both do with different keys. */
@@ -181,13 +181,13 @@ refuse_encryption(const encounter *e, const card *first, int rank, const card *o
     return dd_error_set(err, DD_MISMATCH,
                         "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
                         "%lld) %s: do all ranks have the same %s?",
-                        name_of(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
-                        name_of(e->m, is_first ? rank : 0), another->host, (long long)another->pid, theirs,
-                        what);
+                        name_of_rank(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
+                        name_of_rank(e->m, is_first ? rank : 0), another->host, (long long)another->pid,
+                        theirs, what);
 }
 
 static dd_status
-compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
+comm_card_compare(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
 {
     char a[16];
     char b[16];
@@ -197,9 +197,9 @@ compare(const encounter *e, const card *first, int rank, const card *other, dd_e
             err, DD_MISMATCH,
             "ranks have different NCCLs, and all need the same: rank %d (%s, process %lld) has %s, rank %d "
             "(%s, process %lld) has %s",
-            name_of(e->m, 0), first->host, (long long)first->pid, dd_nccl_version_print(first->version, a),
-            name_of(e->m, rank), other->host, (long long)other->pid,
-            dd_nccl_version_print(other->version, b));
+            name_of_rank(e->m, 0), first->host, (long long)first->pid,
+            dd_nccl_version_print(first->version, a), name_of_rank(e->m, rank), other->host,
+            (long long)other->pid, dd_nccl_version_print(other->version, b));
     } else if (first->has_grouped_messages != other->has_grouped_messages) {
         status = set_mixed(e, rank, first->has_grouped_messages != 0, err);
     } else if (first->encryption != other->encryption) {
@@ -209,24 +209,24 @@ compare(const encounter *e, const card *first, int rank, const card *other, dd_e
             dd_error_set(err, DD_PROTOCOL,
                          "rank %d counts on %d unique ids of NCCL and rank %d on %d: do all ranks use the "
                          "same number of roots?",
-                         name_of(e->m, 0), (int)first->nids, name_of(e->m, rank), (int)other->nids);
+                         name_of_rank(e->m, 0), (int)first->nids, name_of_rank(e->m, rank), (int)other->nids);
     }
     if (status != DD_OK) {
-        dd_error_blame(err, name_of(e->m, rank), other->host, other->pid);
+        dd_error_blame(err, name_of_rank(e->m, rank), other->host, other->pid);
     }
     return status;
 }
 
 static dd_status
-judge(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
+judge_comm_cards(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
 {
     card first = {0};
-    dd_status status = read_card(e, 0, &first, err);
+    dd_status status = comm_card_of_rank(e, 0, &first, err);
     for (int rank = 1; rank < e->m->size && status == DD_OK; rank++) {
         card other = {0};
-        status = read_card(e, rank, &other, err);
+        status = comm_card_of_rank(e, rank, &other, err);
         if (status == DD_OK) {
-            status = compare(e, &first, rank, &other, err);
+            status = comm_card_compare(e, &first, rank, &other, err);
         }
     }
     for (int i = 0; i < e->nids && status == DD_OK; i++) {
@@ -236,7 +236,7 @@ judge(const encounter *e, dd_nccl_unique_id *ids, dd_error *err)
 }
 
 static dd_status
-meet(encounter *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
+meet_for_comm(encounter *e, dd_bytes own, dd_meeting_end *end, dd_error *err)
 {
     const dd_nccl_meeting *m = e->m;
     char name[DD_MEETING_NAME_MAX + 1];
@@ -271,12 +271,12 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
     dd_meeting_end end = {0};
     dd_blob own = {0};
     encounter e = {.m = m, .end = &end, .nids = nids, .stop = stop, .outer = wait};
-    dd_status status = make_card(m, nids, &own, err);
+    dd_status status = comm_card_make(m, nids, &own, err);
     if (status == DD_OK) {
-        status = meet(&e, dd_blob_view(&own), &end, err);
+        status = meet_for_comm(&e, dd_blob_view(&own), &end, err);
     }
     if (status == DD_OK) {
-        status = judge(&e, ids, err);
+        status = judge_comm_cards(&e, ids, err);
     }
     dd_meeting_end_fini(&end);
     dd_blob_fini(&own);

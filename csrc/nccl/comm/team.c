@@ -121,7 +121,7 @@ run_entered(const call *c, dd_error *err)
 }
 
 static dd_status
-run_call(call *c, dd_error *err)
+team_call_run(call *c, dd_error *err)
 {
     for (int i = 0; i < c->nitems * c->ncomms; i++) {
         dd_status status = check_item(c->what, &c->items[i], dd_nccl_comm_size(c->comms[0]), err);
@@ -151,14 +151,14 @@ dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items
     dd_nccl_comm_handle handle;
     const dd_nccl_lib *lib = dd_nccl_comm_lib(comm);
     call c = {what, &lib->api, lib, &comm, &handle, 1, items, nitems, &stream, wait};
-    return run_call(&c, err);
+    return team_call_run(&c, err);
 }
 
 /* ---- teams */
 
 /* Return the index of a device that is in the list before, or -1. */
 static int
-find_repeated(const int *devices, int n)
+find_repeated_device(const int *devices, int n)
 {
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < i; k++) {
@@ -174,7 +174,7 @@ find_repeated(const int *devices, int n)
 static dd_status
 check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {
-    int repeated = lib->version < SHARED_DEVICE_SINCE ? find_repeated(devices, n) : -1;
+    int repeated = lib->version < SHARED_DEVICE_SINCE ? find_repeated_device(devices, n) : -1;
     return repeated < 0
                ? DD_OK
                : dd_error_set(
@@ -227,7 +227,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     dd_lock_init(&team->mu, DD_LOCK_NCCL_TEAM);
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
-        int repeated = status == DD_BACKEND ? find_repeated(devices, ndevices) : -1;
+        int repeated = status == DD_BACKEND ? find_repeated_device(devices, ndevices) : -1;
         if (repeated >= 0) { /* ncclCommInitAll logs nothing of it */
             dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
                              devices[repeated]);
@@ -303,7 +303,7 @@ team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
     if (c->handles == NULL) {
         return dd_error_no_memory(err, (size_t)team->size * sizeof(void *));
     }
-    status = run_call(c, err);
+    status = team_call_run(c, err);
     dd_mem_free(c->handles);
     return status;
 }

@@ -109,7 +109,7 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
 
 /* At the process's end there is nobody to tell how it went. */
 static void
-let_go(const dd_cuda *cuda, int device)
+release_device(const dd_cuda *cuda, int device)
 {
     held_device *held = &cuda->contexts->of[device];
     if (held->pool != NULL) {
@@ -130,7 +130,7 @@ dd_cuda_close(dd_cuda *cuda)
     if (contexts->fork_generation == dd_fork_generation()) {
         dd_cuda_nan_destroy(cuda->nan);
         for (int device = 0; device < cuda->ndevices; device++) {
-            let_go(cuda, device);
+            release_device(cuda, device);
         }
         dd_lock_fini(&contexts->mu);
     }

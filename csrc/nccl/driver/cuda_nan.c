@@ -80,7 +80,7 @@ dd_cuda_nan_destroy(dd_cuda_nan *nan)
 /* ---- the kernels */
 
 static bool
-load(const dd_cuda_api *api, nan_device *device)
+load_kernels(const dd_cuda_api *api, nan_device *device)
 {
     static const char *const names[NWIDTHS] = {"dd_find_nan_8", "dd_find_nan_16", "dd_find_nan_32",
                                                "dd_find_nan_64"};
@@ -107,7 +107,7 @@ dd_cuda_nan_is_ready(dd_cuda_nan *nan, int number)
         dd_lock_take(&nan->mu);
         state = atomic_load_explicit(&device->state, memory_order_relaxed);
         if (state == NAN_UNKNOWN) {
-            state = load(nan->api, device) ? NAN_READY : NAN_REFUSED;
+            state = load_kernels(nan->api, device) ? NAN_READY : NAN_REFUSED;
             atomic_store_explicit(&device->state, state, memory_order_release);
         }
         dd_lock_release(&nan->mu);

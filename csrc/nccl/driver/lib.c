@@ -50,7 +50,7 @@ dd_nccl_result_name(dd_nccl_result result)
 }
 
 static dd_status
-read_version(void *ctx, dd_error *err)
+read_nccl_version(void *ctx, dd_error *err)
 {
     loaded_lib *lib = ctx;
     if (lib->base.api.ncclGetVersion == NULL) {
@@ -79,7 +79,7 @@ dd_nccl_lib_open(const dd_dylib_place *where, dd_nccl_lib **opened, dd_error *er
                                        .probe = "ncclGetVersion",
                                        .symbols = NCCL_SYMBOLS,
                                        .nsymbols = sizeof NCCL_SYMBOLS / sizeof NCCL_SYMBOLS[0],
-                                       .check = read_version};
+                                       .check = read_nccl_version};
     loaded_lib *lib = dd_mem_zalloc(sizeof *lib);
     if (lib == NULL) {
         return dd_error_no_memory(err, sizeof *lib);

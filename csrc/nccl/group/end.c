@@ -73,7 +73,7 @@ dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 
 /* The next one, for the caller to abort, which keeps the group and the watchdog alive; NULL: there are no more. */
 static nccl_channel *
-take_to_abort(dd_nccl_group *group)
+channel_take_to_abort(dd_nccl_group *group)
 {
     dd_lock_take(&group->lock);
     nccl_channel *channel = group->is_driver_gone ? NULL : group->channels;
@@ -127,7 +127,7 @@ void
 nccl_group_start_abort(dd_nccl_group *group)
 {
     nccl_channel *channel;
-    while ((channel = take_to_abort(group)) != NULL) {
+    while ((channel = channel_take_to_abort(group)) != NULL) {
         pthread_t thread;
         if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
             dd_thread_detach(thread);

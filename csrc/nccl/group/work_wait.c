@@ -121,7 +121,7 @@ spin(dd_nccl_work *base)
 
 /* One nap, or until something of the group ends. */
 static void
-nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
+work_nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
 {
     dd_nccl_group *group = work->group;
     dd_wait slice = dd_wait_at_most(wait, nap_ns);
@@ -156,7 +156,7 @@ nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err)
         if (status != DD_OK) {
             return status;
         }
-        nap(work, wait, nap_ns);
+        work_nap(work, wait, nap_ns);
         nap_ns = nap_ns * 2 < DD_NAP_EVENT_MAX_NS ? nap_ns * 2 : DD_NAP_EVENT_MAX_NS;
         is_done = dd_nccl_work_poll(base);
     }

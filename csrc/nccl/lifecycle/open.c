@@ -8,7 +8,7 @@
 #include <string.h>
 
 static dd_status
-check_open(const dd_cuda *cuda, dd_store *store, int rank, int size, dd_error *err)
+check_open_arguments(const dd_cuda *cuda, dd_store *store, int rank, int size, dd_error *err)
 {
     if (cuda == NULL) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
@@ -24,7 +24,7 @@ check_open(const dd_cuda *cuda, dd_store *store, int rank, int size, dd_error *e
 }
 
 static dd_status
-copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_error *err)
+copy_group_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_error *err)
 {
     uint8_t *name = dd_mem_alloc(options->name.len);
     if (name == NULL) {
@@ -77,13 +77,13 @@ dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank, int size
                    const dd_nccl_group_options *options, dd_recorder_group *recorder_group,
                    dd_nccl_group **out, dd_error *err)
 {
-    dd_status status = check_open(base->cuda, store, rank, size, err);
+    dd_status status = check_open_arguments(base->cuda, store, rank, size, err);
     dd_nccl_group *group = status == DD_OK ? new_group(base, rank, size) : NULL;
     if (status == DD_OK && group == NULL) {
         status = dd_error_no_memory(err, sizeof *group);
     }
     if (status == DD_OK) {
-        status = copy_options(group, options, err);
+        status = copy_group_options(group, options, err);
     }
     if (status == DD_OK) {
         group->recorder_group = recorder_group;

@@ -71,7 +71,7 @@ end_groups(dd_nccl_watchdog *watchdog)
 
 /* Whether something is under way. Without the lock. */
 static nccl_progress
-look(dd_nccl_watchdog *watchdog, bool *is_busy)
+watchdog_look(dd_nccl_watchdog *watchdog, bool *is_busy)
 {
     int64_t now_ns = dd_clock_now_ns();
     bool asks_comms = now_ns - watchdog->comms_ns >= COMMS_NS;
@@ -113,13 +113,13 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
 /* After a look that found nothing for long. A thread that starts a work after the flag is up sees it and kicks; what was started before is
  * found by the look that comes between the two. */
 static nccl_progress
-doze(dd_nccl_watchdog *watchdog)
+watchdog_doze(dd_nccl_watchdog *watchdog)
 {
     dd_lock_take(&watchdog->lock);
     atomic_store(&watchdog->is_asleep, true);
     dd_lock_release(&watchdog->lock);
     bool is_busy;
-    nccl_progress progress = look(watchdog, &is_busy);
+    nccl_progress progress = watchdog_look(watchdog, &is_busy);
     dd_lock_take(&watchdog->lock);
     if (progress != NCCL_NO_MORE && !is_busy && !watchdog->is_stopping && atomic_load(&watchdog->is_asleep)) {
         sleep_locked(watchdog, watchdog->ngroups > 0 ? COMMS_NS : DD_NEVER_NS / 4);
@@ -130,7 +130,7 @@ doze(dd_nccl_watchdog *watchdog)
 }
 
 static void
-nap(dd_nccl_watchdog *watchdog)
+watchdog_nap(dd_nccl_watchdog *watchdog)
 {
     bool is_hurried = atomic_load(&watchdog->is_hurried);
     int64_t interval_ns = watchdog->options.interval_ns;
@@ -142,7 +142,7 @@ nap(dd_nccl_watchdog *watchdog)
 }
 
 static bool
-is_stopping(dd_nccl_watchdog *watchdog)
+watchdog_is_stopping(dd_nccl_watchdog *watchdog)
 {
     dd_lock_take(&watchdog->lock);
     bool is = watchdog->is_stopping;
@@ -156,9 +156,9 @@ run_watchdog(void *arg)
     dd_nccl_watchdog *watchdog = arg;
     (void)dd_cuda_relax_capture(watchdog->cuda);
     watchdog->busy_ns = dd_clock_now_ns();
-    while (!is_stopping(watchdog)) {
+    while (!watchdog_is_stopping(watchdog)) {
         bool is_busy;
-        if (look(watchdog, &is_busy) == NCCL_NO_MORE) {
+        if (watchdog_look(watchdog, &is_busy) == NCCL_NO_MORE) {
             break;
         }
         int64_t now_ns = dd_clock_now_ns();
@@ -168,8 +168,8 @@ run_watchdog(void *arg)
             atomic_store(&watchdog->is_hurried, false);
         }
         if (now_ns - watchdog->busy_ns < LINGER_NS) {
-            nap(watchdog);
-        } else if (doze(watchdog) == NCCL_NO_MORE) {
+            watchdog_nap(watchdog);
+        } else if (watchdog_doze(watchdog) == NCCL_NO_MORE) {
             break;
         }
     }

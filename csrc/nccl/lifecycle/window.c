@@ -19,7 +19,7 @@ typedef struct window_card {
 } window_card;
 
 static bool
-read_card(dd_bytes bytes, window_card *card)
+window_card_read(dd_bytes bytes, window_card *card)
 {
     if (bytes.len != sizeof *card) {
         return false;
@@ -30,10 +30,10 @@ read_card(dd_bytes bytes, window_card *card)
 }
 
 static bool
-read_member(dd_bytes bytes, dd_meeting_member *member)
+window_card_read_member(dd_bytes bytes, dd_meeting_member *member)
 {
     window_card card;
-    if (!read_card(bytes, &card)) {
+    if (!window_card_read(bytes, &card)) {
         return false;
     }
     memcpy(member->host, card.host, sizeof member->host);
@@ -45,11 +45,11 @@ static const dd_meeting_kind window_kind = {
     .noun = "window",
     .of_interrupted = "has called off the meeting for a window",
     .is_final = true,
-    .read_card = read_member,
+    .read_card = window_card_read_member,
 };
 
 static dd_status
-compare(const window_card *first, int rank, const window_card *other, dd_error *err)
+window_card_compare(const window_card *first, int rank, const window_card *other, dd_error *err)
 {
     dd_status status = DD_OK;
     if (other->obstacle != DD_OK) {
@@ -71,17 +71,17 @@ compare(const window_card *first, int rank, const window_card *other, dd_error *
 }
 
 static dd_status
-judge(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
+judge_window_cards(const dd_nccl_group *group, const dd_meeting_end *end, dd_error *err)
 {
     window_card first = {0};
     dd_status status = DD_OK;
     for (int rank = 0; rank < group->size && status == DD_OK; rank++) {
         window_card card;
-        bool is_card = read_card(end->cards[rank], &card) && dd_dtype_is_valid((unsigned)card.dtype);
+        bool is_card = window_card_read(end->cards[rank], &card) && dd_dtype_is_valid((unsigned)card.dtype);
         if (rank == 0) {
             first = card;
         }
-        status = is_card ? compare(&first, rank, &card, err)
+        status = is_card ? window_card_compare(&first, rank, &card, err)
                          : dd_error_set(err, DD_PROTOCOL, "the card of rank %d has %zu bytes", rank,
                                         end->cards[rank].len);
     }
@@ -98,7 +98,7 @@ next_number(dd_nccl_group *group)
 }
 
 static dd_status
-agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
+agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
 {
     uint64_t number = next_number(group);
     if (group->size == 1) {
@@ -125,7 +125,7 @@ agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait
     dd_meeting_end end = {0};
     dd_status status = dd_meet(&meeting, &end, wait, err);
     if (status == DD_OK) {
-        status = judge(group, &end, err);
+        status = judge_window_cards(group, &end, err);
     }
     dd_meeting_end_fini(&end);
     return status;
@@ -164,7 +164,7 @@ check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
         checked.obstacle = dd_error_set(&own, DD_INVALID_ARGUMENT,
                                         "NCCL makes no window of this memory: it must be of ncclMemAlloc");
     }
-    dd_status status = agree(group, &checked, wait, err);
+    dd_status status = agree_on_window(group, &checked, wait, err);
     bool is_own = checked.obstacle != spec->obstacle && status == checked.obstacle;
     return is_own ? dd_error_copy(err, &own) : status;
 }

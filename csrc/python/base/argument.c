@@ -6,7 +6,7 @@
 #include <string.h>
 
 static PyObject *
-exception_of(const py_state *state, py_fault fault)
+exception_of_fault(const py_state *state, py_fault fault)
 {
     switch (fault) {
     case PY_FAULT_VALUE:
@@ -27,7 +27,7 @@ py_argument_raise(const py_argument *argument, py_fault fault, const char *forma
     PyObject *text = PyUnicode_FromFormatV(format, args);
     va_end(args);
     if (text != NULL) {
-        PyErr_Format(exception_of(argument->state, fault), "%s(): argument '%s' %U", argument->function,
+        PyErr_Format(exception_of_fault(argument->state, fault), "%s(): argument '%s' %U", argument->function,
                      argument->name, text);
         Py_DECREF(text);
     }

@@ -290,7 +290,7 @@ py_from_key(dd_bytes key)
 }
 
 static PyObject *
-list_of(const dd_bytes *items, size_t count, PyObject *(*convert)(dd_bytes bytes))
+list_of_bytes(const dd_bytes *items, size_t count, PyObject *(*convert)(dd_bytes bytes))
 {
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
@@ -305,13 +305,13 @@ list_of(const dd_bytes *items, size_t count, PyObject *(*convert)(dd_bytes bytes
 PyObject *
 py_from_values(const dd_bytes *values, size_t count)
 {
-    return list_of(values, count, py_from_value);
+    return list_of_bytes(values, count, py_from_value);
 }
 
 PyObject *
 py_from_keys(const dd_bytes *keys, size_t count)
 {
-    return list_of(keys, count, py_from_key);
+    return list_of_bytes(keys, count, py_from_key);
 }
 
 PyObject *

@@ -115,7 +115,7 @@ py_error_add_to_module(PyObject *module, py_state *state)
 
 /* The exception of a status, borrowed. */
 static PyObject *
-exception_of(const py_state *state, dd_status status)
+exception_of_status(const py_state *state, dd_status status)
 {
     switch (status) {
     case DD_INVALID_ARGUMENT:
@@ -163,7 +163,7 @@ static PyObject *
 exception_of_group(const py_state *state, dd_status status)
 {
     bool is_groups_own = status == DD_CLOSED || status == DD_FORKED;
-    return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of(state, status);
+    return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of_status(state, status);
 }
 
 /* Takes the value, which may be NULL. */
@@ -263,7 +263,7 @@ raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error
 void
 py_error_raise(py_state *state, dd_status status, const dd_error *err)
 {
-    raise_as(state, exception_of(state, status), status, err);
+    raise_as(state, exception_of_status(state, status), status, err);
 }
 
 void

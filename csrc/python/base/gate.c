@@ -44,7 +44,7 @@ forget_threads(void)
 }
 
 static void
-watch_forks(void)
+register_fork_handler(void)
 {
     (void)pthread_atfork(NULL, NULL, forget_threads);
 }
@@ -52,7 +52,7 @@ watch_forks(void)
 int
 py_gate_init(PyObject *module)
 {
-    (void)pthread_once(&once, watch_forks);
+    (void)pthread_once(&once, register_fork_handler);
     PyObject *atexit = PyImport_ImportModule("atexit");
     PyObject *close = atexit != NULL ? PyObject_GetAttrString(module, "_close_gate") : NULL;
     PyObject *done = close != NULL ? PyObject_CallMethod(atexit, "register", "O", close) : NULL;

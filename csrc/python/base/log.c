@@ -30,7 +30,7 @@ py_log_set_level(PyObject *module, PyObject *level)
 }
 
 static bool
-is_stopping(void *ctx)
+log_is_stopping(void *ctx)
 {
     py_state *state = ctx;
     return atomic_load_explicit(&state->is_log_stopping, memory_order_relaxed);
@@ -47,7 +47,7 @@ py_log_take_record(PyObject *module, PyObject *timeout)
         return NULL;
     }
     dd_wait wait = dd_wait_after(timeout_ns);
-    wait.is_interrupted = is_stopping;
+    wait.is_interrupted = log_is_stopping;
     wait.ctx = state;
     dd_log_record record;
     dd_error err;

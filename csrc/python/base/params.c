@@ -100,7 +100,7 @@ py_params_int(const py_state *state, PyObject *value, int *number, const char *f
 }
 
 static bool
-read_int(const py_argument *item, int *number)
+item_read_int(const py_argument *item, int *number)
 {
     return py_params_int(item->state, item->value, number, item->function, item->name);
 }
@@ -117,7 +117,7 @@ py_params_ints(const py_argument *argument, bool (*read)(const py_argument *item
     for (Py_ssize_t i = 0; numbers != NULL && i < n; i++) {
         py_argument item = *argument;
         item.value = PyTuple_GetItem(tuple, i);
-        if (!(read != NULL ? read : read_int)(&item, &numbers[i])) {
+        if (!(read != NULL ? read : item_read_int)(&item, &numbers[i])) {
             PyMem_Free(numbers);
             numbers = NULL;
         }
@@ -176,7 +176,7 @@ read_string(const char *function, const py_param *param, PyObject *value, dd_byt
 }
 
 static bool
-read_text(const char *function, const py_param *param, PyObject *value)
+param_read_text(const char *function, const py_param *param, PyObject *value)
 {
     dd_bytes string;
     if (!read_string(function, param, value, &string)) {
@@ -192,7 +192,7 @@ read_text(const char *function, const py_param *param, PyObject *value)
 }
 
 static bool
-read_bytes(const char *function, const py_param *param, PyObject *value)
+param_read_bytes(const char *function, const py_param *param, PyObject *value)
 {
     if (!PyBytes_Check(value)) {
         py_raise_wrong_type(function, param->name, "bytes", value);
@@ -203,7 +203,7 @@ read_bytes(const char *function, const py_param *param, PyObject *value)
 }
 
 static bool
-read_value(py_state *state, const char *function, const py_param *param, PyObject *value)
+param_read(py_state *state, const char *function, const py_param *param, PyObject *value)
 {
     switch ((py_kind)param->kind) {
     case PY_OBJECT:
@@ -218,11 +218,11 @@ read_value(py_state *state, const char *function, const py_param *param, PyObjec
     case PY_TIMEOUT:
         return py_to_timeout_ns(state, value, param->place, function, param->name);
     case PY_TEXT:
-        return read_text(function, param, value);
+        return param_read_text(function, param, value);
     case PY_STRING:
         return read_string(function, param, value, param->place);
     case PY_BYTES:
-        return read_bytes(function, param, value);
+        return param_read_bytes(function, param, value);
     }
     return false;
 }
@@ -234,7 +234,7 @@ read_values(const py_params *params, py_state *state, PyObject *const *values)
         const py_param *param = &params->list[i];
         bool is_absent =
             values[i] == NULL || (values[i] == Py_None && i >= params->nrequired && param->kind != PY_FLAG);
-        if (!is_absent && !read_value(state, params->function, param, values[i])) {
+        if (!is_absent && !param_read(state, params->function, param, values[i])) {
             return false;
         }
     }

@@ -73,7 +73,7 @@ py_operands_dtype(const py_operands *operands)
 /* ---- adding */
 
 static bool
-reserve(py_operands *operands, size_t more)
+reserve_pieces(py_operands *operands, size_t more)
 {
     size_t wanted = operands->npieces + more;
     if (wanted <= operands->capacity) {
@@ -128,7 +128,7 @@ check_device(py_operands *operands, const py_piece *piece, PyObject *object, con
 bool
 py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name)
 {
-    if (!reserve(operands, 1)) {
+    if (!reserve_pieces(operands, 1)) {
         return false;
     }
     py_piece *piece = &operands->pieces[operands->npieces];
@@ -186,7 +186,7 @@ py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const 
         return false;
     }
     Py_ssize_t given = PyTuple_Size(objects);
-    bool is_done = check_count(operands, given, name, count) && reserve(operands, (size_t)given);
+    bool is_done = check_count(operands, given, name, count) && reserve_pieces(operands, (size_t)given);
     for (Py_ssize_t i = 0; is_done && i < given; i++) {
         char item_name[64];
         snprintf(item_name, sizeof item_name, "%.40s[%zd]", name, i);

@@ -63,7 +63,7 @@ compare_starts(const void *a, const void *b)
 
 /* Finds two extents that overlap. Sorts the extents. False if there are none. */
 static bool
-find_pair(extent *extents, size_t count, size_t pair[2])
+find_overlap(extent *extents, size_t count, size_t pair[2])
 {
     qsort(extents, count, sizeof *extents, compare_starts);
     size_t furthest = 0;
@@ -126,7 +126,7 @@ py_operands_check_outputs(const py_operands *operands)
         }
     }
     size_t pair[2];
-    bool is_found = find_pair(extents, nfound, pair);
+    bool is_found = find_overlap(extents, nfound, pair);
     if (extents != few) {
         dd_mem_free(extents);
     }

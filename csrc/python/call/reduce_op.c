@@ -31,7 +31,7 @@ find_op(const char *text, dd_redop *op)
 }
 
 static PyObject *
-make_op(PyTypeObject *type, dd_redop op)
+make_constant(PyTypeObject *type, dd_redop op)
 {
     py_reduce_op *self = (py_reduce_op *)py_object_alloc(type);
     if (self != NULL) {
@@ -67,7 +67,7 @@ make_scaled(PyTypeObject *type, PyObject *factor)
     if (is_tensor < 0 || (number == -1.0 && PyErr_Occurred() != NULL)) {
         return NULL;
     }
-    py_reduce_op *self = (py_reduce_op *)make_op(type, DD_REDOP_PREMUL_SUM);
+    py_reduce_op *self = (py_reduce_op *)make_constant(type, DD_REDOP_PREMUL_SUM);
     if (self != NULL) {
         self->has_factor = true;
         self->factor = number;
@@ -191,7 +191,7 @@ reduce_op_dealloc(PyObject *object)
 }
 
 static PyObject *
-get_name(PyObject *object, void *Py_UNUSED(closure))
+reduce_op_get_name(PyObject *object, void *Py_UNUSED(closure))
 {
     return PyUnicode_FromString(dd_redop_name(((py_reduce_op *)object)->op));
 }
@@ -207,7 +207,7 @@ get_factor(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-get_op(PyObject *object, void *Py_UNUSED(closure))
+reduce_op_get_op(PyObject *object, void *Py_UNUSED(closure))
 {
     py_reduce_op *self = (py_reduce_op *)object;
     return constant_of(Py_TYPE(object), self->op);
@@ -280,9 +280,9 @@ static PyMethodDef reduce_op_methods[] = {
 };
 
 static PyGetSetDef reduce_op_getset[] = {
-    {"name", get_name, NULL, "\"SUM\" and so on.", NULL},
+    {"name", reduce_op_get_name, NULL, "\"SUM\" and so on.", NULL},
     {"value", get_value, NULL, "Its number, as in c10d: SUM is 0.", NULL},
-    {"op", get_op, NULL, "The operation without its factor.", NULL},
+    {"op", reduce_op_get_op, NULL, "The operation without its factor.", NULL},
     {"factor", get_factor, NULL,
      "The factor of PREMUL_SUM, a float or a tensor on a device; None for the others.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -318,7 +318,7 @@ py_reduce_op_add_attributes(PyTypeObject *type)
     bool is_ok = members != NULL;
     for (int i = 0; is_ok && i < DD_REDOP_COUNT; i++) {
         const char *name = dd_redop_name((dd_redop)i);
-        PyObject *op = make_op(type, (dd_redop)i);
+        PyObject *op = make_constant(type, (dd_redop)i);
         is_ok = op != NULL && PyObject_SetAttrString(object, name, op) == 0 &&
                 PyDict_SetItemString(members, name, op) == 0;
         Py_XDECREF(op);

@@ -24,7 +24,7 @@ static const carrier_kind KINDS[] = {
 };
 
 static const carrier_kind *
-find_kind(const char *name)
+find_carrier_kind(const char *name)
 {
     for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++) {
         if (strcmp(KINDS[i].name, name) == 0) {
@@ -49,7 +49,7 @@ py_carrier_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
-    const carrier_kind *kind = find_kind(name);
+    const carrier_kind *kind = find_carrier_kind(name);
     const char **paths = kind != NULL ? py_to_paths(candidates, &search.ncandidates) : NULL;
     if (paths == NULL) {
         return NULL;

@@ -13,7 +13,7 @@ typedef struct shared_memory {
 } shared_memory;
 
 static void
-destroy_memory(py_memory *memory)
+shared_memory_destroy(py_memory *memory)
 {
     shared_memory *shared = (shared_memory *)memory;
     dd_region_release(shared->region);
@@ -30,7 +30,7 @@ typedef struct foreign_memory {
 
 /* A new region of the group, or with `foreign`, a region that adopts that memory. NULL with an exception. */
 static py_memory *
-make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
+shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
     shared_memory *shared = dd_mem_alloc(sizeof *shared);
     if (shared == NULL) {
@@ -49,14 +49,14 @@ make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
     }
     dd_view filled = *view;
     filled.data = dd_region_data(shared->region);
-    py_memory_init(&shared->memory, &filled, destroy_memory);
+    py_memory_init(&shared->memory, &filled, shared_memory_destroy);
     return &shared->memory;
 }
 
 static PyObject *
 make_array(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
-    py_memory *memory = make_memory(group, view, foreign);
+    py_memory *memory = shared_memory_make(group, view, foreign);
     return memory != NULL ? py_memory_array_make(group->state->shared_array_type, memory) : NULL;
 }
 
@@ -114,7 +114,7 @@ destroy_part(py_memory *memory)
 
 /* A new array over the elements from number `start` on, which must exist. `view` lacks its memory. NULL with an exception. */
 static PyObject *
-make_part(const py_memory_array *array, size_t start, dd_view view)
+memory_part_make(const py_memory_array *array, size_t start, dd_view view)
 {
     py_memory *whole = array->memory;
     memory_part *part = dd_mem_alloc(sizeof *part);
@@ -148,14 +148,14 @@ shared_array_part(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
                      (long long)start, count);
         return NULL;
     }
-    return make_part(self, (size_t)start, view);
+    return memory_part_make(self, (size_t)start, view);
 }
 
 static PyObject *
 shared_array_note_unmapped(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_memory *memory = ((py_memory_array *)object)->memory;
-    if (memory->destroy == destroy_memory) {
+    if (memory->destroy == shared_memory_destroy) {
         dd_region_note_unmapped(((shared_memory *)memory)->region);
     }
     Py_RETURN_NONE;
@@ -249,7 +249,7 @@ shared_array_set(PyObject *object, PyObject *key, PyObject *value)
 
 /* The elements from *next on, of the dimensions from `dim` on; moves *next behind them. NULL with an exception. */
 static PyObject *
-list_of(const dd_view *view, int dim, const char **next)
+nested_list(const dd_view *view, int dim, const char **next)
 {
     if (dim == view->ndim) {
         const char *element = *next;
@@ -258,7 +258,7 @@ list_of(const dd_view *view, int dim, const char **next)
     }
     PyObject *list = PyList_New(0);
     for (int64_t i = 0; list != NULL && i < view->shape[dim]; i++) {
-        PyObject *item = list_of(view, dim + 1, next);
+        PyObject *item = nested_list(view, dim + 1, next);
         if (item == NULL || PyList_Append(list, item) < 0) {
             Py_CLEAR(list);
         }
@@ -272,7 +272,7 @@ shared_array_to_list(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     const dd_view *view = &((py_memory_array *)object)->memory->view;
     const char *next = view->data;
-    return list_of(view, 0, &next);
+    return nested_list(view, 0, &next);
 }
 
 static PyMethodDef shared_array_methods[] = {

@@ -256,8 +256,8 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
 /* ---- collectives */
 
 static dd_status
-run_collective(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
-               dd_error *err)
+collective_and_wait(const py_group_call *call, void *what, const dd_call_options *options,
+                    const dd_wait *wait, dd_error *err)
 {
     return dd_group_collective_and_wait(call->group->group, what, options, wait, err);
 }
@@ -271,7 +271,7 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
 
 /* Runs the collective. Its form describes it to the flight recorder, or a record if it has none. */
 static PyObject *
-run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
+run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
 {
     py_record record;
     py_group *group = call->group;
@@ -285,7 +285,7 @@ run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
     PyObject *result = NULL;
     if (call->flight != NULL) {
         result = py_group_call_start(call, post_collective, args, &options);
-    } else if (py_group_call_wait(call, run_collective, args, &options, false)) {
+    } else if (py_group_call_wait(call, collective_and_wait, args, &options, false)) {
         result = Py_NewRef(Py_None);
     }
     py_form_give_back(group, form);
@@ -315,5 +315,5 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
             return py_group_call_fail(call);
         }
     }
-    return run_prepared(call, &args, form);
+    return run_checked_collective(call, &args, form);
 }

@@ -13,7 +13,7 @@
 
 /* The options borrow from `values`. False with an exception. */
 static bool
-read_options(py_state *state, PyObject *values, dd_connect_options *options)
+read_engine_options(py_state *state, PyObject *values, dd_connect_options *options)
 {
     int first_port;
     int last_port;
@@ -98,7 +98,7 @@ py_engine_get(py_state *state, dd_bytes secret)
     PyObject *values = runtime != NULL ? py_settings_read("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
     dd_engine *engine = NULL;
-    if (values != NULL && read_options(state, values, &options)) {
+    if (values != NULL && read_engine_options(state, values, &options)) {
         options.secret = secret.len > 0 ? secret : options.secret;
         engine = find_or_open_engine(state, &options);
     }

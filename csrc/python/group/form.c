@@ -64,7 +64,7 @@ fill_key(const py_group_call *call, form_key *key)
 }
 
 static py_form *
-place_of(py_forms *forms, const form_key *key)
+form_slot(py_forms *forms, const form_key *key)
 {
     uint64_t mixed = key->words[0] / 16;
     for (size_t i = 1; i < key->nwords; i++) {
@@ -74,7 +74,7 @@ place_of(py_forms *forms, const form_key *key)
 }
 
 static bool
-is_key(const form_key *a, const form_key *b)
+form_key_is_equal(const form_key *a, const form_key *b)
 {
     for (size_t i = 0; i < b->nwords; i++) {
         if (a->words[i] != b->words[i]) {
@@ -104,10 +104,10 @@ are_plain(const py_operands *operands)
 
 /* Takes the form with the key, which gets another user; NULL if there is none. */
 static py_form *
-find_locked(py_forms *forms, const form_key *key)
+form_find_locked(py_forms *forms, const form_key *key)
 {
-    py_form *form = forms != NULL ? place_of(forms, key) : NULL;
-    if (form == NULL || !is_key(&form->key, key)) {
+    py_form *form = forms != NULL ? form_slot(forms, key) : NULL;
+    if (form == NULL || !form_key_is_equal(&form->key, key)) {
         return NULL;
     }
     form->nusers++;
@@ -122,7 +122,7 @@ py_form_take(py_group_call *call, dd_coll_args *args)
     if (!are_plain(operands) || !fill_key(call, &key)) {
         return NULL;
     }
-    py_form *form = PY_LOCKED(&call->group->lock, find_locked(call->group->forms, &key));
+    py_form *form = PY_LOCKED(&call->group->lock, form_find_locked(call->group->forms, &key));
     if (form == NULL) {
         return NULL;
     }
@@ -175,7 +175,7 @@ swap_place_locked(py_group *group, py_form *made)
     if (group->forms == NULL) {
         group->forms = dd_mem_zalloc(sizeof *group->forms);
     }
-    py_form *place = group->forms != NULL ? place_of(group->forms, &made->key) : NULL;
+    py_form *place = group->forms != NULL ? form_slot(group->forms, &made->key) : NULL;
     if (place == NULL || place->nusers > 0) {
         return NULL;
     }

@@ -24,7 +24,7 @@ py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err)
 }
 
 static bool
-check_fork(const py_group *self)
+raise_if_forked(const py_group *self)
 {
     dd_error err;
     return py_error_check_of_group(self->state, self->kind->check_fork(self, &err), &err);
@@ -67,13 +67,13 @@ py_group_require_open(const py_group *self)
                      py_group_type_name(self));
         return false;
     }
-    return !self->kind->is_lost_in_child || check_fork(self);
+    return !self->kind->is_lost_in_child || raise_if_forked(self);
 }
 
 bool
 py_group_require_usable(const py_group *self)
 {
-    return py_group_require_open(self) && (self->kind->is_lost_in_child || check_fork(self));
+    return py_group_require_open(self) && (self->kind->is_lost_in_child || raise_if_forked(self));
 }
 
 bool

@@ -62,10 +62,11 @@ extern const py_group_kind py_group_kind_nccl;
         return prefix##_close(core, wait, err);                                            \
     }
 /* All functions of a kind, for its table; the file defines the rest by these names. */
-#define PY_GROUP_KIND_TABLE                                                           \
-    .check_fork = check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns, \
-    .set_timeout_ns = set_timeout_ns, .find_recorder_group = find_recorder_group,     \
-    .get_sequence = get_sequence, .check = check, .close = close_group, .abort = abort_group, .drop = drop
+#define PY_GROUP_KIND_TABLE(kind)                                                              \
+    .check_fork = kind##_check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns,   \
+    .set_timeout_ns = set_timeout_ns, .find_recorder_group = kind##_recorder_group,            \
+    .get_sequence = get_sequence, .check = check, .close = close_group, .abort = kind##_abort, \
+    .drop = kind##_drop
 
 struct py_group {
     PY_OBJECT_HEAD;

@@ -19,7 +19,7 @@ get_size(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-get_name(PyObject *object, void *Py_UNUSED(closure))
+group_get_name(PyObject *object, void *Py_UNUSED(closure))
 {
     py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
@@ -52,7 +52,7 @@ get_error(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-get_sequence(PyObject *object, void *Py_UNUSED(closure))
+group_get_sequence(PyObject *object, void *Py_UNUSED(closure))
 {
     py_group *self = (py_group *)object;
     return py_group_require_usable(self)
@@ -72,7 +72,7 @@ get_ncarried(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-get_timeout(PyObject *object, void *Py_UNUSED(closure))
+group_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
     py_group *self = (py_group *)object;
     return py_group_require_open(self) ? py_from_timeout_ns(self->state, self->kind->get_timeout_ns(self))
@@ -151,7 +151,7 @@ py_group_repr(PyObject *object)
     if (PY_ONCE_GET(&self->kind) == NULL) {
         return PyUnicode_FromFormat("<dldist.%s: never opened>", py_group_type_name(self));
     }
-    PyObject *name = get_name(object, NULL);
+    PyObject *name = group_get_name(object, NULL);
     PyObject *text =
         name != NULL ? PyUnicode_FromFormat("<dldist.%s %R: rank %d of %d%s>", self->kind->type_name, name,
                                             self->rank, self->size, self->is_closed ? ", closed" : "")
@@ -210,9 +210,10 @@ py_group_find_serving(PyObject *object, PyObject *tensor)
 PyGetSetDef py_group_getset[] = {
     {"rank", get_rank, NULL, "This process's rank.", NULL},
     {"size", get_size, NULL, "The number of ranks.", NULL},
-    {"name", get_name, NULL, "Its name.", NULL},
-    {"timeout", get_timeout, set_timeout, "How long operations may take if they are given no timeout.", NULL},
-    {"sequence", get_sequence, NULL, "The number of collectives this rank has called.", NULL},
+    {"name", group_get_name, NULL, "Its name.", NULL},
+    {"timeout", group_get_timeout, set_timeout, "How long operations may take if they are given no timeout.",
+     NULL},
+    {"sequence", group_get_sequence, NULL, "The number of collectives this rank has called.", NULL},
     {"members", get_members, NULL, "A Member for each rank.", NULL},
     {"error", get_error, NULL,
      "The exception that every call raises now; None if calls do not fail, and after close().", NULL},

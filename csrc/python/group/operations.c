@@ -117,7 +117,7 @@ group_size(const py_group_call *call)
 }
 
 static size_t
-count_of(const py_group_call *call, size_t piece)
+piece_count(const py_group_call *call, size_t piece)
 {
     return call->operands->pieces[piece].tensor.view.count;
 }
@@ -174,7 +174,7 @@ add_lists(const py_group_call *call, PyObject *lists)
 /* Adds the tensors of a parameter. A second list must have as many as the first has for each rank. False with an
  * exception. */
 static bool
-add_tensors(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
+add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
     py_operands *operands = call->operands;
     if (row->kind == SIDE_NOTHING) {
@@ -213,7 +213,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
     if (nblocks == 0) {
         return true;
     }
-    if (!add_tensors(call, row, side == &call->operands->inputs ? PY_USE_IN : PY_USE_OUT, before)) {
+    if (!add_row(call, row, side == &call->operands->inputs ? PY_USE_IN : PY_USE_OUT, before)) {
         return false;
     }
     py_operands_set_side(side, layout, first, call->operands->npieces - first, nblocks);
@@ -227,7 +227,7 @@ add_in_place(const py_group_call *call, const operation *op, size_t ninputs, siz
     py_operands *operands = call->operands;
     bool is_read_only = noutputs == 0 || (op->coll == DD_COLL_BROADCAST && ninputs > 0);
     py_use use = is_read_only ? PY_USE_IN_RESULT : ninputs > 0 ? PY_USE_IN_PLACE : PY_USE_OUT;
-    if (!add_tensors(call, &op->input, use, NULL)) {
+    if (!add_row(call, &op->input, use, NULL)) {
         return false;
     }
     if (ninputs > 0) {
@@ -267,14 +267,14 @@ static bool
 check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
 {
     size_t wanted;
-    if (!__builtin_mul_overflow(count_of(call, one_piece), group_size(call), &wanted) &&
-        count_of(call, together_piece) == wanted) {
+    if (!__builtin_mul_overflow(piece_count(call, one_piece), group_size(call), &wanted) &&
+        piece_count(call, together_piece) == wanted) {
         return true;
     }
     PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                  "%s(): argument '%s' has %zu elements, but %d ranks with %zu each need another number",
-                 call->params->function, call->params->list[together].name, count_of(call, together_piece),
-                 call->group->size, count_of(call, one_piece));
+                 call->params->function, call->params->list[together].name, piece_count(call, together_piece),
+                 call->group->size, piece_count(call, one_piece));
     return false;
 }
 
@@ -438,7 +438,7 @@ PY_OPERATION_LIST(METHODS)
 /* ---- the table, for Python */
 
 static PyObject *
-make_names(const py_params *params)
+make_keyword_names(const py_params *params)
 {
     PyObject *names = PyTuple_New(params->npositional);
     for (int i = 0; names != NULL && i < params->npositional; i++) {
@@ -457,7 +457,7 @@ make_row(const operation *op)
         [SIDE_NOTHING] = "nothing", [SIDE_ONE] = "one",     [SIDE_MANY] = "many",     [SIDE_RANKS] = "ranks",
         [SIDE_LISTS] = "lists",     [SIDE_WHOLE] = "whole", [SIDE_WHOLES] = "wholes",
     };
-    PyObject *names = make_names(&op->run);
+    PyObject *names = make_keyword_names(&op->run);
     return names == NULL ? NULL
                          : Py_BuildValue("(ssissssNi(si)(si))", op->run.function, dd_coll_name(op->coll),
                                          op->run.op_type, op->run.recorded, op->c10d_call, op->c10d_former,

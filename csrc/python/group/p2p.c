@@ -60,8 +60,8 @@ typedef struct transfer {
 } transfer;
 
 static dd_status
-run_transfer(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
-             dd_error *err)
+transfer_and_wait(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+                  dd_error *err)
 {
     transfer *self = what;
     return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->source, wait, err);
@@ -77,7 +77,7 @@ post_transfer(const py_group_call *call, const void *what, const dd_call_options
 /* A small message that is ready at once is transferred without releasing the GIL, so this thread need not wait to
  * retake it. */
 static PyObject *
-run_prepared(py_group_call *call, const py_group_message *message)
+run_prepared_message(py_group_call *call, const py_group_message *message)
 {
     const py_piece *piece = &call->operands->pieces[0];
     transfer one = {.p2p = {.is_send = message->is_send,
@@ -94,7 +94,7 @@ run_prepared(py_group_call *call, const py_group_message *message)
             message->rank == DD_ANY_RANK ? PY_OP_TYPE_RECV_ANY_SOURCE : call->params->op_type;
         return py_group_call_start(call, post_transfer, &one, &options);
     }
-    if (!py_group_call_wait(call, run_transfer, &one, &options, piece->nbytes > QUICK_NBYTES)) {
+    if (!py_group_call_wait(call, transfer_and_wait, &one, &options, piece->nbytes > QUICK_NBYTES)) {
         return NULL;
     }
     return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(one.source);
@@ -112,7 +112,7 @@ prepare_and_run(py_group_call *call, const py_group_message *message)
     if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
         return py_group_call_fail(call);
     }
-    return run_prepared(call, message);
+    return run_prepared_message(call, message);
 }
 
 /* ---- methods */

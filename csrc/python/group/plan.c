@@ -69,7 +69,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
 
 /* Releases the call and the flight, at once or when an unfinished run has ended. */
 static void
-end(py_plan *self)
+plan_end(py_plan *self)
 {
     dd_standing_call *call = self->call;
     py_flight *flight = self->flight;
@@ -95,7 +95,7 @@ plan_dealloc(PyObject *object)
     py_plan *self = (py_plan *)object;
     py_object_begin_dealloc(object);
     PyObject *exception = py_error_take();
-    end(self);
+    plan_end(self);
     py_error_put(exception);
     py_object_end_dealloc(object);
 }
@@ -131,7 +131,7 @@ hold_locked(py_plan *self, bool is_busy)
 
 /* Makes this thread a holder, until it leaves. False with an exception if the plan is closed. */
 static bool
-enter(py_plan *self)
+plan_enter(py_plan *self)
 {
     py_lock_take(&self->lock);
     bool is_open = !self->is_closed;
@@ -144,7 +144,7 @@ enter(py_plan *self)
 
 /* An exception that is set stays set. */
 static void
-leave(py_plan *self, bool is_busy)
+plan_leave(py_plan *self, bool is_busy)
 {
     py_lock_take(&self->lock);
     self->nholders--;
@@ -153,7 +153,7 @@ leave(py_plan *self, bool is_busy)
     py_lock_release(&self->lock);
     if (is_end) {
         PyObject *exception = py_error_take();
-        end(self);
+        plan_end(self);
         py_error_put(exception);
     }
 }
@@ -172,7 +172,7 @@ plan_close(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     if (is_end) {
-        end(self);
+        plan_end(self);
     }
     Py_RETURN_NONE;
 }
@@ -185,7 +185,7 @@ py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *des
         return false;
     }
     py_plan *self = (py_plan *)plan;
-    if (!enter(self)) {
+    if (!plan_enter(self)) {
         return false;
     }
     dd_standing_describe(self->call, &description->args, &description->timeout_ns);
@@ -196,7 +196,7 @@ py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *des
 void
 py_plan_end_description(PyObject *plan)
 {
-    leave((py_plan *)plan, false);
+    plan_leave((py_plan *)plan, false);
 }
 
 /* ---- starting */
@@ -214,7 +214,7 @@ copy_outcome_locked(const py_plan *self, dd_error *err)
 
 /* Reserves the plan, so that only this thread starts it and no thread closes it. False with an exception. */
 static bool
-reserve(py_plan *self)
+plan_reserve(py_plan *self)
 {
     dd_error err;
     err.code = DD_OK;
@@ -252,16 +252,16 @@ end_reservation(py_plan *self, bool is_started)
         self->nstarts++;
     }
     py_lock_release(&self->lock);
-    leave(self, true);
+    plan_leave(self, true);
 }
 
 /* `is_patient` means that the caller waits next. False with an exception. */
 static bool
-start(py_plan *self, bool is_patient)
+plan_begin(py_plan *self, bool is_patient)
 {
     dd_error err;
     py_wait wait;
-    if (!reserve(self)) {
+    if (!plan_reserve(self)) {
         return false;
     }
     py_wait_init_endless(&wait, self->state);
@@ -279,14 +279,14 @@ start(py_plan *self, bool is_patient)
 static PyObject *
 plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return start((py_plan *)object, false) ? Py_NewRef(Py_None) : NULL;
+    return plan_begin((py_plan *)object, false) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- waiting */
 
 /* Unpacks the outputs once for each start, however many threads wait. */
 static void
-unpack_once(py_plan *self, uint64_t nstart)
+plan_unpack_once(py_plan *self, uint64_t nstart)
 {
     py_flight *flight = self->flight;
     Py_BEGIN_ALLOW_THREADS
@@ -302,7 +302,7 @@ unpack_once(py_plan *self, uint64_t nstart)
 /* Ends the start with this number if its operation has ended: its outputs are unpacked first. The caller holds the
  * plan. Does nothing if another thread has done so, which may also have started the plan again. */
 static void
-settle(py_plan *self, uint64_t nstart)
+plan_settle(py_plan *self, uint64_t nstart)
 {
     const py_flight *flight = self->flight;
     py_lock_take(&self->lock);
@@ -313,7 +313,7 @@ settle(py_plan *self, uint64_t nstart)
     }
     py_lock_release(&self->lock);
     if (is_packed) {
-        unpack_once(self, nstart);
+        plan_unpack_once(self, nstart);
         py_lock_take(&self->lock);
         if (self->nstarts == nstart) {
             self->is_started = false;
@@ -341,7 +341,7 @@ hold_start_locked(py_plan *self, bool is_busy, uint64_t *nstart, dd_error *err)
 }
 
 static PyObject *
-wait_for(py_plan *self)
+plan_wait_for(py_plan *self)
 {
     py_wait wait;
     dd_error err;
@@ -361,22 +361,22 @@ wait_for(py_plan *self)
     py_wait_begin(&wait);
     dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
     py_wait_return(&wait);
-    settle(self, nstart);
-    leave(self, true);
+    plan_settle(self, nstart);
+    plan_leave(self, true);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
 plan_wait(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return wait_for((py_plan *)object);
+    return plan_wait_for((py_plan *)object);
 }
 
 static PyObject *
 plan_run(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_plan *self = (py_plan *)object;
-    return start(self, true) ? wait_for(self) : NULL;
+    return plan_begin(self, true) ? plan_wait_for(self) : NULL;
 }
 
 static PyObject *
@@ -406,8 +406,8 @@ plan_is_completed(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     if (is_held) {
         is_done = PY_BRIEFLY(dd_standing_look(self->call));
-        settle(self, nstart);
-        leave(self, false);
+        plan_settle(self, nstart);
+        plan_leave(self, false);
     }
     return PyBool_FromLong(is_done);
 }
@@ -454,7 +454,7 @@ take_all(PyObject *plans, dd_standing_call **calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(plans); i++) {
         py_plan *self = plan_at(plans, i);
-        if (!reserve(self)) {
+        if (!plan_reserve(self)) {
             release_all(plans, i, 0);
             return false;
         }
@@ -530,7 +530,7 @@ py_plan_wait_all(PyObject *module, PyObject *object)
     PyObject *plans = read_plans(PyModule_GetState(module), object, "wait_all");
     bool is_ok = plans != NULL;
     for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(plans); i++) {
-        PyObject *waited = wait_for(plan_at(plans, i));
+        PyObject *waited = plan_wait_for(plan_at(plans, i));
         is_ok = waited != NULL;
         Py_XDECREF(waited);
     }
@@ -541,7 +541,7 @@ py_plan_wait_all(PyObject *module, PyObject *object)
 /* ---- the type */
 
 static PyObject *
-get_op(PyObject *object, void *Py_UNUSED(closure))
+plan_get_op(PyObject *object, void *Py_UNUSED(closure))
 {
     return PyUnicode_FromString(dd_coll_name(((py_plan *)object)->coll));
 }
@@ -550,11 +550,11 @@ static PyObject *
 get_tensors(PyObject *object, void *Py_UNUSED(closure))
 {
     py_plan *self = (py_plan *)object;
-    if (!enter(self)) {
+    if (!plan_enter(self)) {
         return NULL;
     }
     PyObject *tensors = py_operands_results(&self->flight->operands);
-    leave(self, false);
+    plan_leave(self, false);
     return tensors;
 }
 
@@ -586,7 +586,7 @@ static PyMethodDef plan_methods[] = {
 };
 
 static PyGetSetDef plan_getset[] = {
-    {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
+    {"op", plan_get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
     {"tensors", get_tensors, NULL, "A list of the tensors that it fills, as the caller gave them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -12,22 +12,22 @@
 /* ---- what the core has of it */
 
 static dd_status
-check_fork(const py_group *self, dd_error *err)
+cpu_kind_check_fork(const py_group *self, dd_error *err)
 {
     return dd_engine_check_fork(dd_group_engine(self->group), err);
 }
 
 static void
-abort_group(const py_group *self, const char *reason, const dd_wait *Py_UNUSED(wait))
+cpu_kind_abort(const py_group *self, const char *reason, const dd_wait *Py_UNUSED(wait))
 {
-    if (check_fork(self, NULL) == DD_OK) {
+    if (cpu_kind_check_fork(self, NULL) == DD_OK) {
         dd_group_abort(self->group, reason);
     }
 }
 
 /* Releases a group of the core, without the GIL. Called with the GIL held. */
 static void
-release(dd_group *group)
+release_without_gil(dd_group *group)
 {
     Py_BEGIN_ALLOW_THREADS
     dd_group_release(group);
@@ -35,14 +35,14 @@ release(dd_group *group)
 }
 
 static void
-drop(py_group *self)
+cpu_kind_drop(py_group *self)
 {
-    release(self->group);
+    release_without_gil(self->group);
     py_forms_destroy(self->forms);
 }
 
 static dd_recorder_group *
-find_recorder_group(const py_group *self)
+cpu_kind_recorder_group(const py_group *self)
 {
     return dd_group_recorder_group(self->group);
 }
@@ -54,12 +54,12 @@ const py_group_kind py_group_kind_cpu = {
     .timeout_name = "Group.timeout",
     .recorded_name = "gloo",
     .close_timeout_ns = 10 * DD_NS_PER_S,
-    PY_GROUP_KIND_TABLE,
+    PY_GROUP_KIND_TABLE(cpu_kind),
 };
 
 /* Takes over a group of the core. The store, which may be NULL, stays the caller's. */
 static void
-take(py_group *self, dd_group *group, PyObject *store)
+cpu_group_take(py_group *self, dd_group *group, PyObject *store)
 {
     int rank = dd_group_rank(group);
     int size = dd_group_size(group);
@@ -86,7 +86,7 @@ typedef struct open_arguments {
 } open_arguments;
 
 static int64_t
-smaller(int64_t a, int64_t b)
+earlier_of(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
@@ -96,11 +96,11 @@ static int64_t
 default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 {
     int64_t store_ns = store != NULL ? store->ops->get_timeout_ns(store) : DD_STORE_DEFAULT_TIMEOUT_NS;
-    return smaller(arguments->options.timeout_ns, store_ns);
+    return earlier_of(arguments->options.timeout_ns, store_ns);
 }
 
 static int
-open_group(py_group *self, dd_store *store, PyObject *store_object, open_arguments *arguments)
+cpu_group_open(py_group *self, dd_store *store, PyObject *store_object, open_arguments *arguments)
 {
     dd_bytes secret = store != NULL ? dd_tcp_store_secret(store) : (dd_bytes){0};
     dd_engine *engine = py_engine_get(self->state, secret);
@@ -116,20 +116,20 @@ open_group(py_group *self, dd_store *store, PyObject *store_object, open_argumen
                                                     &arguments->options, &group, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
-            release(group);
+            release_without_gil(group);
         }
         return -1;
     }
     if (!py_group_claim(self, &py_group_kind_cpu)) { /* another thread may have opened it */
-        release(group);
+        release_without_gil(group);
         return -1;
     }
-    take(self, group, store_object);
+    cpu_group_take(self, group, store_object);
     return 0;
 }
 
 static int
-group_init(PyObject *object, PyObject *args, PyObject *kwargs)
+cpu_group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_group *self = (py_group *)object;
     PyObject *store_object;
@@ -155,7 +155,7 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (arguments.connect_timeout_ns < 0) {
         arguments.connect_timeout_ns = default_connect_timeout_ns(&arguments, store);
     }
-    int rc = open_group(self, store, store_object, &arguments);
+    int rc = cpu_group_open(self, store, store_object, &arguments);
     py_store_drop(store);
     return rc;
 }
@@ -207,7 +207,7 @@ group_dealloc(PyObject *object)
 #define MAX_NAMED_RANKS 8
 
 static PyObject *
-split(py_group *self, const int *ranks, int count, const dd_group_options *options)
+cpu_group_split(py_group *self, const int *ranks, int count, const dd_group_options *options)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     py_group *part = (py_group *)py_object_new(type, NULL, NULL);
@@ -222,12 +222,12 @@ split(py_group *self, const int *ranks, int count, const dd_group_options *optio
         PY_WITHOUT_GIL(dd_group_split(self->group, ranks, count, 0, options, &group, &wait.wait, &err));
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (status == DD_OK) {
-            release(group);
+            release_without_gil(group);
         }
         Py_DECREF(part);
         return NULL;
     }
-    take(part, group, self->store);
+    cpu_group_take(part, group, self->store);
     return (PyObject *)part;
 }
 
@@ -254,7 +254,7 @@ group_split(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (options.name.data == NULL) {
         made = py_group_name_part(self, ranks, count, MAX_NAMED_RANKS, &options.name);
     }
-    PyObject *part = options.name.data != NULL ? split(self, ranks, count, &options) : NULL;
+    PyObject *part = options.name.data != NULL ? cpu_group_split(self, ranks, count, &options) : NULL;
     Py_XDECREF(made);
     PyMem_Free(ranks);
     return part;
@@ -315,7 +315,7 @@ py_group_abort(py_group *self, const char *reason, int64_t timeout_ns)
 }
 
 static PyObject *
-group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+cpu_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
@@ -481,7 +481,7 @@ static PyMethodDef group_methods[] = {
      "_carry($self, carrier, timeout=None)\n--\n\nFrom now on this library moves the data. All ranks call it first of all."},
     {"_describe", PY_FAST_METHOD(group_describe),
      "_describe($self, name, desc, global_ranks)\n--\n\nWhat the group is called in dumps of the flight recorder."},
-    {"abort", PY_FAST_METHOD(group_abort),
+    {"abort", PY_FAST_METHOD(cpu_group_method_abort),
      "abort($self, reason='abort() was called')\n--\n\n"
      "Ends all operations at once, here and on the other ranks, with a DistAbortedError. May be called from any thread."},
     {"revoke", PY_FAST_METHOD(group_revoke),
@@ -513,7 +513,7 @@ static PyType_Slot group_slots[] = {
      "Groups over one store have different names. `timeout` (seconds or a timedelta) is for operations;\n"
      "`connect_timeout` for meeting the others: the store's, or `timeout` if that is shorter, unless given."},
     {Py_tp_new, (void *)py_object_new},
-    {Py_tp_init, (void *)group_init},
+    {Py_tp_init, (void *)cpu_group_init},
     {Py_tp_dealloc, (void *)group_dealloc},
     {Py_tp_traverse, (void *)group_traverse},
     {Py_tp_clear, (void *)group_clear},

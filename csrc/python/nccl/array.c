@@ -13,7 +13,7 @@ typedef struct nccl_memory {
 /* Runs on any thread. Does not wait, because a stream may hang; operations of groups that still use the memory hold a
  * reference. */
 static void
-destroy_memory(py_memory *memory)
+nccl_memory_destroy(py_memory *memory)
 {
     nccl_memory *own = (nccl_memory *)memory;
     if (memory->view.data != NULL && own->nccl->generation == dd_fork_generation()) {
@@ -23,7 +23,7 @@ destroy_memory(py_memory *memory)
 }
 
 static py_memory *
-make_memory(py_group *group, dd_view *view, int device)
+nccl_memory_make(py_group *group, dd_view *view, int device)
 {
     py_nccl *nccl = group->state->nccl;
     nccl_memory *own = dd_mem_zalloc(sizeof *own);
@@ -36,7 +36,7 @@ make_memory(py_group *group, dd_view *view, int device)
         return NULL;
     }
     own->nccl = nccl;
-    py_memory_init(&own->memory, view, destroy_memory);
+    py_memory_init(&own->memory, view, nccl_memory_destroy);
     own->memory.device_type = PY_DEVICE_CUDA;
     own->memory.device_id = device;
     return &own->memory;
@@ -58,7 +58,7 @@ py_nccl_group_empty(PyObject *object, PyObject *const *args, Py_ssize_t nargs, P
         !py_nccl_comm_read_device(group, device_object, &device, "empty")) {
         return NULL;
     }
-    py_memory *memory = make_memory(group, &view, device);
+    py_memory *memory = nccl_memory_make(group, &view, device);
     return memory != NULL ? py_memory_array_make(group->state->nccl_array_type, memory) : NULL;
 }
 
@@ -69,7 +69,7 @@ get_pointer(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-get_device(PyObject *object, void *Py_UNUSED(closure))
+array_get_device(PyObject *object, void *Py_UNUSED(closure))
 {
     return PyLong_FromLong(((py_memory_array *)object)->memory->device_id);
 }
@@ -95,7 +95,7 @@ static PyMethodDef array_methods[] = {
 static PyGetSetDef array_getset[] = {
     PY_MEMORY_ARRAY_GETSET,
     {"ptr", get_pointer, NULL, "Its address on the device.", NULL},
-    {"device", get_device, NULL, "The number of its device.", NULL},
+    {"device", array_get_device, NULL, "The number of its device.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -5,7 +5,7 @@
 #include "python/work/flight.h"
 
 static py_nccl_batch *
-find_locked(const py_nccl_core *core, unsigned long thread, bool is_estimate)
+find_batch_locked(const py_nccl_core *core, unsigned long thread, bool is_estimate)
 {
     py_nccl_batch *batch = core->batches;
     while (batch != NULL && (batch->thread != thread || (is_estimate && !batch->is_estimate))) {
@@ -15,22 +15,22 @@ find_locked(const py_nccl_core *core, unsigned long thread, bool is_estimate)
 }
 
 static py_nccl_batch *
-find(py_nccl_core *core, bool is_estimate)
+find_batch(py_nccl_core *core, bool is_estimate)
 {
     unsigned long thread = PyThread_get_thread_ident();
-    return PY_LOCKED(&core->lock, find_locked(core, thread, is_estimate));
+    return PY_LOCKED(&core->lock, find_batch_locked(core, thread, is_estimate));
 }
 
 py_nccl_batch *
 py_nccl_batch_find(py_nccl_core *core)
 {
-    return find(core, false);
+    return find_batch(core, false);
 }
 
 py_nccl_batch *
 py_nccl_estimate_find(py_nccl_core *core)
 {
-    return find(core, true);
+    return find_batch(core, true);
 }
 
 py_nccl_batch *

@@ -56,7 +56,7 @@ typedef struct py_launch {
 
 /* Runs without the GIL. *is_started: whether there is a work. */
 static dd_status
-start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
+launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 {
     py_nccl_plan *plan = launch->plan;
     dd_nccl_work *work = NULL;
@@ -81,7 +81,7 @@ start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 
 /* Releases the flight of a call that the host or its streams have waited for. */
 static void
-let_go(const py_launch *launch, dd_status status)
+launch_release(const py_launch *launch, dd_status status)
 {
     PyObject *exception = py_error_take();
     if (launch->plan->call.on_done == NULL) {
@@ -106,7 +106,7 @@ warn_of_missed_nan(const py_launch *launch)
 
 /* Takes over the flight and ends the plan. Returns a Work or None; NULL with an exception. */
 static PyObject *
-run(py_launch *launch)
+launch_run(py_launch *launch)
 {
     py_nccl_plan *plan = launch->plan;
     py_flight *flight = launch->item->flight;
@@ -131,13 +131,13 @@ run(py_launch *launch)
     py_record told;
     plan->call.record = py_nccl_record(launch->group, launch->item, launch->what, &told);
     py_wait_init(&wait, state, DD_NEVER_NS, true);
-    dd_status status = PY_WITHOUT_GIL(start(launch, &wait.wait, &is_started, &err));
+    dd_status status = PY_WITHOUT_GIL(launch_start(launch, &wait.wait, &is_started, &err));
     py_nccl_plan_fini(plan);
     bool is_ok = py_group_finish_wait(&wait, status, &err);
     if (is_started && work != NULL) {
         py_work_adopt(work, flight);
     } else if (is_started) {
-        let_go(launch, status);
+        launch_release(launch, status);
     } else {
         py_flight_destroy(flight);
     }
@@ -184,7 +184,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
         flight->op_type = PY_OP_TYPE_COALESCED;
     }
     plan.call.is_batch = true;
-    PyObject *result = run(&launch);
+    PyObject *result = launch_run(&launch);
     py_nccl_batch_destroy(batch, false);
     return result;
 }
@@ -237,7 +237,7 @@ run_alone(py_group_call *call, const py_nccl_item *item)
                         .what = call->flight->operands.function,
                         .timeout_ns = call->timeout_ns,
                         .is_async = call->is_async};
-    return run(&launch);
+    return launch_run(&launch);
 }
 
 /* Runs the call now, or adds it to the batch or the estimate that this thread is making. Ends it. */
@@ -336,7 +336,7 @@ estimate_barrier(py_group *self, py_nccl_batch *estimate, const py_nccl_item *it
 }
 
 static PyObject *
-run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
+run_device_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
 {
     py_flight *flight = py_flight_create(self, "barrier", PY_OP_TYPE_BARRIER);
     if (flight == NULL) {
@@ -358,7 +358,7 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
                         .what = "barrier",
                         .timeout_ns = timeout_ns,
                         .is_async = is_async};
-    return run(&launch);
+    return launch_run(&launch);
 }
 
 PyObject *
@@ -376,5 +376,5 @@ py_nccl_group_barrier(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         !read_device_ids(self, device_ids, &device)) {
         return NULL;
     }
-    return run_barrier(self, device, timeout_ns, is_async);
+    return run_device_barrier(self, device, timeout_ns, is_async);
 }

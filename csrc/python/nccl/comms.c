@@ -2,7 +2,7 @@
 #include "python/nccl/team.h"
 
 static void
-destroy_team(void *team)
+comms_close_team(void *team)
 {
     dd_nccl_team_close(team);
 }
@@ -42,7 +42,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                  count, &team);
     PyMem_Free(devices);
     if (is_done) {
-        if (py_nccl_kept_set(self, team, destroy_team)) {
+        if (py_nccl_kept_set(self, team, comms_close_team)) {
             return 0;
         }
         raise_made(); /* another thread has run __init__ */
@@ -54,7 +54,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 static int *
-devices_of(const dd_nccl_team *team)
+devices_of_team(const dd_nccl_team *team)
 {
     int size = dd_nccl_team_size(team);
     int *devices = PyMem_Calloc((size_t)size, sizeof *devices);
@@ -82,7 +82,7 @@ comms_run(PyObject *object, const py_nccl_team_coll *coll, PyObject *const *args
     if (team == NULL) {
         return NULL;
     }
-    int *devices = devices_of(team);
+    int *devices = devices_of_team(team);
     if (devices == NULL) {
         py_nccl_kept_end(self);
         return NULL;

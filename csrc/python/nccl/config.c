@@ -8,7 +8,7 @@
 
 /* Reads a str or a number; None leaves the field unset. The text is the object's. False with an exception. */
 static bool
-read_value(PyObject *object, const char *field, const char *function, dd_nccl_config_value *value)
+config_value_read(PyObject *object, const char *field, const char *function, dd_nccl_config_value *value)
 {
     *value = (dd_nccl_config_value){.is_set = object != Py_None, .is_text = PyUnicode_Check(object) != 0};
     if (value->is_text) {
@@ -24,8 +24,8 @@ read_value(PyObject *object, const char *field, const char *function, dd_nccl_co
 }
 
 static bool
-read_field(const py_state *state, PyObject *name, PyObject *object, dd_nccl_config *config,
-           const char *function)
+config_field_read(const py_state *state, PyObject *name, PyObject *object, dd_nccl_config *config,
+                  const char *function)
 {
     const char *field = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     if (field == NULL) {
@@ -36,7 +36,7 @@ read_field(const py_state *state, PyObject *name, PyObject *object, dd_nccl_conf
     }
     dd_error err;
     dd_nccl_config_value value;
-    return read_value(object, field, function, &value) &&
+    return config_value_read(object, field, function, &value) &&
            py_error_check_of_group((py_state *)(uintptr_t)state,
                                    dd_nccl_config_set(config, field, &value, &err), &err);
 }
@@ -54,7 +54,7 @@ read_fields(const py_state *state, PyObject *dict, dd_nccl_config *config, const
     Py_ssize_t position = 0;
     bool is_ok = copy != NULL;
     while (is_ok && PyDict_Next(copy, &position, &name, &value)) {
-        is_ok = read_field(state, name, value, config, function);
+        is_ok = config_field_read(state, name, value, config, function);
     }
     Py_XDECREF(copy);
     return is_ok;
@@ -77,7 +77,7 @@ typedef struct coll_config {
 } coll_config;
 
 static void
-destroy(PyObject *capsule)
+config_capsule_destroy(PyObject *capsule)
 {
     dd_mem_free(PyCapsule_GetPointer(capsule, CAPSULE_NAME));
 }
@@ -105,7 +105,7 @@ py_nccl_make_coll_config(PyObject *module, PyObject *dict)
         return PyErr_NoMemory();
     }
     bool is_ok = read_coll_config(PyModule_GetState(module), dict, config);
-    PyObject *capsule = is_ok ? PyCapsule_New(config, CAPSULE_NAME, destroy) : NULL;
+    PyObject *capsule = is_ok ? PyCapsule_New(config, CAPSULE_NAME, config_capsule_destroy) : NULL;
     if (capsule == NULL) {
         dd_mem_free(config);
     }

@@ -98,7 +98,7 @@ py_nccl_group_start_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* Asks NCCL. False with an exception. */
 static bool
-ask(py_group *self, const py_nccl_batch *estimate, float *microseconds)
+estimate_items(py_group *self, const py_nccl_batch *estimate, float *microseconds)
 {
     py_nccl_plan plan;
     if (!py_nccl_plan_make(&plan, self, estimate->items, estimate->nitems)) {
@@ -133,7 +133,7 @@ py_nccl_group_end_estimate(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     py_nccl_batch_take_out(self->nccl, estimate);
     float microseconds = DD_NCCL_NO_ESTIMATE;
-    bool is_ok = estimate->nitems == 0 || ask(self, estimate, &microseconds);
+    bool is_ok = estimate->nitems == 0 || estimate_items(self, estimate, &microseconds);
     PyObject *exception = py_error_take();
     py_nccl_batch_destroy(estimate, true);
     py_error_put(exception);

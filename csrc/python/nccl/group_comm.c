@@ -45,7 +45,7 @@ PY_NCCL_METHOD(connect)
 
 /* The communicator on the group's device, which must exist: a new reference. NULL with an exception. */
 static dd_nccl_comm *
-find(py_group *self, const char *function)
+find_group_comm(py_group *self, const char *function)
 {
     int device;
     if (!py_nccl_group_choose_device(self, &device)) {
@@ -65,7 +65,7 @@ static PyObject *
 call_comm(PyObject *object, comm_call call, const char *function)
 {
     PY_NCCL_BEGIN(self, object)
-    dd_nccl_comm *comm = find(self, function);
+    dd_nccl_comm *comm = find_group_comm(self, function);
     if (comm == NULL) {
         return NULL;
     }
@@ -112,7 +112,7 @@ read_memory_stats(dd_nccl_comm *comm, uint64_t values[NMEMORY_STATS], dd_error *
 
 /* Steals the value. False with an exception. */
 static bool
-put(PyObject *dict, const char *name, PyObject *value)
+dict_put(PyObject *dict, const char *name, PyObject *value)
 {
     bool is_ok = value != NULL && PyDict_SetItemString(dict, name, value) == 0;
     Py_XDECREF(value);
@@ -122,7 +122,7 @@ put(PyObject *dict, const char *name, PyObject *value)
 PY_NCCL_PLAIN_METHOD(memory_stats)
 {
     PY_NCCL_BEGIN(group, self)
-    dd_nccl_comm *comm = find(group, "memory_stats");
+    dd_nccl_comm *comm = find_group_comm(group, "memory_stats");
     if (comm == NULL) {
         return NULL;
     }
@@ -132,7 +132,7 @@ PY_NCCL_PLAIN_METHOD(memory_stats)
     py_nccl_comm_release(comm);
     PyObject *stats = py_error_check_of_group(group->state, status, &err) ? PyDict_New() : NULL;
     for (size_t i = 0; stats != NULL && i < NMEMORY_STATS; i++) {
-        if (!put(stats, memory_stat_names[i], PyLong_FromUnsignedLongLong(values[i]))) {
+        if (!dict_put(stats, memory_stat_names[i], PyLong_FromUnsignedLongLong(values[i]))) {
             Py_CLEAR(stats);
         }
     }
@@ -179,7 +179,7 @@ build_properties(const dd_nccl_abi_properties *properties, int version)
     PyObject *dict = PyDict_New();
     for (size_t i = 0; dict != NULL && i < sizeof property_rows / sizeof property_rows[0]; i++) {
         const property_row *row = &property_rows[i];
-        if (version >= row->since && !put(dict, row->name, build_property(properties, row))) {
+        if (version >= row->since && !dict_put(dict, row->name, build_property(properties, row))) {
             Py_CLEAR(dict);
         }
     }
@@ -189,7 +189,7 @@ build_properties(const dd_nccl_abi_properties *properties, int version)
 PY_NCCL_PLAIN_METHOD(properties)
 {
     PY_NCCL_BEGIN(group, self)
-    dd_nccl_comm *comm = find(group, "properties");
+    dd_nccl_comm *comm = find_group_comm(group, "properties");
     if (comm == NULL) {
         return NULL;
     }
@@ -249,7 +249,7 @@ PY_NCCL_METHOD(register)
         !read_memory(group, memory, nbytes_object, &data, &nbytes)) {
         return NULL;
     }
-    dd_nccl_comm *comm = find(group, "register");
+    dd_nccl_comm *comm = find_group_comm(group, "register");
     if (comm == NULL) {
         return NULL;
     }
@@ -278,7 +278,7 @@ PY_NCCL_METHOD(deregister)
         return NULL;
     }
     void *registration = (void *)(intptr_t)number;
-    dd_nccl_comm *comm = registration != NULL ? find(group, "deregister") : NULL;
+    dd_nccl_comm *comm = registration != NULL ? find_group_comm(group, "deregister") : NULL;
     if (comm == NULL) {
         return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
     }

@@ -44,7 +44,7 @@ read_ranks(const py_group *self, PyObject *object, int *count, const char *funct
 
 /* -1: it is not among them. */
 static int
-place_of(int rank, const int *ranks, int count)
+index_of_rank(int rank, const int *ranks, int count)
 {
     for (int i = 0; i < count; i++) {
         if (ranks[i] == rank) {
@@ -63,7 +63,7 @@ typedef struct said {
 
 /* Takes the options of the parent, changed as the caller asks. False with an exception. */
 static bool
-read_options(py_group *self, offspring *child, const said *what)
+offspring_read_options(py_group *self, offspring *child, const said *what)
 {
     child->options = self->nccl->options;
     child->options.timeout_ns = py_group_timeout_or_own(self, what->timeout_ns);
@@ -168,9 +168,9 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
 }
 
 static PyObject *
-split(py_group *self, offspring *child, PyObject *color_object)
+offspring_split(py_group *self, offspring *child, PyObject *color_object)
 {
-    int key = place_of(self->rank, child->ranks, child->nranks);
+    int key = index_of_rank(self->rank, child->ranks, child->nranks);
     int color = color_of(child);
     if (key < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
@@ -199,9 +199,9 @@ PY_NCCL_METHOD(split)
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
                    (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
-                   read_options(group, &child, &what) &&
+                   offspring_read_options(group, &child, &what) &&
                    py_nccl_comm_read_device(group, device, &child.device, "split");
-    PyObject *part = is_read ? split(group, &child, color) : NULL;
+    PyObject *part = is_read ? offspring_split(group, &child, color) : NULL;
     fini_offspring(&child);
     return part;
 }
@@ -215,7 +215,7 @@ PY_NCCL_METHOD(skip_split)
     dd_nccl_comm *none = NULL;
     bool is_ok = py_params_read(&params, group->state, args, nargs, kwnames) &&
                  py_nccl_comm_read_device(group, device, &child.device, "skip_split") &&
-                 read_options(group, &child, &(said){.timeout_ns = -1}) &&
+                 offspring_read_options(group, &child, &(said){.timeout_ns = -1}) &&
                  split_comm(group, &child, DD_NCCL_NO_COLOR, 0, &none);
     fini_offspring(&child);
     return is_ok ? Py_NewRef(Py_None) : NULL;
@@ -231,7 +231,7 @@ keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *
         return false;
     }
     for (int rank = 0; rank < self->size; rank++) {
-        if (place_of(rank, excluded->ranks, excluded->nranks) < 0) {
+        if (index_of_rank(rank, excluded->ranks, excluded->nranks) < 0) {
             child->ranks[child->nranks++] = rank;
         }
     }
@@ -241,7 +241,7 @@ keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *
 static PyObject *
 shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
 {
-    int rank = place_of(self->rank, child->ranks, child->nranks);
+    int rank = index_of_rank(self->rank, child->ranks, child->nranks);
     if (rank < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
                      "shrink(): this rank, %d, is excluded: it must not call it", self->rank);
@@ -290,7 +290,8 @@ PY_NCCL_METHOD(shrink)
     int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
     dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort};
     bool is_read = ranks != NULL && keep_others(group, &excluded, &child) &&
-                   read_options(group, &child, &what) && py_nccl_group_choose_device(group, &child.device);
+                   offspring_read_options(group, &child, &what) &&
+                   py_nccl_group_choose_device(group, &child.device);
     PyObject *part = is_read ? shrink(group, &child, &excluded) : NULL;
     PyMem_Free(ranks);
     fini_offspring(&child);
@@ -347,7 +348,7 @@ read_growth(const py_group *self, PyObject *id, PyObject *rank, growth *how)
 }
 
 static PyObject *
-grow(py_group *self, const offspring *child, const growth *how)
+offspring_grow(py_group *self, const offspring *child, const growth *how)
 {
     const py_nccl *nccl = self->state->nccl;
     dd_nccl_comm *parent = how->is_member ? py_nccl_comm_connect(self, child->device) : NULL;
@@ -385,7 +386,7 @@ PY_NCCL_METHOD(grow)
                   {"timeout", PY_TIMEOUT, &what.timeout_ns}, {"config", PY_OBJECT, &what.config});
     PY_NCCL_BEGIN(group, self)
     bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
-                   read_growth(group, id, rank, &how) && read_options(group, &child, &what) &&
+                   read_growth(group, id, rank, &how) && offspring_read_options(group, &child, &what) &&
                    py_nccl_group_choose_device(group, &child.device);
     if (is_read &&
         (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {
@@ -394,7 +395,7 @@ PY_NCCL_METHOD(grow)
                      child.nranks);
         is_read = false;
     }
-    PyObject *whole = is_read ? grow(group, &child, &how) : NULL;
+    PyObject *whole = is_read ? offspring_grow(group, &child, &how) : NULL;
     fini_offspring(&child);
     return whole;
 }

@@ -18,7 +18,7 @@
 /* ---- what the core has of it */
 
 static dd_status
-check_fork(const py_group *self, dd_error *err)
+nccl_kind_check_fork(const py_group *self, dd_error *err)
 {
     return self->state->nccl->generation == dd_fork_generation()
                ? DD_OK
@@ -27,7 +27,7 @@ check_fork(const py_group *self, dd_error *err)
 
 /* Errors are ignored: they are about communicators that do not end in time, but later or never. */
 static void
-abort_group(const py_group *self, const char *reason, const dd_wait *wait)
+nccl_kind_abort(const py_group *self, const char *reason, const dd_wait *wait)
 {
     (void)!dd_nccl_group_abort(self->nccl->group, reason, wait, NULL);
 }
@@ -74,11 +74,11 @@ warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait
 }
 
 static void
-drop(py_group *self)
+nccl_kind_drop(py_group *self)
 {
     py_nccl_batches_destroy(self->nccl);
     py_watch_remove_nccl(self);
-    if (self->state->nccl != NULL && check_fork(self, NULL) == DD_OK) {
+    if (self->state->nccl != NULL && nccl_kind_check_fork(self, NULL) == DD_OK) {
         if (!self->is_closed && !is_shared(self)) {
             dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
             warn_if_busy(self->nccl->group, "a group is let go without being closed", &wait);
@@ -89,7 +89,7 @@ drop(py_group *self)
 }
 
 static dd_recorder_group *
-find_recorder_group(const py_group *self)
+nccl_kind_recorder_group(const py_group *self)
 {
     return self->nccl->recorded;
 }
@@ -102,7 +102,7 @@ const py_group_kind py_group_kind_nccl = {
     .recorded_name = "nccl",
     .close_timeout_ns = DD_NEVER_NS, /* operations end in the time that they were given */
     .is_lost_in_child = true,
-    PY_GROUP_KIND_TABLE,
+    PY_GROUP_KIND_TABLE(nccl_kind),
 };
 
 /* ---- making */
@@ -118,7 +118,7 @@ typedef struct nccl_open_arguments {
 } nccl_open_arguments;
 
 static bool
-parse(py_state *state, PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
+nccl_group_parse_init(py_state *state, PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
 {
     dd_nccl_group_options *options = &arguments->options;
     const py_params params = PY_PARAMS(
@@ -156,7 +156,7 @@ read_device(const py_group *self, PyObject *object, int *device)
 }
 
 static bool
-open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
+nccl_group_open(py_group *self, nccl_open_arguments *arguments, dd_store *store)
 {
     int rank = arguments->rank;
     int size = arguments->size;
@@ -188,27 +188,27 @@ open_group(py_group *self, nccl_open_arguments *arguments, dd_store *store)
 }
 
 static int
-group_init(PyObject *object, PyObject *args, PyObject *kwargs)
+nccl_group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_group *self = (py_group *)object;
     nccl_open_arguments arguments;
     if (!py_group_require_new(self, &py_group_kind_nccl)) {
         return -1;
     }
-    if (!parse(self->state, args, kwargs, &arguments)) {
+    if (!nccl_group_parse_init(self->state, args, kwargs, &arguments)) {
         return -1;
     }
     dd_store *store;
     if (!py_store_acquire_if_any(self->state, arguments.store_object, "NcclGroup", "store", &store)) {
         return -1;
     }
-    bool is_ok = open_group(self, &arguments, store);
+    bool is_ok = nccl_group_open(self, &arguments, store);
     py_store_drop(store);
     return is_ok ? py_watch_add_nccl(self) : -1;
 }
 
 static PyObject *
-group_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_group *self = (py_group *)object;
     const char *reason = "abort() was called";
@@ -438,7 +438,7 @@ static PyMethodDef group_methods[] = {
     {"_wait_for_works", PY_FAST_METHOD(group_wait_for_works),
      "_wait_for_works($self, timeout=None)\n--\n\n"
      "Makes the host wait until no operation of this rank is unfinished. Raises if the group has failed."},
-    {"abort", PY_FAST_METHOD(group_abort),
+    {"abort", PY_FAST_METHOD(nccl_group_method_abort),
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations of this rank at once with DistAbortedError, and waits 10 s for the communicators to end, unless a\n"
      "timeout is given. May be called from any thread."},
@@ -451,7 +451,7 @@ static PyMethodDef group_methods[] = {
 };
 
 static PyObject *
-get_device(PyObject *object, void *Py_UNUSED(closure))
+nccl_group_get_device(PyObject *object, void *Py_UNUSED(closure))
 {
     const py_group *self = (py_group *)object;
     if (!py_group_require_open(self)) {
@@ -469,7 +469,7 @@ get_grouped_messages(PyObject *object, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef group_getset[] = {
-    {"device", get_device, NULL,
+    {"device", nccl_group_get_device, NULL,
      "The device it is bound to or was first used with; None if it is not known yet.", NULL},
     {"grouped_messages", get_grouped_messages, NULL,
      "Whether gather, scatter and all_to_all are grouped messages with every NCCL.", NULL},
@@ -485,7 +485,7 @@ static PyType_Slot group_slots[] = {
      "The ranks meet in the store when they first use a device. A call puts its operation into a stream. The streams\n"
      "that the tensors' libraries work on wait for its end, not the host. `config` is a dict of fields of NCCL's\n"
      "configuration."},
-    {Py_tp_init, (void *)group_init},
+    {Py_tp_init, (void *)nccl_group_init},
     {Py_tp_methods, group_methods},
     {Py_tp_getset, group_getset},
     {0, NULL},

@@ -51,7 +51,7 @@ find_nccl(void)
 
 /* As CUDAPluggableAllocator of PyTorch wants them. NULL: there is no memory. */
 static void *
-allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
+torch_allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
 {
     const py_nccl *nccl = find_nccl();
     void *data = NULL;
@@ -59,7 +59,7 @@ allocate(size_t nbytes, int device, void *Py_UNUSED(stream))
 }
 
 static void
-release(void *data, size_t Py_UNUSED(nbytes), int device, void *Py_UNUSED(stream))
+torch_release(void *data, size_t Py_UNUSED(nbytes), int device, void *Py_UNUSED(stream))
 {
     const py_nccl *nccl = find_nccl();
     if (nccl != NULL) {
@@ -78,8 +78,8 @@ py_nccl_allocator(PyObject *module, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     atomic_store_explicit(&loaded, nccl, memory_order_release);
-    return Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)allocate,
-                         (unsigned long long)(uintptr_t)release);
+    return Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)torch_allocate,
+                         (unsigned long long)(uintptr_t)torch_release);
 }
 
 void

@@ -8,7 +8,7 @@
 /* ---- loading */
 
 static void
-destroy(py_nccl *nccl)
+nccl_destroy(py_nccl *nccl)
 {
     if (nccl != NULL) {
         dd_nccl_watchdog_destroy(nccl->watchdog);
@@ -29,7 +29,7 @@ typedef struct load_arguments {
 } load_arguments;
 
 static dd_status
-load(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
+load_nccl(const load_arguments *arguments, py_nccl *nccl, dd_error *err)
 {
     dd_status status = dd_cuda_open(arguments->cuda_path, &nccl->cuda, err);
     if (status == DD_OK) {
@@ -53,11 +53,11 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         return PyErr_NoMemory();
     }
     dd_error err;
-    dd_status status = PY_WITHOUT_GIL(load(arguments, nccl, &err));
+    dd_status status = PY_WITHOUT_GIL(load_nccl(arguments, nccl, &err));
     if (status == DD_OK && PY_ONCE_SET(&state->nccl, nccl)) {
         Py_RETURN_NONE;
     }
-    destroy(nccl);
+    nccl_destroy(nccl);
     /* If another thread has loaded it, this may have failed because of that: a key can come too late. */
     if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;
@@ -119,7 +119,7 @@ py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
 }
 
 static py_nccl *
-check_fork(py_state *state)
+nccl_raise_if_forked(py_state *state)
 {
     py_nccl *nccl = PY_ONCE_GET(&state->nccl);
     if (nccl->generation != dd_fork_generation()) {
@@ -146,7 +146,7 @@ py_nccl_get(py_state *state)
             return NULL;
         }
     }
-    return check_fork(state);
+    return nccl_raise_if_forked(state);
 }
 
 PyObject *
@@ -199,7 +199,7 @@ py_nccl_destroy(py_state *state)
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
         py_watch_heartbeat(state, NULL);
         py_nccl_allocator_end();
-        destroy(state->nccl);
+        nccl_destroy(state->nccl);
     }
     state->nccl = NULL;
 }

@@ -44,7 +44,7 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
 
 /* Makes room for the streams of all items. False with an exception. */
 static bool
-reserve_streams(py_nccl_plan *plan, size_t nitems)
+plan_reserve_streams(py_nccl_plan *plan, size_t nitems)
 {
     plan->streams =
         nitems <= 1 ? plan->first_streams : dd_mem_alloc_array(nitems, sizeof plan->first_streams);
@@ -115,7 +115,7 @@ count_items(const py_group *group, const py_nccl_item *items, size_t nitems, tot
 }
 
 static bool
-allocate(py_nccl_plan *plan, const totals *sum)
+plan_allocate(py_nccl_plan *plan, const totals *sum)
 {
     size_t ncopies = sum->nbefore + sum->nafter;
     plan->ops = sum->nops <= 1 ? &plan->first_op : dd_mem_alloc_array(sum->nops, sizeof *plan->ops);
@@ -210,7 +210,7 @@ add_ops(py_nccl_plan *plan, const py_nccl_item *item)
 }
 
 static void
-fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals *sum)
+plan_fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals *sum)
 {
     dd_nccl_copy *after = plan->copies != NULL ? plan->copies + sum->nbefore : NULL;
     for (size_t i = 0; i < nitems; i++) {
@@ -227,7 +227,7 @@ fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals 
 }
 
 static void
-give_up(py_nccl_plan *plan, py_group *group)
+plan_free_scratch(py_nccl_plan *plan, py_group *group)
 {
     PyObject *exception = py_error_take();
     Py_BEGIN_ALLOW_THREADS
@@ -247,21 +247,21 @@ py_nccl_plan_make(py_nccl_plan *plan, py_group *group, const py_nccl_item *items
     plan->call.device = PY_NO_DEVICE;
     plan->is_blocking = group->nccl->is_blocking_wait;
     plan->is_stream_ordered = true;
-    bool is_ok = reserve_streams(plan, nitems);
+    bool is_ok = plan_reserve_streams(plan, nitems);
     for (size_t i = 0; is_ok && i < nitems; i++) {
         is_ok = take_scope(plan, group, &items[i].flight->operands.device);
     }
     if (is_ok && plan->call.device == PY_NO_DEVICE) {
         is_ok = py_nccl_group_choose_device(group, &plan->call.device);
     }
-    is_ok = is_ok && count_items(group, items, nitems, &sum) && allocate(plan, &sum);
+    is_ok = is_ok && count_items(group, items, nitems, &sum) && plan_allocate(plan, &sum);
     is_ok = is_ok && (sum.nstaged == 0 || stage(plan, group, items, nitems));
     if (!is_ok) {
-        give_up(plan, group);
+        plan_free_scratch(plan, group);
         return false;
     }
     py_nccl_core_note_device(group->nccl, plan->call.device);
-    fill(plan, items, nitems, &sum);
+    plan_fill(plan, items, nitems, &sum);
     return true;
 }
 

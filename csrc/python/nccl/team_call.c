@@ -63,7 +63,7 @@ read_redop(py_nccl_team_call *call, PyObject *op)
 }
 
 static bool
-reserve_streams(py_nccl_team_call *call, size_t count)
+team_call_reserve_streams(py_nccl_team_call *call, size_t count)
 {
     if (call->streams == NULL) {
         call->streams = dd_mem_alloc_array(count + 1, sizeof(dd_cuda_stream));
@@ -104,8 +104,8 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
 
 /* Adds a list of tensors. False with an exception. */
 static bool
-add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
-            const py_nccl_team_target *target)
+team_call_add(py_nccl_team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
+              const py_nccl_team_target *target)
 {
     if (!PyList_Check(list) && !PyTuple_Check(list)) {
         py_raise_wrong_type(call->function, name, "a list or tuple of tensors, one for each device", list);
@@ -113,7 +113,7 @@ add_tensors(py_nccl_team_call *call, PyObject *list, py_use use, const char *nam
     }
     PyObject *objects = PySequence_Tuple(list);
     Py_ssize_t given = objects != NULL ? PyTuple_Size(objects) : 0;
-    bool is_ok = objects != NULL && reserve_streams(call, (size_t)given);
+    bool is_ok = objects != NULL && team_call_reserve_streams(call, (size_t)given);
     if (is_ok && ((count >= 0 && given != count) || given == 0)) {
         PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument '%s' has %zd tensors, and %zd are needed", call->function, name, given,
@@ -229,10 +229,10 @@ read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_targe
         return true;
     }
     if (call->is_one_stream) {
-        return reserve_streams(call, 1) && read_stream(call, object, &call->streams[0]);
+        return team_call_reserve_streams(call, 1) && read_stream(call, object, &call->streams[0]);
     }
     PyObject *tuple = PySequence_Tuple(object);
-    bool is_ok = tuple != NULL && reserve_streams(call, (size_t)target->ntensors);
+    bool is_ok = tuple != NULL && team_call_reserve_streams(call, (size_t)target->ntensors);
     if (is_ok && PyTuple_Size(tuple) != target->ntensors) {
         PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument 'streams' has %zd streams for %d devices", call->function,
@@ -257,8 +257,8 @@ typedef struct team_arguments {
 } team_arguments;
 
 static bool
-parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *const *args,
-      Py_ssize_t nargs, PyObject *kwnames, team_arguments *given)
+team_call_parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject *const *args,
+                Py_ssize_t nargs, PyObject *kwnames, team_arguments *given)
 {
     py_param list[5];
     int count = 0;
@@ -285,8 +285,8 @@ parse(const py_nccl_team_target *target, const py_nccl_team_coll *coll, PyObject
 
 /* Reads the arguments and makes the items. False with an exception. */
 static bool
-prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_arguments *given,
-        const py_nccl_team_target *target)
+team_call_prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_arguments *given,
+                  const py_nccl_team_target *target)
 {
     py_use use = coll->has_outputs ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_streams(call, given->streams, target) || (given->op != NULL && !read_redop(call, given->op)) ||
@@ -295,11 +295,12 @@ prepare(py_nccl_team_call *call, const py_nccl_team_coll *coll, const team_argum
         return false;
     }
     if (coll->has_outputs &&
-        !add_tensors(call, given->outputs, PY_USE_OUT, "outputs", target->ntensors, target)) {
+        !team_call_add(call, given->outputs, PY_USE_OUT, "outputs", target->ntensors, target)) {
         return false;
     }
     Py_ssize_t ninputs = coll->has_outputs ? (Py_ssize_t)call->operands.npieces : target->ntensors;
-    return add_tensors(call, given->inputs, use, coll->has_outputs ? "inputs" : "tensors", ninputs, target) &&
+    return team_call_add(call, given->inputs, use, coll->has_outputs ? "inputs" : "tensors", ninputs,
+                         target) &&
            make_items(call, coll, target->state->nccl->lib, target->size);
 }
 
@@ -308,14 +309,14 @@ py_nccl_team_run(const py_nccl_team_target *target, const py_nccl_team_coll *col
                  Py_ssize_t nargs, PyObject *kwnames)
 {
     team_arguments given;
-    if (!parse(target, coll, args, nargs, kwnames, &given)) {
+    if (!team_call_parse(target, coll, args, nargs, kwnames, &given)) {
         return NULL;
     }
     py_nccl_team_call call = {.state = target->state, .function = coll->function, .redop = DD_NCCL_SUM};
     py_operands_init(&call.operands, call.state, call.function);
     py_device_scope_init(&call.operands.device, call.state);
     bool is_ok = py_nccl_find_coll_config(call.state->nccl, &call.capsule, &call.config) &&
-                 prepare(&call, coll, &given, target);
+                 team_call_prepare(&call, coll, &given, target);
     if (is_ok) {
         py_wait wait;
         dd_error err;

@@ -7,7 +7,7 @@
 
 /* Takes the memory that the others are to write into. False with an exception. */
 static bool
-take_memory(py_nccl_window *self, PyObject *object, int *device)
+nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
 {
     py_argument argument = {
         .state = self->state, .function = "new_window", .name = "tensor", .value = object};
@@ -32,7 +32,7 @@ take_memory(py_nccl_window *self, PyObject *object, int *device)
 }
 
 static bool
-open_window(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeout_ns)
+nccl_window_open(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeout_ns)
 {
     dd_nccl_group *group = self->group->nccl->group;
     return PY_GROUP_CALL(self->state, py_group_timeout_or_own(self->group, timeout_ns),
@@ -41,27 +41,27 @@ open_window(py_nccl_window *self, const dd_nccl_window_spec *spec, int64_t timeo
 
 /* The other ranks, which open theirs with this one, learn that it cannot. The exception that is set stays set. */
 static void
-tell_obstacle(py_nccl_window *self, int64_t timeout_ns)
+nccl_window_report_obstacle(py_nccl_window *self, int64_t timeout_ns)
 {
     dd_nccl_window_spec spec = {.device = PY_NO_DEVICE, .obstacle = DD_INVALID_ARGUMENT};
     PyObject *exception = py_error_take();
-    (void)open_window(self, &spec, timeout_ns);
+    (void)nccl_window_open(self, &spec, timeout_ns);
     py_error_put(exception);
 }
 
 static bool
-take_and_open(py_nccl_window *self, PyObject *tensor, int64_t timeout_ns)
+nccl_window_take_and_open(py_nccl_window *self, PyObject *tensor, int64_t timeout_ns)
 {
     dd_nccl_window_spec spec = {.obstacle = DD_OK};
-    if (!take_memory(self, tensor, &spec.device)) {
-        tell_obstacle(self, timeout_ns);
+    if (!nccl_window_take_memory(self, tensor, &spec.device)) {
+        nccl_window_report_obstacle(self, timeout_ns);
         return false;
     }
     spec.data = self->memory.view.data;
     spec.nbytes = dd_view_nbytes(&self->memory.view);
     spec.dtype = self->memory.view.dtype;
     py_nccl_core_note_device(self->group->nccl, spec.device);
-    return open_window(self, &spec, timeout_ns);
+    return nccl_window_open(self, &spec, timeout_ns);
 }
 
 PyObject *
@@ -80,7 +80,7 @@ py_nccl_group_new_window(PyObject *object, PyObject *const *args, Py_ssize_t nar
         return NULL;
     }
     self->group = (py_group *)Py_NewRef(object);
-    if (!take_and_open(self, tensor, timeout_ns)) {
+    if (!nccl_window_take_and_open(self, tensor, timeout_ns)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -89,7 +89,7 @@ py_nccl_group_new_window(PyObject *object, PyObject *const *args, Py_ssize_t nar
 
 /* There is no tp_clear: see base/object.h. */
 static int
-window_traverse(PyObject *object, visitproc visit, void *arg)
+nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
 {
     py_nccl_window *self = (py_nccl_window *)object;
     Py_VISIT(Py_TYPE(object));
@@ -113,7 +113,7 @@ warn_if_open(const py_nccl_window *self)
 }
 
 static void
-window_dealloc(PyObject *object)
+nccl_window_dealloc(PyObject *object)
 {
     py_nccl_window *self = (py_nccl_window *)object;
     py_object_begin_dealloc(object);
@@ -127,7 +127,7 @@ window_dealloc(PyObject *object)
 }
 
 static PyObject *
-window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+nccl_window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_nccl_window *self = (py_nccl_window *)object;
     int64_t timeout_ns = -1;
@@ -149,13 +149,14 @@ typedef struct one_sided {
 } one_sided;
 
 static bool
-read_int(const one_sided *self, const py_group_call *call, PyObject *value, const char *name, int *number)
+one_sided_read_int(const one_sided *self, const py_group_call *call, PyObject *value, const char *name,
+                   int *number)
 {
     return value == NULL || py_params_int(self->window->state, value, number, call->params->function, name);
 }
 
 static bool
-read_offset(one_sided *self, const py_group_call *call, PyObject *value)
+one_sided_read_offset(one_sided *self, const py_group_call *call, PyObject *value)
 {
     int64_t offset = 0;
     if (value != NULL && !py_to_int64(value, &offset, "put", "offset")) {
@@ -192,8 +193,8 @@ check_source(const one_sided *self, const py_group_call *call)
 
 /* Begins a call; false with an exception and nothing to end. */
 static bool
-begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params, PyObject *const *args,
-      Py_ssize_t nargs, PyObject *kwnames)
+one_sided_begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params,
+                PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     self->window = (py_nccl_window *)object;
     self->op.window = self->window->window;
@@ -203,7 +204,7 @@ begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params,
 }
 
 static bool
-read_rank(one_sided *self, const py_group_call *call, PyObject *value)
+one_sided_read_rank(one_sided *self, const py_group_call *call, PyObject *value)
 {
     return py_params_rank(self->window->state, value, self->window->group->size, &self->op.peer,
                           call->params->function, self->rank_name);
@@ -216,13 +217,13 @@ window_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
                                  PY_OTHER(channel), PY_TIME_LIMIT, PY_ASYNC);
     one_sided self = {.rank_name = "rank", .op = {.kind = DD_NCCL_OP_PUT}};
     py_group_call call;
-    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+    if (!one_sided_begin(&self, object, &call, &params, args, nargs, kwnames)) {
         return NULL;
     }
-    bool is_ok = read_rank(&self, &call, call.values[1]) &&
+    bool is_ok = one_sided_read_rank(&self, &call, call.values[1]) &&
                  py_operands_add(call.operands, call.values[0], PY_USE_IN, "tensor") &&
-                 check_source(&self, &call) && read_offset(&self, &call, call.values[2]) &&
-                 read_int(&self, &call, call.values[3], "channel", &self.op.channel);
+                 check_source(&self, &call) && one_sided_read_offset(&self, &call, call.values[2]) &&
+                 one_sided_read_int(&self, &call, call.values[3], "channel", &self.op.channel);
     return py_nccl_call_run_one_sided(&call, &self.op, is_ok);
 }
 
@@ -242,11 +243,11 @@ window_signal(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObjec
         PY_PARAMS("signal", 1, 2, PY_OTHER(dst_rank), PY_OTHER(channel), PY_TIME_LIMIT, PY_ASYNC);
     one_sided self = {.rank_name = "dst_rank", .op = {.kind = DD_NCCL_OP_SIGNAL}};
     py_group_call call;
-    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+    if (!one_sided_begin(&self, object, &call, &params, args, nargs, kwnames)) {
         return NULL;
     }
-    bool is_ok = read_rank(&self, &call, call.values[0]) &&
-                 read_int(&self, &call, call.values[1], "channel", &self.op.channel);
+    bool is_ok = one_sided_read_rank(&self, &call, call.values[0]) &&
+                 one_sided_read_int(&self, &call, call.values[1], "channel", &self.op.channel);
     return run_signal(&self, &call, is_ok);
 }
 
@@ -257,12 +258,12 @@ window_wait_signal(PyObject *object, PyObject *const *args, Py_ssize_t nargs, Py
                                  PY_TIME_LIMIT, PY_ASYNC);
     one_sided self = {.rank_name = "src_rank", .op = {.kind = DD_NCCL_OP_WAIT_SIGNAL, .count = 1}};
     py_group_call call;
-    if (!begin(&self, object, &call, &params, args, nargs, kwnames)) {
+    if (!one_sided_begin(&self, object, &call, &params, args, nargs, kwnames)) {
         return NULL;
     }
-    bool is_ok = read_rank(&self, &call, call.values[0]) &&
-                 read_int(&self, &call, call.values[1], "channel", &self.op.channel) &&
-                 read_int(&self, &call, call.values[2], "count", &self.op.count);
+    bool is_ok = one_sided_read_rank(&self, &call, call.values[0]) &&
+                 one_sided_read_int(&self, &call, call.values[1], "channel", &self.op.channel) &&
+                 one_sided_read_int(&self, &call, call.values[2], "count", &self.op.count);
     return run_signal(&self, &call, is_ok);
 }
 
@@ -297,7 +298,7 @@ static PyMethodDef window_methods[] = {
     {"wait_signal", PY_FAST_METHOD(window_wait_signal),
      "wait_signal($self, src_rank, channel=0, *, count=1, timeout=None, async_op=False)\n--\n\n"
      "Waits for so many signals of a rank, puts and others, and takes them. Like other operations, it makes streams wait."},
-    {"close", PY_FAST_METHOD(window_close),
+    {"close", PY_FAST_METHOD(nccl_window_close),
      "close($self, timeout=None)\n--\n\n"
      "Ends the window. All ranks call it, and the host waits for them. Take all signals before."},
     {NULL, NULL, 0, NULL},
@@ -314,8 +315,8 @@ static PyType_Slot window_slots[] = {
     {Py_tp_doc,
      "Memory of all ranks of an NcclGroup that the others write into and signal; made by NcclGroup.new_window.\n\n"
      "Signals belong to the group: its windows on one device share them."},
-    {Py_tp_dealloc, (void *)window_dealloc},
-    {Py_tp_traverse, (void *)window_traverse},
+    {Py_tp_dealloc, (void *)nccl_window_dealloc},
+    {Py_tp_traverse, (void *)nccl_window_traverse},
     {Py_tp_methods, window_methods},
     {Py_tp_getset, window_getset},
     {Py_tp_members, py_object_members},

@@ -39,7 +39,7 @@ is_among(const waiting_streams *streams, const void *handle)
 /* Makes the streams wait that the tensors' libraries work on now. It does no harm if a stream is made to wait
  * twice. False with an exception. */
 static bool
-order_streams(py_work *self)
+order_waiting_streams(py_work *self)
 {
     waiting_streams streams = {.count = 0};
     for (const py_flight *each = self->flight; each != NULL; each = each->others) {
@@ -76,7 +76,7 @@ raise_if_failed(const py_work *self)
 }
 
 static PyObject *
-work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+nccl_work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     py_work *self = (py_work *)object;
     int64_t timeout_ns;
@@ -91,32 +91,32 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     /* The streams are made to wait even then: it costs nothing once the operation has ended, and a graph that is
      * being captured must record it. */
     bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
-                 (self->flight->is_settled || order_streams(self));
+                 (self->flight->is_settled || order_waiting_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
 }
 
 static PyObject *
-work_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
+nccl_work_synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
         Py_RETURN_NONE;
     }
-    if (raise_if_failed(self) || (!self->flight->is_settled && !order_streams(self))) {
+    if (raise_if_failed(self) || (!self->flight->is_settled && !order_waiting_streams(self))) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *
-work_block_current_stream(PyObject *object, PyObject *unused)
+nccl_work_block_current_stream(PyObject *object, PyObject *unused)
 {
-    return work_synchronize(object, unused);
+    return nccl_work_synchronize(object, unused);
 }
 
 /* The tensors that it fills are known from the start. The streams know when they are filled. */
 static PyObject *
-work_result(PyObject *object, PyObject *Py_UNUSED(unused))
+nccl_work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
     if (!py_work_require_flight(self, "result() not implemented.") || raise_if_failed(self)) {
@@ -126,7 +126,7 @@ work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-work_get_future_result(PyObject *object, PyObject *Py_UNUSED(unused))
+nccl_work_get_future_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     return py_work_require_flight((py_work *)object, "Work::getFutureResult not implemented.")
                ? py_object_call_python(object, "dldist.nccl.future", "result_future_of", NULL, NULL)
@@ -134,17 +134,17 @@ work_get_future_result(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyMethodDef work_methods[] = {
-    {"wait", PY_FAST_METHOD(work_wait),
+    {"wait", PY_FAST_METHOD(nccl_work_wait),
      "wait($self, timeout=None)\n--\n\n"
      "Makes the current streams of the tensors' libraries wait for the end. Raises if the operation has already failed.\n"
      "The host waits with a timeout, for a barrier, for tensors of libraries whose stream is not known, and in blocking-wait mode."},
-    {"synchronize", work_synchronize, METH_NOARGS,
+    {"synchronize", nccl_work_synchronize, METH_NOARGS,
      "synchronize($self, /)\n--\n\nMakes the current streams wait."},
-    {"block_current_stream", work_block_current_stream, METH_NOARGS,
+    {"block_current_stream", nccl_work_block_current_stream, METH_NOARGS,
      "block_current_stream($self, /)\n--\n\nMakes the current streams wait."},
-    {"result", work_result, METH_NOARGS,
+    {"result", nccl_work_result, METH_NOARGS,
      "result($self, /)\n--\n\nThe tensors that it fills, as the caller gave them. Read them after wait()."},
-    {"get_future_result", work_get_future_result, METH_NOARGS,
+    {"get_future_result", nccl_work_get_future_result, METH_NOARGS,
      "get_future_result($self, /)\n--\n\nA dldist.Future of the WorkResult: how it ended."},
     {NULL, NULL, 0, NULL},
 };

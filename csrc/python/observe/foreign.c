@@ -43,7 +43,7 @@ static_name(const char *name)
 }
 
 static dd_recorder_group *
-group_of(PyObject *capsule)
+group_of_capsule(PyObject *capsule)
 {
     return PyCapsule_GetPointer(capsule, CAPSULE_NAME);
 }
@@ -51,7 +51,7 @@ group_of(PyObject *capsule)
 static void
 release_group(PyObject *capsule)
 {
-    dd_recorder_group_release(group_of(capsule));
+    dd_recorder_group_release(group_of_capsule(capsule));
 }
 
 /* NULL if there is no memory. */
@@ -107,7 +107,7 @@ typedef struct shapes {
 } shapes;
 
 static bool
-read_dtype(PyObject *name, dd_dtype *dtype)
+read_dtype_name(PyObject *name, dd_dtype *dtype)
 {
     PyObject *utf8 = PyUnicode_AsUTF8String(name);
     const char *text = utf8 != NULL ? PyBytes_AsString(utf8) : NULL;
@@ -124,7 +124,7 @@ read_dtype(PyObject *name, dd_dtype *dtype)
 }
 
 static bool
-read_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX_DIMENSIONS])
+read_record_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX_DIMENSIONS])
 {
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim > MAX_DIMENSIONS) {
@@ -153,8 +153,8 @@ read_items(PyObject *tuple, shapes *out)
         *tensor = (dd_record_tensor){.count = 1};
         PyObject *dtype = PyTuple_GetItem(pair, 0);
         PyObject *shape = dtype != NULL ? PyTuple_GetItem(pair, 1) : NULL;
-        if (shape == NULL || !read_dtype(dtype, &tensor->dtype) ||
-            !read_shape(shape, tensor, out->lengths[out->count])) {
+        if (shape == NULL || !read_dtype_name(dtype, &tensor->dtype) ||
+            !read_record_shape(shape, tensor, out->lengths[out->count])) {
             return false;
         }
         out->count++;
@@ -191,7 +191,7 @@ py_recorder_begin(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyO
         !read_tensors(outputs, &read[1])) {
         return NULL;
     }
-    dd_recorder_group *group = group_of(capsule);
+    dd_recorder_group *group = group_of_capsule(capsule);
     if (group == NULL) {
         return NULL;
     }
@@ -225,7 +225,7 @@ py_recorder_end(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
         return NULL;
     }
-    dd_recorder_group *group = group_of(capsule);
+    dd_recorder_group *group = group_of_capsule(capsule);
     if (group == NULL) {
         return NULL;
     }

@@ -34,7 +34,7 @@ read_folder(py_recorder *self)
 }
 
 static void
-destroy(py_recorder *self)
+recorder_destroy(py_recorder *self)
 {
     dd_recorder_destroy(self->recorder);
     dd_mem_free(self->folder);
@@ -61,7 +61,7 @@ create_core(py_recorder *self, py_state *state, PyObject *settings)
 }
 
 static py_recorder *
-create(py_state *state)
+recorder_create(py_state *state)
 {
     PyObject *settings = py_settings_read("recorder");
     py_recorder *self = settings != NULL ? dd_mem_zalloc(sizeof *self) : NULL;
@@ -74,7 +74,7 @@ create(py_state *state)
         PyErr_NoMemory();
     }
     if (!is_made && self != NULL) {
-        destroy(self);
+        recorder_destroy(self);
         self = NULL;
     }
     Py_XDECREF(settings);
@@ -95,13 +95,13 @@ py_recorder_get(py_state *state)
     if (is_of_process(before)) {
         return before->recorder;
     }
-    py_recorder *made = create(state);
+    py_recorder *made = recorder_create(state);
     if (made == NULL) {
         return NULL;
     }
     if (!__atomic_compare_exchange_n(&state->recorder, &before, made, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) {
-        destroy(made); /* another thread has made one, which is now `before` */
+        recorder_destroy(made); /* another thread has made one, which is now `before` */
         return before->recorder;
     }
     return made->recorder;
@@ -161,7 +161,7 @@ py_recorder_describe(py_state *state, dd_recorder_group *group, dd_recorder_grou
 
 /* Writes to a path (bytes) and returns None, or returns bytes if the path is NULL. NULL with an exception. */
 static PyObject *
-dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
+recorder_dump(py_state *state, dd_recorder *recorder, const dd_dump_options *options, PyObject *path)
 {
     const char *file = path != NULL ? PyBytes_AsString(path) : NULL;
     dd_blob contents = {0};
@@ -196,7 +196,7 @@ py_recorder_dump(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
         return NULL;
     }
     options.format = is_json ? DD_DUMP_JSON : DD_DUMP_PICKLE;
-    PyObject *result = dump(state, recorder, &options, encoded);
+    PyObject *result = recorder_dump(state, recorder, &options, encoded);
     Py_XDECREF(encoded);
     return result;
 }

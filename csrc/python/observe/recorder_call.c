@@ -136,7 +136,7 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
 
 /* For c10d it is another operation if the parts may differ in size. */
 static const char *
-name_of(dd_coll coll, const py_operands *operands)
+recorded_name(dd_coll coll, const py_operands *operands)
 {
     return coll == DD_COLL_REDUCE_SCATTER && operands->inputs.sizes != NULL ? "reduce_scatter_v"
                                                                             : operands->recorded;
@@ -150,7 +150,7 @@ is_recording(const py_state *state)
 }
 
 static void
-start_call(dd_record_call *call, py_state *state, const char *name)
+record_call_start(dd_record_call *call, py_state *state, const char *name)
 {
     *call = (dd_record_call){.name = name, .stack = py_recorder_stack(state)};
 }
@@ -161,7 +161,7 @@ py_record_collective(py_record *record, py_state *state, dd_coll coll, const py_
     if (!is_recording(state)) {
         return NULL;
     }
-    start_call(&record->call, state, name_of(coll, operands));
+    record_call_start(&record->call, state, recorded_name(coll, operands));
     put_sides(record, coll, operands);
     return &record->call;
 }
@@ -178,7 +178,7 @@ py_record_message(py_record *record, py_state *state, const py_operands *operand
     if (!is_recording(state)) {
         return NULL;
     }
-    start_call(&record->call, state, is_send ? "send" : "recv");
+    record_call_start(&record->call, state, is_send ? "send" : "recv");
     record->call.is_p2p = true;
     record->call.peer = peer;
     put_side(record, DD_COLL_BROADCAST, operands, !is_send);

@@ -18,7 +18,7 @@
 
 /* Looks up an attribute of frames once, because every call asks frames for it. False with an exception. */
 static bool
-find_field(PyObject *frame_type, const char *name, frame_field *field)
+frame_field_find(PyObject *frame_type, const char *name, frame_field *field)
 {
     field->descriptor = frame_type != NULL ? PyObject_GetAttrString(frame_type, name) : NULL;
     if (field->descriptor != NULL) {
@@ -32,8 +32,8 @@ find_fields(py_recorder *self)
 {
     PyObject *types = PyImport_ImportModule("types");
     PyObject *frame_type = types != NULL ? PyObject_GetAttrString(types, "FrameType") : NULL;
-    bool is_found = find_field(frame_type, "f_back", &self->back) &&
-                    find_field(frame_type, "f_lasti", &self->instruction);
+    bool is_found = frame_field_find(frame_type, "f_back", &self->back) &&
+                    frame_field_find(frame_type, "f_lasti", &self->instruction);
     Py_XDECREF(frame_type);
     Py_XDECREF(types);
     return is_found;
@@ -77,7 +77,7 @@ find_code_locked(const py_recorder *self, const PyObject *code)
 
 /* The attribute as UTF-8, borrowed from *object, which the caller must release; "" if it is not a str. */
 static const char *
-text_of(PyObject *code, const char *attribute, PyObject **object)
+code_text(PyObject *code, const char *attribute, PyObject **object)
 {
     *object = PyObject_GetAttrString(code, attribute);
     const char *text =
@@ -99,7 +99,7 @@ kind_of(const seen_code *seen)
 }
 
 static code_kind
-find_kind(py_recorder *self, const PyObject *code)
+find_code_kind(py_recorder *self, const PyObject *code)
 {
     return PY_LOCKED(&self->lock, kind_of(find_code_locked(self, code)));
 }
@@ -120,12 +120,12 @@ add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
 static code_kind
 find_or_add_code(py_recorder *self, PyObject *code)
 {
-    code_kind kind = find_kind(self, code);
+    code_kind kind = find_code_kind(self, code);
     if (kind != CODE_UNKNOWN) {
         return kind;
     }
     PyObject *object;
-    const char *file = text_of(code, "co_filename", &object);
+    const char *file = code_text(code, "co_filename", &object);
     bool is_hidden = self->folder != NULL && strncmp(file, self->folder, self->folder_len) == 0;
     Py_XDECREF(object);
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
@@ -138,7 +138,7 @@ typedef struct frame_cursor {
 } frame_cursor;
 
 static PyObject *
-read_field(const frame_field *field, PyFrameObject *frame)
+frame_field_read(const frame_field *field, PyFrameObject *frame)
 {
     return field->get(field->descriptor, (PyObject *)frame, (PyObject *)Py_TYPE((PyObject *)frame));
 }
@@ -147,7 +147,7 @@ read_field(const frame_field *field, PyFrameObject *frame)
 static int
 read_instruction(const py_recorder *self, PyFrameObject *frame)
 {
-    PyObject *number = read_field(&self->instruction, frame);
+    PyObject *number = frame_field_read(&self->instruction, frame);
     long instruction = number != NULL ? PyLong_AsLong(number) : -1;
     if (instruction == -1) {
         PyErr_Clear();
@@ -173,7 +173,7 @@ cursor_at(const py_recorder *self, PyFrameObject *frame)
 static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
-    PyObject *back = read_field(&self->back, cursor.frame);
+    PyObject *back = frame_field_read(&self->back, cursor.frame);
     Py_XDECREF(back); /* the frame is running */
     if (back == NULL || back == Py_None) {
         PyErr_Clear(); /* if memory runs out, CPython returns None and sets an exception */
@@ -204,16 +204,16 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
 
 /* Adds a new stack to the call sites, with what its frames are called. Returns its number. */
 static uint32_t
-tell(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
+add_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
     dd_call_site sites[DD_STACK_MAX_FRAMES];
     PyObject *texts[2 * DD_STACK_MAX_FRAMES];
     for (size_t i = 0; i < stack->nframes; i++) {
         PyObject *code = (PyObject *)stack->keys[i].code;
-        sites[i] = (dd_call_site){.function = text_of(code, "co_name", &texts[2 * i]),
-                                  .file = text_of(code, "co_filename", &texts[2 * i + 1]),
+        sites[i] = (dd_call_site){.function = code_text(code, "co_name", &texts[2 * i]),
+                                  .file = code_text(code, "co_filename", &texts[2 * i + 1]),
                                   .line = PyFrame_GetLineNumber(frames[i]),
-                                  .is_hidden = find_kind(self, code) == CODE_HIDDEN};
+                                  .is_hidden = find_code_kind(self, code) == CODE_HIDDEN};
     }
     uint32_t added =
         dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, sites, stack->nframes);
@@ -224,25 +224,25 @@ tell(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 }
 
 static uint32_t
-look_up(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
+find_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {
     bool can_add;
     dd_call_sites *sites = dd_recorder_call_sites(self->recorder);
     uint32_t found = dd_call_sites_find(sites, stack->keys, stack->nframes, &can_add);
-    return found == 0 && can_add ? tell(self, stack, frames) : found;
+    return found == 0 && can_add ? add_stack(self, stack, frames) : found;
 }
 
 /* ---- stacks seen lately */
 
 static bool
-is_key(dd_call_site_key a, dd_call_site_key b)
+is_same_site(dd_call_site_key a, dd_call_site_key b)
 {
     return a.code == b.code && a.instruction == b.instruction;
 }
 
 /* The place of the stack with these two innermost frames. Only the latest one is kept. */
 static seen_stack *
-place_of(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
+seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
     uint64_t mixed = (uint64_t)inner.code + (uint64_t)(uint32_t)inner.instruction * 31 +
                      (uint64_t)outer.code * 5 + (uint64_t)(uint32_t)outer.instruction * 127;
@@ -254,7 +254,7 @@ static bool
 has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {
     for (size_t i = 1; i < stack->nframes; i++) {
-        if (cursor.frame == NULL || !is_key(stack->keys[i], cursor.key)) {
+        if (cursor.frame == NULL || !is_same_site(stack->keys[i], cursor.key)) {
             return false;
         }
         if (i + 1 < stack->nframes || stack->is_whole) {
@@ -270,7 +270,7 @@ static bool
 copy_kept(py_recorder *self, const seen_stack *place, dd_call_site_key inner, seen_stack *stack)
 {
     py_lock_take(&self->lock);
-    bool is_kept = place->stack != 0 && is_key(place->keys[0], inner);
+    bool is_kept = place->stack != 0 && is_same_site(place->keys[0], inner);
     if (is_kept) {
         stack->stack = place->stack;
         stack->nframes = place->nframes;
@@ -290,14 +290,14 @@ py_recorder_stack(py_state *state)
         return 0;
     }
     frame_cursor outer = caller_of(self, inner);
-    seen_stack *place = place_of(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
+    seen_stack *place = seen_slot(self, inner.key, outer.frame != NULL ? outer.key : inner.key);
     seen_stack stack;
     if (copy_kept(self, place, inner.key, &stack) && has_outer_frames(self, &stack, outer)) {
         return stack.stack;
     }
     PyFrameObject *frames[DD_STACK_MAX_FRAMES];
     walk_stack(self, inner, &stack, frames);
-    stack.stack = stack.nframes > 0 ? look_up(self, &stack, frames) : 0;
+    stack.stack = stack.nframes > 0 ? find_stack(self, &stack, frames) : 0;
     if (stack.stack != 0) {
         py_lock_take(&self->lock);
         *place = stack;

@@ -96,8 +96,8 @@ require_watch(py_state *state, int rank)
 }
 
 static bool
-read_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-             dd_monitor_options *options, py_watch *watch)
+read_monitor_options(py_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                     dd_monitor_options *options, py_watch *watch)
 {
     int64_t check_ms;
     int64_t dump_ms;
@@ -139,7 +139,7 @@ py_watch_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
     dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
     dd_error err;
     dd_status status = DD_INTERNAL;
-    if (options.recorder != NULL && read_options(state, args, nargs, kwnames, &options, watch)) {
+    if (options.recorder != NULL && read_monitor_options(state, args, nargs, kwnames, &options, watch)) {
         status = dd_monitor_create(&options, &watch->monitor, &err);
         if (status != DD_OK) {
             py_error_raise(state, status, &err);
@@ -248,7 +248,7 @@ py_watch_stop(PyObject *module, PyObject *grace)
 /* ---- groups */
 
 static void
-let_go(const dd_monitor_member *member)
+member_release(const dd_monitor_member *member)
 {
     if (member->release != NULL) {
         member->release(member->ctx);
@@ -257,11 +257,11 @@ let_go(const dd_monitor_member *member)
 
 /* Adds the member to the monitor. -1 with an exception. */
 static int
-add(py_state *state, const dd_monitor_member *member, uint64_t *id)
+watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {
     py_watch *watch = require_watch(state, member->rank);
     if (watch == NULL) {
-        let_go(member);
+        member_release(member);
         return -1;
     }
     py_wait wait;
@@ -277,7 +277,7 @@ add(py_state *state, const dd_monitor_member *member, uint64_t *id)
         py_watch_remove(state, *id);
         *id = 0;
     } else {
-        let_go(member);
+        member_release(member);
     }
     return -1;
 }
@@ -292,10 +292,10 @@ py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t *id
     member.record = group->kind->find_recorder_group(group);
     if (!py_store_acquire_if_any(group->state, group->store, group->kind->type_name, "store",
                                  &member.store)) {
-        let_go(&member);
+        member_release(&member);
         return -1;
     }
-    int rc = add(group->state, &member, id);
+    int rc = watch_add_member(group->state, &member, id);
     py_store_drop(member.store);
     return rc;
 }

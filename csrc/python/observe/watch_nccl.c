@@ -22,7 +22,7 @@ run_failure(void *arg)
 /* Fails the group on a thread of its own: works that end may have to release events, and the driver may be what
  * hangs. */
 static void
-fail(void *ctx, const dd_error *cause)
+member_fail_nccl(void *ctx, const dd_error *cause)
 {
     pthread_t thread;
     failure *told = dd_mem_alloc(sizeof *told);
@@ -39,7 +39,7 @@ fail(void *ctx, const dd_error *cause)
 }
 
 static void
-release(void *ctx)
+member_release_nccl(void *ctx)
 {
     dd_nccl_group_release(ctx);
 }
@@ -63,8 +63,10 @@ py_watch_add_nccl(py_group *self)
     if (self->size < 2) {
         return 0;
     }
-    const dd_monitor_member member = {
-        .is_device = true, .fail = fail, .release = release, .ctx = dd_nccl_group_acquire(core->group)};
+    const dd_monitor_member member = {.is_device = true,
+                                      .fail = member_fail_nccl,
+                                      .release = member_release_nccl,
+                                      .ctx = dd_nccl_group_acquire(core->group)};
     uint64_t id = 0;
     if (py_watch_add(self, &member, &id) < 0) {
         return -1;

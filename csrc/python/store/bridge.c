@@ -21,7 +21,7 @@ typedef struct bridge_call {
 
 /* Operations come from callers in Python and from the monitor, whose thread Python started: none needs the gate. */
 static bridge_call
-enter(dd_store *store, const char *method, const dd_wait *wait)
+bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
 {
     return (bridge_call){(py_bridge *)store, method, wait, PyGILState_Ensure()};
 }
@@ -51,7 +51,7 @@ describe_exception(const bridge_call *call, dd_error *err)
 /* Ends an operation, and clears an exception that is set. If a Python caller waits on this thread, the exception
  * is kept for it; otherwise err describes it. */
 static dd_status
-leave(const bridge_call *call, dd_status status, dd_error *err)
+bridge_leave(const bridge_call *call, dd_status status, dd_error *err)
 {
     if (PyErr_Occurred() != NULL) {
         py_wait *caller = py_wait_of(call->wait);
@@ -251,7 +251,7 @@ static dd_status
 run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
 {
-    bridge_call call = enter(store, "check", wait);
+    bridge_call call = bridge_enter(store, "check", wait);
     dd_store_request generic = *request;
     if (request->op == DD_STORE_APPEND) {
         generic.number = !is_overridden(&call);
@@ -271,7 +271,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     if (((py_bridge *)store)->is_generic && py_store_ops[op].unbound == PY_UNBOUND_GENERIC) {
         return run_generic(store, request, result, wait, err);
     }
-    bridge_call call = enter(store, dd_store_op_name(op), wait);
+    bridge_call call = bridge_enter(store, dd_store_op_name(op), wait);
     bool is_bounded = is_timed(wait) && !(op == DD_STORE_QUEUE_POP && request->number == 0);
     bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
     bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
@@ -280,19 +280,19 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
         dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
         dd_status status = bridge_run(store, &first, result, wait, err);
         if (status != DD_OK) {
-            return leave(&call, status, err);
+            return bridge_leave(&call, status, err);
         }
     }
     PyObject *returned = invoke(&call, make_arguments(&call, request, has_timeout));
     dd_status status = returned != NULL ? take_result(&call, returned, request, result, err) : DD_OK;
     Py_XDECREF(returned);
-    return leave(&call, status, err);
+    return bridge_leave(&call, status, err);
 }
 
 static dd_status
 bridge_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
 {
-    bridge_call call = enter(store, "clone", wait);
+    bridge_call call = bridge_enter(store, "clone", wait);
     PyObject *result = invoke(&call, PyTuple_New(0));
     if (result != NULL) {
         dd_store *made = py_store_acquire(call.bridge->state, result, "clone", "return");
@@ -301,7 +301,7 @@ bridge_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
         }
         Py_DECREF(result);
     }
-    return leave(&call, DD_OK, err);
+    return bridge_leave(&call, DD_OK, err);
 }
 
 /* For operations that cannot fail: an exception goes to sys.unraisablehook. */
@@ -317,7 +317,7 @@ leave_unraisable(const bridge_call *call)
 static bool
 bridge_has_extended_api(dd_store *store)
 {
-    bridge_call call = enter(store, "has_extended_api", NULL);
+    bridge_call call = bridge_enter(store, "has_extended_api", NULL);
     PyObject *result = invoke(&call, PyTuple_New(0));
     bool is_true = result != NULL && PyObject_IsTrue(result) > 0;
     Py_XDECREF(result);
@@ -328,7 +328,7 @@ bridge_has_extended_api(dd_store *store)
 static int64_t
 bridge_get_timeout_ns(dd_store *store)
 {
-    bridge_call call = enter(store, "timeout", NULL);
+    bridge_call call = bridge_enter(store, "timeout", NULL);
     int64_t timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
     PyObject *timeout = PyObject_GetAttrString(call.bridge->object, "timeout");
     if (timeout != NULL) {
@@ -342,7 +342,7 @@ bridge_get_timeout_ns(dd_store *store)
 static void
 bridge_set_timeout_ns(dd_store *store, int64_t timeout_ns)
 {
-    bridge_call call = enter(store, "set_timeout", NULL);
+    bridge_call call = bridge_enter(store, "set_timeout", NULL);
     Py_XDECREF(invoke(&call, Py_BuildValue("(N)", py_from_timeout_ns(call.bridge->state, timeout_ns))));
     leave_unraisable(&call);
 }

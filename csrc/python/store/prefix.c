@@ -96,7 +96,7 @@ prefix_store_dealloc(PyObject *object)
 
 /* Borrowed; NULL with an exception until __init__ has set it. */
 static PyObject *
-underlying_of(PyObject *object)
+prefix_get_underlying(PyObject *object)
 {
     const py_prefix_store *self = (const py_prefix_store *)object;
     PyObject *underlying = PY_ONCE_GET(&self->underlying);
@@ -109,7 +109,7 @@ underlying_of(PyObject *object)
 static PyObject *
 prefix_store_get_underlying(PyObject *object, void *Py_UNUSED(closure))
 {
-    return Py_XNewRef(underlying_of(object));
+    return Py_XNewRef(prefix_get_underlying(object));
 }
 
 static PyObject *
@@ -117,7 +117,7 @@ prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
 {
     PyTypeObject *type = ((py_store *)object)->state->prefix_store_type;
     while (object != NULL && PyObject_TypeCheck(object, type)) {
-        object = underlying_of(object);
+        object = prefix_get_underlying(object);
     }
     return Py_XNewRef(object);
 }
@@ -127,14 +127,14 @@ prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
 static PyObject *
 prefix_store_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
-    PyObject *underlying = underlying_of(object);
+    PyObject *underlying = prefix_get_underlying(object);
     return underlying != NULL ? PyObject_GetAttrString(underlying, "timeout") : NULL;
 }
 
 static PyObject *
 call_underlying(PyObject *object, const char *name, PyObject *argument)
 {
-    PyObject *underlying = underlying_of(object);
+    PyObject *underlying = prefix_get_underlying(object);
     PyObject *method = underlying != NULL ? PyObject_GetAttrString(underlying, name) : NULL;
     PyObject *result = method != NULL ? PyObject_CallFunctionObjArgs(method, argument, NULL) : NULL;
     Py_XDECREF(method);
@@ -175,7 +175,7 @@ static PyObject *
 prefix_store_repr(PyObject *object)
 {
     py_prefix_store *self = (py_prefix_store *)object;
-    PyObject *underlying = underlying_of(object);
+    PyObject *underlying = prefix_get_underlying(object);
     return underlying != NULL
                ? PyUnicode_FromFormat("PrefixStore(prefix=%R, store=%R)", self->prefix, underlying)
                : NULL;

@@ -70,7 +70,7 @@ is_reducible(const tensor_transfer *t, dd_dtype dst, dd_dtype src)
 
 /* What is divided or multiplied once, by whoever has the whole sum, is only added up here. */
 static void
-reduce(const tensor_transfer *t, dd_dtype dtype, void *result, const void *src, size_t count)
+transfer_reduce(const tensor_transfer *t, dd_dtype dtype, void *result, const void *src, size_t count)
 {
     bool is_sum = t->op == DD_REDOP_AVG || t->op == DD_REDOP_PREMUL_SUM;
     dd_reduction reduction = {.dtype = dtype, .op = is_sum ? DD_REDOP_SUM : t->op};
@@ -82,7 +82,7 @@ static bool
 run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype Py_UNUSED(src_dtype))
 {
     if (dst->is_contiguous) {
-        reduce(t, dst->dtype, dst->data, src, dst->count);
+        transfer_reduce(t, dst->dtype, dst->data, src, dst->count);
         return true;
     }
     void *result = dd_mem_alloc(dd_view_nbytes(dst));
@@ -90,7 +90,7 @@ run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dty
         return false;
     }
     dd_view_pack(dst, result);
-    reduce(t, dst->dtype, result, src, dst->count);
+    transfer_reduce(t, dst->dtype, result, src, dst->count);
     dd_view_unpack(dst, result);
     dd_mem_free(result);
     return true;

@@ -18,7 +18,7 @@ struct py_devices {
 
 /* NULL with an exception. */
 static struct py_devices *
-devices_of(py_state *state)
+devices_of_state(py_state *state)
 {
     struct py_devices *devices = PY_ONCE_GET(&state->devices);
     if (devices != NULL) {
@@ -166,7 +166,7 @@ ask_exchange(dl_current_stream ask, int device, void **handle)
 }
 
 static bool
-ask(const py_stream *stream, py_state *state, int device, void **handle)
+stream_ask(const py_stream *stream, py_state *state, int device, void **handle)
 {
     int is_explicit = ask_explicit(state, handle);
     if (is_explicit != 0) {
@@ -193,7 +193,7 @@ bool
 py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS])
 {
     for (size_t i = 0; i < scope->nstreams; i++) {
-        if (!ask(&scope->streams[i], scope->state, scope->device, &handles[i])) {
+        if (!stream_ask(&scope->streams[i], scope->state, scope->device, &handles[i])) {
             return false;
         }
     }
@@ -201,7 +201,7 @@ py_device_ask_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS
 }
 
 static bool
-is_same(const py_stream *a, const py_stream *b)
+is_same_stream(const py_stream *a, const py_stream *b)
 {
     return a->kind == b->kind && a->ask == b->ask && a->handle == b->handle;
 }
@@ -214,11 +214,11 @@ note_stream(py_device_scope *scope, py_stream stream, int device, const py_argum
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
         scope->is_stream_ordered = false; /* the library's own stream does not wait */
-    } else if (is_explicit < 0 || !ask(&stream, scope->state, device, &stream.handle)) {
+    } else if (is_explicit < 0 || !stream_ask(&stream, scope->state, device, &stream.handle)) {
         return false;
     }
     for (size_t i = 0; i < scope->nstreams; i++) {
-        if (is_same(&scope->streams[i], &stream)) {
+        if (is_same_stream(&scope->streams[i], &stream)) {
             return true;
         }
     }
@@ -236,7 +236,7 @@ bool
 py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
                         const py_argument *argument)
 {
-    if (devices_of(scope->state) == NULL) {
+    if (devices_of_state(scope->state) == NULL) {
         return false;
     }
     if (facts->library != PY_LIBRARY_TORCH) {
@@ -249,7 +249,7 @@ py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, in
 bool
 py_device_note_own(py_device_scope *scope, int device, const py_argument *argument)
 {
-    if (devices_of(scope->state) == NULL) {
+    if (devices_of_state(scope->state) == NULL) {
         return false;
     }
     scope->is_stream_ordered = false;
@@ -335,7 +335,7 @@ py_device_has(const py_argument *argument)
 
 /* The kind of stream of the tensor's library; false if its stream is not known. */
 static bool
-find_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
+find_stream_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
 {
     if (facts->library == PY_LIBRARY_TORCH && torch_function(devices) != NULL) {
         *kind = PY_STREAM_TORCH;
@@ -358,14 +358,14 @@ py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, co
     if (is_cuda <= 0) {
         return is_cuda == 0;
     }
-    struct py_devices *devices = devices_of(scope->state);
+    struct py_devices *devices = devices_of_state(scope->state);
     void *handle;
     int is_explicit = devices != NULL ? ask_explicit(scope->state, &handle) : -1;
     if (is_explicit < 0) {
         return false;
     }
     py_stream known = {.kind = PY_STREAM_EXPLICIT};
-    bool is_known = find_kind(devices, facts, &known.kind);
+    bool is_known = find_stream_kind(devices, facts, &known.kind);
     scope->is_stream_ordered = scope->is_stream_ordered && is_known;
     if (is_known || is_explicit > 0) {
         *stream = note_stream(scope, known, device, argument) ? PyLong_FromLong(-1) : NULL;
@@ -472,7 +472,7 @@ PyObject *
 py_device_swap_stream(PyObject *module, PyObject *stream)
 {
     py_state *state = PyModule_GetState(module);
-    struct py_devices *devices = devices_of(state);
+    struct py_devices *devices = devices_of_state(state);
     if (devices == NULL) {
         return NULL;
     }

@@ -33,7 +33,7 @@ py_dlpack_release(py_tensor *tensor)
 }
 
 static bool
-read_dtype(dd_view *view, const dl_tensor *source, const py_argument *argument)
+read_dlpack_dtype(dd_view *view, const dl_tensor *source, const py_argument *argument)
 {
     if (source->nlanes != 1) {
         py_argument_raise(argument, PY_FAULT_DTYPE, "has vectors of %d lanes as elements",
@@ -94,7 +94,7 @@ read_tensor(py_tensor *tensor, const dl_tensor *source, const py_argument *argum
 {
     tensor->device_type = source->device_type;
     tensor->device_id = source->device_id;
-    return read_dtype(&tensor->view, source, argument) && read_layout(&tensor->view, source, argument);
+    return read_dlpack_dtype(&tensor->view, source, argument) && read_layout(&tensor->view, source, argument);
 }
 
 static bool
@@ -126,7 +126,7 @@ read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *
 
 /* -1 with an exception, 0 if the method does not exist, otherwise whether it returned True. */
 static int
-ask(PyObject *object, PyObject *method)
+call_and_read_int(PyObject *object, PyObject *method)
 {
     PyObject *answer = PyObject_CallMethodObjArgs(object, method, NULL);
     if (answer == NULL) {
@@ -151,7 +151,7 @@ check_lazy_bits(const py_tensor *tensor, const py_tensor_facts *facts, const py_
     if (kind != DD_KIND_FLOAT && kind != DD_KIND_COMPLEX) {
         return true;
     }
-    int is_neg = facts->has_is_neg ? ask(argument->value, state->names[PY_NAME_IS_NEG]) : 0;
+    int is_neg = facts->has_is_neg ? call_and_read_int(argument->value, state->names[PY_NAME_IS_NEG]) : 0;
     if (is_neg > 0) {
         py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that negates what is in memory: pass x.resolve_neg()");
@@ -159,7 +159,7 @@ check_lazy_bits(const py_tensor *tensor, const py_tensor_facts *facts, const py_
     if (is_neg != 0 || kind != DD_KIND_COMPLEX) {
         return is_neg == 0;
     }
-    int is_conj = facts->has_is_conj ? ask(argument->value, state->names[PY_NAME_IS_CONJ]) : 0;
+    int is_conj = facts->has_is_conj ? call_and_read_int(argument->value, state->names[PY_NAME_IS_CONJ]) : 0;
     if (is_conj > 0) {
         py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that conjugates what is in memory: pass x.resolve_conj()");

@@ -7,7 +7,7 @@
 
 /* The first bytes of a little-endian integer are the narrower integer. */
 static int64_t
-read_int(const void *element, size_t size)
+sign_extend(const void *element, size_t size)
 {
     uint64_t bits = 0;
     memcpy(&bits, element, size);
@@ -40,7 +40,7 @@ py_element_get(dd_dtype dtype, const void *element)
     case DD_KIND_BOOL:
         return PyBool_FromLong(*(const uint8_t *)element);
     case DD_KIND_INT:
-        return PyLong_FromLongLong(read_int(element, size));
+        return PyLong_FromLongLong(sign_extend(element, size));
     case DD_KIND_UINT:
         return PyLong_FromUnsignedLongLong(read_uint(element, size));
     case DD_KIND_FLOAT:
@@ -72,7 +72,7 @@ set_int(dd_dtype dtype, void *element, PyObject *value)
     if (index == NULL) {
         return false;
     }
-    if (overflow != 0 || read_int(&number, size) != number) {
+    if (overflow != 0 || sign_extend(&number, size) != number) {
         return raise_overflow(dtype, value);
     }
     memcpy(element, &number, size);

@@ -55,7 +55,7 @@ read_length(const py_argument *argument, PyObject *value, int64_t *length)
 
 /* An int, or a list or tuple of them. */
 static bool
-read_shape(const py_argument *argument, dd_view *view)
+read_view_shape(const py_argument *argument, dd_view *view)
 {
     PyObject *shape = argument->value;
     if (!PyList_Check(shape) && !PyTuple_Check(shape)) {
@@ -117,7 +117,7 @@ py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
 bool
 py_memory_read_shape(const py_argument *shape, dd_view *view)
 {
-    if (!read_shape(shape, view)) {
+    if (!read_view_shape(shape, view)) {
         return false;
     }
     if (!py_tensor_set_row_major(view) || !dd_view_finish(view)) {

@@ -99,7 +99,7 @@ find_ndarray(void)
 }
 
 static bool
-is_same(const dd_view *a, const dd_view *b)
+is_same_view(const dd_view *a, const dd_view *b)
 {
     size_t nbytes = (size_t)b->ndim * sizeof b->shape[0];
     return a->data == b->data && a->dtype == b->dtype && a->is_readonly == b->is_readonly &&
@@ -116,7 +116,7 @@ py_numpy_learn(py_state *state, PyObject *object, const dd_view *view)
     PyObject *type = find_ndarray();
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
-        bool is_expected = read_array(state, object, &direct) && is_same(&direct, view);
+        bool is_expected = read_array(state, object, &direct) && is_same_view(&direct, view);
         /* If it is not as expected, buffers are used from now on. */
         if (!atomic_exchange(&state->has_seen_ndarray, true) && is_expected) {
             (void)PY_ONCE_SET(&state->ndarray_type, Py_NewRef(type));

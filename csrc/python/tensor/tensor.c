@@ -152,7 +152,7 @@ typedef struct array_interface {
 } array_interface;
 
 static PyObject *
-find_field(PyObject *interface, const char *name)
+find_interface_field(PyObject *interface, const char *name)
 {
     PyObject *field = PyMapping_GetItemString(interface, name);
     if (field == NULL) {
@@ -165,10 +165,10 @@ static void
 interface_init(array_interface *fields, PyObject *interface)
 {
     *fields = (array_interface){
-        .shape = find_field(interface, "shape"),
-        .strides = find_field(interface, "strides"),
-        .type = find_field(interface, "typestr"),
-        .data = find_field(interface, "data"),
+        .shape = find_interface_field(interface, "shape"),
+        .strides = find_interface_field(interface, "strides"),
+        .type = find_interface_field(interface, "typestr"),
+        .data = find_interface_field(interface, "data"),
     };
 }
 
@@ -518,7 +518,7 @@ py_tensor_tuple(const int64_t *numbers, int count)
 }
 
 static PyObject *
-describe(const py_tensor *tensor)
+tensor_describe(const py_tensor *tensor)
 {
     static const char *const routes[] = {
         [PY_ROUTE_NONE] = "none",         [PY_ROUTE_BUFFER] = "buffer",
@@ -559,7 +559,7 @@ py_tensor_describe(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
                         "object")) {
         return NULL;
     }
-    PyObject *description = describe(&tensor);
+    PyObject *description = tensor_describe(&tensor);
     py_tensor_fini(&tensor);
     return description;
 }

@@ -39,7 +39,7 @@ clear_place(py_tensor_types *types, const PyObject *ref)
 
 /* Called when the class behind `ref` has died. The table is in a capsule, which is renamed when the table is freed. */
 static PyObject *
-forget(PyObject *capsule, PyObject *ref)
+forget_type(PyObject *capsule, PyObject *ref)
 {
     bool is_valid = PyCapsule_IsValid(capsule, CAPSULE_TYPES) != 0;
     py_tensor_types *types = is_valid ? PyCapsule_GetPointer(capsule, CAPSULE_TYPES) : NULL;
@@ -49,7 +49,7 @@ forget(PyObject *capsule, PyObject *ref)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef forget_method = {"forget", forget, METH_O, NULL};
+static PyMethodDef forget_method = {"forget", forget_type, METH_O, NULL};
 
 static PyObject *
 make_forget(py_tensor_types *types)
@@ -147,7 +147,7 @@ learn(const py_state *state, PyObject *object, py_tensor_facts *facts)
 }
 
 static known_type *
-place_of(py_tensor_types *types, const PyObject *type)
+known_type_slot(py_tensor_types *types, const PyObject *type)
 {
     uintptr_t number = (uintptr_t)type / 64; /* types are larger than 64 bytes */
     return &types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
@@ -157,7 +157,7 @@ static bool
 recall(py_tensor_types *types, const PyObject *type, py_tensor_facts *facts)
 {
     py_lock_take(&types->lock);
-    const known_type *known = place_of(types, type);
+    const known_type *known = known_type_slot(types, type);
     bool is_known = known->type == type;
     if (is_known) {
         *facts = known->facts;
@@ -176,7 +176,7 @@ remember(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
         return;
     }
     py_lock_take(&types->lock);
-    known_type *place = place_of(types, type);
+    known_type *place = known_type_slot(types, type);
     PyObject *before = place->ref;
     *place = (known_type){.type = type, .ref = ref, .facts = *facts};
     py_lock_release(&types->lock);

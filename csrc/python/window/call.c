@@ -41,7 +41,7 @@ typedef struct transfer_call {
 } transfer_call;
 
 static bool
-read_offset(transfer_call *transfer, const py_group_call *call, PyObject *value)
+transfer_read_offset(transfer_call *transfer, const py_group_call *call, PyObject *value)
 {
     int64_t offset = 0;
     if (value != NULL && !py_to_int64(value, &offset, call->params->function, "offset")) {
@@ -82,7 +82,7 @@ post_move(const py_group_call *call, const void *what, const dd_call_options *op
 /* Whether the transfer is small and to memory that can be seen here: it is copied and signalled at once, without
  * waiting. */
 static bool
-is_quick(const transfer_call *transfer, const py_group_call *call)
+transfer_is_quick(const transfer_call *transfer, const py_group_call *call)
 {
     const dd_window *window = transfer->window->window;
     int rank = transfer->place.rank;
@@ -96,7 +96,7 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
     py_wait wait;
     dd_error err;
     init_wait(transfer->window, &wait, call->timeout_ns);
-    PyThreadState *saved = is_quick(transfer, call) ? NULL : PyEval_SaveThread();
+    PyThreadState *saved = transfer_is_quick(transfer, call) ? NULL : PyEval_SaveThread();
     py_operands_pack(call->operands);
     dd_status status = move(transfer, call, &wait.wait, &err);
     if (status == DD_OK) {
@@ -114,7 +114,7 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
 
 /* Runs a call whose parameters begin with tensor, rank and offset. */
 static PyObject *
-run_transfer(transfer_call *transfer, py_group_call *call)
+transfer_run(transfer_call *transfer, py_group_call *call)
 {
     dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
     py_use use = transfer->is_put ? PY_USE_IN : PY_USE_OUT;
@@ -122,7 +122,7 @@ run_transfer(transfer_call *transfer, py_group_call *call)
     if (!py_params_rank(transfer->window->state, call->values[1], transfer->window->group->size,
                         &transfer->place.rank, call->params->function, "rank") ||
         !py_operands_add(call->operands, call->values[0], use, "tensor") ||
-        !read_offset(transfer, call, call->values[2])) {
+        !transfer_read_offset(transfer, call, call->values[2])) {
         return py_group_call_fail(call);
     }
     py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
@@ -151,7 +151,7 @@ PY_WINDOW_METHOD(put)
          !check_channel(transfer.window, transfer.channel, "put"))) {
         return py_group_call_fail(&call);
     }
-    return run_transfer(&transfer, &call);
+    return transfer_run(&transfer, &call);
 }
 
 PY_WINDOW_METHOD(get)
@@ -166,7 +166,7 @@ PY_WINDOW_METHOD(get)
         !py_group_call_begin(&call)) {
         return NULL;
     }
-    return run_transfer(&transfer, &call);
+    return transfer_run(&transfer, &call);
 }
 
 PY_WINDOW_METHOD(flush)
@@ -261,7 +261,7 @@ call_signal(const signal_method *method, PyObject *self, PyObject *const *args, 
 }
 
 static dd_status
-run_barrier(dd_window *window, int Py_UNUSED(rank), int channel, const dd_wait *wait, dd_error *err)
+barrier_without_rank(dd_window *window, int Py_UNUSED(rank), int channel, const dd_wait *wait, dd_error *err)
 {
     return dd_window_barrier(window, channel, wait, err);
 }
@@ -276,7 +276,7 @@ run_barrier(dd_window *window, int Py_UNUSED(rank), int channel, const dd_wait *
 SIGNAL_METHOD(signal, "dst_rank", dd_window_signal)
 SIGNAL_METHOD(put_signal, "dst_rank", dd_window_signal_alone)
 SIGNAL_METHOD(wait_signal, "src_rank", dd_window_wait_signal)
-SIGNAL_METHOD(barrier, NULL, run_barrier)
+SIGNAL_METHOD(barrier, NULL, barrier_without_rank)
 
 PY_WINDOW_METHOD(take_signal)
 {

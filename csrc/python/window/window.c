@@ -44,7 +44,7 @@ take_group(py_window *self, PyObject *object)
 }
 
 static bool
-take_memory(py_window *self, PyObject *object)
+window_take_memory(py_window *self, PyObject *object)
 {
     py_argument argument = {.state = self->state, .function = "Window", .name = "memory", .value = object};
     if (!py_tensor_init(&self->memory, self->state, object, PY_TENSOR_OUT, argument.function,
@@ -67,7 +67,7 @@ take_memory(py_window *self, PyObject *object)
 
 /* The region that the memory lies in, or NULL. With is_whole, the others see all of the region. */
 static dd_region *
-find_region(py_window *self, bool is_whole)
+find_region_of_memory(py_window *self, bool is_whole)
 {
     dd_group *group = self->group->group;
     dd_region *region = PY_WITHOUT_GIL(dd_group_find_region(group, self->data, self->nbytes));
@@ -81,7 +81,7 @@ find_region(py_window *self, bool is_whole)
 }
 
 static bool
-open_window(py_window *self, const dd_window_options *options, int64_t timeout_ns)
+window_open(py_window *self, const dd_window_options *options, int64_t timeout_ns)
 {
     dd_group *group = self->group->group;
     dd_window *window = NULL;
@@ -94,12 +94,12 @@ open_window(py_window *self, const dd_window_options *options, int64_t timeout_n
 /* Opens the window as failed, because the other ranks open theirs with this one: they learn that it cannot. The
  * exception that is set stays set. */
 static void
-tell_obstacle(py_window *self, int64_t timeout_ns)
+window_report_obstacle(py_window *self, int64_t timeout_ns)
 {
     bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
     dd_window_options options = {.obstacle = is_memory ? DD_OUT_OF_MEMORY : DD_INVALID_ARGUMENT};
     PyObject *exception = py_error_take();
-    (void)open_window(self, &options, timeout_ns);
+    (void)window_open(self, &options, timeout_ns);
     py_error_put(exception);
 }
 
@@ -126,18 +126,18 @@ read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
 }
 
 static bool
-take_and_open(py_window *self, const window_arguments *arguments)
+window_take_and_open(py_window *self, const window_arguments *arguments)
 {
     int64_t timeout_ns = -1;
     int64_t pad_nbytes = 0;
     if ((arguments->timeout != NULL &&
          !py_to_timeout_ns(self->state, arguments->timeout, &timeout_ns, "Window", "timeout")) ||
         (arguments->pad_size != NULL && !read_pad_size(self, arguments->pad_size, &pad_nbytes)) ||
-        (arguments->memory != NULL && !take_memory(self, arguments->memory))) {
-        tell_obstacle(self, timeout_ns);
+        (arguments->memory != NULL && !window_take_memory(self, arguments->memory))) {
+        window_report_obstacle(self, timeout_ns);
         return false;
     }
-    dd_region *region = self->data != NULL ? find_region(self, arguments->is_whole)
+    dd_region *region = self->data != NULL ? find_region_of_memory(self, arguments->is_whole)
                                            : NULL; /* may change what the others see */
     dd_window_options options = {
         .region = region,
@@ -145,7 +145,7 @@ take_and_open(py_window *self, const window_arguments *arguments)
         .nbytes = self->nbytes,
         .pad_nbytes = (size_t)pad_nbytes,
     };
-    return open_window(self, &options, timeout_ns);
+    return window_open(self, &options, timeout_ns);
 }
 
 static PyObject *
@@ -161,7 +161,7 @@ window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (!py_params_read_tuple(&params, self->state, args, kwargs) || !take_group(self, arguments.group) ||
-        !take_and_open(self, &arguments)) {
+        !window_take_and_open(self, &arguments)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -180,7 +180,7 @@ window_traverse(PyObject *object, visitproc visit, void *arg)
 }
 
 static void
-end(py_window *self)
+window_end(py_window *self)
 {
     dd_window *window = self->window;
     py_group *group = self->group;
@@ -201,7 +201,7 @@ window_dealloc(PyObject *object)
 {
     py_window *self = (py_window *)object;
     py_object_begin_dealloc(object);
-    end(self);
+    window_end(self);
     py_object_end_dealloc(object);
 }
 
@@ -425,7 +425,7 @@ typedef enum window_question {
 } window_question;
 
 static size_t
-answer(const py_window *self, window_question question, int rank)
+window_answer(const py_window *self, window_question question, int rank)
 {
     switch (question) {
     case ASK_RANK:
@@ -459,11 +459,11 @@ get_answer(PyObject *object, void *closure)
         return NULL;
     }
     if (question < ASK_BUFFER_SIZES) {
-        return PyLong_FromSize_t(answer(self, question, 0));
+        return PyLong_FromSize_t(window_answer(self, question, 0));
     }
     PyObject *list = PyList_New(self->group->size);
     for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
-        PyObject *number = PyLong_FromSize_t(answer(self, question, rank));
+        PyObject *number = PyLong_FromSize_t(window_answer(self, question, rank));
         if (number == NULL || PyList_SetItem(list, rank, number) < 0) {
             Py_CLEAR(list);
         }

@@ -253,7 +253,7 @@ make_results(const py_flight *flight)
 }
 
 static void
-unpack_once(py_flight *flight)
+flight_unpack_once(py_flight *flight)
 {
     dd_lock_take(&flight->unpacking_mu);
     if (!flight->is_unpacked) {
@@ -304,7 +304,7 @@ py_flight_settle(py_flight *flight)
     bool is_ok = flight->work->error.code == DD_OK;
     if (is_ok && flight->operands.is_staged) {
         Py_BEGIN_ALLOW_THREADS
-        unpack_once(flight);
+        flight_unpack_once(flight);
         Py_END_ALLOW_THREADS
     }
     PyObject *results = is_ok ? make_results(flight) : PyList_New(0);

@@ -187,7 +187,7 @@ work_get_duration(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-get_sequence(PyObject *object, void *Py_UNUSED(closure))
+work_get_sequence(PyObject *object, void *Py_UNUSED(closure))
 {
     const py_work *self = (py_work *)object;
     return py_work_require_flight(self, "This Backend doesn't support getSequencenumber.")
@@ -198,11 +198,11 @@ get_sequence(PyObject *object, void *Py_UNUSED(closure))
 static PyObject *
 work_get_sequence_number(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return get_sequence(object, NULL);
+    return work_get_sequence(object, NULL);
 }
 
 static PyObject *
-get_op(PyObject *object, void *Py_UNUSED(closure))
+work_get_op(PyObject *object, void *Py_UNUSED(closure))
 {
     const py_work *self = (py_work *)object;
     return py_work_require_flight(self, "this Work has no operation behind it")
@@ -212,7 +212,7 @@ get_op(PyObject *object, void *Py_UNUSED(closure))
 
 /* How long the operation may take; 0, which means no limit, without an operation. */
 static PyObject *
-get_timeout(PyObject *object, void *Py_UNUSED(closure))
+work_get_timeout(PyObject *object, void *Py_UNUSED(closure))
 {
     const py_work *self = (py_work *)object;
     return py_from_timeout_ns(self->state, self->flight != NULL ? self->flight->timeout_ns : 0);
@@ -414,10 +414,10 @@ static PyMethodDef work_methods[] = {
 static PyGetSetDef work_getset[] = {
     {"duration", get_duration, NULL,
      "Seconds from start to end; on a device, only if the group measures them.", NULL},
-    {"sequence", get_sequence, NULL, "Its number among the collectives of its group, from 1; 0 for messages.",
-     NULL},
-    {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
-    {"timeout", get_timeout, NULL, "How long the operation may take; 0 means there is no limit.", NULL},
+    {"sequence", work_get_sequence, NULL,
+     "Its number among the collectives of its group, from 1; 0 for messages.", NULL},
+    {"op", work_get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
+    {"timeout", work_get_timeout, NULL, "How long the operation may take; 0 means there is no limit.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -76,7 +76,7 @@ require_lists(const program_request *wanted)
 }
 
 static dd_ffi_program *
-create(py_state *state, const program_request *wanted)
+program_create(py_state *state, const program_request *wanted)
 {
     size_t nsources = (size_t)PyTuple_Size(wanted->sources);
     size_t nresults = (size_t)PyTuple_Size(wanted->results);
@@ -100,7 +100,7 @@ create(py_state *state, const program_request *wanted)
 }
 
 static bool
-add(py_state *state, dd_ffi_program *program, const dd_ffi_call *call)
+program_add(py_state *state, dd_ffi_program *program, const dd_ffi_call *call)
 {
     dd_error err;
     return py_error_check_of_group(state, dd_ffi_program_add(program, call, &err), &err);
@@ -145,7 +145,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
                         .scratch = {.data = operands->staging, .nbytes = operands->staging_nbytes},
                         .parts = parts};
     call.nparts = describe_parts(operands, parts);
-    bool is_added = add(state, program, &call);
+    bool is_added = program_add(state, program, &call);
     dd_mem_free(parts);
     py_plan_end_description(plan);
     return is_added;
@@ -153,7 +153,7 @@ add_plan(py_state *state, dd_ffi_program *program, PyObject *plan)
 
 /* (is_send, memory, rank, tag, timeout or None) */
 static bool
-add_message(py_state *state, dd_ffi_program *program, PyObject *told)
+program_add_message(py_state *state, dd_ffi_program *program, PyObject *told)
 {
     bool is_send;
     PyObject *memory;
@@ -168,7 +168,7 @@ add_message(py_state *state, dd_ffi_program *program, PyObject *told)
     }
     message.is_send = is_send;
     message.tag = (uint64_t)tag;
-    return add(state, program, &call);
+    return program_add(state, program, &call);
 }
 
 static bool
@@ -176,7 +176,8 @@ add_calls(py_state *state, dd_ffi_program *program, PyObject *calls)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(calls); i++) {
         PyObject *told = PyTuple_GetItem(calls, i);
-        if (!(PyTuple_Check(told) ? add_message(state, program, told) : add_plan(state, program, told))) {
+        if (!(PyTuple_Check(told) ? program_add_message(state, program, told)
+                                  : add_plan(state, program, told))) {
             return false;
         }
     }
@@ -184,7 +185,7 @@ add_calls(py_state *state, dd_ffi_program *program, PyObject *calls)
 }
 
 static void
-destroy(PyObject *capsule)
+program_capsule_destroy(PyObject *capsule)
 {
     PyObject *exception = py_error_take();
     dd_ffi_program *program = PyCapsule_GetPointer(capsule, PROGRAM);
@@ -209,8 +210,8 @@ require_group(const py_state *state, PyObject *group, const char *function)
 static PyObject *
 make_program(py_state *state, const program_request *wanted)
 {
-    dd_ffi_program *program = create(state, wanted);
-    PyObject *capsule = program != NULL ? PyCapsule_New(program, PROGRAM, destroy) : NULL;
+    dd_ffi_program *program = program_create(state, wanted);
+    PyObject *capsule = program != NULL ? PyCapsule_New(program, PROGRAM, program_capsule_destroy) : NULL;
     if (capsule == NULL) {
         if (program != NULL) {
             dd_ffi_program_destroy(program);

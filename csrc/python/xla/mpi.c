@@ -35,7 +35,7 @@ make_broken(int place)
 }
 
 static dd_mpi_handle
-make_comm(int first, int place)
+make_group_comm(int first, int place)
 {
     PyObject *make = PY_LOCKED(&maker_lock, Py_NewRef(maker));
     PyObject *group = PyObject_CallFunction(make, "ii", first, place);
@@ -56,7 +56,7 @@ comm_split(dd_mpi_handle world, int color, int key, dd_mpi_handle *part)
         *part = dd_mpi_comm_create_broken(key, key + 1, "Python is ending");
         return DD_MPI_SUCCESS;
     }
-    *part = make_comm(color, key);
+    *part = make_group_comm(color, key);
     py_gate_leave(&pass);
     return DD_MPI_SUCCESS;
 }
