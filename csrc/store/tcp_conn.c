@@ -80,7 +80,7 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
         note_refused(conn->server, conn->who);
     }
     conn->is_doomed = true;
-    tcp_stranger_end(conn);
+    dd_admission_end(&conn->server->admission, &conn->admission);
     tcp_server_unwatch(conn->server, &conn->handler);
     dd_sock_close(conn->handler.fd);
     conn->handler.fd = -1;
@@ -351,10 +351,8 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_unix, bool is_surplus)
         return;
     }
     dd_list_push_back(&server->conns, &conn->link);
-    dd_list_init(&conn->stranger);
     dd_list_init(&conn->parked);
-    conn->accepted_ns = dd_clock_now_ns();
-    tcp_stranger_begin(conn, TCP_CONN_NEW);
+    dd_admission_begin(&server->admission, &conn->admission, false, server->handshake_timeout_ns);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&server->naccepted, 1, memory_order_relaxed);
 }

@@ -89,7 +89,7 @@ reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result)
 static void
 open_conn(tcp_conn *conn)
 {
-    tcp_stranger_end(conn);
+    dd_admission_end(&conn->server->admission, &conn->admission);
     conn->state = TCP_CONN_OPEN;
 }
 
@@ -99,7 +99,8 @@ serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
     if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
         tcp_conn_doom(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
-        tcp_stranger_begin(conn, TCP_CONN_GREETED);
+        conn->state = TCP_CONN_GREETED;
+        dd_admission_continue(&conn->server->admission, &conn->admission, conn->server->handshake_timeout_ns);
     } else {
         open_conn(conn);
     }

@@ -18,6 +18,8 @@
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
+#define UNAUTHENTICATED_MAX ((size_t)512)
+#define UNAUTHENTICATED_GRACE_NS (100 * DD_NS_PER_MS)
 
 struct dd_tcp_registry {
     dd_lock mu;
@@ -107,12 +109,39 @@ note_not_accepted(dd_tcp_server *server, int reason)
     }
 }
 
+static void
+on_late_handshake(dd_timer *timer)
+{
+    tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, admission.timer);
+    tcp_conn_doom(conn, conn->state == TCP_CONN_NEW ? "it said nothing"
+                                                    : "it did not finish the handshake in time");
+}
+
+/* False if there is no connection to close. */
+static bool
+evict_connection(dd_admission_peer *peer)
+{
+    if (peer != NULL) {
+        tcp_conn_doom(DD_CONTAINER_OF(peer, tcp_conn, admission), DD_ADMISSION_EVICTED);
+    }
+    return peer != NULL;
+}
+
+/* False if no other connection should be accepted for some milliseconds. */
+static bool
+curb_unauthenticated(dd_tcp_server *server)
+{
+    while (evict_connection(dd_admission_pick_surplus(&server->admission))) {
+    }
+    return dd_admission_has_room(&server->admission, false);
+}
+
 /* False: none can be accepted for a while. */
 static bool
 survive_accept_failure(dd_tcp_server *server, int reason)
 {
     bool is_out_of_fds = reason == EMFILE || reason == ENFILE;
-    if (is_out_of_fds && tcp_strangers_evict(server)) {
+    if (is_out_of_fds && evict_connection(dd_admission_pick(&server->admission))) {
         return true;
     }
     note_not_accepted(server, reason);
@@ -130,7 +159,7 @@ take_in(tcp_listener *listener, int fd)
         dd_sock_close(fd);
         return;
     }
-    bool is_surplus = dd_sock_is_fd_scarce(fd) && !tcp_strangers_evict(server);
+    bool is_surplus = dd_sock_is_fd_scarce(fd) && !evict_connection(dd_admission_pick(&server->admission));
     if (is_surplus) {
         note_not_accepted(server, EMFILE);
     } else {
@@ -157,7 +186,7 @@ on_listener_event(tcp_handler *handler, uint32_t events)
             return;
         }
         take_in(listener, fd);
-        if (!tcp_strangers_curb(listener->server)) {
+        if (!curb_unauthenticated(listener->server)) {
             pause_listener(listener, CURB_RETRY_NS);
             return;
         }
@@ -363,10 +392,12 @@ on_wake(tcp_handler *handler, uint32_t events)
 static int
 expire(dd_tcp_server *server)
 {
-    int64_t stranger_ns = tcp_strangers_expire(server);
+    dd_timer_set *handshakes = &server->admission.timers;
+    dd_timer_set_run(handshakes, dd_clock_now_ns());
     tcp_server_bury(server);
     int64_t listener_ns = resume_listeners(server);
-    int64_t next_ns = stranger_ns < listener_ns ? stranger_ns : listener_ns;
+    int64_t handshake_ns = dd_timer_set_next_ns(handshakes);
+    int64_t next_ns = handshake_ns < listener_ns ? handshake_ns : listener_ns;
     if (next_ns == DD_NEVER_NS) {
         return -1;
     }
@@ -427,9 +458,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
-    dd_list_init(&server->strangers[TCP_SILENT]);
-    dd_list_init(&server->strangers[TCP_GREETED]);
-    server->dice = (uint64_t)dd_clock_now_ns();
+    dd_admission_init(&server->admission, UNAUTHENTICATED_MAX, UNAUTHENTICATED_GRACE_NS, on_late_handshake);
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);

@@ -4,7 +4,7 @@
  * are parked, never polled. A client that sends what the protocol does not allow loses its connection and
  * nothing else happens; memory grows only with bytes that have arrived, up to the limits. Connections that
  * have not shown that they are of the job are few at any time, and some descriptors are left to the rest
- * of the process (tcp_strangers.c). */
+ * of the process (net/admission.h). */
 #ifndef DD_STORE_TCP_SERVER_H
 #define DD_STORE_TCP_SERVER_H
 

@@ -1,5 +1,5 @@
 /* What the files of the TCPStore server share: tcp_server.c (life, listening, the loop), tcp_conn.c (one connection's
- * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
+ * bytes), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed (closed) at
  * once and buried (freed) at the end of the turn: the code that doomed it may be deep inside the keyspace, and an event for it
@@ -11,6 +11,7 @@
 #include "core/lock.h"
 #include "core/wait_policy.h"
 #include "net/addr.h"
+#include "net/admission.h"
 #include "net/auth.h"
 #include "net/seal.h"
 #include "store/keyspace.h"
@@ -49,10 +50,8 @@ typedef enum tcp_conn_state {
 typedef struct tcp_conn {
     tcp_handler handler;
     dd_tcp_server *server;
-    dd_list link;         /* in server->conns or server->doomed */
-    dd_list stranger;     /* in server->strangers until it is open, */
-    int64_t handshake_ns; /* which is due by then */
-    int64_t accepted_ns;
+    dd_list link;                /* in server->conns or server->doomed */
+    dd_admission_peer admission; /* until it is open */
     tcp_conn_state state;
     bool is_unix;     /* of our own user, on this host */
     bool is_extended; /* said hello: replies carry a status, */
@@ -88,8 +87,6 @@ typedef struct tcp_parked {
 /* More are nonsense: a client has one for each of its threads that waits. */
 #define TCP_PARKED_MAX 65536u
 
-enum { TCP_SILENT, TCP_GREETED, TCP_STRANGER_KINDS };
-
 #define TCP_REFUSED_MAX 4
 
 struct dd_tcp_server {
@@ -117,10 +114,7 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    /* The next that is due first: the silent ones have not shown the magic number, the others have, and not the secret. */
-    dd_list strangers[TCP_STRANGER_KINDS];
-    size_t nstrangers[TCP_STRANGER_KINDS];
-    uint64_t dice;
+    dd_admission admission; /* a connection is silent until it has shown the magic number */
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
     int accept_errno;          /* of the last connection that was not accepted; 0 after one that was */
@@ -157,19 +151,6 @@ bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
 void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
 /* A connection, for want of descriptors. */
 void tcp_server_note_turned_away(dd_tcp_server *server);
-
-/* tcp_strangers.c; loop only */
-
-/* TCP_CONN_NEW: it has just been accepted. TCP_CONN_GREETED: it has shown the magic number, and has to show the secret. */
-void tcp_stranger_begin(tcp_conn *conn, tcp_conn_state state);
-void tcp_stranger_end(tcp_conn *conn); /* it is open, or doomed */
-/* Closes those that are too many. False: too many are in the middle of a hand-shake, and get some time for
- * it; no others should be accepted for a moment. */
-bool tcp_strangers_curb(dd_tcp_server *server);
-/* Closes one, to have its descriptor. False: there is none to be closed. */
-bool tcp_strangers_evict(dd_tcp_server *server);
-/* Closes those whose hand-shake is overdue; returns when the next one is. */
-int64_t tcp_strangers_expire(dd_tcp_server *server);
 
 /* tcp_conn.c; all loop only, but for watching before it runs */
 

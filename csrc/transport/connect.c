@@ -85,7 +85,8 @@ log_not_accepted(dd_connector *self)
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
-    for (int i = 0; i < ACCEPTS_PER_LOOK && connect_has_room(self); i++) {
+    bool is_unix = listen_fd == self->unix_fd;
+    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_has_room(&self->admission, is_unix); i++) {
         int fd = -1;
         dd_io io = dd_sock_try_accept(listen_fd, &fd);
         if (io == DD_IO_AGAIN) {
@@ -102,7 +103,7 @@ accept_from(dd_connector *self, int listen_fd)
         }
         if (io == DD_IO_OK) {
             note_accepting(self, 0);
-            connect_add_guest(self, fd, listen_fd == self->unix_fd);
+            connect_add_guest(self, fd, is_unix);
         }
     }
     return true;
@@ -132,9 +133,10 @@ connector_main(void *arg)
             connect_sleep_until(self, dd_deadline_after(FAILING_NAP_NS));
         }
         size_t nlisten = connect_take_listeners(self, fds);
-        bool is_open = !is_failing && connect_has_room(self);
-        for (size_t i = 0; i < nlisten && is_open; i++) {
-            connect_poll(self, fds[i], POLLIN, &polled[i]);
+        for (size_t i = 0; i < nlisten && !is_failing; i++) {
+            if (dd_admission_has_room(&self->admission, fds[i] == self->unix_fd)) {
+                connect_poll(self, fds[i], POLLIN, &polled[i]);
+            }
         }
         connect_poll_guests(self);
         connect_poll_dials(self);
@@ -180,7 +182,7 @@ create_connector(const dd_connect_options *options, const dd_card *card, const d
         self->unix_fd = -1;
         self->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         self->wants_ports = true;
-        self->dice = (uint64_t)dd_clock_now_ns();
+        connect_init_guests(self);
         dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
         dd_list_init(&self->dials);
         dd_list_init(&self->queue);

@@ -4,16 +4,15 @@
 #include "transport/connect_internal.h"
 
 #include "core/log.h"
+#include "core/mem.h"
 #include "net/auth.h"
 #include "net/sock.h"
 
 #include <string.h>
 
-/* A dialler says hello at once. */
-#define FIRST_WORD_NS (2 * DD_NS_PER_S)
-/* A connection that has said hello and nothing else for so long makes room when others have to wait. */
-#define SHY_NS DD_NS_PER_S
-/* How often to look whether somebody has become shy, when there is no room. */
+/* A dialler answers within this time unless its CPU is overloaded. */
+#define GRACE_NS DD_NS_PER_S
+/* How often to look whether there is room again. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)
 /* The answer of a process of our own user is one byte, and it is there. */
 #define MOMENT_NS DD_NS_PER_S
@@ -29,7 +28,9 @@ remove_guest(dd_connector *self, connect_guest *guest)
         dd_sock_close(guest->fd);
     }
     dd_seal_destroy(guest->seal);
-    *guest = self->guests[--self->nguests];
+    dd_admission_end(&self->admission, &guest->admission);
+    dd_list_remove(&guest->node);
+    dd_mem_free(guest);
 }
 
 static void
@@ -44,54 +45,28 @@ turn_out(dd_connector *self, connect_guest *guest, const char *why)
     remove_guest(self, guest);
 }
 
-/* Connections over the Unix socket are of our own user. */
 static bool
-is_dispensable(const connect_guest *guest)
+evict_guest(dd_connector *self, dd_admission_peer *peer)
 {
-    return !guest->is_unix && (guest->step == GUEST_HELLO || dd_clock_now_ns() - guest->since_ns > SHY_NS);
-}
-
-/* Any of those that may be closed. If it were the oldest, a flood would be sure to push out a dialler that
- * takes longer than the flood needs to go round. */
-static bool
-find_dispensable(const dd_connector *self, size_t *index)
-{
-    for (size_t i = 0; i < self->nguests; i++) {
-        *index = ((size_t)(self->dice >> 33) + i) % self->nguests;
-        if (is_dispensable(&self->guests[*index])) {
-            return true;
-        }
+    if (peer != NULL) {
+        turn_out(self, DD_CONTAINER_OF(peer, connect_guest, admission), DD_ADMISSION_EVICTED);
     }
-    return false;
-}
-
-bool
-connect_has_room(const dd_connector *self)
-{
-    size_t index;
-    return self->nguests < CONNECT_GUESTS_MAX || find_dispensable(self, &index);
+    return peer != NULL;
 }
 
 bool
 connect_evict(dd_connector *self)
 {
-    size_t index;
-    bool is_found = find_dispensable(self, &index);
-    if (is_found) {
-        turn_out(self, &self->guests[index], "it makes room for others, as it says nothing");
-        self->dice = self->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    }
-    return is_found;
+    return evict_guest(self, dd_admission_pick(&self->admission));
 }
 
 /* ---- what is said */
 
 static void
-begin_step(connect_guest *guest, guest_step step, int64_t timeout_ns)
+continue_step(dd_connector *self, connect_guest *guest, guest_step step)
 {
+    dd_admission_continue(&self->admission, &guest->admission, self->options.timeout_ns);
     guest->step = step;
-    guest->since_ns = dd_clock_now_ns();
-    guest->until_ns = dd_deadline_after(timeout_ns);
     guest->nheard = 0;
 }
 
@@ -166,7 +141,7 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
         return status;
     }
     if (guest->is_unix) {
-        begin_step(guest, GUEST_TAKING, self->options.timeout_ns);
+        continue_step(self, guest, GUEST_TAKING);
         *is_over = false;
     } else {
         hand_over(self, guest);
@@ -223,7 +198,7 @@ answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *
     if (self->options.secret.len == 0) {
         return welcome(self, guest, is_over, err);
     }
-    begin_step(guest, GUEST_PROOF, self->options.timeout_ns);
+    continue_step(self, guest, GUEST_PROOF);
     return DD_OK;
 }
 
@@ -298,32 +273,55 @@ hear_guest(dd_connector *self, connect_guest *guest)
 
 /* ---- for the loop */
 
+static void
+on_late_guest(dd_timer *timer)
+{
+    static const char *const late[] = {[GUEST_HELLO] = "no hello before its deadline",
+                                       [GUEST_PROOF] = "no proof before its deadline",
+                                       [GUEST_TAKING] = "it did not take its memory before its deadline"};
+    connect_guest *guest = DD_CONTAINER_OF(timer, connect_guest, admission.timer);
+    turn_out(guest->connector, guest, late[guest->step]);
+}
+
+void
+connect_init_guests(dd_connector *self)
+{
+    dd_list_init(&self->guests);
+    dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, on_late_guest);
+}
+
 void
 connect_add_guest(dd_connector *self, int fd, bool is_unix)
 {
-    if (self->nguests == CONNECT_GUESTS_MAX && !connect_evict(self)) {
+    connect_guest *guest = dd_mem_zalloc(sizeof *guest);
+    if (guest == NULL) {
+        dd_error err;
+        (void)dd_error_no_memory(&err, sizeof *guest);
+        connect_note_shortage(self, &err);
         dd_sock_close(fd);
         return;
     }
-    int64_t timeout_ns = self->options.timeout_ns;
-    connect_guest *guest = &self->guests[self->nguests++];
-    *guest = (connect_guest){.fd = fd, .is_unix = is_unix};
-    begin_step(guest, GUEST_HELLO, timeout_ns < FIRST_WORD_NS ? timeout_ns : FIRST_WORD_NS);
-    if (guest->is_unix && !dd_sock_is_same_user(fd)) {
+    *guest = (connect_guest){.connector = self, .fd = fd, .is_unix = is_unix};
+    dd_list_push_back(&self->guests, &guest->node);
+    dd_admission_begin(&self->admission, &guest->admission, is_unix, self->options.timeout_ns);
+    if (is_unix && !dd_sock_is_same_user(fd)) {
         turn_out(self, guest, "it is of another user");
     } else {
         hear_guest(self, guest);
+    }
+    while (evict_guest(self, dd_admission_pick_surplus(&self->admission))) {
     }
 }
 
 void
 connect_poll_guests(dd_connector *self)
 {
-    for (size_t i = 0; i < self->nguests; i++) {
-        connect_poll(self, self->guests[i].fd, POLLIN, &self->guests[i].polled);
-        connect_sleep_until(self, self->guests[i].until_ns);
+    for (dd_list *node = self->guests.next; node != &self->guests; node = node->next) {
+        connect_guest *guest = DD_CONTAINER_OF(node, connect_guest, node);
+        connect_poll(self, guest->fd, POLLIN, &guest->polled);
     }
-    if (!connect_has_room(self)) {
+    connect_sleep_until(self, dd_timer_set_next_ns(&self->admission.timers));
+    if (!dd_admission_has_room(&self->admission, false)) {
         connect_sleep_until(self, dd_deadline_after(FULL_NAP_NS));
     }
 }
@@ -331,24 +329,20 @@ connect_poll_guests(dd_connector *self)
 void
 connect_hear_guests(dd_connector *self)
 {
-    static const char *const late[] = {[GUEST_HELLO] = "it has not said hello in time",
-                                       [GUEST_PROOF] = "it has not shown its proof in time",
-                                       [GUEST_TAKING] = "it has not taken its memory in time"};
-    /* From the back: the one that takes the place of one that goes has had its turn. */
-    for (size_t i = self->nguests; i-- > 0;) {
-        connect_guest *guest = &self->guests[i];
+    for (dd_list *node = self->guests.next, *next; node != &self->guests; node = next) {
+        connect_guest *guest = DD_CONTAINER_OF(node, connect_guest, node);
+        next = node->next;
         if (connect_is_ready(self, &guest->polled)) {
             hear_guest(self, guest);
-        } else if (dd_deadline_left_ns(guest->until_ns) == 0) {
-            turn_out(self, guest, late[guest->step]);
         }
     }
+    dd_timer_set_run(&self->admission.timers, dd_clock_now_ns());
 }
 
 void
 connect_close_guests(dd_connector *self)
 {
-    while (self->nguests > 0) {
-        remove_guest(self, &self->guests[0]);
+    while (!dd_list_is_empty(&self->guests)) {
+        remove_guest(self, DD_CONTAINER_OF(self->guests.next, connect_guest, node));
     }
 }

@@ -6,6 +6,7 @@
 #include "core/list.h"
 #include "core/lock.h"
 #include "core/thread.h"
+#include "net/admission.h"
 #include "net/seal.h"
 #include "net/sha256.h"
 #include "transport/connect.h"
@@ -15,8 +16,10 @@
 
 /* Dials under way at once; others wait their turn. */
 #define CONNECT_DIALS_MAX 64
-/* Connections of others that are not links yet; others wait in the kernel. */
-#define CONNECT_GUESTS_MAX 64
+/* Connections of one stage of net/admission.h that are not links yet; others wait in the kernel. Of all stages: greeted ones may be
+ * twice as many, as silent ones join them. */
+#define CONNECT_STAGE_MAX 64
+#define CONNECT_GUESTS_MAX (3 * CONNECT_STAGE_MAX + 1)
 /* All addresses of a card; or a loopback address, and then all in one; and the Unix socket. */
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
 /* The addresses of a card, and the Unix socket. */
@@ -135,11 +138,12 @@ typedef enum guest_step {
 } guest_step;
 
 typedef struct connect_guest {
+    dd_list node; /* in connector->guests */
+    dd_admission_peer admission;
+    dd_connector *connector;
     int fd;
     bool is_unix;
     guest_step step;
-    int64_t since_ns; /* of the step */
-    int64_t until_ns;
     size_t polled; /* as in connect_poll */
     size_t nheard;
     connect_hello hello;
@@ -178,9 +182,8 @@ struct dd_connector {
     /* the thread's */
     int64_t failed_ns;  /* when accepting could not last */
     int64_t may_log_ns; /* thread only: when the next failure to accept is logged */
-    connect_guest guests[CONNECT_GUESTS_MAX];
-    size_t nguests;
-    uint64_t dice;
+    dd_list guests;
+    dd_admission admission;
     dd_list dials;
     size_t ndials;
     struct pollfd pollfds[CONNECT_POLLED_MAX];
@@ -216,11 +219,10 @@ void connect_sleep(dd_connector *connector);
 
 /* ---- connect_accept.c */
 
-/* Whether there is room for one more, which may cost a silent one its place. */
-bool connect_has_room(const dd_connector *connector);
-/* Closes a silent one to have its descriptor; false: there is none. */
+void connect_init_guests(dd_connector *connector);
+/* Closes one to have its descriptor; false if there is none that may be closed. */
 bool connect_evict(dd_connector *connector);
-/* Takes fd. */
+/* Takes fd. Call only if there is room in connector->admission. */
 void connect_add_guest(dd_connector *connector, int fd, bool is_unix);
 void connect_poll_guests(dd_connector *connector);
 /* After the sleep: goes on with those that have said something, closes those that are late. */

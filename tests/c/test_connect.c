@@ -1020,15 +1020,15 @@ TEST(without_memory_for_a_link_nobody_is_welcome)
     REQUIRE(open_node(&b, &options));
     connect_hello hello = {.to = b.card.uid};
     REQUIRE_OK(connect_hello_write(&hello, check_err()));
+    (void)dd_mem_fail_after(1); /* there is memory for the connection, and not for its link */
     int fd = connect_raw(&b);
-    (void)dd_mem_fail_after(0);
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
     REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
     CHECK_OK(dd_sock_wait(fd, POLLIN, &wait, check_err()));
     CHECK_INT(read(fd, bytes, 1), 0);
-    CHECK_INT(dd_mem_fail_after(-1), 1);
+    CHECK_INT(dd_mem_fail_after(-1), 2);
     dd_sock_close(fd);
     close_node(&b);
     CHECK_INT(b.nwelcome_failed, 1);

@@ -184,6 +184,7 @@ open_connector(void)
     dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
     dd_list_init(&self->dials);
     dd_list_init(&self->queue);
+    connect_init_guests(self);
     table.connector = self;
 }
 
@@ -198,7 +199,7 @@ look(void)
     connect_sleep(self);
     connect_hear_guests(self);
     connect_run_dials(self);
-    require(self->nguests <= CONNECT_GUESTS_MAX && table.noutcomes <= 1);
+    require(self->npolled <= CONNECT_POLLED_MAX && table.noutcomes <= 1);
 }
 
 static void
@@ -444,6 +445,16 @@ say_anything(const other *self, dd_bytes *input)
 }
 
 static void
+make_guests_late(void)
+{
+    dd_list *guests = &table.connector->guests;
+    for (dd_list *link = guests->next; link != guests; link = link->next) {
+        dd_timer *timer = &DD_CONTAINER_OF(link, connect_guest, node)->admission.timer;
+        dd_timer_start(&table.connector->admission.timers, timer, 0);
+    }
+}
+
+static void
 take_step(unsigned step, dd_bytes *input)
 {
     other *self = &table.others[(step >> 4) % NOTHERS];
@@ -473,10 +484,7 @@ take_step(unsigned step, dd_bytes *input)
         break;
     case STEP_LATE:
     case STEP_COUNT:
-        for (size_t i = 0; i < table.connector->nguests; i++) {
-            table.connector->guests[i].until_ns = 0;
-            table.connector->guests[i].since_ns = 0;
-        }
+        make_guests_late();
         break;
     }
 }

@@ -1,0 +1,116 @@
+#include "net/admission.h"
+
+#include "core/clock.h"
+#include "net/sock.h"
+
+#define FIRST_MESSAGE_NS (2 * DD_NS_PER_S)
+/* A stage gets an eighth of the descriptors that the process may open, and this number in any case. */
+#define LIMIT_MIN ((size_t)4)
+
+void
+dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, void (*on_late)(dd_timer *timer))
+{
+    *self = (dd_admission){.most = most,
+                           .limit = most,
+                           .grace_ns = grace_ns,
+                           .on_late = on_late,
+                           .dice = (uint64_t)dd_clock_now_ns()};
+    dd_timer_set_init(&self->timers);
+    for (int stage = 0; stage < DD_ADMISSION_STAGES; stage++) {
+        dd_list_init(&self->peers[stage]);
+    }
+}
+
+static void
+add_peer(dd_admission *self, dd_admission_peer *peer, dd_admission_stage stage, int64_t timeout_ns)
+{
+    peer->stage = stage;
+    peer->since_ns = dd_clock_now_ns();
+    dd_list_push_back(&self->peers[stage], &peer->link);
+    self->npeers[stage]++;
+    dd_timer_init(&peer->timer, self->on_late);
+    dd_timer_start(&self->timers, &peer->timer, dd_deadline_from(peer->since_ns, timeout_ns));
+}
+
+static size_t
+stage_limit(size_t most)
+{
+    size_t limit = dd_sock_fd_limit() / 8;
+    limit = limit < most ? limit : most;
+    return limit > LIMIT_MIN ? limit : LIMIT_MIN;
+}
+
+void
+dd_admission_begin(dd_admission *self, dd_admission_peer *peer, bool is_trusted, int64_t timeout_ns)
+{
+    self->limit = stage_limit(self->most);
+    add_peer(self, peer, is_trusted ? DD_ADMISSION_TRUSTED : DD_ADMISSION_SILENT,
+             timeout_ns < FIRST_MESSAGE_NS ? timeout_ns : FIRST_MESSAGE_NS);
+}
+
+void
+dd_admission_continue(dd_admission *self, dd_admission_peer *peer, int64_t timeout_ns)
+{
+    bool is_trusted = peer->stage == DD_ADMISSION_TRUSTED;
+    dd_admission_end(self, peer);
+    add_peer(self, peer, is_trusted ? DD_ADMISSION_TRUSTED : DD_ADMISSION_GREETED, timeout_ns);
+}
+
+void
+dd_admission_end(dd_admission *self, dd_admission_peer *peer)
+{
+    if (!dd_list_is_empty(&peer->link)) {
+        dd_list_remove(&peer->link);
+        dd_timer_clear(&peer->timer);
+        self->npeers[peer->stage]--;
+    }
+}
+
+bool
+dd_admission_has_room(const dd_admission *self, bool is_trusted)
+{
+    return is_trusted ? self->npeers[DD_ADMISSION_TRUSTED] < self->limit
+                      : self->npeers[DD_ADMISSION_GREETED] <= self->limit;
+}
+
+static dd_admission_peer *
+pick_silent(dd_admission *self)
+{
+    size_t count = self->npeers[DD_ADMISSION_SILENT];
+    if (count == 0) {
+        return NULL;
+    }
+    self->dice = self->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    dd_list *link = self->peers[DD_ADMISSION_SILENT].next;
+    for (size_t index = (size_t)(self->dice >> 33) % count; index > 0; index--) {
+        link = link->next;
+    }
+    return DD_CONTAINER_OF(link, dd_admission_peer, link);
+}
+
+static dd_admission_peer *
+pick_greeted(const dd_admission *self)
+{
+    if (self->npeers[DD_ADMISSION_GREETED] == 0) {
+        return NULL;
+    }
+    dd_admission_peer *oldest =
+        DD_CONTAINER_OF(self->peers[DD_ADMISSION_GREETED].next, dd_admission_peer, link);
+    return dd_clock_now_ns() - oldest->since_ns > self->grace_ns ? oldest : NULL;
+}
+
+dd_admission_peer *
+dd_admission_pick_surplus(dd_admission *self)
+{
+    if (self->npeers[DD_ADMISSION_SILENT] > self->limit) {
+        return pick_silent(self);
+    }
+    return self->npeers[DD_ADMISSION_GREETED] > self->limit ? pick_greeted(self) : NULL;
+}
+
+dd_admission_peer *
+dd_admission_pick(dd_admission *self)
+{
+    dd_admission_peer *silent = pick_silent(self);
+    return silent != NULL ? silent : pick_greeted(self);
+}
