@@ -310,6 +310,7 @@ layers: ## which folder may include which, how many files of one may need each o
 	@$(PYTHON) tools/check_imports.py
 	@$(PYTHON) tools/check_names.py
 	@$(PYTHON) tools/check_statics.py
+	@$(PYTHON) tools/check_test_only.py
 	@$(PYTHON) tools/check_locks.py
 	@$(PYTHON) tools/check_orders.py
 

@@ -9,22 +9,21 @@ typedef dd_kernel *const (*kernel_rows)[DD_REDOP_COUNT][DD_FORM_COUNT];
 
 /* Those of other architectures have no kernels. */
 static const struct isa_info {
-    const char *name;
     kernel_rows kernels;
     unsigned feature; /* that the machine must have; 0 for none */
 } isas[] = {
-    [DD_ISA_SCALAR] = {"scalar", dd_kernels_scalar, 0},
+    [DD_ISA_SCALAR] = {dd_kernels_scalar, 0},
 #if defined(__x86_64__)
-    [DD_ISA_AVX2] = {"avx2", dd_kernels_avx2, DD_CPU_AVX2},
-    [DD_ISA_AVX512] = {"avx512", dd_kernels_avx512, DD_CPU_AVX512},
+    [DD_ISA_AVX2] = {dd_kernels_avx2, DD_CPU_AVX2},
+    [DD_ISA_AVX512] = {dd_kernels_avx512, DD_CPU_AVX512},
 #else
-    [DD_ISA_AVX2] = {"avx2", NULL, 0},
-    [DD_ISA_AVX512] = {"avx512", NULL, 0},
+    [DD_ISA_AVX2] = {NULL, 0},
+    [DD_ISA_AVX512] = {NULL, 0},
 #endif
 #if defined(__aarch64__)
-    [DD_ISA_NEON] = {"neon", dd_kernels_neon, DD_CPU_NEON},
+    [DD_ISA_NEON] = {dd_kernels_neon, DD_CPU_NEON},
 #else
-    [DD_ISA_NEON] = {"neon", NULL, 0},
+    [DD_ISA_NEON] = {NULL, 0},
 #endif
 };
 
@@ -72,12 +71,6 @@ dd_reduce_best_isa(void)
     return DD_ISA_SCALAR;
 }
 
-const char *
-dd_isa_name(dd_isa isa)
-{
-    return isas[isa].name;
-}
-
 /* The operation and the types of one stage: AVG is a sum but where results are given, PREMUL_SUM is one but
  * where inputs are taken. */
 static dd_kernel *
@@ -117,9 +110,9 @@ integer_factor(double factor)
     return (uint64_t)(factor <= -0x1p63 ? INT64_MIN : (int64_t)factor);
 }
 
-static void
-fold(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
-     size_t nsrcs, size_t count)
+void
+dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
+          size_t count)
 {
     dd_fold task = {
         .srcs = srcs,
@@ -132,23 +125,5 @@ fold(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const
     if (reduction->op == DD_REDOP_PREMUL_SUM) {
         task.integer_factor = integer_factor(reduction->factor);
     }
-    find_kernel(isas[isa].kernels, reduction, stage)(&task, 0);
-}
-
-bool
-dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
-               size_t nsrcs, size_t count)
-{
-    if (!has_isa(isa)) {
-        return false;
-    }
-    fold(isa, reduction, stage, out, srcs, nsrcs, count);
-    return true;
-}
-
-void
-dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
-          size_t count)
-{
-    fold(dd_reduce_best_isa(), reduction, stage, out, srcs, nsrcs, count);
+    find_kernel(isas[dd_reduce_best_isa()].kernels, reduction, stage)(&task, 0);
 }

@@ -79,7 +79,7 @@ typedef enum dd_stage {
 void dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
                size_t nsrcs, size_t count);
 
-/* Instruction sets, for tests and for an override: what the machine has is found once. */
+/* Instruction sets. The best one that the machine has is found once. */
 typedef enum dd_isa {
     DD_ISA_SCALAR,
     DD_ISA_AVX2,
@@ -88,9 +88,5 @@ typedef enum dd_isa {
 } dd_isa;
 
 dd_isa dd_reduce_best_isa(void);
-const char *dd_isa_name(dd_isa isa);
-/* False when this build or machine does not have it; then nothing is done. */
-bool dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out,
-                    const void *const *srcs, size_t nsrcs, size_t count);
 
 #endif

@@ -588,13 +588,3 @@ dd_tcp_server_port(const dd_tcp_server *server)
 {
     return server->port;
 }
-
-void
-dd_tcp_server_get_stats(dd_tcp_server *server, dd_tcp_server_stats *stats)
-{
-    stats->connections = atomic_load_explicit(&server->nconns, memory_order_relaxed);
-    stats->accepted = atomic_load_explicit(&server->naccepted, memory_order_relaxed);
-    stats->reads = atomic_load_explicit(&server->nreads, memory_order_relaxed);
-    stats->parked = atomic_load_explicit(&server->nparked, memory_order_relaxed);
-    stats->entries = atomic_load_explicit(&server->nentries, memory_order_relaxed);
-}

@@ -65,14 +65,4 @@ bool dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name);
 dd_status dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait,
                                     dd_error *err) DD_MUST_CHECK;
 
-/* Counts for tests and tools, taken at one moment. */
-typedef struct dd_tcp_server_stats {
-    uint64_t connections;
-    uint64_t accepted; /* connections ever taken */
-    uint64_t reads;    /* how often bytes have come: the round trips of clients that wait for each answer */
-    uint64_t parked;
-    uint64_t entries; /* keys, queues and waited-for keys in the table */
-} dd_tcp_server_stats;
-void dd_tcp_server_get_stats(dd_tcp_server *server, dd_tcp_server_stats *stats);
-
 #endif

@@ -128,12 +128,12 @@ struct dd_tcp_server {
     bool is_joined_cut;
     unsigned nturned_away; /* for want of descriptors */
 
-    /* atomic, relaxed: for dd_tcp_server_get_stats */
+    /* atomic, relaxed; only tests read them */
     atomic_uint_fast64_t nconns;
-    atomic_uint_fast64_t naccepted;
-    atomic_uint_fast64_t nreads;
+    atomic_uint_fast64_t naccepted; /* since the start */
+    atomic_uint_fast64_t nreads;    /* how often bytes were received */
     atomic_uint_fast64_t nparked;
-    atomic_uint_fast64_t nentries;
+    atomic_uint_fast64_t nentries; /* keys, queues and awaited keys */
 };
 
 /* tcp_server.c */

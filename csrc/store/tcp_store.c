@@ -151,18 +151,6 @@ dd_tcp_store_is_server(dd_store *store)
     return tcp_store_of(store)->server != NULL;
 }
 
-bool
-dd_tcp_store_is_extended(dd_store *store)
-{
-    return tcp_store_of(store)->target.is_extended;
-}
-
-dd_tcp_server *
-dd_tcp_store_server(dd_store *store)
-{
-    return tcp_store_of(store)->server;
-}
-
 /* The TCPStore under any prefixes; NULL: it is of another kind. */
 static tcp_store *
 find_tcp_store(dd_store *store)

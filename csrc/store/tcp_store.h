@@ -30,8 +30,6 @@ dd_status dd_tcp_store_open(dd_store **store, const dd_tcp_store_options *option
 const char *dd_tcp_store_host(dd_store *store); /* borrowed */
 uint16_t dd_tcp_store_port(dd_store *store);
 bool dd_tcp_store_is_server(dd_store *store);
-bool dd_tcp_store_is_extended(dd_store *store);      /* the server is ours */
-dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
 
 /* The address by which this process has reached the server, of any kind of store: of length 0 when it is
  * not a TCPStore, nor one under prefixes. A loopback address only if the store's host names one: then all

@@ -168,12 +168,4 @@ void dd_engine_kick(dd_engine *engine);
  * would not be woken. */
 void dd_engine_settle_driver_locked(dd_engine *engine);
 
-/* Counters for tests and benchmarks: payload bytes and frames sent and received, by kind of link. */
-typedef struct dd_engine_stats {
-    uint64_t shm_sent_nbytes, tcp_sent_nbytes, self_sent_nbytes;
-    uint64_t nframes_sent, nconnections;
-    size_t held_nbytes; /* messages that have come before anybody wanted them */
-} dd_engine_stats;
-void dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats);
-
 #endif

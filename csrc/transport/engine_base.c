@@ -36,14 +36,6 @@ dd_engine_is_torn(dd_engine *engine)
     return engine_is_forked(engine) && !dd_lock_was_free_at_fork(&engine->mu);
 }
 
-void
-dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats)
-{
-    dd_engine_lock(engine);
-    *stats = engine->stats;
-    dd_engine_unlock(engine);
-}
-
 /* ---- the lock */
 
 void

@@ -228,6 +228,13 @@ typedef struct dd_waiter {
 
 #define CLOSED_CONTEXTS_KEPT 1024
 
+/* Counters, which only tests read: payload bytes and frames sent and received, by kind of link. */
+typedef struct dd_engine_stats {
+    uint64_t shm_sent_nbytes, tcp_sent_nbytes, self_sent_nbytes;
+    uint64_t nframes_sent, nconnections;
+    size_t held_nbytes; /* messages received before a call waited for them */
+} dd_engine_stats;
+
 struct dd_engine {
     atomic_uint refs;
     uint64_t generation; /* const after init */

@@ -494,9 +494,3 @@ dd_monitor_get_report(dd_monitor *monitor, dd_blob *report, dd_error *err)
     dd_lock_release(&monitor->mu);
     return status;
 }
-
-uint64_t
-dd_monitor_ndumps(dd_monitor *monitor)
-{
-    return atomic_load(&monitor->ndumps);
-}

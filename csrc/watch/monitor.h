@@ -113,7 +113,5 @@ void dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *h
 
 /* The last report, empty when there is none: lines of text. Replaces what the blob holds. */
 dd_status dd_monitor_get_report(dd_monitor *monitor, dd_blob *report, dd_error *err) DD_MUST_CHECK;
-/* How many dumps have been written. */
-uint64_t dd_monitor_ndumps(dd_monitor *monitor);
 
 #endif

@@ -1,4 +1,5 @@
 #include "core/dtype.h"
+#include "insight.h"
 #include "leftovers.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
@@ -92,7 +93,7 @@ TEST(every_size_to_self)
     REQUIRE(rig_open(&rig, 1, true));
     rig_run(&rig, exchange_sizes);
     dd_engine_stats stats;
-    dd_engine_get_stats(rig.ranks[0].engine, &stats);
+    stats = read_engine_stats(rig.ranks[0].engine);
     CHECK_INT(stats.shm_sent_nbytes + stats.tcp_sent_nbytes, 0);
     CHECK(stats.self_sent_nbytes > 20 << 20);
     rig_close(&rig);
@@ -207,7 +208,7 @@ TEST_BOTH(small_messages_that_nobody_wants_stay_within_the_credit)
     }
     rig_drive(&rig, 100 * DD_NS_PER_MS);
     dd_engine_stats stats;
-    dd_engine_get_stats(rig.ranks[1].engine, &stats);
+    stats = read_engine_stats(rig.ranks[1].engine);
     CHECK(stats.held_nbytes > 500000);
     CHECK(stats.held_nbytes <= 1 << 20);
     for (int i = 0; i < COUNT; i++) {
@@ -218,7 +219,7 @@ TEST_BOTH(small_messages_that_nobody_wants_stay_within_the_credit)
     for (int i = 0; i < COUNT; i++) {
         rig_wait(&rig, 0, &sends[i], DD_OK);
     }
-    dd_engine_get_stats(rig.ranks[1].engine, &stats);
+    stats = read_engine_stats(rig.ranks[1].engine);
     CHECK_INT(stats.held_nbytes, 0);
     rig_close(&rig);
 }
@@ -685,7 +686,7 @@ TEST_BOTH(contexts_of_one_connection_are_apart)
     REQUIRE(rig_open_context(&rig, 1));
     check_stream(&rig, 100000);
     dd_engine_stats stats;
-    dd_engine_get_stats(rig.ranks[0].engine, &stats);
+    stats = read_engine_stats(rig.ranks[0].engine);
     CHECK_INT(stats.nconnections, 1);
     rig_close(&rig);
 }

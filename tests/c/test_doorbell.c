@@ -1,6 +1,8 @@
 /* Doorbells: rings and descriptors between processes without a connection. */
 #include "check.h"
+
 #include "core/fork.h"
+#include "insight.h"
 #include "leftovers.h"
 #include "net/auth.h"
 #include "pass_descriptors.h"
@@ -275,7 +277,7 @@ TEST(bells_for_shared_memory_are_not_lost)
     take_turns(&both, 0);
     pthread_join(thread, NULL);
     dd_engine_stats stats;
-    dd_engine_get_stats(both.rig.ranks[0].engine, &stats);
+    stats = read_engine_stats(both.rig.ranks[0].engine);
     CHECK_INT(stats.nconnections, 0);
     rig_close(&both.rig);
 }

@@ -1,6 +1,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "hand_shake.h"
+#include "insight.h"
 #include "leftovers.h"
 #include "net/auth.h"
 #include "net/sock.h"
@@ -566,7 +567,7 @@ TEST(large_message_over_three_lanes)
         rig_drive(&rig, 20 * DD_NS_PER_MS);
     }
     dd_engine_stats stats;
-    dd_engine_get_stats(rig.ranks[0].engine, &stats);
+    stats = read_engine_stats(rig.ranks[0].engine);
     CHECK_INT(stats.nconnections, 3);
     rig_close(&rig);
     free(out);

@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "hand_shake.h"
+#include "insight.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"
 #include "transport/connect_internal.h"
@@ -51,7 +52,7 @@ check_both_dial(bool is_shm, int nrounds)
         rig_run(&self, send_and_recv);
         for (int rank = 0; rank < 2; rank++) {
             dd_engine_stats stats;
-            dd_engine_get_stats(self.ranks[rank].engine, &stats);
+            stats = read_engine_stats(self.ranks[rank].engine);
             CHECK_INT(stats.nconnections, 1);
             CHECK_INT(self.ranks[rank].news.nlosts, 0);
         }
@@ -416,7 +417,7 @@ has_link(dd_engine *engine)
     dd_engine_stats stats = {.nconnections = 0};
     while (stats.nconnections == 0 && !dd_wait_is_over(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
-        dd_engine_get_stats(engine, &stats);
+        stats = read_engine_stats(engine);
     }
     return CHECK_INT(stats.nconnections, 1);
 }

@@ -1,6 +1,8 @@
 /* Meeting a process again whose link was lost: which processes get a new dd_peer, and what older groups see of it. */
 #include "check.h"
+
 #include "core/mem.h"
+#include "insight.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
@@ -151,7 +153,7 @@ check_met_again(unsigned lost, bool is_shm)
     rig_run(&rig, send_and_recv);
     for (int rank = 0; rank < 2; rank++) {
         dd_engine_stats stats;
-        dd_engine_get_stats(rig.ranks[rank].engine, &stats);
+        stats = read_engine_stats(rig.ranks[rank].engine);
         CHECK_INT(stats.nconnections, 1);
         CHECK_INT(rig.ranks[rank].news.nlosts, lost >> rank & 1); /* and not again */
         if ((lost >> rank & 1) != 0) {
@@ -391,7 +393,7 @@ TEST(old_groups_get_nothing_over_the_new_link)
         close_before(&old[rank]);
     }
     dd_engine_stats stats;
-    dd_engine_get_stats(rig.ranks[0].engine, &stats);
+    stats = read_engine_stats(rig.ranks[0].engine);
     CHECK_INT(stats.held_nbytes, 0);
     rig_close(&rig);
 }

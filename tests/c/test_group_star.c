@@ -1,7 +1,9 @@
 /* The links of a host's ranks, and what they hear of each other without one. */
 #include "check.h"
+
 #include "group/internal.h"
 #include "group_team.h"
+#include "insight.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -15,7 +17,7 @@ static uint64_t
 count_link_ends(const team_rank *self)
 {
     dd_engine_stats stats;
-    dd_engine_get_stats(self->engine, &stats);
+    stats = read_engine_stats(self->engine);
     return stats.nconnections;
 }
 

@@ -2,7 +2,9 @@
  * for a right one, none waits much beyond its time-out, and who is told of a failure is told where. The server goes on, and so do its
  * other clients. */
 #include "check.h"
+
 #include "core/clock.h"
+#include "insight.h"
 #include "leftovers.h"
 #include "plain_proxy.h"
 #include "store/tcp_store.h"
@@ -301,10 +303,10 @@ user_main(void *arg)
 static void
 await_connections(dd_tcp_server *server, uint64_t count)
 {
-    dd_tcp_server_stats stats = {.connections = count + 1};
+    server_stats stats = {.connections = count + 1};
     dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
     while ((stats.connections != count || stats.parked > 0) && !dd_wait_is_over(&limit)) {
-        dd_tcp_server_get_stats(server, &stats);
+        stats = read_server_stats(server);
     }
     CHECK_INT(stats.connections, count);
     CHECK_INT(stats.parked, 0);

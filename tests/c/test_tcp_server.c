@@ -1,6 +1,8 @@
 #include "check.h"
+
 #include "core/fork.h"
 #include "core/mem.h"
+#include "insight.h"
 #include "leftovers.h"
 #include "net/auth.h"
 #include "net/sock.h"
@@ -40,11 +42,11 @@ nap_ms(int ms)
     CHECK_OK(dd_wait_sleep(&wait, ms * DD_NS_PER_MS, check_err()));
 }
 
-static dd_tcp_server_stats
+static server_stats
 stats_of(dd_tcp_server *server)
 {
-    dd_tcp_server_stats stats;
-    dd_tcp_server_get_stats(server, &stats);
+    server_stats stats;
+    stats = read_server_stats(server);
     return stats;
 }
 
@@ -52,7 +54,7 @@ stats_of(dd_tcp_server *server)
 static void
 expect_stats(dd_tcp_server *server, uint64_t nparked, uint64_t nentries)
 {
-    dd_tcp_server_stats stats = stats_of(server);
+    server_stats stats = stats_of(server);
     for (int i = 0; i < 2000 && (stats.parked != nparked || stats.entries != nentries); i++) {
         nap_ms(2);
         stats = stats_of(server);

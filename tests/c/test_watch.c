@@ -1,12 +1,14 @@
 /* The monitor: two or three of them, each a rank with a recorder of its own, over one store; steps are made by hand. */
 #include "check.h"
 
+#include "insight.h"
+
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
 #include "store/tcp_store.h"
 #include "tcp_raw.h"
-#include "watch/monitor.h"
+#include "watch/watch_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -225,10 +227,10 @@ TEST(a_failure_is_dumped_and_told)
     rig r;
     open_rig(&r, 2);
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 0);
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_monitor_step(r.ranks[0].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
     CHECK(access(r.ranks[0].dump_path, R_OK) == 0);
     CHECK_CONTAINS(report_of(&r, 0),
                    "group \"g\" (nccl) has failed on rank 0: all_reduce 7 timed out after 1 s");
@@ -236,7 +238,7 @@ TEST(a_failure_is_dumped_and_told)
     CHECK_INT(r.ranks[0].nfailed, 0); /* it knows */
 
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
     CHECK(access(r.ranks[1].dump_path, R_OK) == 0);
     CHECK_CONTAINS(report_of(&r, 1), "rank 0 of group \"g\" has asked all ranks for a dump");
     CHECK_INT(r.ranks[1].nfailed, 1);
@@ -252,8 +254,8 @@ TEST(a_failure_is_dumped_and_told)
     }
     CHECK_INT(r.ranks[1].nfailed, 1);
     CHECK_INT(r.ranks[0].nfailed, 0);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1); /* of a burst, the first */
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1); /* of a burst, the first */
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
     close_rig(&r);
 }
 
@@ -273,12 +275,12 @@ TEST(a_group_made_again_does_not_see_old_signals)
         join_rank(&r, i);
     }
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 0);
     CHECK_INT(r.ranks[1].nfailed, 0);
     raise_on(&r, 0, DD_PEER_LOST);
     dd_monitor_step(r.ranks[0].monitor);
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
     CHECK_INT(r.ranks[1].nfailed, 1);
     close_rig(&r);
 }
@@ -290,7 +292,7 @@ TEST(an_alarm_is_seen_to_before_its_group_is_removed)
     raise_on(&r, 0, DD_MISMATCH);
     dd_monitor_remove(r.ranks[0].monitor, r.ranks[0].id);
     CHECK_INT(r.ranks[0].nreleased, 1);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_INT(r.ranks[1].nfailed, 1);
     CHECK_INT(r.ranks[1].cause.code, DD_MISMATCH);
@@ -311,8 +313,8 @@ TEST(what_is_not_wanted_is_not_done)
     dd_monitor_step(r.ranks[0].monitor);
     dd_monitor_step(r.ranks[1].monitor);
     CHECK_INT(r.ranks[1].nfailed, 0);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 0);
     CHECK_CONTAINS(report_of(&r, 0), "DLDIST_FR_DUMP_FILE");
     close_rig(&r);
 }
@@ -329,12 +331,12 @@ TEST(failures_of_devices_are_dumped_where_others_are_not)
     }
     raise_on(&r, 1, DD_ABORTED); /* somebody wanted it */
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 0);
     raise_on(&r, 0, DD_BACKEND);
     dd_monitor_step(r.ranks[0].monitor);
     dd_monitor_step(r.ranks[1].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
     close_rig(&r);
 }
 
@@ -395,10 +397,10 @@ TEST(a_dump_is_asked_for)
     for (int i = 1; i <= 2; i++) {
         dd_monitor_request_dump(rank->monitor);
         dd_monitor_step(rank->monitor);
-        CHECK_INT(dd_monitor_ndumps(rank->monitor), i);
+        CHECK_INT(atomic_load(&(rank->monitor)->ndumps), i);
     }
     dd_monitor_step(rank->monitor);
-    CHECK_INT(dd_monitor_ndumps(rank->monitor), 2);
+    CHECK_INT(atomic_load(&(rank->monitor)->ndumps), 2);
     close_rig(&r);
 }
 
@@ -420,7 +422,7 @@ TEST(a_pipe_asks_for_dumps)
         close(fd);
         dd_monitor_step(r.ranks[0].monitor);
         dd_monitor_step(r.ranks[0].monitor);
-        CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), i);
+        CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), i);
     }
     close_rank(&r, 0);
     CHECK(access(path, F_OK) != 0);
@@ -531,7 +533,7 @@ TEST(a_dump_that_takes_too_long)
     dd_monitor_step(r.ranks[0].monitor);
     CHECK_CONTAINS(report_of(&r, 0), "no dump could be written: writing ");
     CHECK_CONTAINS(report_of(&r, 0), "takes longer than 0.0 s");
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     while (!atomic_load(&has_woken) && !dd_wait_is_over(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
@@ -548,7 +550,7 @@ TEST(a_dump_that_cannot_be_written)
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_monitor_step(r.ranks[0].monitor);
     CHECK_CONTAINS(report_of(&r, 0), "no dump could be written: ");
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);
     CHECK(rmdir(r.ranks[0].dump_path) == 0);
     close_rig(&r);
 }
@@ -597,7 +599,7 @@ TEST(a_heartbeat_that_stands_still)
     }
     CHECK_INT(rank->nfailed, 1);
     CHECK_INT(rank->ndied, 0);
-    CHECK_INT(dd_monitor_ndumps(rank->monitor), 1);
+    CHECK_INT(atomic_load(&(rank->monitor)->ndumps), 1);
     CHECK_CONTAINS(rank->cause.message, "in ncclCommAbort");
     CHECK_CONTAINS(report_of(&r, 0), "the watchdog of NCCL's groups has not moved");
     dd_monitor_set_heartbeat(rank->monitor, NULL);
@@ -628,7 +630,7 @@ TEST(an_interpreter_that_does_not_answer)
     atomic_store(&is_mute, true);
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_monitor_step(rank->monitor);
-    CHECK_INT(dd_monitor_ndumps(rank->monitor), 1);
+    CHECK_INT(atomic_load(&(rank->monitor)->ndumps), 1);
     CHECK_CONTAINS(report_of(&r, 0), " s by another thread, and still is: Python stands still");
     CHECK_LACKS(report_of(&r, 0), "free again");
     dd_monitor_request_dump(rank->monitor); /* another report does not ask again */
@@ -700,11 +702,11 @@ count_requests_of_report(int size)
         dd_monitor_step(r.ranks[i].monitor);
     }
     raise_on(&r, 0, DD_OP_TIMED_OUT);
-    dd_tcp_server_stats before;
-    dd_tcp_server_stats after;
-    dd_tcp_server_get_stats(server, &before);
+    server_stats before;
+    server_stats after;
+    before = read_server_stats(server);
     dd_monitor_step(r.ranks[0].monitor);
-    dd_tcp_server_get_stats(server, &after);
+    after = read_server_stats(server);
     char silent[64];
     snprintf(silent, sizeof silent, "never called anything, or are gone: rank %d\n", size - 1);
     CHECK_CONTAINS(report_of(&r, 0), "called something else instead of 1 all_reduce: rank 1, 2");
@@ -783,7 +785,7 @@ TEST(a_store_that_is_gone_is_not_asked_again)
     CHECK_INT(ncalls_of_gone, 1);
     raise_on(&r, 0, DD_PEER_LOST);
     dd_monitor_step(r.ranks[0].monitor);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
     r.store->ops = whole_ops;
     close_rig(&r);
 }
@@ -808,11 +810,11 @@ TEST(a_thread_sees_to_it_and_stops)
     }
     raise_on(&r, 0, DD_OP_TIMED_OUT);
     dd_wait wait = dd_wait_after(check_slow() * 5 * DD_NS_PER_S);
-    while (dd_monitor_ndumps(r.ranks[1].monitor) == 0 && !dd_wait_is_over(&wait)) {
+    while (atomic_load(&r.ranks[1].monitor->ndumps) == 0 && !dd_wait_is_over(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
     }
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 1);
+    CHECK_INT(atomic_load(&r.ranks[1].monitor->ndumps), 1);
     int64_t start_ns = dd_clock_now_ns();
     for (int i = 0; i < 2; i++) {
         dd_monitor_stop(r.ranks[i].monitor, DD_NS_PER_S);
@@ -834,7 +836,7 @@ TEST(a_thread_that_comes_to_it_after_the_stop_touches_nothing)
     dd_monitor_stop(r.ranks[0].monitor, 3600 * DD_NS_PER_S); /* waits for nobody */
     dd_monitor_run(r.ranks[0].monitor);
     CHECK(dd_clock_now_ns() - start_ns < check_slow() * 5 * DD_NS_PER_S);
-    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK_INT(atomic_load(&r.ranks[0].monitor->ndumps), 0);
     CHECK_INT(r.ranks[0].nreleased, 0);
     close_rig(&r);
 }

@@ -368,6 +368,7 @@ py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+#ifdef DD_FAULTS
 PyObject *
 py_error_raise_status(PyObject *module, PyObject *code)
 {
@@ -401,3 +402,4 @@ py_error_status_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     }
     return names;
 }
+#endif

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Checks that no function of csrc/ exists only for tests: every function that is not static has a caller in csrc/.
+
+A test that needs to see a state includes the internal header. Code between `#ifdef DD_FAULTS` and its end, which makes calls fail on request and
+counts them, is compiled into test builds only and is not checked.
+"""
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+# Called by tests only, and the reason to keep it.
+EXCEPTIONS = {
+    "dd_arena_join": "ThreadSanitizer takes memory that is mapped twice for two memories, so ranks in one process share a mapping",
+}
+# Parts of names that the preprocessor builds, such as prefix##_close: functions that end in them count as called.
+PASTED = re.compile(r"\b(\w*)##(_\w+)\b")
+
+NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+FAULTS = re.compile(r"^#ifdef DD_FAULTS\n.*?^#(?:else|endif)[^\n]*\n", re.DOTALL | re.MULTILINE)
+DEFINITION = re.compile(r"^(?!.*(?:\bstatic\b|INLINE))\w[^\n;{}()=]*\n(\w+)\((?=[^;{}]*\)\n\{)", re.MULTILINE)
+DECLARATION = re.compile(r"^(?!static\b)\w[\w *]*?\b(\w+)\((?=[^;{}]*;)", re.MULTILINE)
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "csrc")
+    texts = {path: NOISE.sub(" ", FAULTS.sub("\n", path.read_text(encoding="utf-8")))
+             for path in sorted(root.rglob("*")) if path.suffix in (".c", ".h", ".inc")}
+    mentions, stated, pasted, defined = Counter(), Counter(), set(), {}
+    for path, text in texts.items():
+        mentions.update(re.findall(r"\w+", text))
+        pasted.update(match[2] for match in PASTED.finditer(text))
+        if path.suffix == ".h":
+            stated.update(DECLARATION.findall(text))
+        if path.suffix == ".c":
+            names = DEFINITION.findall(text)
+            stated.update(names)
+            defined.update((name, path) for name in names)
+    unused = {name for name in defined if mentions[name] <= stated[name]
+              and not any(name.endswith(end) for end in pasted) and name != "PyInit__core"}
+    problems = [f"{defined[name].relative_to(root)}: only tests call {name}()" for name in sorted(unused - set(EXCEPTIONS))]
+    problems += [f"EXCEPTIONS: {name} is called" for name in sorted(set(EXCEPTIONS) - unused)]
+    problems += [] if defined else [f"{root}: no functions"]
+    for problem in problems:
+        print(problem)
+    print(f"test-only functions: {len(defined)} functions, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
