@@ -11,6 +11,7 @@ takes no interpreter: the watchdog writes one even if a thread holds the GIL for
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -105,8 +106,6 @@ def default_path(rank: int | None = None) -> str:
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
     """The recorded operations, oldest first, each as a dict with PyTorch's names."""
-    import pickle
-
     found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
     return found
 

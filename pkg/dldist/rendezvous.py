@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -232,15 +233,11 @@ class Meeting:
             raw.add(f"{self._base}/count", 1)
         except _core.DistError:
             return
-        import threading
-
         keeper = threading.Thread(target=self._keep, args=(raw,), name="dldist-linger", daemon=True)
         atexit.register(keeper.join, LINGER_S)
         keeper.start()
 
     def _keep(self, raw: _core.Store) -> None:
-        import threading
-
         try:
             self._linger(raw, LINGER_S)
         except _core.DistError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from warnings import warn
 
 from dldist import _core
 from dldist._api.shared_arrays import group_of
@@ -112,8 +113,6 @@ def is_nvshmem_available() -> bool:
 
 def enable_symm_mem_for_group(group_name: str) -> None:
     """Not needed, as in torch: every group has symmetric memory."""
-    from warnings import warn
-
     warn("enable_symm_mem_for_group() does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
     _group("enable_symm_mem_for_group", group_name)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from dldist import _core, rendezvous
+from dldist import _core, carriers, rendezvous
 from dldist._base import callback_thread, monitor_thread  # noqa: F401 - processes that are forked later need both
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
@@ -184,8 +185,6 @@ class World(_core.Group):
 
     def _parts(self) -> WeakSet[World]:
         """The groups made from this one that somebody still holds."""
-        from weakref import WeakSet
-
         return self.__dict__.setdefault("_made", WeakSet())  # one set, whichever thread comes first
 
     def _of_parts(self, method: str) -> list[Callable[..., object]]:
@@ -199,8 +198,6 @@ class World(_core.Group):
         self._watch()
 
     def _carry_by(self, carrier: str) -> None:
-        from dldist import carriers
-
         carriers.carry(self, carrier)
         self.carrier = carrier
 
@@ -418,8 +415,6 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
 
 
 def _let_compiled_calls_finish() -> None:
-    import sys
-
     form = sys.modules.get("dldist.functional.form")  # without it there is nothing compiled
     if form is not None:
         form.let_compiled_calls_finish()

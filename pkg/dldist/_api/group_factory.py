@@ -23,8 +23,6 @@ _CARRIED = (Backend.MPI, Backend.UCC, Backend.XCCL)
 
 def check_timeout(timeout: Any) -> timedelta:
     """A time-out as a timedelta; numbers are seconds."""
-    from datetime import timedelta
-
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         try:
             timeout = timedelta(seconds=timeout)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -172,13 +174,9 @@ def _check_device_id(device_id: Any) -> Any:
 
 def _prefix_tracebacks(rank: int) -> None:
     """Have every line of an uncaught exception's traceback begin with the rank."""
-    import sys
-
     before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
 
     def show(*exception: Any) -> None:
-        import io
-
         stderr, sys.stderr = sys.stderr, io.StringIO()
         try:
             before(*exception)

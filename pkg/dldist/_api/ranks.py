@@ -9,6 +9,7 @@ from dldist._backends import registry
 from dldist._backends.backend_base import Backend
 from dldist._backends.backend_names import warn
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
+from dldist._rendezvous import launchers
 from dldist.types import AnyGroup
 
 
@@ -213,8 +214,6 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         >>> dist.get_node_local_rank(fallback_rank=0) >= 0
         True
     """
-    from dldist._rendezvous import launchers
-
     local = launchers.local_rank()
     if local is not None:
         return local

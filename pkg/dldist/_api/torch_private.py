@@ -31,7 +31,7 @@ from dldist._api.ranks import (
     group_or_default,
     is_non_member,
 )
-from dldist._backends import registry
+from dldist._backends import nccl, registry
 from dldist._backends.backend_base import Backend as BackendImpl
 from dldist._backends.backend_names import BackendConfig, default_timeout, device_type_of, is_backend_available, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup
@@ -78,9 +78,7 @@ def __getattr__(name: str) -> Any:
     if name in ("default_pg_nccl_timeout", "_DEFAULT_PG_NCCL_TIMEOUT"):
         return default_timeout("nccl") if is_nccl_available() else None
     if name == "ProcessGroupNCCL" and is_nccl_available():
-        from dldist._backends.nccl import ProcessGroupNCCL
-
-        return ProcessGroupNCCL
+        return nccl.ProcessGroupNCCL
     if name in _CARRIED and is_backend_available(_CARRIED[name]):
         from dldist._backends import carrier_backends
 
@@ -207,9 +205,7 @@ def _get_pg_default_device(group: Any = None) -> str:
 
 
 def _is_nccl(backend: Any) -> bool:
-    from dldist._backends.nccl import ProcessGroupNCCL
-
-    return isinstance(backend, ProcessGroupNCCL)
+    return isinstance(backend, nccl.ProcessGroupNCCL)
 
 
 def _get_process_group_uid(pg: Any) -> Any:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from dldist import carriers
 from dldist._base.options import BackendType
+from dldist._rendezvous import launchers
 
 _DEVICES_WHEN_UNKNOWN = ("cpu", "cuda", "xpu")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn about the line that called this package, however deep in the package the warning comes up."""
-    import sys
-    import warnings
-
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("dldist."):
         level, frame = level + 1, frame.f_back
@@ -183,8 +184,6 @@ def get_default_backend_for_device(device: Any) -> str:
 
 def default_timeout(backend: str) -> timedelta:
     """The default time-out of groups: 30 minutes, or 10 with NCCL."""
-    from datetime import timedelta
-
     return timedelta(minutes=10 if backend == Backend.NCCL else 30)
 
 
@@ -203,7 +202,7 @@ def is_gloo_available() -> bool:
 
 def is_nccl_available() -> bool:
     """Whether NCCL and the CUDA driver can be loaded, and there is a device; dldist.nccl.why_not_available() says more."""
-    from dldist.nccl import library
+    from dldist.nccl import library  # with what it needs, much to import
 
     return library.is_available()
 
@@ -224,8 +223,6 @@ def is_xccl_available() -> bool:
 
 
 def _is_carrier_available(name: str) -> bool:
-    from dldist import carriers
-
     return carriers.is_available(name)
 
 
@@ -252,8 +249,6 @@ def _check_single_backend_availability(backend_name: str) -> bool:
 
 def is_launched() -> bool:
     """Whether a launcher has started this process: torchrun, dlrun, Slurm, Open MPI or MPICH."""
-    from dldist._rendezvous import launchers
-
     return launchers.detect() is not None
 
 

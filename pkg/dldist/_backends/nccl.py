@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -86,8 +88,6 @@ class NCCLOptions(BackendOptions):
 
     def __deepcopy__(self, memo: Any) -> NCCLOptions:
         """A copy with a configuration and ranks of its own; the group that it is split from is the same."""
-        from copy import copy
-
         other = copy(self)
         other.config = copy(self.config)
         other.global_ranks_in_group = list(self.global_ranks_in_group)
@@ -396,8 +396,6 @@ class ProcessGroupNCCL(OverGroup):
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
         """Memory from ncclMemAlloc: a torch tensor if the program has imported torch, else an NcclArray."""
-        import sys
-
         array = self.group.empty(size, dtype, device_index(device))
         torch = sys.modules.get("torch")
         return array if torch is None else torch.from_dlpack(array)

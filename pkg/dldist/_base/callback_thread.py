@@ -14,16 +14,12 @@ _thread: threading.Thread | None = None
 def start_completion_thread() -> None:
     """Start the thread. The C side calls this once per process, when the first callback is registered."""
     global _thread
-    import threading
-
     _thread = threading.Thread(target=_run, name="dldist-completion", daemon=True)
     _thread.start()
 
 
 def is_completion_thread() -> bool:
     """Whether the caller runs on this thread. Code that waits there for a callback would wait for itself."""
-    import threading
-
     return _thread is not None and _thread.ident == threading.get_ident()
 
 

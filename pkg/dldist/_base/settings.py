@@ -7,6 +7,7 @@ value that makes no sense is an error that names the variable.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -278,8 +279,6 @@ _warned: set[str] = set()
 
 
 def _warn_old(name: str, better: str) -> None:
-    import warnings
-
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"Environment variable {name} is deprecated; use {better} instead", FutureWarning, stacklevel=4)

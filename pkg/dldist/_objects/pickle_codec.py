@@ -7,7 +7,7 @@ import sys
 from io import BytesIO
 from typing import Any
 
-from dldist._objects import codec
+from dldist._objects import codec, pickling
 
 name = "pickle"
 number = 2
@@ -41,8 +41,6 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
 
 def _pickler_by_value() -> Any:
     """The pickler for what other processes cannot import, such as classes of a notebook. None if there is none, or no need."""
-    from dldist._objects import pickling
-
     module = pickling.cloudpickle() if not pickling.has_importable_main() else None
     if module is None:
         return None

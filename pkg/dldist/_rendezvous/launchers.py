@@ -6,6 +6,7 @@ docs/rendezvous.md has the table of the variables. This imports nothing that a p
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 
 from dldist import _core
@@ -182,8 +183,6 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _port_of(job: str) -> int:
-    import zlib
-
     return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS
 
 

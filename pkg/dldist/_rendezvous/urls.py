@@ -11,6 +11,7 @@ from typing import Any
 from dldist import _core
 from dldist._base import settings
 from dldist._base.future import seconds_of
+from dldist._rendezvous import launchers
 from dldist._rendezvous.launchers import Launch
 
 _RETRY_S = 0.02
@@ -352,12 +353,9 @@ def _query(text: str) -> dict[str, str]:
 
 
 def auto_place(rank: int, world_size: int) -> Place:
-    if not os.environ.get("RANK"):
-        from dldist._rendezvous import launchers
-
-        if (launch := launchers.detect()) is not None:
-            numbers = launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
-            return _launched_place(launch, *numbers)
+    if not os.environ.get("RANK") and (launch := launchers.detect()) is not None:
+        numbers = launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
+        return _launched_place(launch, *numbers)
     is_set = any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if not is_set and rank in (-1, 0) and world_size in (-1, 1):
         return _alone(0)
@@ -372,8 +370,6 @@ def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
     if world_size == 1:
         return _alone(rank)
     if launch.is_on_one_host and launch.job is not None:
-        from dldist._rendezvous import launchers
-
         return _in_file(launchers.meeting_file(launch.job), rank, world_size)
     where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
     raise fail(

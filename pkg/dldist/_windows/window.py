@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from datetime import timedelta
+from math import ceil
 from typing import Any
 
 from dldist import _core
@@ -175,8 +176,6 @@ def _milliseconds(opts: Any) -> int:
 
 
 def _whole_ms(timeout: timedelta) -> int:
-    from math import ceil
-
     return ceil(timeout.total_seconds() * 1000)
 
 

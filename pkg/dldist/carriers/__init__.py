@@ -6,6 +6,7 @@ library moves the data of what it has calls for, and what it has not goes dldist
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -22,8 +23,6 @@ _groups: dict[str, WeakSet[_core.Group]] = {}
 def _module(name: str) -> ModuleType:
     if name not in NAMES:
         raise ValueError(f"there is no carrier {name!r}: they are {', '.join(map(repr, NAMES))}")
-    from importlib import import_module
-
     return import_module(f"dldist.carriers._{name}")
 
 
@@ -70,8 +69,6 @@ def carry(group: _core.Group, name: str) -> None:
 
 
 def _carried(name: str) -> WeakSet[_core.Group]:
-    from weakref import WeakSet
-
     return _groups.setdefault(name, WeakSet())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import socket
 import stat
@@ -292,8 +293,6 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
 
 
 def _is_loopback(address: str) -> bool:
-    import ipaddress
-
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

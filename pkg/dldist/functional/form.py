@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from dldist import _core
+from dldist._backends import registry
 from dldist._base import arrays as base_arrays
 from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
@@ -181,8 +182,6 @@ def operations_of(group: Any) -> Any:
     """What runs the operations of a group: methods as those of dldist.Group."""
     if isinstance(group, _core.Group):
         return group
-    from dldist._backends import registry
-
     return registry.operations(group)
 
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from dldist import _core
+from dldist._base import arrays
 from dldist._base.array_types import Tensor, Timeout
 from dldist.reshard import memory
 from dldist.reshard.ends import FOREVER, LAST_VERSION, Incoming, Outgoing
@@ -402,8 +403,6 @@ def redistribute(
         ...     redistribute(world, bytearray(b"ab"), (2,), Sharding(1, [Shard(0)]), Sharding(1, [Replicate()]))
         bytearray(b'ab')
     """
-    from dldist._base import arrays
-
     family = arrays.family_of(x, "redistribute")
     dtype = memory.dtype_of(x)
     sides = [Layout({"x": (shape, dtype, side.placements)}, side.mesh) for side in (source, destination)]

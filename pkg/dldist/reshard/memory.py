@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dldist import _core
+from dldist.reshard.layouts import dtype_name
 from dldist.symmetric_memory import SymmetricMemory
 from dldist.world import World
 
@@ -43,8 +44,6 @@ def shared_words(memory: Any, shape: Sequence[int], itemsize: int) -> Any:
 
 def dtype_of(x: Any) -> str:
     """The name of an array's dtype."""
-    from dldist.reshard.layouts import dtype_name
-
     return dtype_name(x.dtype) if hasattr(x, "dtype") else str(_core._describe_tensor(x, False)["dtype"])
 
 
