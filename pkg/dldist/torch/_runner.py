@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import _dldist_torch_names as names
 import torch
@@ -17,12 +17,14 @@ from dldist._base.options import ReconfigureOptions
 from dldist._base.works import FollowedWork
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
-from dldist.torch._cuda import CudaBackend
 from dldist.torch._errors import torchs_errors
 from dldist.torch._options import FromTorch
 from dldist.torch._store import TorchStore
 from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
 from dldist.world import call_all
+
+if TYPE_CHECKING:
+    from dldist.torch._cuda import CudaBackend  # with NCCL, which groups of the CPU need not import
 
 _has_backends = names.are_present("torch.distributed.ProcessGroup._get_backend")
 
