@@ -198,7 +198,7 @@ model: $(BUILD)/fast/plan_model ## what a model of a cluster says of the collect
 # The code under check. What it does not need of these files, the linker leaves out, and with it what that would need.
 CHECKED_SRC := csrc/transport/link_shm.c csrc/transport/engine_nap.c $(wildcard csrc/collective/arena/*.c) csrc/collective/coll.c csrc/window/window.c \
                csrc/window/window_call.c csrc/observe/recorder.c csrc/observe/recorder_groups.c csrc/observe/call_sites.c \
-               csrc/work/work.c csrc/kernels/copy_trial.c csrc/core/dtype.c csrc/core/status.c csrc/core/wait.c csrc/core/bytes.c csrc/core/timer.c
+               csrc/work/work.c csrc/kernels/copy_trial.c csrc/core/dtype.c csrc/core/status.c csrc/core/wait.c csrc/core/bytes.c csrc/core/park.c csrc/core/timer.c
 SCENARIO_SRC := $(filter tests/models/scenario_%.c tests/models/litmus.c,$(MODEL_SRC))
 MODEL_FLAGS := $(filter-out -DDD_FAULTS,$(BASE)) $(GCC_NOISE) $(SANITIZER_NOISE) -fno-pie -ffunction-sections -fdata-sections -MMD -MP
 # Each access as it is written, told by a call.

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/park.h"
 #include "core/shared_memory.h"
 #include "core/system.h"
 #include "kernels/copy.h"
@@ -34,12 +35,15 @@
 
 #define HEADER_BYTES ((size_t)4096)
 
+/* A ring has one reader and one writer. */
+#define PARKED UINT64_C(1)
+
 /* Each word has a cache line of its own: the sides write different ones. */
 typedef struct ring_words {
     _Alignas(64) _Atomic uint64_t written; /* by the writer: bytes ever written */
-    _Atomic uint32_t is_room_wanted; /* set by the writer, cleared by either; where the reader looks anyway */
-    _Alignas(64) _Atomic uint64_t read;      /* by the reader: bytes ever read */
-    _Alignas(64) _Atomic uint32_t is_asleep; /* set by the reader, cleared by either */
+    dd_park_bits writer;                   /* waits for room; where the reader looks anyway */
+    _Alignas(64) _Atomic uint64_t read;    /* by the reader: bytes ever read */
+    _Alignas(64) dd_park_bits reader;      /* waits for bytes */
     /* By the reader: what is written past the writer's caches is read faster. A hint. */
     _Atomic uint32_t is_past_wanted;
 } ring_words;
@@ -107,52 +111,36 @@ filled_run(shm_ring *ring, bool is_limited, size_t *len)
     return count <= ring->size ? run_at(ring, count, len) : NULL;
 }
 
-/* Looks at what the other side has stored are acquires, also where nothing comes with it: so no later store of ours is seen before the look is
- * done, and no look returns what the other side has made of that store (load buffering, docs/memory-orders.md). */
-
-/* True once for each time that it was set. */
-static bool
-take_flag(_Atomic uint32_t *flag)
-{
-    return atomic_load_explicit(flag, memory_order_acquire) != 0 &&
-           atomic_exchange_explicit(flag, 0, memory_order_acquire) != 0;
-}
-
 static void
 wake_up(shm_ring *in)
 {
     if (in->is_asleep) { /* spares the writer bells that nobody needs */
         in->is_asleep = false;
-        atomic_store_explicit(&in->shared->is_asleep, 0, memory_order_relaxed);
+        (void)dd_park_take(&in->shared->reader, PARKED);
     }
 }
 
-/* gcc warns of fences under ThreadSanitizer where it inlines a function with one. */
-#define APART __attribute__((noinline))
-
 /* False when bytes have come after all. */
-APART static bool
+static bool
 reader_falls_asleep(shm_ring *in)
 {
-    atomic_store_explicit(&in->shared->is_asleep, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
-    in->is_asleep = atomic_load_explicit(&in->shared->written, memory_order_acquire) == in->position;
-    if (!in->is_asleep) {
-        atomic_store_explicit(&in->shared->is_asleep, 0, memory_order_relaxed);
+    dd_park(&in->shared->reader, PARKED);
+    in->is_asleep = true;
+    if (atomic_load_explicit(&in->shared->written, memory_order_acquire) != in->position) {
+        wake_up(in);
     }
     return in->is_asleep;
 }
 
 /* False when there is room after all. */
-APART static bool
+static bool
 writer_waits_for_room(shm_ring *out)
 {
-    atomic_store_explicit(&out->shared->is_room_wanted, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
+    dd_park(&out->shared->writer, PARKED);
     if (out->position - atomic_load_explicit(&out->shared->read, memory_order_acquire) >= out->size) {
         return true;
     }
-    atomic_store_explicit(&out->shared->is_room_wanted, 0, memory_order_relaxed);
+    (void)dd_park_take(&out->shared->writer, PARKED);
     return false;
 }
 
@@ -232,10 +220,8 @@ publish(shm_link *self)
 {
     /* Release: pairs with filled_run. */
     atomic_store_explicit(&self->out.shared->written, self->out.position, memory_order_release);
-    /* Pairs with the fence in reader_falls_asleep: either the reader sees the new bytes before it sleeps, or the writer sees that it
-     * sleeps. */
     atomic_thread_fence(memory_order_seq_cst);
-    if (take_flag(&self->out.shared->is_asleep)) {
+    if (dd_park_take(&self->out.shared->reader, PARKED)) {
         send_bell(self);
     }
 }
@@ -330,12 +316,11 @@ static void
 ring_for_room(shm_link *self, bool is_sure)
 {
     if (is_sure && self->in.is_unfenced) {
-        /* Pairs with the fence in writer_waits_for_room: either the writer sees the room before it sleeps, or the reader sees that it
-         * waits. Until the ring is empty a look without it will do: there will be another. */
+        /* Until the ring is empty a look without it will do: there will be another. */
         atomic_thread_fence(memory_order_seq_cst);
         self->in.is_unfenced = false;
     }
-    if (take_flag(&self->in.shared->is_room_wanted)) {
+    if (dd_park_take(&self->in.shared->writer, PARKED)) {
         send_bell(self);
     }
 }

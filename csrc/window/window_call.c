@@ -169,7 +169,9 @@ window_wake(dd_window *window, int rank)
     window_control *control = window->members[rank].control;
     window_hub *hub = window->hub;
     bool is_own = rank == hub->rank;
-    if (atomic_load(&control->is_asleep) == 0 || (!is_own && atomic_exchange(&control->is_asleep, 0) == 0)) {
+    bool is_due = is_own ? dd_park_is_any(&control->sleeper, WINDOW_PARKED)
+                         : dd_park_take(&control->sleeper, WINDOW_PARKED);
+    if (!is_due) {
         return;
     }
     dd_engine_lock(hub->engine);
@@ -415,13 +417,23 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 /* ---- the task of a hub */
 
 static void
-say_asleep(window_hub *hub, uint32_t is_asleep)
+park_everywhere(window_hub *hub)
 {
     for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
         const dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        atomic_store(&window->members[hub->rank].control->is_asleep, is_asleep);
+        dd_park(&window->members[hub->rank].control->sleeper, WINDOW_PARKED);
     }
-    hub->has_slept = is_asleep != 0;
+    hub->has_slept = true;
+}
+
+static void
+unpark_everywhere(window_hub *hub)
+{
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        const dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        (void)dd_park_take(&window->members[hub->rank].control->sleeper, WINDOW_PARKED);
+    }
+    hub->has_slept = false;
 }
 
 /* Called by the driver: it is awake, so nobody sleeps. */
@@ -430,7 +442,7 @@ on_round(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     if (hub->has_slept) {
-        say_asleep(hub, 0);
+        unpark_everywhere(hub);
     }
     bool is_rescuing = window_rescue_locked(hub);
     return window_progress_locked(hub) || is_rescuing;
@@ -442,7 +454,7 @@ fall_asleep(dd_task *task)
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     bool is_any_there = hub->nwanted > 0;
     if (!dd_list_is_empty(&hub->waiting)) {
-        say_asleep(hub, 1);
+        park_everywhere(hub);
     }
     for (dd_list *node = hub->waiting.next; node != &hub->waiting && !is_any_there; node = node->next) {
         const window_call *call = DD_CONTAINER_OF(node, window_call, link);

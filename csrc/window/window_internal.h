@@ -1,8 +1,7 @@
 /* The inside of windows.
  *
  * A rank is *direct* when its memory and its pad are mapped here. Then a put is a copy and a signal an addition, and neither needs the
- * engine's lock or a system call, unless somebody sleeps: a thread that changes a word looks whether the other side sleeps, and one that falls
- * asleep says so first and then looks at the words once more. Both are sequentially consistent, so one of them sees the other.
+ * engine's lock or a system call, unless somebody sleeps (core/park.h): words are changed by sequentially consistent additions and exchanges.
  * Everything for other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
  *
  * Whatever is asked of a window is one of six operations (window_op). One that is not done at once becomes a *call*, and waits
@@ -16,6 +15,7 @@
 #ifndef DD_WINDOW_WINDOW_INTERNAL_H
 #define DD_WINDOW_WINDOW_INTERNAL_H
 
+#include "core/park.h"
 #include "group/guest.h"
 #include "window/window.h"
 #include "window/window_wire.h"
@@ -28,9 +28,11 @@
 #define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
 
 /* Behind the words of a pad, in the memory that the ranks of a host share. */
+#define WINDOW_PARKED UINT64_C(1)
+
 typedef struct window_control {
-    _Alignas(128) _Atomic uint32_t is_asleep; /* set by its rank; cleared by a rank that rings */
-    _Atomic uint32_t is_closed;               /* set once */
+    _Alignas(128) dd_park_bits sleeper; /* its rank: WINDOW_PARKED */
+    _Atomic uint32_t is_closed;         /* set once */
 } window_control;
 
 /* A rank, as seen from here. const after open, but for what is said to be guarded by the engine's lock. */

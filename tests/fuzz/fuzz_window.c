@@ -226,7 +226,7 @@ write_shared(dd_bytes *input)
     value = value < 0xf0 ? value % 3 : UINT32_MAX - (value & 15);
     switch (where >> 2 & 3) {
     case 0:
-        atomic_store(&self->controls[rank]->is_asleep, value);
+        atomic_store(&self->controls[rank]->sleeper, value);
         break;
     case 1:
         atomic_store(&self->controls[rank]->is_closed, value);

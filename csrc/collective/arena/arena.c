@@ -1,3 +1,4 @@
+#include "collective/arena/board.h"
 #include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/mem.h"
@@ -8,7 +9,7 @@
 #include <string.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 7
+#define ARENA_VERSION 8
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 /* Of all slots: see dd_arena_find_space. */
@@ -268,6 +269,7 @@ dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err)
         return status;
     }
     take_seat(new_arena);
+    dd_arena_await_news(new_arena);
     *arena = new_arena;
     return DD_OK;
 }

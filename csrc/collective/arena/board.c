@@ -1,8 +1,13 @@
 #include "collective/arena/board.h"
 
 #include "collective/arena/state.h"
+#include "core/park.h"
 
 #include <string.h>
+
+/* A rank awaits news at all times, but between a bell and its look; places, when a call of a carrier's is asleep. */
+#define AWAITS_NEWS UINT64_C(1)
+#define AWAITS_PLACES UINT64_C(2)
 
 /* A word says both where a rank is and whether it is inside, so that it changes at once. */
 #define INSIDE UINT64_C(1)
@@ -11,12 +16,11 @@ struct arena_board {
     _Alignas(128) _Atomic uint64_t place;              /* sequence, shifted by one, and INSIDE; release */
     _Atomic uint64_t version;                          /* of the signature: odd while it is being written */
     _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed, between two looks at the version */
-    _Alignas(128) _Atomic uint32_t is_rung;            /* set by others, cleared by its rank */
-    _Atomic uint32_t awaits_places;                    /* set by its rank, cleared by others */
-    _Atomic uint32_t has_left;                         /* release */
-    _Atomic uint32_t cause_nbytes; /* release: covers `cause`, which does not change any more */
+    _Alignas(128) dd_park_bits awaits; /* AWAITS_NEWS, AWAITS_PLACES: its rank wants its bell rung */
+    _Atomic uint32_t has_left;         /* release */
+    _Atomic uint32_t cause_nbytes;     /* release: covers `cause`, which does not change any more */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
-    /* Written before is_rung is cleared; relaxed. A version of the arena without them leaves 0 there. */
+    /* Written before AWAITS_NEWS is set; relaxed. A version of the arena without them leaves 0 there. */
     _Atomic uint64_t lost_nbytes;
     _Atomic uint32_t lost_to;
 };
@@ -92,12 +96,10 @@ dd_arena_read_sequence(const dd_arena *arena, int k)
     return atomic_load_explicit(&board_of(arena, k)->place, memory_order_acquire) >> 1;
 }
 
-/* Either this rank sees the place that another notes, or that rank sees that it is awaited. */
 void
 dd_arena_await_places(dd_arena *arena)
 {
-    atomic_store(&board_of(arena, arena->rank)->awaits_places, 1);
-    atomic_thread_fence(memory_order_seq_cst);
+    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_PLACES);
 }
 
 void
@@ -109,9 +111,7 @@ dd_arena_show_place(void)
 bool
 dd_arena_is_place_awaited(dd_arena *arena, int k)
 {
-    _Atomic uint32_t *awaits = &board_of(arena, k)->awaits_places;
-    return k != arena->rank && atomic_load_explicit(awaits, memory_order_relaxed) != 0 &&
-           atomic_exchange(awaits, 0) != 0;
+    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_PLACES);
 }
 
 /* ---- news */
@@ -186,27 +186,32 @@ dd_arena_read_loss(const dd_arena *arena, int k)
 bool
 dd_arena_is_rung(const dd_arena *arena)
 {
-    return atomic_load_explicit(&board_of(arena, arena->rank)->is_rung, memory_order_acquire) != 0;
+    return !dd_arena_has_heard(arena, arena->rank);
 }
 
 bool
 dd_arena_is_bell_due(dd_arena *arena, int k)
 {
-    return k != arena->rank && atomic_exchange(&board_of(arena, k)->is_rung, 1) == 0;
+    return k != arena->rank && dd_park_take(&board_of(arena, k)->awaits, AWAITS_NEWS);
 }
 
 bool
 dd_arena_has_heard(const dd_arena *arena, int k)
 {
-    return atomic_load_explicit(&board_of(arena, k)->is_rung, memory_order_acquire) == 0;
+    return dd_park_is_any(&board_of(arena, k)->awaits, AWAITS_NEWS);
+}
+
+void
+dd_arena_await_news(dd_arena *arena)
+{
+    dd_park(&board_of(arena, arena->rank)->awaits, AWAITS_NEWS);
 }
 
 bool
 dd_arena_take_news(dd_arena *arena)
 {
-    _Atomic uint32_t *is_rung = &board_of(arena, arena->rank)->is_rung;
-    if (atomic_load_explicit(is_rung, memory_order_relaxed) != 0) {
-        atomic_store(is_rung, 0); /* before the look: a rank that posts after it rings */
+    if (dd_arena_is_rung(arena)) {
+        dd_arena_await_news(arena);
     }
     uint64_t nposts = atomic_load(&arena->boards->nposts);
     bool has_news = nposts != arena->nposts_seen;

@@ -54,6 +54,8 @@ bool dd_arena_is_rung(const dd_arena *arena);
 bool dd_arena_is_bell_due(dd_arena *arena, int k);
 /* Whether it has taken its news since its bell was due: so it runs. */
 bool dd_arena_has_heard(const dd_arena *arena, int k);
+/* From now on this rank's bell is due for what others post. dd_arena_attach and dd_arena_take_news do it. */
+void dd_arena_await_news(dd_arena *arena);
 /* Before a look at the others' parts. Whether any of them has posted something since the last time. */
 bool dd_arena_take_news(dd_arena *arena);
 

@@ -1,13 +1,13 @@
 #include "collective/arena/state.h"
 
 #include "core/fence.h"
+#include "core/park.h"
 #include "core/system.h"
 
 #include <string.h>
 
-/* A publisher stores its mark and then looks whether somebody sleeps; a sleeper says so and then looks at the marks. Each must
- * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
- * the rest of a small operation, so the sleeper, which has time, does it for both, by the fence of core/fence.h.
+/* Ranks sleep as core/park.h says. The fence that a publisher would need costs as much as the rest of a small operation, so
+ * the sleeper, which has time, makes one for both by core/fence.h.
  * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
  * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
 
@@ -45,13 +45,11 @@ wake_sleepers(dd_arena *arena)
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
     for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
-        /* The load of `asleep` came before: awaited is at least as new as the bit. Acquire here and in dd_arena_stay_awake, so that no later store is seen
+        /* The load of `asleep` came before: awaited is at least as new as the bit. Acquire, so that no later store is seen
          * before (load buffering, docs/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
-        bool is_ours =
-            k != arena->rank && awaited == (uint32_t)arena->rank &&
-            (atomic_fetch_and_explicit(&arena->shared->asleep[k / 64], ~bit_of(k), memory_order_acq_rel) &
-             bit_of(k)) != 0;
+        bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
+                       dd_park_take(&arena->shared->asleep[k / 64], bit_of(k));
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
             arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
@@ -203,8 +201,7 @@ dd_arena_fall_asleep(dd_arena *arena)
     dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_take(&first), memory_order_relaxed);
-    atomic_fetch_or_explicit(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank),
-                             memory_order_seq_cst);
+    dd_park(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank));
     arena->has_slept = true;
     /* Where the fence is refused, nobody can be relied on to wake us. */
     bool is_fenced = fence_all(arena);
@@ -222,7 +219,6 @@ dd_arena_stay_awake(dd_arena *arena)
 {
     if (arena->has_slept) {
         arena->has_slept = false;
-        atomic_fetch_and_explicit(&arena->shared->asleep[arena->rank / 64], ~bit_of(arena->rank),
-                                  memory_order_acquire);
+        (void)dd_park_take(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank));
     }
 }
