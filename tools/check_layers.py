@@ -72,7 +72,23 @@ def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | Non
     return None
 
 
+def height(layer: str) -> int:
+    """How many layers stand on each other up to this one."""
+    return 1 + max((height(below) for below in ALLOWED[layer] - {layer}), default=0)
+
+
+def drawing() -> str:
+    """The layers as a picture in text: each stands on lower lines only."""
+    lines: dict[int, list[str]] = {}
+    for layer in ALLOWED:
+        lines.setdefault(height(layer), []).append(layer)
+    return "".join("    " + "".join(f"{layer:12}" for layer in lines[n]).rstrip() + "\n" for n in sorted(lines, reverse=True))
+
+
 def main() -> int:
+    if "--drawing" in sys.argv:
+        print(drawing(), end="")
+        return 0
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "csrc")
     failures = 0
     files = sorted(p for p in root.rglob("*") if p.suffix in (".c", ".h"))
@@ -93,6 +109,10 @@ def main() -> int:
                 failures += 1
     if not files:
         print(f"{root}: no C files")
+        failures += 1
+    page = Path(__file__).parent.parent / "docs" / "architecture.md"
+    if drawing() not in page.read_text(encoding="utf-8"):
+        print(f"{page}: its drawing of the layers is another than tools/check_layers.py --drawing prints")
         failures += 1
     print(f"layers: {len(files)} files, {failures} problems")
     return 1 if failures else 0

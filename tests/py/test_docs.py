@@ -202,6 +202,16 @@ def test_links(page):
     assert [problem for target in inner if (problem := problem_of(page, target))] == []
 
 
+def test_architecture_names_what_is_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:csrc|pkg|tests|tools)/[\w/.]+)`", page)
+    steps = re.findall(r"^\|.*\| `(\w+)` \| `(\S+)` \|$", page, re.MULTILINE)
+    assert len(paths) > 30 and len(steps) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    text = {path: (ROOT / path).read_text(encoding="utf-8") for _, path in steps}
+    assert [step for step in steps if re.search(rf"^{step[0]}\(", text[step[1]], re.MULTILINE) is None] == []
+
+
 def test_every_page_is_in_the_site():
     listed = re.findall(r"^[a-z][a-z\d/-]*$", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(name for name in listed if "/" not in name) == sorted(page.stem for page in PAGES[1:] if page.stem != "index")
