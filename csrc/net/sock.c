@@ -266,55 +266,72 @@ dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
     return classify(dd_sys_recv(fd, data, len, MSG_DONTWAIT), moved);
 }
 
-/* Room for one descriptor, aligned as the kernel wants it. */
+/* Room for the credentials that the kernel adds, and for one descriptor, aligned as the kernel wants them. */
 typedef union fd_control {
     struct cmsghdr header;
-    char bytes[CMSG_SPACE(sizeof(int))];
+    char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
 } fd_control;
 
 dd_io
-dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t *moved)
+dd_sock_try_send_fd(int fd, const dd_addr *to, const void *data, size_t len, int passed_fd, size_t *moved)
 {
     fd_control control = {0};
     struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-    struct msghdr message = {
-        .msg_iov = &part,
-        .msg_iovlen = 1,
-        .msg_control = control.bytes,
-        .msg_controllen = sizeof control.bytes,
-    };
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof passed_fd);
-    memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (to != NULL) {
+        message.msg_name = (void *)(uintptr_t)&to->storage;
+        message.msg_namelen = to->len;
+    }
+    if (passed_fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof passed_fd);
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof passed_fd);
+        memcpy(CMSG_DATA(&control.header), &passed_fd, sizeof passed_fd);
+    }
     return classify(dd_sys_sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
 }
 
+static void
+take_control(struct msghdr *message, int *passed_fd, bool *is_same_user)
+{
+    *passed_fd = (message->msg_flags & MSG_CTRUNC) != 0 ? DD_SOCK_FD_REFUSED : -1;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL;
+         header = CMSG_NXTHDR(message, header)) {
+        if (header->cmsg_level != SOL_SOCKET) {
+            continue;
+        }
+        if (header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof *passed_fd)) {
+            memcpy(passed_fd, CMSG_DATA(header), sizeof *passed_fd);
+            (void)dd_fork_own(*passed_fd);
+        } else if (header->cmsg_type == SCM_CREDENTIALS && is_same_user != NULL) {
+            struct ucred credentials;
+            memcpy(&credentials, CMSG_DATA(header), sizeof credentials);
+            *is_same_user = credentials.uid == dd_sys_geteuid();
+        }
+    }
+}
+
 dd_io
-dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *moved)
+dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, bool *is_same_user, size_t *moved)
 {
     fd_control control = {0};
     struct iovec part = {.iov_base = data, .iov_len = len};
+    /* The credentials come first. The room behind them is for one descriptor without padding, which would hold a second one: the kernel
+     * closes those that do not fit. */
+    size_t before = is_same_user != NULL ? CMSG_SPACE(sizeof(struct ucred)) : 0;
     struct msghdr message = {
         .msg_iov = &part,
         .msg_iovlen = 1,
         .msg_control = control.bytes,
-        .msg_controllen = CMSG_LEN(sizeof *passed_fd), /* the padding would hold a second one */
+        .msg_controllen = before + CMSG_LEN(sizeof *passed_fd),
     };
     *passed_fd = -1;
-    dd_io io = classify(dd_sys_recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC), moved);
-    if (io != DD_IO_OK) {
-        return io;
-    }
-    /* There is room for one: a sender that passes more has the rest closed by the kernel. */
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-        header->cmsg_len == CMSG_LEN(sizeof *passed_fd)) {
-        memcpy(passed_fd, CMSG_DATA(header), sizeof *passed_fd);
-        (void)dd_fork_own(*passed_fd);
-    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
-        *passed_fd = DD_SOCK_FD_REFUSED;
+    ssize_t rc = dd_sys_recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    dd_io io = classify(rc, moved);
+    if (rc >= 0) {
+        take_control(&message, passed_fd, is_same_user);
     }
     return io;
 }

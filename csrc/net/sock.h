@@ -59,11 +59,16 @@ dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
 dd_io dd_sock_try_send_parts(int fd, const struct iovec *parts, int nparts, size_t *moved);
 dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
 
-/* The same over a Unix socket, with a descriptor. The receiver's copy is close-on-exec and registered; *passed_fd is -1 when
- * none came, and DD_SOCK_FD_REFUSED when one came that this process had no room for. */
+/* The same over a Unix socket, with a descriptor beside the bytes; all descriptors that dldist passes between processes go this way.
+ *
+ * Sending: `to` is NULL on a connected socket; passed_fd is -1 to send no descriptor, and stays the caller's.
+ * Receiving: *passed_fd is the receiver's copy, close-on-exec and registered; -1 if none was sent, DD_SOCK_FD_REFUSED if this process had
+ * no room for it. is_same_user is NULL, or the socket must have SO_PASSCRED: it is set to true if the sender is of this user. DD_IO_CLOSED
+ * also means an empty datagram, which may carry a descriptor. */
 #define DD_SOCK_FD_REFUSED (-2)
-dd_io dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t *moved);
-dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *moved);
+dd_io dd_sock_try_send_fd(int fd, const dd_addr *to, const void *data, size_t len, int passed_fd,
+                          size_t *moved);
+dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, bool *is_same_user, size_t *moved);
 
 /* Sleeps until the socket has one of `events` (POLLIN, POLLOUT) or an error; DD_NETWORK_TIMED_OUT at the deadline,
  * DD_INTERRUPTED when the caller wants out. */

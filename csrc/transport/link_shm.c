@@ -487,7 +487,7 @@ send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
     memcpy(offer + 8, &size, sizeof size);
     size_t moved = 0;
     /* The first bytes on this socket after the hand-shake: there is room for them. */
-    dd_io io = dd_sock_try_send_fd(fd, offer, sizeof offer, ring_fd, &moved);
+    dd_io io = dd_sock_try_send_fd(fd, NULL, offer, sizeof offer, ring_fd, &moved);
     if (io == DD_IO_OK && moved == sizeof offer) {
         return DD_OK;
     }
@@ -500,7 +500,7 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
     for (size_t done = 0; done < nbytes;) {
         size_t moved = 0;
         int new_fd = -1;
-        dd_io io = dd_sock_try_recv_fd(fd, bytes + done, nbytes - done, &new_fd, &moved);
+        dd_io io = dd_sock_try_recv_fd(fd, bytes + done, nbytes - done, &new_fd, NULL, &moved);
         if (io == DD_IO_OK) {
             done += moved;
             if (new_fd != -1) {

@@ -475,7 +475,7 @@ TEST(descriptors_do_not_come_by_links)
     REQUIRE(open_links(SHM, links));
     int nfds_before = count_fds();
     size_t moved = 0;
-    REQUIRE(dd_sock_try_send_fd(links[0]->fd, "b", 1, 0, &moved) == DD_IO_OK);
+    REQUIRE(dd_sock_try_send_fd(links[0]->fd, NULL, "b", 1, 0, &moved) == DD_IO_OK);
     CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
     CHECK_INT(count_fds(), nfds_before);
     close_links(links);
@@ -492,7 +492,7 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
     memcpy(bytes + 8, &size, 8);
     size_t moved = 0;
     if (ring_fd >= 0) {
-        CHECK_INT(dd_sock_try_send_fd(fds[0], bytes, sizeof bytes, ring_fd, &moved), DD_IO_OK);
+        CHECK_INT(dd_sock_try_send_fd(fds[0], NULL, bytes, sizeof bytes, ring_fd, &moved), DD_IO_OK);
     } else {
         CHECK_INT(dd_sock_try_send(fds[0], bytes, sizeof bytes, &moved), DD_IO_OK);
     }

@@ -410,7 +410,7 @@ TEST(sock_takes_one_descriptor_of_several)
     char byte;
     int fd = -1;
     size_t moved = 0;
-    REQUIRE(dd_sock_try_recv_fd(sockets[1], &byte, 1, &fd, &moved) == DD_IO_OK);
+    REQUIRE(dd_sock_try_recv_fd(sockets[1], &byte, 1, &fd, NULL, &moved) == DD_IO_OK);
     CHECK_INT(fd, next_free);
     int after = dup(sockets[0]);
     CHECK_INT(after, next_free + 1); /* the second one has not come in beside it */

@@ -74,7 +74,7 @@ send_with_descriptor(int fd, dd_bytes bytes, int passed)
 {
     size_t moved;
     if (bytes.len > 0 && passed >= 0) {
-        (void)dd_sock_try_send_fd(fd, bytes.data, bytes.len, passed, &moved);
+        (void)dd_sock_try_send_fd(fd, NULL, bytes.data, bytes.len, passed, &moved);
     } else if (bytes.len > 0) {
         (void)!send(fd, bytes.data, bytes.len, MSG_NOSIGNAL);
     }
@@ -168,7 +168,7 @@ open_rings(rings *self)
     make_pair(ends);
     *self = (rings){.fd = ends[1]};
     require(dd_link_offer_shm(ends[0], RING_NBYTES, &self->link, NULL) == DD_OK);
-    require(dd_sock_try_recv_fd(ends[1], offer, sizeof offer, &memory, &moved) == DD_IO_OK &&
+    require(dd_sock_try_recv_fd(ends[1], offer, sizeof offer, &memory, NULL, &moved) == DD_IO_OK &&
             moved == sizeof offer);
     self->memory = mmap(NULL, MEMORY_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     dd_sock_close(memory);

@@ -35,8 +35,9 @@ dd_sock_try_send(int fd, const void *data, size_t nbytes, size_t *moved)
 }
 
 dd_io
-dd_sock_try_send_fd(int fd, const void *data, size_t nbytes, int passed_fd, size_t *moved)
+dd_sock_try_send_fd(int fd, const dd_addr *to, const void *data, size_t nbytes, int passed_fd, size_t *moved)
 {
+    (void)to;
     (void)passed_fd;
     return dd_sock_try_send(fd, data, nbytes, moved);
 }
@@ -56,8 +57,9 @@ dd_sock_try_recv(int fd, void *data, size_t nbytes, size_t *moved)
 }
 
 dd_io
-dd_sock_try_recv_fd(int fd, void *data, size_t nbytes, int *passed_fd, size_t *moved)
+dd_sock_try_recv_fd(int fd, void *data, size_t nbytes, int *passed_fd, bool *is_same_user, size_t *moved)
 {
+    (void)is_same_user;
     *moved = nbytes < mail_nbytes[fd] ? nbytes : mail_nbytes[fd];
     memcpy(data, mail[fd], *moved);
     *passed_fd = fd == 1 ? CHECKER_MEMORY_FD : -1;
