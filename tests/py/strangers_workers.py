@@ -95,8 +95,10 @@ def take_name_as(channel, user, name):
 
 
 def use_store_as(channel, user, port):
+    timeout = timedelta(seconds=20)
+    dldist.TCPStore(LOOPBACK, port, timeout=timeout)  # imports what that user may not be able to read
     os.setuid(user)
-    store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=20))
+    store = dldist.TCPStore(LOOPBACK, port, timeout=timeout)
     return store.get("key")
 
 
