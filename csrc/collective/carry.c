@@ -267,8 +267,8 @@ tell_blocks(dd_carry *carry)
     dd_carried_call *call = &carry->call;
     const carry_side *in = &carry->in;
     const carry_side *out = &carry->out;
-    bool has_many_in = dd_coll_has_many_inputs(call->coll) && in->nblocks > 0;
-    bool has_many_out = dd_coll_has_many_outputs(call->coll) && out->nblocks > 0;
+    bool has_many_in = dd_coll_traits_of[call->coll].is_split && in->nblocks > 0;
+    bool has_many_out = dd_coll_traits_of[call->coll].is_collected && out->nblocks > 0;
     call->in_counts = has_many_in ? in->counts : NULL;
     call->in_offsets = has_many_in ? in->offsets : NULL;
     call->out_counts = has_many_out ? out->counts : NULL;

@@ -7,7 +7,7 @@ typedef struct coll_row {
 } coll_row;
 
 static const coll_row rows[] = {
-#define COLL_ROW(name, text, inputs, outputs, is_folding) {#text, DD_BLOCKS_##inputs, DD_BLOCKS_##outputs},
+#define COLL_ROW(name, text, inputs, outputs, fold, home) {#text, DD_BLOCKS_##inputs, DD_BLOCKS_##outputs},
     DD_COLL_LIST(COLL_ROW)
 #undef COLL_ROW
 };
@@ -16,13 +16,15 @@ static const coll_row rows[] = {
 #define IS_EACH(blocks) ((blocks) == DD_BLOCKS_EACH || (blocks) == DD_BLOCKS_ROOT_EACH)
 
 const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT] = {
-#define COLL_TRAITS(name, text, inputs, outputs, is_folding) \
-    {.has_data = DD_BLOCKS_##inputs != DD_BLOCKS_NONE,       \
-     .is_from_root = IS_OF_ROOT(DD_BLOCKS_##inputs),         \
-     .is_to_root = IS_OF_ROOT(DD_BLOCKS_##outputs),          \
-     .is_split = IS_EACH(DD_BLOCKS_##inputs),                \
-     .is_collected = IS_EACH(DD_BLOCKS_##outputs),           \
-     .is_fold = is_folding,                                  \
+#define COLL_TRAITS(name, text, inputs, outputs, fold, home)  \
+    {.has_data = DD_BLOCKS_##inputs != DD_BLOCKS_NONE,        \
+     .is_from_root = IS_OF_ROOT(DD_BLOCKS_##inputs),          \
+     .is_to_root = IS_OF_ROOT(DD_BLOCKS_##outputs),           \
+     .is_split = IS_EACH(DD_BLOCKS_##inputs),                 \
+     .is_collected = IS_EACH(DD_BLOCKS_##outputs),            \
+     .is_fold = DD_FOLDS_##fold != DD_FOLDS_NOTHING,          \
+     .is_prefix = DD_FOLDS_##fold == DD_FOLDS_PREFIX,         \
+     .is_common = DD_COLL_HOME_##home == DD_COLL_HOME_COMMON, \
      .has_uneven = IS_EACH(DD_BLOCKS_##inputs) || IS_EACH(DD_BLOCKS_##outputs)},
     DD_COLL_LIST(COLL_TRAITS)
 #undef COLL_TRAITS
@@ -71,27 +73,22 @@ dd_coll_has_root(dd_coll coll)
 }
 
 bool
-dd_coll_has_data(dd_coll coll)
+dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op)
 {
-    return dd_coll_traits_of[coll].has_data;
+    bool is_refused = dd_coll_traits_of[coll].is_prefix && op == DD_REDOP_AVG;
+    return dd_coll_is_folding(coll) && !is_refused && dd_reduce_is_supported(dtype, op);
+}
+
+int
+dd_coll_nfolded(dd_coll coll, int rank, int nranks)
+{
+    return dd_coll_traits_of[coll].is_prefix ? rank + 1 : nranks;
 }
 
 bool
 dd_coll_is_array(dd_coll coll)
 {
-    return dd_coll_has_data(coll) && !dd_coll_traits_of[coll].has_uneven;
-}
-
-bool
-dd_coll_has_many_inputs(dd_coll coll)
-{
-    return dd_coll_traits_of[coll].is_split;
-}
-
-bool
-dd_coll_has_many_outputs(dd_coll coll)
-{
-    return dd_coll_traits_of[coll].is_collected;
+    return dd_coll_traits_of[coll].has_data && !dd_coll_traits_of[coll].has_uneven;
 }
 
 bool
@@ -103,13 +100,13 @@ dd_coll_knows_all_sizes(dd_coll coll)
 int
 dd_coll_own_input(dd_coll coll, int rank)
 {
-    return dd_coll_has_many_inputs(coll) ? rank : 0;
+    return dd_coll_traits_of[coll].is_split ? rank : 0;
 }
 
 int
 dd_coll_own_output(dd_coll coll, int rank)
 {
-    return dd_coll_has_many_outputs(coll) ? rank : 0;
+    return dd_coll_traits_of[coll].is_collected ? rank : 0;
 }
 
 int
@@ -131,7 +128,7 @@ dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks
     bool has_all = dd_coll_knows_all_sizes(args->coll);
     bool by_outputs = has_all ? row->outputs == DD_BLOCKS_EACH : dd_coll_traits_of[args->coll].is_from_root;
     const dd_block *blocks = by_outputs ? args->outputs : args->inputs;
-    int count = !dd_coll_has_data(args->coll) ? 0 : has_all ? nranks : 1;
+    int count = !dd_coll_traits_of[args->coll].has_data ? 0 : has_all ? nranks : 1;
     *is_even = has_all || has_equal_blocks || count == 0 || dd_coll_is_array(args->coll);
     count = *is_even ? count : 0;
     size_t largest = 0;

@@ -20,18 +20,26 @@ typedef enum dd_coll_blocks {
     DD_BLOCKS_ROOT_EACH,
 } dd_coll_blocks;
 
-/* The kinds of collectives: X(name, text, input blocks, output blocks, is folding). All other properties of a kind follow from its
- * row. The order is part of the wire format: add new kinds at the end. */
-#define DD_COLL_LIST(X)                                \
-    X(BARRIER, barrier, NONE, NONE, false)             \
-    X(BROADCAST, broadcast, ROOT_ONE, ONE, false)      \
-    X(REDUCE, reduce, ONE, ROOT_ONE, true)             \
-    X(ALL_REDUCE, all_reduce, ONE, ONE, true)          \
-    X(GATHER, gather, ONE, ROOT_EACH, false)           \
-    X(SCATTER, scatter, ROOT_EACH, ONE, false)         \
-    X(ALL_GATHER, all_gather, ONE, EACH, false)        \
-    X(REDUCE_SCATTER, reduce_scatter, EACH, ONE, true) \
-    X(ALL_TO_ALL, all_to_all, EACH, EACH, false)
+/* The ranks whose inputs a rank's output is reduced from. */
+typedef enum dd_coll_fold {
+    DD_FOLDS_NOTHING,
+    DD_FOLDS_ALL,
+    DD_FOLDS_PREFIX, /* of all ranks up to this one */
+} dd_coll_fold;
+
+/* The kinds of collectives: X(name, text, input blocks, output blocks, fold, home). The fold is NOTHING, ALL or PREFIX. The home is
+ * COMMON if carriers and NCCL have such a call, OWN if only dldist has it. All other properties of a kind follow from its row. The
+ * order is part of the wire format: add new kinds at the end. */
+#define DD_COLL_LIST(X)                                       \
+    X(BARRIER, barrier, NONE, NONE, NOTHING, COMMON)          \
+    X(BROADCAST, broadcast, ROOT_ONE, ONE, NOTHING, COMMON)   \
+    X(REDUCE, reduce, ONE, ROOT_ONE, ALL, COMMON)             \
+    X(ALL_REDUCE, all_reduce, ONE, ONE, ALL, COMMON)          \
+    X(GATHER, gather, ONE, ROOT_EACH, NOTHING, COMMON)        \
+    X(SCATTER, scatter, ROOT_EACH, ONE, NOTHING, COMMON)      \
+    X(ALL_GATHER, all_gather, ONE, EACH, NOTHING, COMMON)     \
+    X(REDUCE_SCATTER, reduce_scatter, EACH, ONE, ALL, COMMON) \
+    X(ALL_TO_ALL, all_to_all, EACH, EACH, NOTHING, COMMON)
 
 typedef enum dd_coll {
 #define DD_COLL_ENUM(name, ...) DD_COLL_##name,
@@ -45,10 +53,28 @@ enum {
 #undef DD_COLL_ONE_MORE
 };
 
-/* Refuse to compile a table by kind that lacks the newest one. */
+/* The labels of OWN kinds, for a switch of another library's calls. */
+#define DD_COLL_CASES_OWN DD_COLL_LIST(DD_COLL_CASE)
+#define DD_COLL_CASE(name, text, inputs, outputs, fold, home) DD_COLL_CASE_##home(name)
+#define DD_COLL_CASE_COMMON(name)
+#define DD_COLL_CASE_OWN(name) case DD_COLL_##name:
+
+/* Bits: the COMMON kinds. */
+enum {
+    DD_COLL_HOME_OWN,
+    DD_COLL_HOME_COMMON,
+#define DD_COLL_BIT(name, text, inputs, outputs, fold, home) | DD_COLL_HOME_##home << DD_COLL_##name
+    DD_COLL_COMMON = 0 DD_COLL_LIST(DD_COLL_BIT)
+#undef DD_COLL_BIT
+};
+
+/* Refuse to compile a table by kind, or by COMMON kind, that lacks the newest one. */
 #define DD_COLL_CHECK_TABLE(table)                                      \
     _Static_assert(sizeof(table) / sizeof((table)[0]) == DD_COLL_COUNT, \
                    #table " must have a row for each kind")
+#define DD_COLL_CHECK_COMMON_TABLE(table)                                     \
+    _Static_assert(DD_COLL_COMMON >> sizeof(table) / sizeof((table)[0]) == 0, \
+                   #table " must have a row for each COMMON kind")
 
 typedef struct dd_coll_traits {
     bool has_data;
@@ -57,19 +83,22 @@ typedef struct dd_coll_traits {
     bool is_split;     /* a sender has an input block for each rank */
     bool is_collected; /* a receiver has an output block from each rank */
     bool is_fold;      /* elements are reduced */
+    bool is_prefix;    /* DD_FOLDS_PREFIX */
+    bool is_common;    /* carriers and NCCL have such a call */
     bool has_uneven;   /* blocks may differ in size */
 } dd_coll_traits;
 
 extern const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT];
 
 const char *dd_coll_name(dd_coll coll); /* never NULL */
-bool dd_coll_has_data(dd_coll coll);
 bool dd_coll_is_folding(dd_coll coll);
 bool dd_coll_has_root(dd_coll coll);
+/* A prefix has no AVG: its ranks would divide by different numbers. */
+bool dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op);
+/* The number of ranks, from 0 on, whose inputs a rank's output is reduced from. */
+int dd_coll_nfolded(dd_coll coll, int rank, int nranks);
 /* Every rank passes an array of the same size: broadcast, reduce, all_reduce. */
 bool dd_coll_is_array(dd_coll coll);
-bool dd_coll_has_many_inputs(dd_coll coll);
-bool dd_coll_has_many_outputs(dd_coll coll);
 /* Every rank has a block for or from each rank on one side only, and so knows all sizes: all_gather, reduce_scatter. */
 bool dd_coll_knows_all_sizes(dd_coll coll);
 

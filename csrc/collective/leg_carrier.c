@@ -225,7 +225,8 @@ carrier_leg_start(dd_run *run, const dd_leg *leg)
 {
     dd_run_carried *carried = &run->carried;
     carried->call = dd_carry_describe(carried->carry, &leg->args);
-    carried->is_taken = carried->carrier->ops->has(carried->carrier, carried->call);
+    carried->is_taken = dd_coll_traits_of[leg->args.coll].is_common &&
+                        carried->carrier->ops->has(carried->carrier, carried->call);
     carried->state = DD_CARRIED_AWAITED;
     await_others(run);
 }

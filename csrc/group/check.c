@@ -95,7 +95,7 @@ static dd_signature
 make_signature(const dd_coll_args *args)
 {
     dd_signature signature = {.coll = (uint8_t)args->coll};
-    if (!dd_coll_has_data(args->coll)) {
+    if (!dd_coll_traits_of[args->coll].has_data) {
         return signature;
     }
     signature.dtype = (uint8_t)args->reduction.dtype;
@@ -122,6 +122,23 @@ is_quick(const dd_group *group, const dd_coll_args *args)
     return (is_local || group->size == 1) && dd_coll_nbytes(args, group->rank, group->size) <= QUICK_NBYTES;
 }
 
+static dd_status
+check_reduction(const dd_coll_args *args, dd_error *err)
+{
+    dd_dtype dtype = args->reduction.dtype;
+    dd_redop op = args->reduction.op;
+    if (!dd_coll_is_folding(args->coll) || dd_coll_has_reduction(args->coll, dtype, op)) {
+        return DD_OK;
+    }
+    if (dd_reduce_is_supported(dtype, op)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s: %s is not defined, because ranks reduce different numbers of tensors",
+                            dd_coll_name(args->coll), dd_redop_name(op));
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
+                        dd_redop_name(op), dd_dtype_name(dtype));
+}
+
 dd_status
 group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form, dd_error *err)
 {
@@ -129,12 +146,10 @@ group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
                             dd_coll_name(args->coll), args->root, group->size - 1);
     }
-    if (dd_coll_is_folding(args->coll) &&
-        !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
-                            dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
+    dd_status status = check_reduction(args, err);
+    if (status == DD_OK) {
+        status = check_blocks(group, args, err);
     }
-    dd_status status = check_blocks(group, args, err);
     if (status == DD_OK) {
         *form = (dd_coll_form){.signature = make_signature(args), .is_quick = is_quick(group, args)};
         if (dd_group_carrier(group) != NULL) {

@@ -70,7 +70,7 @@ print_signature(const dd_signature *signature, char out[128])
     dd_coll coll = (dd_coll)signature->coll;
     text_line line = {.used = 0};
     say(&line, "%s", dd_coll_name(coll));
-    if (signature->coll < DD_COLL_COUNT && dd_coll_has_data(coll)) {
+    if (signature->coll < DD_COLL_COUNT && dd_coll_traits_of[coll].has_data) {
         say(&line, "(%s", dd_dtype_name((dd_dtype)signature->dtype));
         if (dd_coll_is_array(coll)) {
             say(&line, ", %llu elements", (unsigned long long)signature->count);

@@ -90,6 +90,7 @@ start_large(const mpi_carrier *carrier, const dd_carried_call *call, const mpi_p
     int64_t n = (int64_t)call->count;
     switch (call->coll) {
     case DD_COLL_BARRIER:
+        DD_COLL_CASES_OWN
         break;
     case DD_COLL_BROADCAST:
         return api->MPI_Ibcast_c(call->output, n, p->type, call->root, p->comm, request);
@@ -130,6 +131,7 @@ start_small(const mpi_carrier *carrier, const dd_carried_call *call, const mpi_p
     const int *out_offsets = as_ints(carrier, 3, call->out_offsets);
     switch (call->coll) {
     case DD_COLL_BARRIER:
+        DD_COLL_CASES_OWN
         break;
     case DD_COLL_BROADCAST:
         return api->MPI_Ibcast(call->output, n, p->type, call->root, p->comm, request);

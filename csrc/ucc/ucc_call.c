@@ -63,6 +63,7 @@ type_of(const dd_carried_call *call)
     case DD_COLL_ALL_TO_ALL:
         return DD_UCC_ALLTOALLV;
     case DD_COLL_BARRIER:
+        DD_COLL_CASES_OWN
         break;
     }
     return DD_UCC_BARRIER;

@@ -277,9 +277,13 @@ step_all_to_all(const xccl_step *step)
 dd_status
 xccl_call(xccl_carrier *self, const dd_carried_call *call, dd_error *err)
 {
-#define CALL(name, text, ...) [DD_COLL_##name] = step_##text,
+#define CALL(name, text, inputs, outputs, fold, home) CALL_##home(name, text)
+#define CALL_COMMON(name, text) [DD_COLL_##name] = step_##text,
+#define CALL_OWN(name, text)
     static dd_status (*const CALLS[])(const xccl_step *step) = {DD_COLL_LIST(CALL)};
 #undef CALL
+#undef CALL_COMMON
+#undef CALL_OWN
     xccl_step step = {.self = self, .call = call, .size = dd_dtype_size(call->dtype), .err = err};
     return CALLS[call->coll](&step);
 }

@@ -18,7 +18,7 @@ coll_sources_of(dd_coll coll, int root, int nranks, int rank, int output)
 {
     int block = dd_coll_own_input(coll, rank);
     if (dd_coll_is_folding(coll)) {
-        return (coll_sources){.first = 0, .count = nranks, .block = block};
+        return (coll_sources){.first = 0, .count = dd_coll_nfolded(coll, rank, nranks), .block = block};
     }
     return (coll_sources){
         .first = dd_coll_traits_of[coll].is_from_root ? root : output, .count = 1, .block = block};
@@ -30,18 +30,18 @@ coll_find_in_place(dd_coll coll, int root, int rank, int *input, int *output)
 {
     *input = dd_coll_own_input(coll, rank);
     *output = dd_coll_own_output(coll, rank);
-    bool is_exchange = dd_coll_has_many_inputs(coll) && dd_coll_has_many_outputs(coll);
-    return dd_coll_has_data(coll) && !is_exchange && (!dd_coll_has_root(coll) || rank == root);
+    bool is_exchange = dd_coll_traits_of[coll].is_split && dd_coll_traits_of[coll].is_collected;
+    return dd_coll_traits_of[coll].has_data && !is_exchange && (!dd_coll_has_root(coll) || rank == root);
 }
 
 /* A number for the size of the block from one rank to another: equal for blocks that must have one size. */
 static inline unsigned
 coll_size_key(dd_coll coll, int from, int to)
 {
-    if (!dd_coll_has_many_inputs(coll)) {
+    if (!dd_coll_traits_of[coll].is_split) {
         return (unsigned)from;
     }
-    return dd_coll_has_many_outputs(coll) ? (unsigned)(from * 67 + to) : (unsigned)to;
+    return dd_coll_traits_of[coll].is_collected ? (unsigned)(from * 67 + to) : (unsigned)to;
 }
 
 #endif

@@ -32,7 +32,7 @@ case_sample(uint64_t number, dd_coll coll, size_t nbytes, int nranks)
         .region_ranks = random / (1 << 22) % 4 == 0 ? (unsigned)(random / (1 << 25)) & 0xffff : 0,
         .seed = random,
     };
-    while (!dd_reduce_is_supported(test.dtype, test.op)) {
+    while (dd_coll_is_folding(coll) && !dd_coll_has_reduction(coll, test.dtype, test.op)) {
         test.op = (dd_redop)(((int)test.op + 1) % DD_REDOP_COUNT);
     }
     if (dd_coll_has_root(coll)) {

@@ -94,14 +94,14 @@ make_blocks(int count)
 static size_t
 input_nbytes(const sim_case *sim, int rank, int block)
 {
-    bool is_each = dd_coll_has_many_inputs(sim->algorithm->coll);
+    bool is_each = dd_coll_traits_of[sim->algorithm->coll].is_split;
     return sim_count(sim, rank, is_each ? block : rank) * sim_input_size(sim);
 }
 
 static size_t
 output_nbytes(const sim_case *sim, int rank, int block)
 {
-    bool is_each = dd_coll_has_many_outputs(sim->algorithm->coll);
+    bool is_each = dd_coll_traits_of[sim->algorithm->coll].is_collected;
     return sim_count(sim, is_each ? block : rank, rank) * sim_output_size(sim);
 }
 

@@ -71,7 +71,8 @@ draw(uint64_t seed, int nranks, size_t max_nbytes)
     do {
         scene.reduction.dtype = (dd_dtype)(arena_team_random(&random) % DD_DTYPE_COUNT);
         scene.reduction.op = (dd_redop)(arena_team_random(&random) % DD_REDOP_COUNT);
-    } while (!dd_reduce_is_supported(scene.reduction.dtype, scene.reduction.op));
+    } while (is_fold(&scene) &&
+             !dd_coll_has_reduction(scene.coll, scene.reduction.dtype, scene.reduction.op));
     scene.reduction.factor = 1.5;
     scene.reduction.divisor = nranks;
     size_t size = dd_dtype_size(scene.reduction.dtype);
@@ -152,9 +153,9 @@ lay_out(const test_scene *scene, int rank, test_board *board)
     int ninputs = dd_coll_ninputs(scene->coll, is_root, scene->nranks);
     int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
     for (int k = 0; k < ninputs; k++) {
-        int to = dd_coll_has_many_inputs(scene->coll) ? k : 0;
+        int to = dd_coll_traits_of[scene->coll].is_split ? k : 0;
         board->inputs[k] = take(board, count_between(scene, rank, to) * size);
-        fill(scene, rank, dd_coll_has_many_inputs(scene->coll) ? k : 0, board->inputs[k].data,
+        fill(scene, rank, dd_coll_traits_of[scene->coll].is_split ? k : 0, board->inputs[k].data,
              board->inputs[k].nbytes);
     }
     for (int k = 0; k < noutputs; k++) {
@@ -221,7 +222,7 @@ check_scene(const test_scene *scene, int rank, test_board *board)
         for (int i = 0; i < noutputs; i++) {
             is_output = is_output || board->outputs[i].data == board->inputs[k].data;
         }
-        fill(scene, rank, dd_coll_has_many_inputs(scene->coll) ? k : 0, board->expected,
+        fill(scene, rank, dd_coll_traits_of[scene->coll].is_split ? k : 0, board->expected,
              board->inputs[k].nbytes);
         is_good = is_good && (is_output || is_same(&board->inputs[k], board->expected)) &&
                   is_tail_intact(&board->inputs[k]);

@@ -515,7 +515,7 @@ run_folds(dd_coll coll)
 {
     for (int dtype = 0; dtype < DD_DTYPE_COUNT; dtype++) {
         for (int op = 0; op < DD_REDOP_COUNT; op++) {
-            if (!dd_reduce_is_supported((dd_dtype)dtype, (dd_redop)op)) {
+            if (!dd_coll_has_reduction(coll, (dd_dtype)dtype, (dd_redop)op)) {
                 continue;
             }
             for (int nranks = 2; nranks <= 3; nranks++) {
@@ -532,7 +532,7 @@ run_folds(dd_coll coll)
 TEST(folding_collectives)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
-        if (dd_coll_is_folding((dd_coll)coll)) {
+        if (dd_coll_traits_of[coll].is_fold && dd_coll_traits_of[coll].is_common) {
             run_folds((dd_coll)coll);
         }
     }
@@ -541,6 +541,9 @@ TEST(folding_collectives)
 TEST(many_ranks)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        if (!dd_coll_traits_of[coll].is_common) {
+            continue;
+        }
         run_roots((carry_case){.coll = (dd_coll)coll,
                                .nranks = MAX_RANKS,
                                .dtype = DD_DTYPE_BFLOAT16,

@@ -24,8 +24,8 @@ prepare(nccl_rig_rank *self, one_attempt *attempt, dd_coll coll)
     for (int k = 0; k < 4; k++) {
         attempt->blocks[k] = (dd_block){attempt->data + 4 + k, 4};
     }
-    bool is_each_in = dd_coll_has_many_inputs(coll);
-    bool is_each_out = dd_coll_has_many_outputs(coll);
+    bool is_each_in = dd_coll_traits_of[coll].is_split;
+    bool is_each_out = dd_coll_traits_of[coll].is_collected;
     attempt->op = nccl_rig_coll(coll, DD_DTYPE_FLOAT32, is_each_in ? attempt->blocks : &attempt->block,
                                 is_each_out ? attempt->blocks : &attempt->block);
     attempt->call = nccl_rig_call(self, dd_coll_name(coll), &attempt->op, 1);
@@ -325,6 +325,9 @@ abort_body(nccl_rig_rank *self)
 TEST(abort_during_each_operation)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        if (!dd_coll_traits_of[coll].is_common) {
+            continue;
+        }
         dd_coll which = (dd_coll)coll;
         nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = coll % 2 == 1},
                      abort_body, &which);

@@ -33,7 +33,10 @@ random_case(const dd_algorithm *algorithm, int nranks, unsigned *random)
     size_t segments[] = {64, 192, 1024, 1 << 20};
     sim_case sim = {.algorithm = algorithm, .nranks = nranks, .seed = next(random)};
     sim.root = (int)(next(random) % (unsigned)nranks);
-    sim.reduction = reductions[next(random) % (sizeof reductions / sizeof reductions[0])];
+    do {
+        sim.reduction = reductions[next(random) % (sizeof reductions / sizeof reductions[0])];
+    } while (dd_coll_is_folding(algorithm->coll) &&
+             !dd_coll_has_reduction(algorithm->coll, sim.reduction.dtype, sim.reduction.op));
     sim.reduction.divisor = nranks;
     sim.count = counts[next(random) % 8];
     sim.segment_nbytes = segments[next(random) % 4];

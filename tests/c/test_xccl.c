@@ -85,8 +85,8 @@ has(const coll_case *test)
 {
     bool is_bool = test->dtype == DD_DTYPE_BOOL;
     dd_dtype dtype = is_bool ? DD_DTYPE_UINT8 : dd_reduce_accumulator(test->dtype);
-    if (!dd_coll_is_folding(test->coll)) {
-        return true;
+    if (!dd_coll_is_folding(test->coll) || !dd_coll_traits_of[test->coll].is_common) {
+        return dd_coll_traits_of[test->coll].is_common;
     }
     if (is_bool) {
         return test->op != DD_REDOP_BXOR;

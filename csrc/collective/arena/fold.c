@@ -182,16 +182,16 @@ dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give)
         size_t from = start + op->offset;
         size_t piece = dd_arena_smaller(nbytes - op->offset, PIECE_BYTES);
         uint8_t *result = dd_arena_result_at(arena, from);
-        dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, (size_t)arena->nranks,
+        dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, (size_t)op->nfolded,
                   piece / op->in_size);
         if (give != NULL) {
             give(arena, from / op->in_size * op->out_size, result, piece / op->in_size * op->out_size);
         }
-        for (int k = 0; k < arena->nranks; k++) {
+        for (int k = 0; k < op->nfolded; k++) {
             arena->sources[k] = (const uint8_t *)arena->sources[k] + piece;
         }
         op->offset += piece;
-        dd_arena_spend(op, piece * (size_t)arena->nranks);
+        dd_arena_spend(op, piece * (size_t)op->nfolded);
     }
     return true;
 }

@@ -254,7 +254,7 @@ read_fold(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     size_t end = end_of(arena, round, op->args->outputs[0].nbytes / op->out_size * op->in_size);
-    for (int k = 0; k < arena->nranks && op->offset < end; k++) {
+    for (int k = 0; k < op->nfolded && op->offset < end; k++) {
         arena->sources[k] = data_of(arena, k, round, op->offset);
     }
     return dd_arena_fold(arena, 0, end, NULL);

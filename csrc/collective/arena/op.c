@@ -75,6 +75,7 @@ prepare(dd_arena *arena)
     bool is_partial = args->stage == DD_STAGE_FIRST && call->traits->is_fold;
     op->in_size = dd_dtype_size(args->reduction.dtype);
     op->out_size = call->traits->is_fold ? dd_coll_output_size(args) : op->in_size;
+    op->nfolded = dd_coll_nfolded(args->coll, arena->rank, arena->nranks);
     bool is_even = measure_blocks(arena);
     dd_arena_choose_round(arena);
     call->nbytes = op->nbytes;

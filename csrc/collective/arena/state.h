@@ -102,6 +102,7 @@ typedef struct arena_op {
     size_t nbytes;
     size_t in_size;  /* of an element */
     size_t out_size; /* of what is written for an element */
+    int nfolded;     /* ranks, from 0 on, whose inputs this one folds */
     arena_offer offer;
     bool is_shared_fold; /* all_reduce, in chunks */
     bool is_claimed;     /* its shares are folded by the first rank to claim them */

@@ -61,6 +61,11 @@ check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
     if (args->coll == DD_COLL_BARRIER) {
         return DD_OK;
     }
+    if (!dd_coll_traits_of[args->coll].is_common) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            "NCCL has no %s: move the tensors to the CPU and call it on a group of the CPU",
+                            dd_coll_name(args->coll));
+    }
     if (!dd_dtype_is_valid((unsigned)args->reduction.dtype)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
                             (int)args->reduction.dtype);

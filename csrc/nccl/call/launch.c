@@ -291,7 +291,7 @@ static const launch_row colls[] = {
     [DD_COLL_ALL_TO_ALL] = {DD_NCCL_ITEM_ALL_TO_ALL, false, NATIVE_IF_FLAT, DD_NCCL_CAN_ALL_TO_ALL,
                             all_to_all_grouped, true},
 };
-DD_COLL_CHECK_TABLE(colls);
+DD_COLL_CHECK_COMMON_TABLE(colls);
 
 static bool
 is_native(const dd_nccl_group *group, const dd_nccl_op *op)

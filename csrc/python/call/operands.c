@@ -386,8 +386,8 @@ hull_of(const dd_block *blocks, size_t count)
 static bool
 may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 {
-    bool has_many_inputs = dd_coll_has_many_inputs(coll);
-    bool has_many_outputs = dd_coll_has_many_outputs(coll);
+    bool has_many_inputs = dd_coll_traits_of[coll].is_split;
+    bool has_many_outputs = dd_coll_traits_of[coll].is_collected;
     return has_many_inputs != has_many_outputs && (has_many_inputs ? input : output) == (size_t)rank;
 }
 

@@ -68,7 +68,7 @@ put_total(const py_operands *operands, const py_side *side, dd_record_tensor *te
 static bool
 has_one_a_rank(dd_coll coll, bool is_output)
 {
-    return is_output ? dd_coll_has_many_outputs(coll) : dd_coll_has_many_inputs(coll);
+    return is_output ? dd_coll_traits_of[coll].is_collected : dd_coll_traits_of[coll].is_split;
 }
 
 static void
@@ -127,7 +127,7 @@ put_sides(py_record *record, dd_coll coll, const py_operands *operands)
     }
     put_side(record, coll, operands, false);
     bool is_in_place = inputs->first == outputs->first && inputs->npieces == outputs->npieces;
-    if (coll == DD_COLL_REDUCE || (coll == DD_COLL_ALL_REDUCE && is_in_place)) {
+    if (coll == DD_COLL_REDUCE || (dd_coll_is_array(coll) && is_in_place)) {
         copy_inputs_to_outputs(&record->call);
     } else {
         put_side(record, coll, operands, true);
