@@ -166,8 +166,8 @@ steps_of_rank(const problem *p)
 {
     const char *name = p->algorithm->name;
     dd_coll coll = p->algorithm->coll;
-    bool is_whole = strcmp(name, "exchange") == 0 || strcmp(name, "bruck") == 0 ||
-                    (strcmp(name, "binomial") == 0 && is_blockwise(coll)) ||
+    bool is_whole = strcmp(name, "exchange") == 0 || (strcmp(name, "direct") == 0 && coll == DD_COLL_SCAN) ||
+                    strcmp(name, "bruck") == 0 || (strcmp(name, "binomial") == 0 && is_blockwise(coll)) ||
                     (strcmp(name, "direct") == 0 && coll == DD_COLL_REDUCE);
     double nsegments = (double)p->total_nbytes / (double)p->segment_nbytes + 1;
     return nsegments * (is_whole ? (double)p->nranks : 8);
@@ -522,7 +522,7 @@ chain_of_messages(const problem *p, const model_load *load)
     if (strcmp(name, "ring") == 0 || strcmp(name, "chain") == 0) {
         int nphases = coll == DD_COLL_ALL_REDUCE ? 2 : 1;
         int nnet = nhosts > 1 ? nhosts - 1 : 0;
-        double fold = coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER
+        double fold = dd_coll_is_folding(coll)
                           ? p->cluster->step_overhead + 2 * (double)load->message / p->cluster->fold_speed
                           : 0;
         return nphases * (nnet * hop(p, false, load->message) +
@@ -744,6 +744,7 @@ hierarchical(dd_coll coll, int nranks, size_t total_nbytes)
     case DD_COLL_GATHER:
     case DD_COLL_SCATTER:
     case DD_COLL_ALL_TO_ALL:
+    case DD_COLL_SCAN:
         break;
     }
     return 0;

@@ -39,7 +39,8 @@ typedef enum dd_coll_fold {
     X(SCATTER, scatter, ROOT_EACH, ONE, NOTHING, COMMON)      \
     X(ALL_GATHER, all_gather, ONE, EACH, NOTHING, COMMON)     \
     X(REDUCE_SCATTER, reduce_scatter, EACH, ONE, ALL, COMMON) \
-    X(ALL_TO_ALL, all_to_all, EACH, EACH, NOTHING, COMMON)
+    X(ALL_TO_ALL, all_to_all, EACH, EACH, NOTHING, COMMON)    \
+    X(SCAN, scan, ONE, ONE, PREFIX, OWN)
 
 typedef enum dd_coll {
 #define DD_COLL_ENUM(name, ...) DD_COLL_##name,
@@ -97,7 +98,7 @@ bool dd_coll_has_root(dd_coll coll);
 bool dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op);
 /* The number of ranks, from 0 on, whose inputs a rank's output is reduced from. */
 int dd_coll_nfolded(dd_coll coll, int rank, int nranks);
-/* Every rank passes an array of the same size: broadcast, reduce, all_reduce. */
+/* Every rank passes an array of the same size: broadcast, reduce, all_reduce, scan. */
 bool dd_coll_is_array(dd_coll coll);
 /* Every rank has a block for or from each rank on one side only, and so knows all sizes: all_gather, reduce_scatter. */
 bool dd_coll_knows_all_sizes(dd_coll coll);
@@ -110,7 +111,7 @@ typedef struct dd_block {
 
 /* One rank's part of a collective. Block k of inputs goes to rank k (scatter, reduce_scatter, all_to_all), block k of outputs
  * comes from rank k (gather, all_gather, all_to_all). Inputs are never written. An output may be the very memory of its
- * input where the call is in place: all_reduce, broadcast and reduce (outputs[0] == inputs[0]), all_gather and gather
+ * input where the call is in place: all_reduce, scan, broadcast and reduce (outputs[0] == inputs[0]), all_gather and gather
  * (inputs[0] == outputs[rank]), scatter and reduce_scatter (outputs[0] == inputs[rank]); else blocks do not overlap.
  *
  * A reduction may be a part of a larger one: its stage says whether inputs are elements or partial results, and which of the two

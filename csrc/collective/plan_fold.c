@@ -91,6 +91,77 @@ dd_build_fold_shares(dd_builder *b)
     fold_direct(b, false);
 }
 
+/* ---- prefixes: rank r has the fold of the inputs of ranks 0 to r, in the linear order */
+
+/* Every rank sends its input to all higher ranks. */
+void
+dd_build_scan_direct(dd_builder *b)
+{
+    b->has_whole_blocks = true;
+    size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* the last reader of a set of scratch */
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+        dd_plan_range own = dd_builder_block_input(b, 0, s);
+        for (int peer = b->rank + 1; peer < b->nranks; peer++) {
+            uint32_t send = dd_builder_send(b, peer, s, own);
+            dd_builder_after(b, send, *latest);
+        }
+        dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)b->rank);
+        slots.nbytes = own.nbytes;
+        for (int peer = b->rank - 1; peer >= 0; peer--) {
+            dd_builder_recv(b, peer, s, slot_of(b, slots, peer));
+        }
+        uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dd_builder_block_output(b, 0, s));
+        for (int k = 0; k <= b->rank; k++) {
+            dd_builder_add_source(b, k == b->rank ? own : slot_of(b, slots, k));
+        }
+        dd_builder_keep(latest, fold);
+    }
+}
+
+/* A segment: the fold of the ranks before this one comes in, and goes on with this rank's input. */
+static void
+pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
+{
+    bool is_first = b->rank == 0;
+    bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes; /* a partial result is one */
+    dd_plan_range output = dd_builder_block_output(b, 0, s);
+    dd_plan_range held = dd_builder_block_input(b, 0, s);
+    if (b->is_lifted) {
+        dd_plan_range lift = dd_builder_add_scratch(b, partial_nbytes);
+        add_fold_of_one(b, DD_STAGE_FIRST, held, lift);
+        held = lift;
+    }
+    if (!is_first) {
+        dd_plan_range came = dd_builder_add_scratch(b, partial_nbytes);
+        dd_plan_range dst = is_result ? output : came;
+        dd_builder_recv(b, b->rank - 1, s, came);
+        add_fold_of_two(b, DD_STAGE_MIDDLE, came, held, dst);
+        held = dst;
+    }
+    if (b->rank + 1 < b->nranks) {
+        dd_builder_send(b, b->rank + 1, s, held);
+    }
+    if (is_first || !is_result) {
+        add_fold_of_one(b, DD_STAGE_LAST, held, output);
+    }
+}
+
+/* Partial results go from rank to rank. */
+void
+dd_build_scan_chain(dd_builder *b)
+{
+    b->has_whole_blocks = true;
+    size_t nsegments = dd_builder_cut_blocks(b, b->partial_nbytes);
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+        size_t count = dd_builder_block_input(b, 0, s).nbytes / b->input_nbytes;
+        pass_prefix(b, s, count * b->partial_nbytes);
+    }
+}
+
 /* ---- ring: block k sets out from rank k + 1 and goes around, through every rank's hands, to rank k
  *
  * Segments take turns on a few lanes, and each goes all the way around before the next of its lane sets out. A lane has two

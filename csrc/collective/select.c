@@ -34,6 +34,8 @@ const dd_algorithm dd_algorithms[] = {
     {"ring", DD_COLL_REDUCE_SCATTER, DD_ORDER_RING, false, dd_build_fold_ring},
     {"pairwise", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, false, dd_build_move_direct},
     {"bruck", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, true, dd_build_all_to_all_bruck},
+    {"direct", DD_COLL_SCAN, DD_ORDER_LINEAR, false, dd_build_scan_direct},
+    {"chain", DD_COLL_SCAN, DD_ORDER_LINEAR, false, dd_build_scan_chain},
     {NULL, DD_COLL_BARRIER, DD_ORDER_NONE, false, NULL},
 };
 
@@ -112,6 +114,10 @@ static const select_rule rules[] = {
     {DD_COLL_ALL_TO_ALL, 8, ANY_NBYTES, "pairwise"},
     {DD_COLL_ALL_TO_ALL, ANY_NRANKS, 1 * KIB, "bruck"},
     {DD_COLL_ALL_TO_ALL, ANY_NRANKS, ANY_NBYTES, "pairwise"},
+
+    {DD_COLL_SCAN, 2, ANY_NBYTES, "direct"},
+    {DD_COLL_SCAN, 8, 64 * KIB, "direct"},
+    {DD_COLL_SCAN, ANY_NRANKS, ANY_NBYTES, "chain"},
 };
 
 /* A word of an override. */

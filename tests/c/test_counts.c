@@ -774,9 +774,9 @@ TEST(ways_to_wait)
 #define KEPT_BLOCKS 0.01
 
 static const double copy_limits[] = {
-    [DD_COLL_BARRIER] = 0,    [DD_COLL_BROADCAST] = 2,      [DD_COLL_REDUCE] = 1,
-    [DD_COLL_ALL_REDUCE] = 3, [DD_COLL_GATHER] = 3,         [DD_COLL_SCATTER] = 3,
-    [DD_COLL_ALL_GATHER] = 6, [DD_COLL_REDUCE_SCATTER] = 2, [DD_COLL_ALL_TO_ALL] = 6,
+    [DD_COLL_BARRIER] = 0,    [DD_COLL_BROADCAST] = 2, [DD_COLL_REDUCE] = 1,     [DD_COLL_ALL_REDUCE] = 3,
+    [DD_COLL_GATHER] = 3,     [DD_COLL_SCATTER] = 3,   [DD_COLL_ALL_GATHER] = 6, [DD_COLL_REDUCE_SCATTER] = 2,
+    [DD_COLL_ALL_TO_ALL] = 6, [DD_COLL_SCAN] = 1,
 };
 DD_COLL_CHECK_TABLE(copy_limits);
 

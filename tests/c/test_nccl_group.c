@@ -455,6 +455,9 @@ refusals_body(nccl_rig_rank *self)
     op.args.coll = DD_COLL_BROADCAST;
     CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "root 7");
+    op.args.coll = DD_COLL_SCAN;
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "NCCL has no scan: move the tensors to the CPU");
     call.device = 99;
     CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     dd_nccl_op message = {.kind = DD_NCCL_OP_SEND, .block = block, .peer = self->rank};

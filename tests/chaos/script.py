@@ -175,7 +175,7 @@ class Script:
         size = len(self.groups[group])
         op = self.dice.choice(oracle.COLLECTIVES)
         code = self.dice.choice(oracle.CODES)
-        allowed = [name for name in oracle.REDUCTIONS if oracle.can_reduce(code, name, size)]
+        allowed = [name for name in oracle.REDUCTIONS if oracle.can_reduce(op, code, name, size)]
         counts = None
         if op in oracle.UNEVEN and self.dice.random() < 0.4:
             if op in ("all_to_all", "all_to_all_single"):

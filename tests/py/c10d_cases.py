@@ -23,6 +23,7 @@ class Cpu:
     config = "cpu:gloo,cuda:gloo"
     device = "cpu"
     to_the_end = ()  # what wait() wants to be told to wait on the host
+    has_scan = True
     tells_others = True  # that a rank has given up, even if they ask later
 
     def make(self, code, values):
@@ -111,6 +112,9 @@ def collectives(ranks, me, root, kind):
 
     x = values_of(mine)
     yield kind(dist.all_reduce, x), lambda: x.tolist() == [total(ranks), total(ranks, 1)]
+    if backend.has_scan:
+        prefix = values_of(mine)
+        yield kind(dist.scan, prefix), lambda: prefix.tolist() == [total(ranks[: me + 1]), total(ranks[: me + 1], 1)]
     top = values_of(mine)
     yield kind(dist.all_reduce, top, op=dist.ReduceOp.MAX), lambda: top.tolist() == values_of(max(ranks)).tolist()
     copy = values_of(mine)

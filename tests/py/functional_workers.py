@@ -117,6 +117,7 @@ def every_function(group, library, dtype):
         kind.expect(x, given[rank], x, f"the input of {what}")
 
     check(F.all_reduce, wanted=total)
+    check(F.scan, wanted=sum(given[: rank + 1]))
     if dtype != "complex64":
         check(F.all_reduce, "max", wanted=numpy.maximum.reduce(given))
         check(F.all_reduce, dldist.ReduceOp.MIN, wanted=numpy.minimum.reduce(given))

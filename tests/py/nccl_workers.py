@@ -198,6 +198,7 @@ class Nccl:
     config = "cuda:nccl"
     device = "cuda"
     to_the_end = (datetime.timedelta(seconds=LIMIT_S),)
+    has_scan = False
     tells_others = False
 
     def __init__(self, dist, store, tensor_type, rank):

@@ -20,10 +20,10 @@ SIGNED, UNSIGNED, FLOATS, BOOL = "bhiq", "BHIQ", "fd", "?"
 CODES = SIGNED + UNSIGNED + FLOATS + BOOL
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
+    "all_reduce", "scan", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier",
 )  # fmt: skip
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single")
+REDUCING = ("all_reduce", "scan", "reduce", "reduce_scatter", "reduce_scatter_single")
 UNEVEN = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all_single")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 UNTOUCHED = 0x55
@@ -61,8 +61,10 @@ class Case:
         return self.counts[src if self.op in ("all_gather", "gather") else dst]
 
 
-def can_reduce(code, reduce, nranks):
-    """Whether the reduction exists for the type, with a result that does not depend on rounding."""
+def can_reduce(op, code, reduce, nranks):
+    """The operation has the reduction for the type, with a result that does not depend on rounding."""
+    if op == "scan" and reduce == "AVG":
+        return False
     if reduce in ("BAND", "BOR", "BXOR"):
         return code not in FLOATS
     if reduce == "AVG":
@@ -109,14 +111,14 @@ FOLDS = {
 }  # fmt: skip
 
 
-def reduced(case, dst, nranks, count):
-    columns = zip(*(values(case.code, case.seed, src, dst) for src in range(nranks)), strict=True)
+def reduced(case, dst, nfolded, count):
+    columns = zip(*(values(case.code, case.seed, src, dst) for src in range(nfolded)), strict=True)
     numbers = [wrap(case.code, functools.reduce(FOLDS[case.reduce], column)) for column in columns]
     if case.reduce == "AVG":
         if case.code in FLOATS:
-            numbers = [number / nranks for number in numbers]
+            numbers = [number / nfolded for number in numbers]
         else:
-            numbers = [abs(number) // nranks * (1 if number >= 0 else -1) for number in numbers]
+            numbers = [abs(number) // nfolded * (1 if number >= 0 else -1) for number in numbers]
     return repeat(case.code, numbers, count)
 
 
@@ -197,6 +199,11 @@ class _Builder:
         count = self.case.count
         tensor = self.run.memory(self.content(0), self.reduced(0, count), self.allocate)
         return self.group.all_reduce(tensor, op=reduce_op(self.case.reduce), **options)
+
+    def scan(self, **options):
+        after = reduced(self.case, 0, self.rank + 1, self.case.count)
+        tensor = self.run.memory(self.content(0), after, self.allocate)
+        return self.group.scan(tensor, op=reduce_op(self.case.reduce), **options)
 
     def content(self, dst):
         return content(self.case.code, self.case.seed, self.rank, dst, self.case.count)
@@ -283,7 +290,7 @@ def all_cases(nranks, counts=(0, 1, 1000, 20_000), seed=0):
             reduce = next(
                 reduce
                 for reduce in (*REDUCTIONS[number % 8 :], *REDUCTIONS)
-                if op not in REDUCING or can_reduce(code, reduce, nranks)
+                if op not in REDUCING or can_reduce(op, code, reduce, nranks)
             )
             cases.append(Case(op, code, count, root=number % nranks, reduce=reduce, seed=seed + number))
         if op in UNEVEN:

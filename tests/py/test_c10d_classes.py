@@ -297,7 +297,7 @@ COLLECTIVES = sorted(
 )
 ARGUMENTS = {"barrier": (), "monitored_barrier": (), "send": ([X], 0, 0), "recv": ([X], 0, 0), "recv_anysource": ([X], 0)}
 ARGUMENTS |= dict.fromkeys(
-    ("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce"),
+    ("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce", "scan"),
     ([X],),
 )
 

@@ -20,7 +20,8 @@ bool
 dd_arena_is_giver(const dd_arena *arena, int rank)
 {
     const arena_call *call = arena->op.call;
-    bool is_only_receiver = call->traits->is_to_root && rank == call->root;
+    bool is_only_receiver = (call->traits->is_to_root && rank == call->root) ||
+                            (call->traits->is_prefix && rank == arena->nranks - 1);
     return arena->nranks > 1 && dd_arena_is_sender(call, rank) && !is_only_receiver;
 }
 

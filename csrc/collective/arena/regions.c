@@ -153,7 +153,10 @@ dd_arena_offer_regions(dd_arena *arena)
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
-    const arena_region *region = find_region(arena, arena->rank, input->data, input->nbytes);
+    /* Others may read an input in a region until the operation closes, and all ranks of a prefix write their outputs before. */
+    bool is_overwritten = op->call->traits->is_prefix && input->data == op->args->outputs[0].data;
+    const arena_region *region =
+        is_overwritten ? NULL : find_region(arena, arena->rank, input->data, input->nbytes);
     if (region == NULL) {
         return 0;
     }

@@ -95,6 +95,10 @@
       2, (PY_TENSORS(output), PY_TENSORS(input), PY_OTHER(output_split_sizes), PY_OTHER(input_split_sizes),), WHOLE_BY(1, 3), WHOLE_BY(0, 2), \
       "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, ", \
       "Sends part r of the input to rank r, and receives part r of the output from it. Parts are equal, or have as many rows as the lists say.") \
+    X(scan, SCAN, 100, "scan", "", "scan", "", \
+      1, (PY_TENSORS(tensor), PY_REDUCTION,), ONE(0), ONE(0), \
+      "($self, tensor, op='sum', *, ", \
+      "Reduces, on each rank, the tensors of all ranks up to it. Every rank's tensor becomes its result.") \
     X(barrier, BARRIER, 15, "barrier", "", "barrier", "", \
       0, (), NOTHING, NOTHING, \
       "($self, *, ", \

@@ -152,6 +152,35 @@ def reduce(
     return calls_of(group).reduce(tensor, peer_of(group, dst, group_dst), op, timeout=timeout, async_op=async_op)
 
 
+@_documented
+def scan(
+    tensor: Tensor,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Reduce the tensors of ranks 0 to r on each rank r, in place: the inclusive prefix reduction, MPI_Scan.
+
+    Args:
+        tensor: The input, and the result. The same dtype and number of elements on all ranks.
+        op: As in all_reduce, but not AVG: ranks reduce different numbers of tensors.
+
+    Raises:
+        ValueError: The reduction is AVG, or dldist does not have it for the dtype. The group stays usable.
+        DistMismatchError: The ranks differ in the call, the dtype, the size or the reduction.
+        NotImplementedError: The group is one of NCCL, which has no such call.
+
+    Example:
+        >>> x = array("i", [1, 2])
+        >>> dist.scan(x)
+        >>> x.tolist()                                        # in a world of one
+        [1, 2]
+    """
+    return calls_of(group).scan(tensor, op, timeout=timeout, async_op=async_op)
+
+
 @completed(_ARGUMENTS, _RETURNS)
 def barrier(
     group: AnyGroup | None = None,

@@ -27,6 +27,7 @@ _OPTIONS = {
     "gather": options.GatherOptions,
     "reduce": options.ReduceOptions,
     "reduce_scatter": options.ReduceScatterOptions,
+    "scan": options.AllreduceOptions,
     "scatter": options.ScatterOptions,
 }
 """The class of options for an operation, or for all operations of a collective."""

@@ -45,6 +45,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "scan",
     "scatter",
     "send",
     "wait_tensor",
@@ -211,6 +212,37 @@ def reduce(
         return x if result is None else result  # of no meaning there
 
     return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
+
+
+@_documented
+def scan(
+    x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | ArrayT:
+    """The reduction of the arrays of ranks 0 to r, on each rank r: the inclusive prefix reduction.
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        op: As in all_reduce, but not "avg".
+
+    Returns:
+        An array like x.
+
+    Raises:
+        ValueError: The reduction is "avg", or dldist does not have it for the dtype.
+
+    Example:
+        >>> F.scan(array("f", [1, 2])).tolist()               # in a world of one
+        [1.0, 2.0]
+    """
+    form = Form("scan", x, group, timeout, async_op)
+
+    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
+        return calls.scan(output, op, **options)
+
+    def again(x: Any) -> Any:
+        return scan(x, op, group, timeout=timeout)
+
+    return form.run([x], start, [form.shape], again=again, fill=COPIES)
 
 
 @_documented
