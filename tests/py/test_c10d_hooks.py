@@ -530,3 +530,7 @@ def test_what_records_itself_is_recorded_once():
     assert [entry["profiling_name"] for entry in flight_recorder.entries()] == ["gloo:all_reduce"]
     hook.remove()
     dldist.destroy_process_group()
+
+
+def test_calls_that_c10d_has_no_name_for_are_not_recorded_by_that_of_another():
+    assert hooks.HookOpName.UNKNOWN not in hooks._RECORDED

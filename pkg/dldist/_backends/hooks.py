@@ -260,6 +260,7 @@ _RECORDED: dict[Any, str] = {
     HookOpName.RECV: "recv",
 }
 """The names of operations in the flight recorder."""
+del _RECORDED[HookOpName.UNKNOWN]  # of scan, and of calls of other backends that c10d has no name for
 
 
 def _records_itself(backend: Any) -> bool:
