@@ -122,6 +122,9 @@ class Host:
     def check_duration(self, work):
         assert 0 <= work.duration < 20
 
+    lacks = frozenset()
+    """Collectives that the backend does not have."""
+
     def refusal(self, name, op):
         """The error that a reduction of this type raises; None where there is none."""
         return None
@@ -546,7 +549,7 @@ def overlapping(group):
 def by_oracle(group):
     """The cases of the oracle, which is another author of what has to come out."""
     for case in oracle.all_cases(group.size, counts=(0, 1, 1000)):
-        if case.op in oracle.REDUCING and place.refusal(case.code, case.reduce) is not None:
+        if case.op in place.lacks or case.op in oracle.REDUCING and place.refusal(case.code, case.reduce) is not None:
             continue
         run = oracle.start(group, case, async_op=True)
         finish(run.work)

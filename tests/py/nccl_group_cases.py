@@ -369,6 +369,7 @@ def call_methods_of_a_group(stubs, group, rank):
         "reduce_scatter": (x, two),
         "reduce_scatter_coalesced": ([x], [both]),
         "reduce_scatter_single": (x, both),
+        "scan": (x,),
         "scatter": (x, on_root[1]),
         "scatter_single": (x, on_root[0]),
     }
@@ -400,9 +401,10 @@ def call_methods_of_a_group(stubs, group, rank):
     return refused
 
 
-def test_methods_of_a_group_but_for_plans_and_monitored_barrier(stubs):
+def test_methods_of_a_group_but_for_plans_scan_and_monitored_barrier(stubs):
     for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
         others = {name for name in dir(dldist.Group) if name.startswith("plan_") or name == "monitored_barrier"}
+        assert refused.pop("scan").startswith("scan: NCCL has no scan: move the tensors to the CPU")
         assert set(refused) == others, refused
         for name, text in refused.items():
             assert text.startswith(f"{name}(): ") and "NcclGroup" in text, text

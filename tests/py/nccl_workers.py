@@ -133,6 +133,8 @@ class Device:
         except RuntimeError as error:
             assert "was not timed" in str(error), error
 
+    lacks = frozenset({"scan"})
+
     def refusal(self, name, op):
         """What NCCL cannot reduce: the error of every call that asks for it."""
         if name in ("h", "H"):
