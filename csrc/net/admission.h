@@ -61,9 +61,11 @@ void dd_admission_continue(dd_admission *self, dd_admission_peer *peer, int64_t 
 /* Removes a peer that is authenticated or closed. Has no effect on one that was removed. */
 void dd_admission_end(dd_admission *self, dd_admission_peer *peer);
 
-/* True if another peer may be accepted. If not: try again after some milliseconds, when peers may have ended or passed the grace period. */
+/* True if another peer may be accepted. If not, call dd_admission_pick_surplus and try again
+ * after some milliseconds, when peers may have ended or passed the grace period. */
 bool dd_admission_has_room(const dd_admission *self, bool is_trusted);
-/* A peer to close because there are more than the limit; NULL if there is none. Call after each accepted peer, until it returns NULL. */
+/* A peer to close because there are more than the limit; NULL if there is none. Call after each accepted peer and
+ * while there is no room, until it returns NULL. */
 dd_admission_peer *dd_admission_pick_surplus(dd_admission *self);
 /* A peer to close for the sake of its descriptor; NULL if there is none. */
 dd_admission_peer *dd_admission_pick(dd_admission *self);

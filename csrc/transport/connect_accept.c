@@ -290,6 +290,13 @@ connect_init_guests(dd_connector *self)
     dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, on_late_guest);
 }
 
+static void
+evict_surplus(dd_connector *self)
+{
+    while (evict_guest(self, dd_admission_pick_surplus(&self->admission))) {
+    }
+}
+
 void
 connect_add_guest(dd_connector *self, int fd, bool is_unix)
 {
@@ -309,8 +316,7 @@ connect_add_guest(dd_connector *self, int fd, bool is_unix)
     } else {
         hear_guest(self, guest);
     }
-    while (evict_guest(self, dd_admission_pick_surplus(&self->admission))) {
-    }
+    evict_surplus(self);
 }
 
 void
@@ -337,6 +343,7 @@ connect_hear_guests(dd_connector *self)
         }
     }
     dd_timer_set_run(&self->admission.timers, dd_clock_now_ns());
+    evict_surplus(self); /* whose grace has ended while there was no room to accept another */
 }
 
 void

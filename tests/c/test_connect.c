@@ -728,6 +728,35 @@ TEST(flood_of_silent_connections)
     close_node(&a);
 }
 
+/* They make room when their grace is over, also if nobody is accepted meanwhile. */
+TEST(peers_that_stop_after_their_hello_do_not_keep_others_out)
+{
+    enum { COUNT = CONNECT_STAGE_MAX + 10 };
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.timeout_ns = 60 * DD_NS_PER_S;
+    options.secret = BYTES("sesame");
+    options.is_encryption_off = true;
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    int fds[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true};
+        REQUIRE_OK(connect_hello_write(&hello, check_err()));
+        fds[i] = connect_raw(&b);
+        CHECK(write(fds[i], hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
+    }
+    int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
+    REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+    for (int i = 0; i < COUNT; i++) {
+        dd_sock_close(fds[i]);
+    }
+    close_node(&b);
+    close_node(&a);
+}
+
 static void *
 close_three_times(void *arg)
 {
