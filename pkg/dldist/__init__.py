@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit as _atexit
 import os as _os
 import sys as _sys
 
@@ -22,7 +23,8 @@ _find = _namespace.Finder(__name__, *_TABLES, _namespace.BESIDE)
 def __getattr__(name: str) -> object:
     """Import the module that defines a name, when a program first uses the name."""
     if name in _MODULES:
-        return getattr(__import__(f"{__name__}.{name}"), name)
+        __import__(f"{__name__}.{name}")
+        return _sys.modules[f"{__name__}.{name}"]  # while it is being imported, too
     return _find(name)
 
 
@@ -43,6 +45,16 @@ def set_log_level(level: str) -> None:
         from dldist import c10d_logger
 
         c10d_logger.watch_calls(level.lower() == "debug")
+
+
+def _stop_threads() -> None:
+    for name in ("monitor_thread", "callback_thread"):
+        module = _sys.modules.get(f"{__name__}._base.{name}")
+        if module is not None:
+            _core._call_despite_ctrl_c(module.stop)  # Ctrl-C still ends the process
+
+
+_atexit.register(_stop_threads)  # first of all, so that functions which programs register still have their groups
 
 
 def _set_log_level_from_environment() -> None:

@@ -184,3 +184,19 @@ def test_exit_with_everything_open(tmp_path):
     )
     assert out == ""
     assert time.monotonic() - start < 5
+
+
+def test_functions_of_a_program_that_run_at_its_end_still_have_its_groups():
+    out = run(
+        """
+        import atexit
+
+        import dldist
+
+        atexit.register(lambda: print(dldist.get_world_size(), dldist.barrier()))
+        dldist.init_process_group(store=dldist.HashStore(), rank=0, world_size=1)
+        work = dldist.barrier(async_op=True)
+        work.get_future().then(lambda future: None)
+        """
+    )
+    assert out == "1 None\n"

@@ -135,7 +135,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
         assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
     world.barrier()
     world.close()
-    dldist._base.monitor_thread._stop()
+    dldist._base.monitor_thread.stop()
     return [meanwhile, find_out()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 
@@ -28,7 +27,8 @@ def _run() -> None:
         pass
 
 
-def _stop() -> None:
+def stop() -> None:
+    """End all groups and the thread, when the process ends."""
     global _thread
     _core._shutdown()
     thread, _thread = _thread, None
@@ -43,5 +43,4 @@ def _forget_in_child() -> None:
     _thread = None
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C still ends the process
 os.register_at_fork(after_in_child=_forget_in_child)

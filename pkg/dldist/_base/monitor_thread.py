@@ -6,7 +6,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found, unused-ignore]
 import _thread
 import _weakref
-import atexit
 import os
 import sys
 import weakref
@@ -105,7 +104,8 @@ def dump_signal() -> int:
     return number
 
 
-def _stop() -> None:
+def stop() -> None:
+    """End the monitor, when the process ends."""
     _core._monitor_stop(STOP_TIMEOUT_S)
 
 
@@ -117,5 +117,4 @@ def _forget_in_child() -> None:
     _numbers.clear()
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
 os.register_at_fork(after_in_child=_forget_in_child)
