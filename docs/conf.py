@@ -30,7 +30,9 @@ python_use_unqualified_type_names = True
 # Types in signatures may be private, or of the standard library, which has its pages elsewhere. What the pages themselves
 # refer to is public, and has to be there.
 PUBLIC = r"dldist\.((functional|symmetric_memory|testing|reducer|nccl|trace|rendezvous|comm_hooks|flight_recorder|control)\.)?[A-Za-z]\w*$"
-nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*")]
+# Type variables have no entries.
+TYPE_VARIABLES = r"dldist\.\w+\.(Array|Tensor|Tree)T"
+nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*"), (r"py:class", TYPE_VARIABLES)]
 
 
 def find_public_name(app, env, node, contnode):
