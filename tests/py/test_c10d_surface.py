@@ -247,7 +247,8 @@ def test_signature(line):
     definition = ast.parse(f"def {line}: pass").body[0]
     name, arguments = definition.name, definition.args.args
     defaults = [inspect.Parameter.empty] * (len(arguments) - len(definition.args.defaults))
-    defaults += [eval(ast.unparse(default), vars(dldist)) for default in definition.args.defaults]
+    used = {node.id: getattr(dldist, node.id) for default in definition.args.defaults for node in ast.walk(default) if isinstance(node, ast.Name)}
+    defaults += [eval(ast.unparse(default), used) for default in definition.args.defaults]
     theirs = {
         argument.arg: (inspect.Parameter.POSITIONAL_OR_KEYWORD, default)
         for argument, default in zip(arguments, defaults, strict=True)
