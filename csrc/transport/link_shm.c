@@ -35,9 +35,6 @@
 
 #define HEADER_BYTES ((size_t)4096)
 
-/* A ring has one reader and one writer. */
-#define PARKED UINT64_C(1)
-
 /* Each word has a cache line of its own: the sides write different ones. */
 typedef struct ring_words {
     _Alignas(64) _Atomic uint64_t written; /* by the writer: bytes ever written */
@@ -116,7 +113,7 @@ wake_up(shm_ring *in)
 {
     if (in->is_asleep) { /* spares the writer bells that nobody needs */
         in->is_asleep = false;
-        (void)dd_park_take(&in->shared->reader, PARKED);
+        (void)dd_park_take(&in->shared->reader, DD_PARK_SOLE);
     }
 }
 
@@ -124,7 +121,7 @@ wake_up(shm_ring *in)
 static bool
 reader_falls_asleep(shm_ring *in)
 {
-    dd_park(&in->shared->reader, PARKED);
+    dd_park(&in->shared->reader, DD_PARK_SOLE);
     in->is_asleep = true;
     if (atomic_load_explicit(&in->shared->written, memory_order_acquire) != in->position) {
         wake_up(in);
@@ -136,11 +133,11 @@ reader_falls_asleep(shm_ring *in)
 static bool
 writer_waits_for_room(shm_ring *out)
 {
-    dd_park(&out->shared->writer, PARKED);
+    dd_park(&out->shared->writer, DD_PARK_SOLE);
     if (out->position - atomic_load_explicit(&out->shared->read, memory_order_acquire) >= out->size) {
         return true;
     }
-    (void)dd_park_take(&out->shared->writer, PARKED);
+    (void)dd_park_take(&out->shared->writer, DD_PARK_SOLE);
     return false;
 }
 
@@ -221,7 +218,7 @@ publish(shm_link *self)
     /* Release: pairs with filled_run. */
     atomic_store_explicit(&self->out.shared->written, self->out.position, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
-    if (dd_park_take(&self->out.shared->reader, PARKED)) {
+    if (dd_park_take(&self->out.shared->reader, DD_PARK_SOLE)) {
         send_bell(self);
     }
 }
@@ -320,7 +317,7 @@ ring_for_room(shm_link *self, bool is_sure)
         atomic_thread_fence(memory_order_seq_cst);
         self->in.is_unfenced = false;
     }
-    if (dd_park_take(&self->in.shared->writer, PARKED)) {
+    if (dd_park_take(&self->in.shared->writer, DD_PARK_SOLE)) {
         send_bell(self);
     }
 }

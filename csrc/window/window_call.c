@@ -169,8 +169,8 @@ window_wake(dd_window *window, int rank)
     window_control *control = window->members[rank].control;
     window_hub *hub = window->hub;
     bool is_own = rank == hub->rank;
-    bool is_due = is_own ? dd_park_is_any(&control->sleeper, WINDOW_PARKED)
-                         : dd_park_take(&control->sleeper, WINDOW_PARKED);
+    bool is_due = is_own ? dd_park_is_any(&control->sleeper, DD_PARK_SOLE)
+                         : dd_park_take(&control->sleeper, DD_PARK_SOLE);
     if (!is_due) {
         return;
     }
@@ -417,23 +417,18 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 /* ---- the task of a hub */
 
 static void
-park_everywhere(window_hub *hub)
+set_parked(window_hub *hub, bool is_parked)
 {
     for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
         const dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        dd_park(&window->members[hub->rank].control->sleeper, WINDOW_PARKED);
+        dd_park_bits *sleeper = &window->members[hub->rank].control->sleeper;
+        if (is_parked) {
+            dd_park(sleeper, DD_PARK_SOLE);
+        } else {
+            (void)dd_park_take(sleeper, DD_PARK_SOLE);
+        }
     }
-    hub->has_slept = true;
-}
-
-static void
-unpark_everywhere(window_hub *hub)
-{
-    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
-        const dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        (void)dd_park_take(&window->members[hub->rank].control->sleeper, WINDOW_PARKED);
-    }
-    hub->has_slept = false;
+    hub->has_slept = is_parked;
 }
 
 /* Called by the driver: it is awake, so nobody sleeps. */
@@ -442,7 +437,7 @@ on_round(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     if (hub->has_slept) {
-        unpark_everywhere(hub);
+        set_parked(hub, false);
     }
     bool is_rescuing = window_rescue_locked(hub);
     return window_progress_locked(hub) || is_rescuing;
@@ -454,7 +449,7 @@ fall_asleep(dd_task *task)
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     bool is_any_there = hub->nwanted > 0;
     if (!dd_list_is_empty(&hub->waiting)) {
-        park_everywhere(hub);
+        set_parked(hub, true);
     }
     for (dd_list *node = hub->waiting.next; node != &hub->waiting && !is_any_there; node = node->next) {
         const window_call *call = DD_CONTAINER_OF(node, window_call, link);

@@ -1,7 +1,7 @@
 /* The inside of windows.
  *
  * A rank is *direct* when its memory and its pad are mapped here. Then a put is a copy and a signal an addition, and neither needs the
- * engine's lock or a system call, unless somebody sleeps (core/park.h): words are changed by sequentially consistent additions and exchanges.
+ * engine's lock or a system call, unless the other rank sleeps (core/park.h): words are changed by sequentially consistent additions and exchanges.
  * Everything for other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
  *
  * Whatever is asked of a window is one of six operations (window_op). One that is not done at once becomes a *call*, and waits
@@ -28,10 +28,8 @@
 #define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
 
 /* Behind the words of a pad, in the memory that the ranks of a host share. */
-#define WINDOW_PARKED UINT64_C(1)
-
 typedef struct window_control {
-    _Alignas(128) dd_park_bits sleeper; /* its rank: WINDOW_PARKED */
+    _Alignas(128) dd_park_bits sleeper; /* its rank */
     _Atomic uint32_t is_closed;         /* set once */
 } window_control;
 
