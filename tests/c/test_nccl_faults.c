@@ -95,8 +95,9 @@ TEST(asynchronous_error)
 
 /* ---- time-outs */
 
+/* After a sum that succeeds, the kernels of all ranks hang. */
 static void
-hang_body(nccl_rig_rank *self)
+hang_all(nccl_rig_rank *self)
 {
     nccl_rig_check_sum(self);
     nccl_rig_meet(self);
@@ -104,6 +105,12 @@ hang_body(nccl_rig_rank *self)
         self->rig->hang_kernel(-1, 0);
     }
     nccl_rig_meet(self);
+}
+
+static void
+hang_body(nccl_rig_rank *self)
+{
+    hang_all(self);
     one_attempt first;
     one_attempt second;
     prepare(self, &first, DD_COLL_ALL_REDUCE);
@@ -143,12 +150,7 @@ hang_body(nccl_rig_rank *self)
 static void
 first_deadline_body(nccl_rig_rank *self)
 {
-    nccl_rig_check_sum(self);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        self->rig->hang_kernel(-1, 0);
-    }
-    nccl_rig_meet(self);
+    hang_all(self);
     one_attempt patient;
     one_attempt hasty;
     prepare(self, &patient, DD_COLL_ALL_REDUCE);
@@ -183,12 +185,7 @@ TEST(hanging_kernel_times_out)
 static void
 abort_off_body(nccl_rig_rank *self)
 {
-    nccl_rig_check_sum(self);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        self->rig->hang_kernel(-1, 0);
-    }
-    nccl_rig_meet(self);
+    hang_all(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     attempt.call.timeout_ns = 50 * DD_NS_PER_MS;
@@ -296,12 +293,7 @@ static void
 abort_body(nccl_rig_rank *self)
 {
     dd_coll coll = *(const dd_coll *)self->arg;
-    nccl_rig_check_sum(self);
-    nccl_rig_meet(self);
-    if (self->rank == 0) {
-        self->rig->hang_kernel(-1, 0);
-    }
-    nccl_rig_meet(self);
+    hang_all(self);
     pthread_t other;
     REQUIRE_OK(dd_thread_start(&other, "other", abort_when_under_way, self, check_err()));
     one_attempt attempt;
