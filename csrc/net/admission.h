@@ -2,7 +2,7 @@
  * server and the listener of links use it alike.
  *
  * Anyone who can reach a port can open such connections. So they may use only part of the process's descriptors, each has a deadline, and some
- * may be closed for the sake of others. This module picks the peers to close; its user closes them, which must end with
+ * may be closed to make room. This module picks the peers to close; its user closes them, which must end with
  * dd_admission_end. A peer is in one of three stages:
  *
  * - silent, until its first message, which clients of dldist and PyTorch send immediately: it gets 2 s at most, and may be closed at any

@@ -255,12 +255,11 @@ class FlightRecorderHook:
 
 
 _RECORDED: dict[Any, str] = {
-    **{_name_of(operation): operation.recorded for operation in OPERATIONS.values()},
+    **{name: operation.recorded for operation in OPERATIONS.values() if (name := _name_of(operation)) is not HookOpName.UNKNOWN},
     HookOpName.SEND: "send",
     HookOpName.RECV: "recv",
 }
-"""The names of operations in the flight recorder."""
-del _RECORDED[HookOpName.UNKNOWN]  # of scan, and of calls of other backends that c10d has no name for
+"""The names of operations in the flight recorder. Calls that c10d has no name for, such as scan, are not recorded."""
 
 
 def _records_itself(backend: Any) -> bool:
