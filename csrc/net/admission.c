@@ -8,12 +8,12 @@
 #define LIMIT_MIN ((size_t)4)
 
 void
-dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, void (*on_late)(dd_timer *timer))
+dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, dd_admission_close *close)
 {
     *self = (dd_admission){.most = most,
                            .limit = most,
                            .grace_ns = grace_ns,
-                           .on_late = on_late,
+                           .close = close,
                            .dice = (uint64_t)dd_clock_now_ns()};
     dd_timer_set_init(&self->timers);
     for (int stage = 0; stage < DD_ADMISSION_STAGES; stage++) {
@@ -22,13 +22,23 @@ dd_admission_init(dd_admission *self, size_t most, int64_t grace_ns, void (*on_l
 }
 
 static void
+on_late_peer(dd_timer *timer)
+{
+    dd_admission_peer *peer = DD_CONTAINER_OF(timer, dd_admission_peer, timer);
+    peer->admission->close(peer, peer->stage == DD_ADMISSION_SILENT
+                                     ? "it sent no message before its deadline"
+                                     : "it did not finish the handshake before its deadline");
+}
+
+static void
 add_peer(dd_admission *self, dd_admission_peer *peer, dd_admission_stage stage, int64_t timeout_ns)
 {
+    peer->admission = self;
     peer->stage = stage;
     peer->since_ns = dd_clock_now_ns();
     dd_list_push_back(&self->peers[stage], &peer->link);
     self->npeers[stage]++;
-    dd_timer_init(&peer->timer, self->on_late);
+    dd_timer_init(&peer->timer, on_late_peer);
     dd_timer_start(&self->timers, &peer->timer, dd_deadline_from(peer->since_ns, timeout_ns));
 }
 
@@ -66,13 +76,6 @@ dd_admission_end(dd_admission *self, dd_admission_peer *peer)
     }
 }
 
-bool
-dd_admission_has_room(const dd_admission *self, bool is_trusted)
-{
-    return is_trusted ? self->npeers[DD_ADMISSION_TRUSTED] < self->limit
-                      : self->npeers[DD_ADMISSION_GREETED] <= self->limit;
-}
-
 static dd_admission_peer *
 pick_silent(dd_admission *self)
 {
@@ -99,8 +102,17 @@ pick_greeted(const dd_admission *self)
     return dd_clock_now_ns() - oldest->since_ns > self->grace_ns ? oldest : NULL;
 }
 
-dd_admission_peer *
-dd_admission_pick_surplus(dd_admission *self)
+static bool
+evict_peer(dd_admission *self, dd_admission_peer *peer)
+{
+    if (peer != NULL) {
+        self->close(peer, "evicted: too many unauthenticated connections");
+    }
+    return peer != NULL;
+}
+
+static dd_admission_peer *
+pick_surplus(dd_admission *self)
 {
     if (self->npeers[DD_ADMISSION_SILENT] > self->limit) {
         return pick_silent(self);
@@ -108,9 +120,18 @@ dd_admission_pick_surplus(dd_admission *self)
     return self->npeers[DD_ADMISSION_GREETED] > self->limit ? pick_greeted(self) : NULL;
 }
 
-dd_admission_peer *
-dd_admission_pick(dd_admission *self)
+bool
+dd_admission_make_room(dd_admission *self, bool is_trusted)
+{
+    while (evict_peer(self, pick_surplus(self))) {
+    }
+    return is_trusted ? self->npeers[DD_ADMISSION_TRUSTED] < self->limit
+                      : self->npeers[DD_ADMISSION_GREETED] <= self->limit;
+}
+
+bool
+dd_admission_evict(dd_admission *self)
 {
     dd_admission_peer *silent = pick_silent(self);
-    return silent != NULL ? silent : pick_greeted(self);
+    return evict_peer(self, silent != NULL ? silent : pick_greeted(self));
 }

@@ -110,30 +110,9 @@ note_not_accepted(dd_tcp_server *server, int reason)
 }
 
 static void
-on_late_handshake(dd_timer *timer)
+close_unauthenticated(dd_admission_peer *peer, const char *why)
 {
-    tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, admission.timer);
-    tcp_conn_doom(conn, conn->state == TCP_CONN_NEW ? "it said nothing"
-                                                    : "it did not finish the handshake in time");
-}
-
-/* False if there is no connection to close. */
-static bool
-evict_connection(dd_admission_peer *peer)
-{
-    if (peer != NULL) {
-        tcp_conn_doom(DD_CONTAINER_OF(peer, tcp_conn, admission), DD_ADMISSION_EVICTED);
-    }
-    return peer != NULL;
-}
-
-/* False if no other connection should be accepted for some milliseconds. */
-static bool
-curb_unauthenticated(dd_tcp_server *server)
-{
-    while (evict_connection(dd_admission_pick_surplus(&server->admission))) {
-    }
-    return dd_admission_has_room(&server->admission, false);
+    tcp_conn_doom(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
 }
 
 /* False: none can be accepted for a while. */
@@ -141,7 +120,7 @@ static bool
 survive_accept_failure(dd_tcp_server *server, int reason)
 {
     bool is_out_of_fds = reason == EMFILE || reason == ENFILE;
-    if (is_out_of_fds && evict_connection(dd_admission_pick(&server->admission))) {
+    if (is_out_of_fds && dd_admission_evict(&server->admission)) {
         return true;
     }
     note_not_accepted(server, reason);
@@ -159,7 +138,7 @@ take_in(tcp_listener *listener, int fd)
         dd_sock_close(fd);
         return;
     }
-    bool is_surplus = dd_sock_is_fd_scarce(fd) && !evict_connection(dd_admission_pick(&server->admission));
+    bool is_surplus = dd_sock_is_fd_scarce(fd) && !dd_admission_evict(&server->admission);
     if (is_surplus) {
         note_not_accepted(server, EMFILE);
     } else {
@@ -174,6 +153,10 @@ on_listener_event(tcp_handler *handler, uint32_t events)
     (void)events;
     tcp_listener *listener = DD_CONTAINER_OF(handler, tcp_listener, handler);
     for (int i = 0; i < ACCEPTS_PER_EVENT; i++) {
+        if (!dd_admission_make_room(&listener->server->admission, false)) {
+            pause_listener(listener, CURB_RETRY_NS);
+            return;
+        }
         int fd;
         dd_io io = dd_sock_try_accept(listener->handler.fd, &fd);
         if (io == DD_IO_FAILED && survive_accept_failure(listener->server, errno)) {
@@ -186,10 +169,6 @@ on_listener_event(tcp_handler *handler, uint32_t events)
             return;
         }
         take_in(listener, fd);
-        if (!curb_unauthenticated(listener->server)) {
-            pause_listener(listener, CURB_RETRY_NS);
-            return;
-        }
     }
 }
 
@@ -458,7 +437,8 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
-    dd_admission_init(&server->admission, UNAUTHENTICATED_MAX, UNAUTHENTICATED_GRACE_NS, on_late_handshake);
+    dd_admission_init(&server->admission, UNAUTHENTICATED_MAX, UNAUTHENTICATED_GRACE_NS,
+                      close_unauthenticated);
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);

@@ -14,6 +14,8 @@
 
 /* For descriptors to be had again. */
 #define FAILING_NAP_NS (50 * DD_NS_PER_MS)
+/* To try again while there are too many unauthenticated connections to accept another. */
+#define FULL_NAP_NS (50 * DD_NS_PER_MS)
 #define LOG_PAUSE_NS DD_NS_PER_S /* between two lines that say so */
 #define ACCEPTS_PER_LOOK 64
 /* That no connection could be accepted: it does not pass by itself. Those who are turned away try for longer (TURNED_AWAY_TRIES), so
@@ -86,7 +88,7 @@ static bool
 accept_from(dd_connector *self, int listen_fd)
 {
     bool is_unix = listen_fd == self->unix_fd;
-    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_has_room(&self->admission, is_unix); i++) {
+    for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_make_room(&self->admission, is_unix); i++) {
         int fd = -1;
         dd_io io = dd_sock_try_accept(listen_fd, &fd);
         if (io == DD_IO_AGAIN) {
@@ -95,7 +97,7 @@ accept_from(dd_connector *self, int listen_fd)
         }
         int sys_errno = io == DD_IO_OK ? EMFILE : errno;
         bool is_scarce = io != DD_IO_OK || dd_sock_is_fd_scarce(fd);
-        if (is_scarce && !connect_evict(self)) {
+        if (is_scarce && !dd_admission_evict(&self->admission)) {
             note_accepting(self, sys_errno);
             log_not_accepted(self);
             dd_sock_close(fd);
@@ -134,8 +136,10 @@ connector_main(void *arg)
         }
         size_t nlisten = connect_take_listeners(self, fds);
         for (size_t i = 0; i < nlisten && !is_failing; i++) {
-            if (dd_admission_has_room(&self->admission, fds[i] == self->unix_fd)) {
+            if (dd_admission_make_room(&self->admission, fds[i] == self->unix_fd)) {
                 connect_poll(self, fds[i], POLLIN, &polled[i]);
+            } else {
+                connect_sleep_until(self, dd_deadline_after(FULL_NAP_NS));
             }
         }
         connect_poll_guests(self);

@@ -12,8 +12,6 @@
 
 /* A dialler answers within this time unless its CPU is overloaded. */
 #define GRACE_NS DD_NS_PER_S
-/* How often to look whether there is room again. */
-#define FULL_NAP_NS (50 * DD_NS_PER_MS)
 /* The answer of a process of our own user is one byte, and it is there. */
 #define MOMENT_NS DD_NS_PER_S
 
@@ -43,21 +41,6 @@ turn_out(dd_connector *self, connect_guest *guest, const char *why)
         self->handler.on_accept_failed(self->handler.ctx, &guest->hello.from);
     }
     remove_guest(self, guest);
-}
-
-static bool
-evict_guest(dd_connector *self, dd_admission_peer *peer)
-{
-    if (peer != NULL) {
-        turn_out(self, DD_CONTAINER_OF(peer, connect_guest, admission), DD_ADMISSION_EVICTED);
-    }
-    return peer != NULL;
-}
-
-bool
-connect_evict(dd_connector *self)
-{
-    return evict_guest(self, dd_admission_pick(&self->admission));
 }
 
 /* ---- what is said */
@@ -274,27 +257,17 @@ hear_guest(dd_connector *self, connect_guest *guest)
 /* ---- for the loop */
 
 static void
-on_late_guest(dd_timer *timer)
+close_unauthenticated_guest(dd_admission_peer *peer, const char *why)
 {
-    static const char *const late[] = {[GUEST_HELLO] = "no hello before its deadline",
-                                       [GUEST_PROOF] = "no proof before its deadline",
-                                       [GUEST_TAKING] = "it did not take its memory before its deadline"};
-    connect_guest *guest = DD_CONTAINER_OF(timer, connect_guest, admission.timer);
-    turn_out(guest->connector, guest, late[guest->step]);
+    connect_guest *guest = DD_CONTAINER_OF(peer, connect_guest, admission);
+    turn_out(guest->connector, guest, why);
 }
 
 void
 connect_init_guests(dd_connector *self)
 {
     dd_list_init(&self->guests);
-    dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, on_late_guest);
-}
-
-static void
-evict_surplus(dd_connector *self)
-{
-    while (evict_guest(self, dd_admission_pick_surplus(&self->admission))) {
-    }
+    dd_admission_init(&self->admission, CONNECT_STAGE_MAX, GRACE_NS, close_unauthenticated_guest);
 }
 
 void
@@ -316,7 +289,6 @@ connect_add_guest(dd_connector *self, int fd, bool is_unix)
     } else {
         hear_guest(self, guest);
     }
-    evict_surplus(self);
 }
 
 void
@@ -327,9 +299,6 @@ connect_poll_guests(dd_connector *self)
         connect_poll(self, guest->fd, POLLIN, &guest->polled);
     }
     connect_sleep_until(self, dd_timer_set_next_ns(&self->admission.timers));
-    if (!dd_admission_has_room(&self->admission, false)) {
-        connect_sleep_until(self, dd_deadline_after(FULL_NAP_NS));
-    }
 }
 
 void
@@ -343,7 +312,6 @@ connect_hear_guests(dd_connector *self)
         }
     }
     dd_timer_set_run(&self->admission.timers, dd_clock_now_ns());
-    evict_surplus(self); /* whose grace has ended while there was no room to accept another */
 }
 
 void

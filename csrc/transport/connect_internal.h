@@ -220,8 +220,6 @@ void connect_sleep(dd_connector *connector);
 /* ---- connect_accept.c */
 
 void connect_init_guests(dd_connector *connector);
-/* Closes one to have its descriptor; false if there is none that may be closed. */
-bool connect_evict(dd_connector *connector);
 /* Takes fd. Call only if there is room in connector->admission. */
 void connect_add_guest(dd_connector *connector, int fd, bool is_unix);
 void connect_poll_guests(dd_connector *connector);

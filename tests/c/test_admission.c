@@ -15,20 +15,26 @@ typedef struct port {
     dd_admission_peer peers[NPEERS];
 } port;
 
-static dd_admission_peer *late[NPEERS];
-static int nlate;
+/* The numbers of the closed peers since port_init, in order, and the reason of the last one. */
+static int closed[NPEERS];
+static int nclosed;
+static const char *reason;
 
 static void
-on_late(dd_timer *timer)
+close_peer(dd_admission_peer *peer, const char *why)
 {
-    late[nlate++] = DD_CONTAINER_OF(timer, dd_admission_peer, timer);
+    port *self = DD_CONTAINER_OF(peer->admission, port, admission);
+    dd_admission_end(peer->admission, peer);
+    closed[nclosed++] = (int)(peer - self->peers);
+    reason = why;
 }
 
 static void
 port_init(port *self)
 {
     memset(self, 0, sizeof *self);
-    dd_admission_init(&self->admission, MOST, TIMEOUT_NS, on_late);
+    nclosed = 0;
+    dd_admission_init(&self->admission, MOST, TIMEOUT_NS, close_peer);
 }
 
 static void
@@ -55,38 +61,35 @@ let_grace_pass(port *self, int first, int count)
     }
 }
 
-/* Ends a peer and returns its number; -1 for NULL. */
-static int
-end(port *self, dd_admission_peer *peer)
+TEST(silent_peers_above_the_limit_are_evicted_at_random)
 {
-    if (peer == NULL) {
-        return -1;
+    bool is_evicted[NPEERS] = {false};
+    int nevicted = 0;
+    for (int round = 0; round < 500; round++) {
+        port self;
+        port_init(&self);
+        begin(&self, 0, (int)MOST);
+        CHECK(dd_admission_make_room(&self.admission, false));
+        CHECK_INT(nclosed, 0);
+        begin(&self, (int)MOST, 1);
+        CHECK(dd_admission_make_room(&self.admission, false));
+        REQUIRE(nclosed == 1);
+        CHECK_CONTAINS(reason, "too many unauthenticated connections");
+        nevicted += is_evicted[closed[0]] ? 0 : 1;
+        is_evicted[closed[0]] = true;
     }
-    dd_admission_end(&self->admission, peer);
-    return (int)(peer - self->peers);
+    CHECK_INT(nevicted, MOST + 1);
 }
 
-TEST(silent_peers_above_the_limit_are_picked_at_random)
+TEST(all_silent_peers_above_the_limit_are_evicted_together)
 {
-    bool is_picked[NPEERS] = {false};
-    int npicked = 0;
     port self;
     port_init(&self);
-    for (int round = 0; round < 500; round++) {
-        begin(&self, 0, (int)MOST);
-        CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
-        begin(&self, (int)MOST, 1);
-        CHECK(dd_admission_has_room(&self.admission, false));
-        int picked = end(&self, dd_admission_pick_surplus(&self.admission));
-        REQUIRE(picked >= 0);
-        npicked += is_picked[picked] ? 0 : 1;
-        is_picked[picked] = true;
-        CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
-        for (int i = 0; i <= (int)MOST; i++) {
-            dd_admission_end(&self.admission, &self.peers[i]);
-        }
-    }
-    CHECK_INT(npicked, MOST + 1);
+    begin(&self, 0, NPEERS);
+    CHECK(dd_admission_make_room(&self.admission, true));
+    CHECK_INT(nclosed, NPEERS - MOST);
+    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK_INT(nclosed, NPEERS - MOST);
 }
 
 TEST(greeted_peers_are_kept_for_the_grace_period)
@@ -95,36 +98,37 @@ TEST(greeted_peers_are_kept_for_the_grace_period)
     port_init(&self);
     begin(&self, 0, (int)MOST + 2);
     greet(&self, 0, (int)MOST + 2);
-    CHECK(!dd_admission_has_room(&self.admission, false));
-    CHECK(dd_admission_has_room(&self.admission, true));
-    CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
-    CHECK(dd_admission_pick(&self.admission) == NULL);
+    CHECK(!dd_admission_make_room(&self.admission, false));
+    CHECK(dd_admission_make_room(&self.admission, true));
+    CHECK(!dd_admission_evict(&self.admission));
+    CHECK_INT(nclosed, 0);
     let_grace_pass(&self, 0, 3);
-    CHECK_INT(end(&self, dd_admission_pick_surplus(&self.admission)), 0);
-    CHECK_INT(end(&self, dd_admission_pick_surplus(&self.admission)), 1);
-    CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
-    CHECK(dd_admission_has_room(&self.admission, false));
-    /* A descriptor is needed: a silent peer goes before a greeted one. */
+    CHECK(dd_admission_make_room(&self.admission, false));
+    REQUIRE(nclosed == 2);
+    CHECK(closed[0] == 0 && closed[1] == 1);
+    /* For its descriptor, a silent peer is evicted before a greeted one. */
     begin(&self, 10, 1);
-    CHECK_INT(end(&self, dd_admission_pick(&self.admission)), 10);
-    CHECK_INT(end(&self, dd_admission_pick(&self.admission)), 2);
-    CHECK(dd_admission_pick(&self.admission) == NULL);
+    CHECK(dd_admission_evict(&self.admission) && dd_admission_evict(&self.admission));
+    CHECK(!dd_admission_evict(&self.admission));
+    REQUIRE(nclosed == 4);
+    CHECK(closed[2] == 10 && closed[3] == 2);
 }
 
-TEST(trusted_peers_are_never_picked)
+TEST(trusted_peers_are_never_evicted)
 {
     port self;
     port_init(&self);
     for (int i = 0; i < (int)MOST; i++) {
-        CHECK(dd_admission_has_room(&self.admission, true));
+        CHECK(dd_admission_make_room(&self.admission, true));
         dd_admission_begin(&self.admission, &self.peers[i], true, TIMEOUT_NS);
     }
-    CHECK(!dd_admission_has_room(&self.admission, true));
-    CHECK(dd_admission_has_room(&self.admission, false));
+    CHECK(!dd_admission_make_room(&self.admission, true));
+    CHECK(dd_admission_make_room(&self.admission, false));
     greet(&self, 0, 2);
     let_grace_pass(&self, 0, (int)MOST);
-    CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
-    CHECK(dd_admission_pick(&self.admission) == NULL);
+    CHECK(!dd_admission_make_room(&self.admission, true));
+    CHECK(!dd_admission_evict(&self.admission));
+    CHECK_INT(nclosed, 0);
 }
 
 TEST(peers_are_late_after_their_own_deadline)
@@ -141,11 +145,17 @@ TEST(peers_are_late_after_their_own_deadline)
     CHECK(dd_timer_set_next_ns(timers) >= now_ns + TIMEOUT_NS);
     dd_admission_begin(&self.admission, &self.peers[3], true, TIMEOUT_NS);
     dd_timer_set_run(&self.admission.timers, now_ns + TIMEOUT_NS / 2);
-    REQUIRE(nlate == 1 && CHECK(late[0] == &self.peers[3]));
+    REQUIRE(nclosed == 1 && CHECK_INT(closed[0], 3));
+    CHECK_CONTAINS(reason, "handshake");
+    begin(&self, 4, 1);
+    dd_timer_set_run(&self.admission.timers, now_ns + TIMEOUT_NS / 2);
+    REQUIRE(nclosed == 2 && CHECK_INT(closed[1], 4));
+    CHECK_CONTAINS(reason, "no message");
     dd_admission_end(&self.admission, &self.peers[1]);
     dd_timer_set_run(&self.admission.timers, dd_clock_now_ns() + TIMEOUT_NS);
-    REQUIRE(nlate == 3);
-    CHECK(late[1] == &self.peers[0] && late[2] == &self.peers[2]);
+    REQUIRE(nclosed == 4);
+    CHECK(closed[2] == 0 && closed[3] == 2);
+    CHECK_CONTAINS(reason, "handshake");
 }
 
 TEST(the_limit_is_an_eighth_of_the_descriptors)
@@ -157,11 +167,13 @@ TEST(the_limit_is_an_eighth_of_the_descriptors)
     port self;
     port_init(&self);
     begin(&self, 0, 6);
-    CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
+    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK_INT(nclosed, 0);
     begin(&self, 6, 1);
-    CHECK(dd_admission_pick_surplus(&self.admission) != NULL);
+    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK_INT(nclosed, 1);
     REQUIRE(setrlimit(RLIMIT_NOFILE, &old) == 0);
-    dd_admission_end(&self.admission, &self.peers[0]);
-    begin(&self, 0, 1);
-    CHECK(dd_admission_pick_surplus(&self.admission) == NULL);
+    begin(&self, 7, 1);
+    CHECK(dd_admission_make_room(&self.admission, false));
+    CHECK_INT(nclosed, 1);
 }
