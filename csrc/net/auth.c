@@ -19,21 +19,23 @@ dd_auth_random(void *out, size_t nbytes, dd_error *err)
 }
 
 void
-dd_auth_prove(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces,
+dd_auth_prove(dd_bytes secret, dd_auth_side side, dd_bytes opening, const uint8_t nonce[DD_AUTH_NONCE_BYTES],
               uint8_t proof[DD_SHA256_BYTES])
 {
-    const dd_bytes parts[] = {
-        dd_bytes_of_string(role == DD_AUTH_CLIENT ? "dldist store client" : "dldist store server"),
-        dd_bytes_of(nonces->client, sizeof nonces->client),
-        dd_bytes_of(nonces->server, sizeof nonces->server),
-    };
+    static const char *const labels[] = {[DD_AUTH_STORE_CLIENT] = "dldist store client",
+                                         [DD_AUTH_STORE_SERVER] = "dldist store server",
+                                         [DD_AUTH_LINK_DIALER] = "dldist link dialer",
+                                         [DD_AUTH_LINK_LISTENER] = "dldist link listener"};
+    const dd_bytes parts[] = {dd_bytes_of_string(labels[side]), opening,
+                              dd_bytes_of(nonce, DD_AUTH_NONCE_BYTES)};
     dd_hmac_sha256(secret, parts, sizeof parts / sizeof parts[0], proof);
 }
 
 bool
-dd_auth_check(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces, dd_bytes proof)
+dd_auth_check(dd_bytes secret, dd_auth_side side, dd_bytes opening, const uint8_t nonce[DD_AUTH_NONCE_BYTES],
+              dd_bytes proof)
 {
     uint8_t expected[DD_SHA256_BYTES];
-    dd_auth_prove(secret, role, nonces, expected);
+    dd_auth_prove(secret, side, opening, nonce, expected);
     return dd_bytes_equal_secret(dd_bytes_of(expected, sizeof expected), proof);
 }

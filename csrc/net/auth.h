@@ -1,8 +1,13 @@
-/* Mutual proof that both ends of a connection know the same secret, without sending it.
+/* Mutual proof that both ends of a connection know the same secret, without sending it. The TCP store and the links between ranks use it
+ * for connections that are not encrypted; encrypted ones prove the same by the handshake of net/noise.h.
  *
- * The client sends a nonce, the server answers with its own and its proof, the client checks that and sends its own
- * proof. A proof is HMAC-SHA256(secret, role || client nonce || server nonce): the role keeps one side's proof from
- * being played back as the other's. It authenticates the opening of a connection; what follows is not encrypted. */
+ * 1. The connecting side sends an opening, which has a fresh nonce: only the nonce to a store, the whole hello to a listener of links.
+ * 2. The accepting side answers with a nonce of its own and its proof.
+ * 3. The connecting side checks that proof, and sends its own.
+ *
+ * A proof is HMAC-SHA256(secret, label || opening || nonce of the answer). Both nonces are in it, so a proof is not valid on another
+ * connection. Each side of each protocol has its own label, so no side's proof can be sent back as another side's. Proofs authenticate
+ * the opening of a connection; the bytes after it are neither encrypted nor authenticated. */
 #ifndef DD_NET_AUTH_H
 #define DD_NET_AUTH_H
 
@@ -14,21 +19,21 @@
 
 #define DD_AUTH_NONCE_BYTES 32
 
-typedef enum dd_auth_role {
-    DD_AUTH_CLIENT,
-    DD_AUTH_SERVER,
-} dd_auth_role;
-
-typedef struct dd_auth_nonces {
-    uint8_t client[DD_AUTH_NONCE_BYTES];
-    uint8_t server[DD_AUTH_NONCE_BYTES];
-} dd_auth_nonces;
+/* The side that proves. */
+typedef enum dd_auth_side {
+    DD_AUTH_STORE_CLIENT,
+    DD_AUTH_STORE_SERVER,
+    DD_AUTH_LINK_DIALER,
+    DD_AUTH_LINK_LISTENER,
+} dd_auth_side;
 
 /* Random bytes for a nonce or a name. DD_SYSTEM when the kernel has none. */
 dd_status dd_auth_random(void *out, size_t nbytes, dd_error *err) DD_MUST_CHECK;
 
-void dd_auth_prove(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces,
-                   uint8_t proof[DD_SHA256_BYTES]);
-bool dd_auth_check(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces, dd_bytes proof);
+void dd_auth_prove(dd_bytes secret, dd_auth_side side, dd_bytes opening,
+                   const uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES]);
+/* True if `proof` is the proof of that side; it may have any length. Takes the same time for all wrong proofs of the right length. */
+bool dd_auth_check(dd_bytes secret, dd_auth_side side, dd_bytes opening,
+                   const uint8_t nonce[DD_AUTH_NONCE_BYTES], dd_bytes proof);
 
 #endif

@@ -240,12 +240,10 @@ greet(handshake *shake)
 /* A nonce; of a connection that is sealed the cipher and message 1, which protects all fields from `fields_at` on; of one without a secret
  * nothing. */
 static dd_status
-write_offer(handshake *shake, size_t fields_at, const dd_auth_nonces *nonces)
+write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
 {
     if (!shake->is_sealed) {
-        bool has_secret = shake->target->secret.len > 0;
-        dd_tcp_write_bytes(&shake->writer,
-                           dd_bytes_of(nonces->client, has_secret ? sizeof nonces->client : 0));
+        dd_tcp_write_bytes(&shake->writer, shake->target->secret.len > 0 ? nonce : (dd_bytes){0});
         return DD_OK; /* or the writer says otherwise */
     }
     uint8_t first[DD_NOISE_FIRST_BYTES];
@@ -266,7 +264,7 @@ write_offer(handshake *shake, size_t fields_at, const dd_auth_nonces *nonces)
 
 /* Appended to what is said already. */
 static dd_status
-write_hello(handshake *shake, const dd_auth_nonces *nonces)
+write_hello(handshake *shake, dd_bytes nonce)
 {
     char host[80] = "?";
     (void)dd_sys_gethostname(host, sizeof host - 1);
@@ -275,7 +273,7 @@ write_hello(handshake *shake, const dd_auth_nonces *nonces)
     dd_tcp_write(&shake->writer, 'u', DD_TCP_VERSION);
     dd_tcp_write(&shake->writer, 'i', (uint64_t)dd_sys_getpid());
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of_string(host));
-    return write_offer(shake, fields_at, nonces);
+    return write_offer(shake, fields_at, nonce);
 }
 
 /* Takes what the server says of itself. */
@@ -298,17 +296,6 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
     return DD_OK;
 }
 
-/* The server has proved itself; now the client does. */
-static dd_status
-prove(handshake *shake, const dd_auth_nonces *nonces)
-{
-    uint8_t proof[DD_SHA256_BYTES];
-    dd_auth_prove(shake->target->secret, DD_AUTH_CLIENT, nonces, proof);
-    dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
-    dd_tcp_write_bytes(&shake->writer, dd_bytes_of(proof, sizeof proof));
-    return exchange(shake, DD_TCP_AUTH);
-}
-
 /* Takes the server's part of the keys, behind `clear`, and shows that this side has them, too. */
 static dd_status
 finish_seal(handshake *shake, const uint8_t *clear)
@@ -328,35 +315,39 @@ finish_seal(handshake *shake, const uint8_t *clear)
     return exchange(shake, DD_TCP_AUTH);
 }
 
-/* `nonces` has the client's; takes the server's, and its proof. */
+/* Checks the server's proof, and sends the client's. */
 static dd_status
-check_server(const tcp_target *target, dd_tcp_reader *reader, dd_auth_nonces *nonces, dd_error *err)
+exchange_proofs(handshake *shake, dd_bytes opening)
 {
-    dd_bytes nonce = dd_tcp_read_bytes(reader);
-    dd_bytes proof = dd_tcp_read_bytes(reader);
+    dd_bytes secret = shake->target->secret;
+    dd_bytes nonce = dd_tcp_read_bytes(&shake->reply);
+    dd_bytes server_proof = dd_tcp_read_bytes(&shake->reply);
+    uint8_t proof[DD_SHA256_BYTES];
     if (nonce.len == 0) {
-        return dd_error_set(err, DD_AUTH, "the client has a secret and the server has none");
+        return dd_error_set(shake->err, DD_AUTH, "the client has a secret and the server has none");
     }
-    if (nonce.len != sizeof nonces->server) {
-        return dd_error_set(err, DD_PROTOCOL, "the server's challenge has %zu bytes", nonce.len);
+    if (nonce.len != DD_AUTH_NONCE_BYTES) {
+        return dd_error_set(shake->err, DD_PROTOCOL, "the server's challenge has %zu bytes", nonce.len);
     }
-    memcpy(nonces->server, nonce.data, sizeof nonces->server);
-    if (!dd_auth_check(target->secret, DD_AUTH_SERVER, nonces, proof)) {
-        return dd_error_set(err, DD_AUTH, "the server's secret is not the client's");
+    if (!dd_auth_check(secret, DD_AUTH_STORE_SERVER, opening, nonce.data, server_proof)) {
+        return dd_error_set(shake->err, DD_AUTH, "the server's secret is not the client's");
     }
-    return DD_OK;
+    dd_auth_prove(secret, DD_AUTH_STORE_CLIENT, opening, nonce.data, proof);
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
+    dd_tcp_write_bytes(&shake->writer, dd_bytes_of(proof, sizeof proof));
+    return exchange(shake, DD_TCP_AUTH);
 }
 
 /* Sends what is written and the hello behind it. */
 static dd_status
 say_hello(handshake *shake)
 {
-    dd_auth_nonces nonces;
-    dd_status status = dd_auth_random(nonces.client, sizeof nonces.client, shake->err);
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
+    dd_status status = dd_auth_random(nonce, sizeof nonce, shake->err);
     if (status != DD_OK) {
         return status;
     }
-    status = write_hello(shake, &nonces);
+    status = write_hello(shake, dd_bytes_of(nonce, sizeof nonce));
     if (status == DD_OK) {
         status = exchange(shake, DD_TCP_HELLO);
     }
@@ -367,11 +358,8 @@ say_hello(handshake *shake)
     if (status != DD_OK || shake->target->secret.len == 0) {
         return status;
     }
-    if (shake->is_sealed) {
-        return finish_seal(shake, clear);
-    }
-    status = check_server(shake->target, &shake->reply, &nonces, shake->err);
-    return status == DD_OK ? prove(shake, &nonces) : status;
+    return shake->is_sealed ? finish_seal(shake, clear)
+                            : exchange_proofs(shake, dd_bytes_of(nonce, sizeof nonce));
 }
 
 /* What listens at the name of a server's Unix socket is a server of ours: nothing has to be found out

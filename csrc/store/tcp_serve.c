@@ -149,18 +149,6 @@ tcp_serve_forged(tcp_conn *conn)
     }
 }
 
-/* Fills the nonces and answers the client's challenge; empty bytes where the store has no secret. */
-static dd_status
-answer_challenge(tcp_conn *conn, dd_bytes client_nonce, uint8_t proof[DD_SHA256_BYTES], dd_error *err)
-{
-    memcpy(conn->nonces.client, client_nonce.data, sizeof conn->nonces.client);
-    dd_status status = dd_auth_random(conn->nonces.server, sizeof conn->nonces.server, err);
-    if (status == DD_OK) {
-        dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_SERVER, &conn->nonces, proof);
-    }
-    return status;
-}
-
 /* All before the nonce. */
 static dd_tcp_writer
 begin_hello_reply(tcp_conn *conn)
@@ -286,14 +274,15 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
     }
     uint8_t proof[DD_SHA256_BYTES];
     dd_error error;
-    if (answer_challenge(conn, offer, proof, &error) != DD_OK) {
+    memcpy(conn->opening, offer.data, sizeof conn->opening);
+    if (dd_auth_random(conn->nonce, sizeof conn->nonce, &error) != DD_OK) {
         reply_error(conn, &error);
         conn->is_last_words = true;
         return;
     }
+    dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_STORE_SERVER, offer, conn->nonce, proof);
     conn->state = TCP_CONN_CHALLENGED;
-    reply_hello(conn, dd_bytes_of(conn->nonces.server, DD_AUTH_NONCE_BYTES),
-                dd_bytes_of(proof, sizeof proof));
+    reply_hello(conn, dd_bytes_of(conn->nonce, sizeof conn->nonce), dd_bytes_of(proof, sizeof proof));
 }
 
 static void
@@ -301,9 +290,11 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
     /* What the client has sealed proves that it knows the secret; what came in the clear behind its hello does not. */
-    bool is_proven = conn->seal != NULL ? !conn->is_reply_clear
-                                        : dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT,
-                                                        &conn->nonces, proof);
+    bool is_proven =
+        conn->seal != NULL
+            ? !conn->is_reply_clear
+            : dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_STORE_CLIENT,
+                            dd_bytes_of(conn->opening, sizeof conn->opening), conn->nonce, proof);
     if (!is_proven) {
         refuse(conn, DD_AUTH, "the client's secret is not the store's");
         return;

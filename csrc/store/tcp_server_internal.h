@@ -69,8 +69,9 @@ typedef struct tcp_conn {
     size_t out_sent;
     dd_list parked; /* of tcp_parked: its requests that wait for keys */
     unsigned nparked;
-    char who[TCP_WHO_MAX]; /* what an extended client calls itself; "": it has not said */
-    dd_auth_nonces nonces;
+    char who[TCP_WHO_MAX];                /* what an extended client calls itself; "": it has not said */
+    uint8_t opening[DD_AUTH_NONCE_BYTES]; /* the client's nonce, and the server's, as in net/auth.h */
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
     dd_seal *seal;       /* NULL: what it says is not sealed */
     bool is_reply_clear; /* the answer to its hello is not sealed yet */
 } tcp_conn;

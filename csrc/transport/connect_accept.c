@@ -5,7 +5,6 @@
 
 #include "core/log.h"
 #include "core/mem.h"
-#include "net/auth.h"
 #include "net/sock.h"
 
 #include <string.h>
@@ -145,7 +144,8 @@ complete_answer(const dd_connector *self, connect_guest *guest, connect_answer *
     dd_status status = DD_OK;
     if (secret.len > 0) {
         status = dd_auth_random(answer->nonce, sizeof answer->nonce, err);
-        connect_prove(secret, CONNECT_LISTENER, &guest->hello, answer->nonce, answer->proof);
+        dd_auth_prove(secret, DD_AUTH_LINK_LISTENER, connect_hello_opening(&guest->hello), answer->nonce,
+                      answer->proof);
         memcpy(guest->nonce, answer->nonce, sizeof guest->nonce);
     }
     connect_answer_write(answer, bytes);
@@ -206,8 +206,9 @@ hear_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *er
 static bool
 is_proof(const dd_connector *self, const connect_guest *guest)
 {
-    return guest->seal != NULL || connect_check_proof(self->options.secret, CONNECT_DIALER, &guest->hello,
-                                                      guest->nonce, guest->proof);
+    return guest->seal != NULL ||
+           dd_auth_check(self->options.secret, DD_AUTH_LINK_DIALER, connect_hello_opening(&guest->hello),
+                         guest->nonce, dd_bytes_of(guest->proof, sizeof guest->proof));
 }
 
 static dd_status

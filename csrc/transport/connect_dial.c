@@ -381,11 +381,13 @@ prove(connect_dial *self, dd_error *err)
         dd_status status = connect_seal_finish(&self->noise, secret, self->heard, &self->seal, err);
         return status == DD_OK ? connect_say(self->talker->fd, self->seal, byte, sizeof byte, err) : status;
     }
-    if (!connect_check_proof(secret, CONNECT_LISTENER, &self->hello, answer->nonce, answer->proof)) {
+    dd_bytes opening = connect_hello_opening(&self->hello);
+    if (!dd_auth_check(secret, DD_AUTH_LINK_LISTENER, opening, answer->nonce,
+                       dd_bytes_of(answer->proof, sizeof answer->proof))) {
         return connect_explain(CONNECT_DENIED, CONNECT_DIALER, answer->version, err);
     }
     uint8_t proof[DD_SHA256_BYTES];
-    connect_prove(secret, CONNECT_DIALER, &self->hello, answer->nonce, proof);
+    dd_auth_prove(secret, DD_AUTH_LINK_DIALER, opening, answer->nonce, proof);
     return connect_say(self->talker->fd, NULL, proof, sizeof proof, err);
 }
 

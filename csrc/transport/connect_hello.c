@@ -1,7 +1,6 @@
 #include "transport/connect_internal.h"
 
 #include "core/little_endian.h"
-#include "net/auth.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -32,7 +31,7 @@ dd_status
 connect_hello_write(connect_hello *hello, dd_error *err)
 {
     connect_hello_write_head(hello);
-    return dd_auth_random(hello->bytes + 48, CONNECT_NONCE_BYTES, err);
+    return dd_auth_random(hello->bytes + 48, DD_AUTH_NONCE_BYTES, err);
 }
 
 static unsigned
@@ -88,7 +87,7 @@ connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_
     memcpy(bytes, ANSWER_MAGIC, 4);
     dd_put_number(bytes + 4, DD_CARD_VERSION, 2);
     bytes[6] = (uint8_t)answer->verdict;
-    memcpy(bytes + 8, answer->nonce, CONNECT_NONCE_BYTES);
+    memcpy(bytes + 8, answer->nonce, DD_AUTH_NONCE_BYTES);
     memcpy(bytes + 40, answer->proof, DD_SHA256_BYTES);
 }
 
@@ -100,31 +99,9 @@ connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *a
     }
     answer->version = (uint32_t)dd_get_number(bytes + 4, 2);
     answer->verdict = (connect_verdict)bytes[6];
-    memcpy(answer->nonce, bytes + 8, CONNECT_NONCE_BYTES);
+    memcpy(answer->nonce, bytes + 8, DD_AUTH_NONCE_BYTES);
     memcpy(answer->proof, bytes + 40, DD_SHA256_BYTES);
     return true;
-}
-
-void
-connect_prove(dd_bytes secret, connect_role role, const connect_hello *hello,
-              const uint8_t nonce[CONNECT_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES])
-{
-    /* Other words than the store's, or a proof for one could be had from the other. */
-    const dd_bytes parts[] = {
-        dd_bytes_of_string(role == CONNECT_DIALER ? "dldist link dialer" : "dldist link listener"),
-        dd_bytes_of(hello->bytes, CONNECT_HELLO_BYTES),
-        dd_bytes_of(nonce, CONNECT_NONCE_BYTES),
-    };
-    dd_hmac_sha256(secret, parts, sizeof parts / sizeof parts[0], proof);
-}
-
-bool
-connect_check_proof(dd_bytes secret, connect_role role, const connect_hello *hello,
-                    const uint8_t nonce[CONNECT_NONCE_BYTES], const uint8_t proof[DD_SHA256_BYTES])
-{
-    uint8_t expected[DD_SHA256_BYTES];
-    connect_prove(secret, role, hello, nonce, expected);
-    return dd_bytes_equal_secret(dd_bytes_of(expected, sizeof expected), dd_bytes_of(proof, DD_SHA256_BYTES));
 }
 
 dd_status

@@ -7,8 +7,8 @@
 #include "core/lock.h"
 #include "core/thread.h"
 #include "net/admission.h"
+#include "net/auth.h"
 #include "net/seal.h"
-#include "net/sha256.h"
 #include "transport/connect.h"
 
 #include <poll.h>
@@ -35,8 +35,8 @@
  *     dialer -> listener   proof    32, where there is a secret
  *     listener -> dialer   verdict  1
  *
- * Numbers in little endian. A proof is HMAC-SHA256(secret, role || hello || nonce of the answer): it holds
- * for these two processes, this lane and this connection.
+ * Numbers in little endian. net/auth.h defines the proofs; their opening is the hello, so a proof holds for these two processes, this lane
+ * and this connection.
  *
  * A link that is encrypted has a cipher. Its hello is longer: message 1 of the hand-shake stands in the place of the nonce, and message 2
  * in that of the answer's nonce and proof. From then on all is sealed, beginning with the dialler's proof: one byte. */
@@ -45,7 +45,6 @@
 #define CONNECT_SEALED_HELLO_BYTES 96
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_SEALED_PROOF_BYTES 1
-#define CONNECT_NONCE_BYTES 32
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */
@@ -82,7 +81,7 @@ typedef struct connect_hello {
 typedef struct connect_answer {
     connect_verdict verdict;
     unsigned version;
-    uint8_t nonce[CONNECT_NONCE_BYTES];
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
 } connect_answer;
 
@@ -96,16 +95,18 @@ bool connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes);
 /* Reads bytes. False when it is no hello; of another version only that is known. */
 bool connect_hello_read(connect_hello *hello);
 
+/* The opening that proofs cover (net/auth.h), of a hello that is not sealed. */
+static inline dd_bytes
+connect_hello_opening(const connect_hello *hello)
+{
+    return dd_bytes_of(hello->bytes, CONNECT_HELLO_BYTES);
+}
+
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
 /* The failure that a verdict means for our side, `role`, where the other side has that version. */
 dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
-
-void connect_prove(dd_bytes secret, connect_role role, const connect_hello *hello,
-                   const uint8_t nonce[CONNECT_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES]);
-bool connect_check_proof(dd_bytes secret, connect_role role, const connect_hello *hello,
-                         const uint8_t nonce[CONNECT_NONCE_BYTES], const uint8_t proof[DD_SHA256_BYTES]);
 
 /* Sends all of the bytes; `seal` may be NULL. What is said in a hand-shake is little, and an empty socket has room for it: one that
  * has none is a failure. */
@@ -147,7 +148,7 @@ typedef struct connect_guest {
     size_t polled; /* as in connect_poll */
     size_t nheard;
     connect_hello hello;
-    uint8_t nonce[CONNECT_NONCE_BYTES];
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
     dd_seal *seal; /* NULL: what it says is not sealed, or not yet */
     dd_link *link; /* TAKING: owns the socket */

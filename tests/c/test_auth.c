@@ -111,29 +111,59 @@ TEST(hmac_sha256_vectors)
         "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
+/* Proofs of builds of all versions: their bytes are on the wire. */
+TEST(proofs_of_all_sides_have_their_bytes)
+{
+    static const char *const expected[] = {
+        [DD_AUTH_STORE_CLIENT] = "91724d9fd71d67248c5830c164ee1ccf85a6fc7096c5749c4de792a90c528f23",
+        [DD_AUTH_STORE_SERVER] = "b906651e503565816ffcf6bcb35da5aabcf24e5fda4c443ef8195a2344fcbf27",
+        [DD_AUTH_LINK_DIALER] = "ba6decab440f18e7ccfccd107a45f97ddc58ea76b166e6d4a3ea9b2640ac933b",
+        [DD_AUTH_LINK_LISTENER] = "3edbe74b77ccfc57db2638e9583fdd6d1b08fb59649f13c7c33a075b6836d674",
+    };
+    uint8_t opening[80];
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
+    memset(opening, 'o', sizeof opening);
+    memset(nonce, 'n', sizeof nonce);
+    for (int side = DD_AUTH_STORE_CLIENT; side <= DD_AUTH_LINK_LISTENER; side++) {
+        bool is_store = side <= DD_AUTH_STORE_SERVER;
+        uint8_t proof[DD_SHA256_BYTES];
+        dd_auth_prove(BYTES("secret"), (dd_auth_side)side, dd_bytes_of(opening, is_store ? 32 : 80), nonce,
+                      proof);
+        check_hex(proof, expected[side]);
+    }
+}
+
 TEST(proof_depends_on_everything)
 {
-    dd_auth_nonces nonces;
-    REQUIRE_OK(dd_auth_random(&nonces, sizeof nonces, check_err()));
+    struct {
+        uint8_t opening[80];
+        uint8_t nonce[DD_AUTH_NONCE_BYTES];
+    } words;
+    REQUIRE_OK(dd_auth_random(&words, sizeof words, check_err()));
     uint8_t proof[DD_SHA256_BYTES];
     dd_bytes secret = BYTES("secret");
-    dd_auth_prove(secret, DD_AUTH_CLIENT, &nonces, proof);
+    dd_bytes opening = dd_bytes_of(words.opening, sizeof words.opening);
+    dd_auth_prove(secret, DD_AUTH_STORE_CLIENT, opening, words.nonce, proof);
     dd_bytes bytes = dd_bytes_of(proof, sizeof proof);
-    CHECK(dd_auth_check(secret, DD_AUTH_CLIENT, &nonces, bytes));
-    CHECK(!dd_auth_check(secret, DD_AUTH_SERVER, &nonces, bytes));
-    CHECK(!dd_auth_check(BYTES("Secret"), DD_AUTH_CLIENT, &nonces, bytes));
-    CHECK(!dd_auth_check(BYTES("secre"), DD_AUTH_CLIENT, &nonces, bytes));
-    CHECK(!dd_auth_check(BYTES(""), DD_AUTH_CLIENT, &nonces, bytes));
-    CHECK(!dd_auth_check(secret, DD_AUTH_CLIENT, &nonces, dd_bytes_of(proof, sizeof proof - 1)));
-    CHECK(!dd_auth_check(secret, DD_AUTH_CLIENT, &nonces, dd_bytes_of(NULL, 0)));
-    for (size_t i = 0; i < 8 * sizeof nonces; i++) {
-        dd_auth_nonces other = nonces;
-        ((uint8_t *)&other)[i / 8] ^= (uint8_t)(1 << (i % 8));
-        CHECK(!dd_auth_check(secret, DD_AUTH_CLIENT, &other, bytes));
+    for (int side = DD_AUTH_STORE_CLIENT; side <= DD_AUTH_LINK_LISTENER; side++) {
+        CHECK(dd_auth_check(secret, (dd_auth_side)side, opening, words.nonce, bytes) ==
+              (side == DD_AUTH_STORE_CLIENT));
+    }
+    CHECK(!dd_auth_check(BYTES("Secret"), DD_AUTH_STORE_CLIENT, opening, words.nonce, bytes));
+    CHECK(!dd_auth_check(BYTES("secre"), DD_AUTH_STORE_CLIENT, opening, words.nonce, bytes));
+    CHECK(!dd_auth_check(BYTES(""), DD_AUTH_STORE_CLIENT, opening, words.nonce, bytes));
+    CHECK(!dd_auth_check(secret, DD_AUTH_STORE_CLIENT, opening, words.nonce,
+                         dd_bytes_of(proof, sizeof proof - 1)));
+    CHECK(!dd_auth_check(secret, DD_AUTH_STORE_CLIENT, opening, words.nonce, dd_bytes_of(NULL, 0)));
+    for (size_t i = 0; i < 8 * sizeof words; i++) {
+        uint8_t *byte = (uint8_t *)&words + i / 8;
+        *byte ^= (uint8_t)(1 << (i % 8));
+        CHECK(!dd_auth_check(secret, DD_AUTH_STORE_CLIENT, opening, words.nonce, bytes));
+        *byte ^= (uint8_t)(1 << (i % 8));
     }
     for (size_t i = 0; i < 8 * sizeof proof; i++) {
         proof[i / 8] ^= (uint8_t)(1 << (i % 8));
-        CHECK(!dd_auth_check(secret, DD_AUTH_CLIENT, &nonces, bytes));
+        CHECK(!dd_auth_check(secret, DD_AUTH_STORE_CLIENT, opening, words.nonce, bytes));
         proof[i / 8] ^= (uint8_t)(1 << (i % 8));
     }
 }

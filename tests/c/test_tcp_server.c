@@ -727,22 +727,22 @@ secret_server(void)
     return raw_server(&options);
 }
 
-/* Says hello with a nonce; takes the server's and its proof. */
+static const char client_nonce[DD_AUTH_NONCE_BYTES + 1] = "a client's nonce has 32 bytes...";
+
+/* Sends a hello with client_nonce; receives the server's nonce and proof. */
 static int
-be_challenged(uint16_t port, dd_auth_nonces *nonces, uint8_t proof[DD_SHA256_BYTES])
+be_challenged(uint16_t port, uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES])
 {
     int fd = raw_open(port);
-    memset(nonces->client, 'c', sizeof nonces->client);
-    raw_ask(fd, DD_TCP_HELLO, "uikK", DD_TCP_VERSION, 77LL, "a-host",
-            dd_bytes_of(nonces->client, sizeof nonces->client));
+    raw_ask(fd, DD_TCP_HELLO, "uikK", DD_TCP_VERSION, 77LL, "a-host", dd_bytes_of_string(client_nonce));
     char head[1 + 4 + 32];
     uint64_t len = 0;
     char name[64];
     CHECK(recv(fd, head, sizeof head, MSG_WAITALL) == (ssize_t)sizeof head && head[0] == 0);
     CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len < sizeof name);
     CHECK(recv(fd, name, (size_t)len, MSG_WAITALL) == (ssize_t)len);
-    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len == sizeof nonces->server);
-    CHECK(recv(fd, nonces->server, sizeof nonces->server, MSG_WAITALL) == (ssize_t)sizeof nonces->server);
+    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len == DD_AUTH_NONCE_BYTES);
+    CHECK(recv(fd, nonce, DD_AUTH_NONCE_BYTES, MSG_WAITALL) == DD_AUTH_NONCE_BYTES);
     CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len == DD_SHA256_BYTES);
     CHECK(recv(fd, proof, DD_SHA256_BYTES, MSG_WAITALL) == DD_SHA256_BYTES);
     return fd;
@@ -784,26 +784,28 @@ TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
     options.is_encryption_off = true;
     dd_tcp_server *server = raw_server(&options);
     uint16_t port = dd_tcp_server_port(server);
-    dd_auth_nonces nonces;
+    dd_bytes secret = dd_bytes_of_string(secret_text);
+    dd_bytes opening = dd_bytes_of_string(client_nonce);
+    uint8_t nonce[DD_AUTH_NONCE_BYTES];
     uint8_t server_proof[DD_SHA256_BYTES];
     uint8_t proof[DD_SHA256_BYTES];
-    int fd = be_challenged(port, &nonces, server_proof);
-    CHECK(dd_auth_check(dd_bytes_of_string(secret_text), DD_AUTH_SERVER, &nonces,
+    int fd = be_challenged(port, nonce, server_proof);
+    CHECK(dd_auth_check(secret, DD_AUTH_STORE_SERVER, opening, nonce,
                         dd_bytes_of(server_proof, sizeof server_proof)));
-    dd_auth_prove(dd_bytes_of_string(secret_text), DD_AUTH_CLIENT, &nonces, proof);
+    dd_auth_prove(secret, DD_AUTH_STORE_CLIENT, opening, nonce, proof);
     raw_ask(fd, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
     CHECK(raw_expect(fd, "b", 0));
     raw_ask_tagged(fd, 1, DD_TCP_NUM_KEYS, "");
     CHECK(raw_expect_answer(fd, 1, DD_OK, "i", 0LL));
-    int replayed = be_challenged(port, &nonces, server_proof);
+    int replayed = be_challenged(port, nonce, server_proof);
     raw_ask(replayed, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
     CHECK(raw_expect(replayed, "bv", DD_AUTH, "the client's secret is not the store's"));
     CHECK(raw_is_closed(replayed));
-    int reflected = be_challenged(port, &nonces, server_proof);
+    int reflected = be_challenged(port, nonce, server_proof);
     raw_ask(reflected, DD_TCP_AUTH, "K", dd_bytes_of(server_proof, sizeof server_proof));
     CHECK(raw_expect(reflected, "bv", DD_AUTH, "the client's secret is not the store's"));
     CHECK(raw_is_closed(reflected));
-    int early = be_challenged(port, &nonces, server_proof);
+    int early = be_challenged(port, nonce, server_proof);
     raw_ask(early, DD_TCP_NUM_KEYS, "");
     CHECK(raw_is_closed(early));
     close(fd);

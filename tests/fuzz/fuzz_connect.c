@@ -337,9 +337,10 @@ prove_to_listener(other *self, unsigned change)
         require(connect_seal_finish(&self->noise, secret(), bytes, &self->seal, NULL) == DD_OK);
         say_byte(self, 0, change);
     } else {
-        require(connect_check_proof(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce,
-                                    self->answer.proof));
-        connect_prove(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof);
+        dd_bytes opening = connect_hello_opening(&self->hello);
+        require(dd_auth_check(secret(), DD_AUTH_LINK_LISTENER, opening, self->answer.nonce,
+                              dd_bytes_of(self->answer.proof, sizeof self->answer.proof)));
+        dd_auth_prove(secret(), DD_AUTH_LINK_DIALER, opening, self->answer.nonce, proof);
         say(self, proof, sizeof proof, change);
     }
     table.has_shown = table.has_shown || change < 0x40;
@@ -391,7 +392,8 @@ answer_hello(other *self, dd_bytes *input, unsigned change)
     self->answer = (connect_answer){
         .verdict = verdict < 0xc0 ? CONNECT_GO_ON : (connect_verdict)(verdict % (CONNECT_VERDICT_COUNT + 1))};
     memset(self->answer.nonce, (int)verdict, sizeof self->answer.nonce);
-    connect_prove(secret(), CONNECT_LISTENER, &self->hello, self->answer.nonce, self->answer.proof);
+    dd_auth_prove(secret(), DD_AUTH_LINK_LISTENER, connect_hello_opening(&self->hello), self->answer.nonce,
+                  self->answer.proof);
     connect_answer_write(&self->answer, bytes);
     require(!self->hello.is_sealed ||
             connect_seal_answer(secret(), &self->hello, bytes, &self->seal, NULL) == DD_OK);
@@ -410,7 +412,8 @@ say_verdict(other *self, dd_bytes *input, unsigned change)
         dd_io io = dd_sealed_try_recv(self->seal, self->fd, proof, CONNECT_SEALED_PROOF_BYTES, &moved);
         require(io != DD_IO_FORGED);
     } else if (has(HAS_SECRET) && change < 0x40 && hear(self, proof, sizeof proof)) {
-        require(connect_check_proof(secret(), CONNECT_DIALER, &self->hello, self->answer.nonce, proof));
+        require(dd_auth_check(secret(), DD_AUTH_LINK_DIALER, connect_hello_opening(&self->hello),
+                              self->answer.nonce, dd_bytes_of(proof, sizeof proof)));
     }
     say_byte(self, verdict < 0xc0 ? CONNECT_OK : (uint8_t)(verdict & 15), change);
     self->progress = HAS_PROVED;

@@ -116,7 +116,8 @@ say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
     require(conn->is_extended);
     if (server->secret.len > 0) {
         uint8_t proof[DD_SHA256_BYTES];
-        dd_auth_prove(dd_blob_view(&server->secret), DD_AUTH_CLIENT, &conn->nonces, proof);
+        dd_auth_prove(dd_blob_view(&server->secret), DD_AUTH_STORE_CLIENT, dd_bytes_of(nonce, sizeof nonce),
+                      conn->nonce, proof);
         dd_blob_clear(&out, 0);
         dd_tcp_write(&writer, 'b', DD_TCP_AUTH);
         dd_tcp_write_bytes(&writer, dd_bytes_of(proof, sizeof proof));
