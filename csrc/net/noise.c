@@ -107,7 +107,7 @@ decrypt_and_hash(dd_noise *self, dd_bytes sealed, uint8_t *plain, dd_error *err)
 }
 
 static void
-begin(dd_noise *self, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes prologue)
+noise_begin(dd_noise *self, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes prologue)
 {
     const char *name = cipher == DD_CIPHER_AES_256_GCM ? "Noise_NNpsk2_25519_AESGCM_SHA256"
                                                        : "Noise_NNpsk2_25519_ChaChaPoly_SHA256";
@@ -149,7 +149,7 @@ dd_status
 dd_noise_dial(dd_noise *self, dd_cipher cipher, const dd_x25519_pair *pair, dd_bytes prologue,
               uint8_t first[DD_NOISE_FIRST_BYTES], dd_error *err)
 {
-    begin(self, cipher, pair, prologue);
+    noise_begin(self, cipher, pair, prologue);
     mix_point(self, pair->point);
     memcpy(first, pair->point, sizeof pair->point);
     return encrypt_and_hash(self, (dd_bytes){0}, first + sizeof pair->point, err);
@@ -161,7 +161,7 @@ dd_noise_answer(dd_noise *self, const dd_noise_offer *offer, const dd_x25519_pai
 {
     uint8_t nothing[1];
     const uint8_t *tag = offer->first + DD_CRYPTO_POINT_BYTES;
-    begin(self, offer->cipher, pair, offer->prologue);
+    noise_begin(self, offer->cipher, pair, offer->prologue);
     mix_point(self, offer->first);
     dd_status status = decrypt_and_hash(self, dd_bytes_of(tag, DD_CRYPTO_TAG_BYTES), nothing, err);
     if (status == DD_OK) {

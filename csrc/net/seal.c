@@ -148,7 +148,7 @@ left_in_part(const seal_cursor *from)
 }
 
 static void
-advance(seal_cursor *from, size_t nbytes)
+cursor_advance(seal_cursor *from, size_t nbytes)
 {
     from->at += nbytes;
     while (from->nparts > 0 && left_in_part(from) == 0) {
@@ -172,7 +172,7 @@ gather(seal_cursor *from, size_t full, uint8_t *body)
         size_t step = left < room ? left : room;
         memcpy(body + nbytes, (const uint8_t *)from->parts->iov_base + from->at, step);
         nbytes += step;
-        advance(from, step);
+        cursor_advance(from, step);
     }
     return nbytes;
 }
@@ -186,7 +186,7 @@ seal_next(dd_seal *self, seal_cursor *from)
     const uint8_t *plain = out->buffer + out->end + HEAD_BYTES;
     if (left_in_part(from) >= out->full) {
         plain = (const uint8_t *)from->parts->iov_base + from->at;
-        advance(from, nbytes);
+        cursor_advance(from, nbytes);
     } else {
         nbytes = gather(from, out->full, out->buffer + out->end + HEAD_BYTES);
     }
@@ -199,7 +199,7 @@ seal_parts(dd_seal *self, const struct iovec *parts, int nparts)
 {
     seal_direction *out = &self->out;
     seal_cursor from = {.parts = parts, .nparts = nparts};
-    advance(&from, 0);
+    cursor_advance(&from, 0);
     if (!has_buffer(out)) {
         return false;
     }
@@ -327,7 +327,7 @@ take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 
 /* All that is here. */
 static dd_io
-take(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
+take_opened(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 {
     *moved = 0;
     while (*moved < nbytes) {
@@ -343,7 +343,7 @@ take(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 
 /* Reads once; nothing that has been opened waits to be taken. */
 static dd_io
-receive(dd_seal *self, int fd)
+receive_records(dd_seal *self, int fd)
 {
     seal_direction *in = &self->in;
     if (!has_buffer(in)) {
@@ -362,11 +362,11 @@ receive(dd_seal *self, int fd)
 dd_io
 dd_seal_try_recv(dd_seal *self, int fd, void *data, size_t nbytes, size_t *moved)
 {
-    dd_io io = take(self, data, nbytes, moved);
+    dd_io io = take_opened(self, data, nbytes, moved);
     if (io == DD_IO_AGAIN) {
-        io = receive(self, fd);
+        io = receive_records(self, fd);
         if (io == DD_IO_OK) {
-            io = take(self, data, nbytes, moved);
+            io = take_opened(self, data, nbytes, moved);
         }
     }
     if (self->plain_begin == self->plain_end && self->in.begin == self->in.end) {
