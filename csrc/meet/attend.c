@@ -54,8 +54,8 @@ find_published(const meeting_place *place, int rank, dd_blob *published, bool *i
 
 /* A rank in the meeting, or in one before it that this rank has seen: others may have given up earlier. */
 static dd_status
-find_member(const meeting_call *call, int rank, dd_meeting_member *member, bool *is_found, bool *is_earlier,
-            dd_error *err)
+find_attendee(const meeting_call *call, int rank, dd_meeting_member *member, bool *is_found, bool *is_earlier,
+              dd_error *err)
 {
     dd_status status = DD_OK;
     meeting_place place = call->place;
@@ -74,14 +74,14 @@ find_member(const meeting_call *call, int rank, dd_meeting_member *member, bool 
 }
 
 static void
-look_around(const meeting_call *call, attendance *seen)
+list_attendance(const meeting_call *call, attendance *seen)
 {
     int size = call->meeting->size;
     for (int rank = 0; rank < size && !seen->is_cut; rank++) {
         dd_meeting_member member;
         bool is_found = false;
         bool is_earlier = false;
-        if (find_member(call, rank, &member, &is_found, &is_earlier, &seen->trouble) != DD_OK) {
+        if (find_attendee(call, rank, &member, &is_found, &is_earlier, &seen->trouble) != DD_OK) {
             return;
         }
         int name = meeting_name_of(call, rank);
@@ -136,7 +136,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     dd_wait moment = dd_wait_after(LOOK_AROUND_NS); /* the caller's may be over */
     meeting_call late = *call;
     late.place.wait = &moment;
-    look_around(&late, &seen);
+    list_attendance(&late, &seen);
     if (seen.trouble.code != DD_OK && call->called_off.code != DD_OK) {
         (void)dd_error_copy(err, &call->called_off);
         return DD_OP_TIMED_OUT;

@@ -251,7 +251,7 @@ find_own(meeting_call *call)
 
 /* This rank has come and cannot go on: nobody is to wait for it. */
 static void
-give_up(const meeting_call *call, bool is_known, const dd_error *why)
+end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *why)
 {
     dd_wait moment = dd_wait_after(LAST_WORDS_NS);
     meeting_call last = *call;
@@ -302,7 +302,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
         status = take_reply(call, &reply, end, is_over, err);
     }
     if (status != DD_OK && call->has_come) {
-        give_up(call, is_known, err);
+        end_after_own_failure(call, is_known, err);
     }
     dd_store_result_fini(&reply);
     return status;
@@ -310,7 +310,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
 
 /* `published`: a nonce and the card. */
 static dd_status
-meet(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
+run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
     const dd_meeting *meeting = call->meeting;
     uint8_t nonce[MEETING_NONCE_BYTES];
@@ -373,7 +373,7 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
     dd_status status =
         meeting_place_init(&call.place, meeting->store, "dldist/", meeting->name, wait, &error);
     if (status == DD_OK) {
-        status = meet(&call, &published, end, &error);
+        status = run_meeting(&call, &published, end, &error);
         status = status != DD_OK ? explain_lost_store(&call, &error) : DD_OK;
     }
     dd_blob_fini(&published);
