@@ -37,7 +37,7 @@ linger(dd_monitor *monitor)
 
 /* A caller has ended the group, so the end is no news. */
 static bool
-is_wanted(dd_status code)
+is_deliberate_end(dd_status code)
 {
     return code == DD_CLOSED || code == DD_ABORTED;
 }
@@ -108,7 +108,7 @@ look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *o
 
 /* The member of a group of the recorder; NULL: it has been removed. */
 static watch_member *
-find_member(dd_monitor *monitor, uint32_t uid)
+find_member_of_group(dd_monitor *monitor, uint32_t uid)
 {
     watch_member *member = watch_next(monitor, NULL);
     while (member != NULL &&
@@ -122,8 +122,8 @@ find_member(dd_monitor *monitor, uint32_t uid)
 static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
-    watch_member *member = find_member(monitor, alarm->uid);
-    if (member == NULL && is_wanted(alarm->error.code)) {
+    watch_member *member = find_member_of_group(monitor, alarm->uid);
+    if (member == NULL && is_deliberate_end(alarm->error.code)) {
         return; /* a group of one rank: nobody else is concerned */
     }
     char what[WATCH_LINE_MAX];
@@ -134,7 +134,7 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
     snprintf(what, sizeof what, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
              alarm->rank, alarm->error.message);
     look_into(monitor, what, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
-    if (member != NULL && member->info.is_fatal && !is_wanted(alarm->error.code)) {
+    if (member != NULL && member->info.is_fatal && !is_deliberate_end(alarm->error.code)) {
         linger(monitor);
         monitor->host.die(monitor->host.ctx, alarm->error.message);
     }
@@ -270,7 +270,7 @@ sleep_until_woken(dd_monitor *monitor)
 
 /* Lets go of all groups and their stores, and removes the pipe. */
 static void
-leave(dd_monitor *monitor)
+end_watching(dd_monitor *monitor)
 {
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
     (void)watch_begin_pass(monitor, &endless);
@@ -311,7 +311,7 @@ dd_monitor_run(dd_monitor *monitor)
     }
     dd_monitor_step(monitor); /* alarms that came meanwhile */
     linger(monitor);
-    leave(monitor);
+    end_watching(monitor);
     end_running(monitor);
 }
 

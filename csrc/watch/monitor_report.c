@@ -160,7 +160,7 @@ watch_forget_question(dd_monitor *monitor)
 
 /* Waits for timeout_ns at most. The time that the interpreter took to answer is how long the GIL was held. */
 static bool
-is_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
+is_question_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {
     watch_question *question = monitor->question;
     dd_wait wait = dd_wait_after(timeout_ns);
@@ -176,7 +176,7 @@ void
 watch_ask(dd_monitor *monitor)
 {
     double held_s = 0;
-    if (!is_answered(monitor, 0, &held_s)) {
+    if (!is_question_answered(monitor, 0, &held_s)) {
         return;
     }
     watch_forget_question(monitor);
@@ -196,7 +196,7 @@ watch_report_answer(dd_monitor *monitor, dd_blob *report)
     double held_s = 0;
     int64_t asked_ns = monitor->question != NULL ? monitor->question->asked_ns : 0;
     int64_t left_ns = asked_ns + ANSWER_NS - dd_clock_now_ns();
-    monitor->is_question_open = !is_answered(monitor, left_ns, &held_s);
+    monitor->is_question_open = !is_question_answered(monitor, left_ns, &held_s);
     if (monitor->is_question_open) {
         watch_report_add(
             report, "the GIL has been held for %.1f s by another thread, and still is: Python stands still",
@@ -208,7 +208,7 @@ void
 watch_follow_up(dd_monitor *monitor)
 {
     double held_s = 0;
-    if (!monitor->is_question_open || !is_answered(monitor, 0, &held_s)) {
+    if (!monitor->is_question_open || !is_question_answered(monitor, 0, &held_s)) {
         return;
     }
     monitor->is_question_open = false;

@@ -46,7 +46,7 @@ watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
 /* Whether a request succeeded; a store that has failed is not asked again, which is no news when its server has ended in good
  * order. */
 static bool
-is_answered(dd_monitor *monitor, watch_member *member, dd_status status, const dd_error *err)
+has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, const dd_error *err)
 {
     if (status == DD_OK || status == DD_INTERRUPTED) {
         return status == DD_OK;
@@ -67,7 +67,7 @@ look_up(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key
     dd_wait wait = watch_wait(monitor);
     bool is_found = false;
     dd_status status = dd_store_try_get(store, key, value, &is_found, &wait, &err);
-    return is_answered(monitor, member, status, &err) && is_found;
+    return has_store_answered(monitor, member, status, &err) && is_found;
 }
 
 static bool
@@ -80,7 +80,7 @@ can_tell(const watch_member *member)
 
 /* Once. The first rank that tells is heard: it has the cause. */
 static void
-tell(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_bytes value)
+publish_once(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_bytes value)
 {
     if (!can_tell(member) || *is_told) {
         return;
@@ -96,7 +96,7 @@ tell(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_
     if (status == DD_OK) {
         status = dd_store_add(root, dd_bytes_of_string(COUNT_KEY), 1, &count, &wait, &err);
     }
-    if (is_answered(monitor, member, status, &err)) {
+    if (has_store_answered(monitor, member, status, &err)) {
         monitor->last_told_ns = dd_clock_now_ns();
     }
     dd_blob_fini(&now);
@@ -110,7 +110,8 @@ watch_tell_dump(dd_monitor *monitor)
     watch_member *first = watch_next(monitor, NULL);
     if (first != NULL) {
         dd_put_number(rank, (uint32_t)first->info.rank, sizeof rank);
-        tell(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), dd_bytes_of(rank, sizeof rank));
+        publish_once(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key),
+                     dd_bytes_of(rank, sizeof rank));
     }
 }
 
@@ -120,7 +121,7 @@ watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *caus
     char key[KEY_MAX];
     uint8_t value[DD_SIGNAL_ERROR_MAX_NBYTES];
     size_t len = dd_signal_encode_error(member->info.rank, cause, value);
-    tell(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), dd_bytes_of(value, len));
+    publish_once(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), dd_bytes_of(value, len));
 }
 
 /* ---- listening */
@@ -202,7 +203,7 @@ enter_late(dd_monitor *monitor, watch_member *first)
     if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_gone) {
         dd_wait wait = watch_wait(monitor);
         first->count[0] = '\0'; /* looks again */
-        (void)is_answered(monitor, first, watch_enter(first, &wait, &err), &err);
+        (void)has_store_answered(monitor, first, watch_enter(first, &wait, &err), &err);
     }
 }
 
@@ -264,7 +265,7 @@ watch_publish(dd_monitor *monitor, watch_member *member)
     dd_store *store = member->info.store;
     dd_status set = dd_store_set(store, KEY_OF_STATE(member, key, member->info.rank),
                                  dd_bytes_of_string(state.text), &wait, &err);
-    if (is_answered(monitor, member, set, &err)) {
+    if (has_store_answered(monitor, member, set, &err)) {
         memcpy(member->published, state.text, sizeof member->published);
     }
 }
@@ -276,7 +277,7 @@ request_states(dd_monitor *monitor, watch_member *member, const dd_bytes *keys, 
     dd_wait wait = watch_wait(monitor);
     size_t nkeys = (size_t)member->info.size;
     dd_status status = dd_store_try_multi_get(member->info.store, keys, nkeys, states, &wait, err);
-    if (!is_answered(monitor, member, status, err)) {
+    if (!has_store_answered(monitor, member, status, err)) {
         dd_error_prepend(err, "the store of group \"%s\" does not answer", member->name);
     }
     return status;
