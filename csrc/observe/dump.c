@@ -216,9 +216,9 @@ find_errors(snapshot *all)
     }
 }
 
-/* The caller calls forget afterwards, also after a failure. */
+/* Call snapshot_fini afterwards, also after a failure. */
 static dd_status
-look_at_all(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
+snapshot_fill(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
 {
     *all = (snapshot){.recorder = recorder, .calendar_ns = dd_clock_calendar_ns() - dd_clock_now_ns()};
     dd_lock_take(&recorder->mu);
@@ -234,7 +234,7 @@ look_at_all(snapshot *all, dd_recorder *recorder, const dd_dump_options *options
 }
 
 static void
-forget(snapshot *all)
+snapshot_fini(snapshot *all)
 {
     for (size_t i = 0; i < all->ngroups; i++) {
         dd_recorder_group_release(all->groups[i].group);
@@ -511,13 +511,13 @@ dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob 
 {
     snapshot all;
     dump_writer writer = {.is_json = options->format == DD_DUMP_JSON, .out = out, .err = err};
-    writer.status = look_at_all(&all, recorder, options, err);
+    writer.status = snapshot_fill(&all, recorder, options, err);
     if (writer.status == DD_OK) {
         /* About as much as it will be; a blob that is small grows byte by byte. */
         dd_blob_clear(out, SIZE_MAX);
         writer.status = dd_blob_reserve(out, DUMP_NBYTES + all.nentries * ENTRY_NBYTES, err);
         put_all(&writer, &all, options);
     }
-    forget(&all);
+    snapshot_fini(&all);
     return writer.status;
 }

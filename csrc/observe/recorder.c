@@ -205,7 +205,7 @@ pack_call(const dd_record_call *call, record_body *body)
 /* ---- slots */
 
 static record_slot *
-slot_of(const dd_recorder *recorder, uint64_t record)
+ring_slot_of(const dd_recorder *recorder, uint64_t record)
 {
     return &recorder->ring[record & recorder->mask];
 }
@@ -249,7 +249,7 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
-    record_slot *slot = record != DD_NO_RECORD ? slot_of(recorder, record) : NULL;
+    record_slot *slot = record != DD_NO_RECORD ? ring_slot_of(recorder, record) : NULL;
     return slot != NULL && take_slot(slot, record, false) ? slot : NULL;
 }
 
@@ -324,7 +324,7 @@ set_mark(group_mark *mark, uint64_t number, const char *name)
 
 /* A collective whose record is locked has started, or is completed; how far messages are is not kept. */
 static void
-note_progress(record_slot *slot, bool is_completed)
+note_group_progress(record_slot *slot, bool is_completed)
 {
     dd_recorder_group *group = group_of(slot);
     if (!is_p2p(slot)) {
@@ -362,9 +362,9 @@ write_record(dd_recorder_group *group, record_body *body, int peer, const dd_rec
     note_thread(recorder, body->thread);
     uint64_t record = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&group->last_record, record, memory_order_relaxed);
-    record_slot *slot = slot_of(recorder, record);
+    record_slot *slot = ring_slot_of(recorder, record);
     if (take_slot(slot, record, true)) {
-        prefetch_slot(slot_of(recorder, record + 1));
+        prefetch_slot(ring_slot_of(recorder, record + 1));
         atomic_store_explicit(&slot->started_ns, times->is_started ? times->created_ns : 0,
                               memory_order_release);
         atomic_store_explicit(&slot->ended_ns, 0, memory_order_release);
@@ -440,7 +440,7 @@ dd_recorder_start(dd_recorder *recorder, uint64_t record, int64_t now_ns)
     if (atomic_load_explicit(&slot->started_ns, memory_order_relaxed) == 0 &&
         atomic_load_explicit(&slot->ended_ns, memory_order_relaxed) == 0) {
         atomic_store_explicit(&slot->started_ns, now_ns, memory_order_release);
-        note_progress(slot, false);
+        note_group_progress(slot, false);
     }
     release_slot(slot, record);
 }
@@ -480,7 +480,7 @@ dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, const dd
             keep_error(recorder, record, error);
             atomic_store_explicit(&slot->code, (int32_t)error->code, memory_order_release);
         } else {
-            note_progress(slot, true);
+            note_group_progress(slot, true);
         }
         atomic_store_explicit(&slot->ended_ns, now_ns, memory_order_release);
     }

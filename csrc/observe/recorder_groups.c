@@ -22,7 +22,7 @@ free_group(dd_recorder_group *group)
 
 /* Copies to `*at`, which moves on. */
 static void *
-put(uint8_t **at, const void *data, size_t nbytes)
+append_copy(uint8_t **at, const void *data, size_t nbytes)
 {
     uint8_t *copy = *at;
     if (nbytes > 0) {
@@ -43,9 +43,9 @@ dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info 
     }
     uint8_t *at = (uint8_t *)(copy + 1);
     copy->is = *info;
-    copy->is.global_ranks = ranks_nbytes > 0 ? put(&at, info->global_ranks, ranks_nbytes) : NULL;
-    copy->is.name.data = put(&at, info->name.data, info->name.len);
-    copy->is.desc.data = put(&at, info->desc.data, info->desc.len);
+    copy->is.global_ranks = ranks_nbytes > 0 ? append_copy(&at, info->global_ranks, ranks_nbytes) : NULL;
+    copy->is.name.data = append_copy(&at, info->name.data, info->name.len);
+    copy->is.desc.data = append_copy(&at, info->desc.data, info->desc.len);
     dd_lock_take(&group->recorder->mu);
     copy->older = atomic_load_explicit(&group->info, memory_order_relaxed);
     atomic_store_explicit(&group->info, copy, memory_order_release);
