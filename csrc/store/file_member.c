@@ -40,7 +40,7 @@ typedef enum lock_result {
 
 /* `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
 static lock_result
-try_lock(int fd, enum lock_byte which, short type)
+try_lock_byte(int fd, enum lock_byte which, short type)
 {
     struct flock lock = {
         .l_type = type,
@@ -93,7 +93,7 @@ try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, co
 static dd_status
 try_gate(dd_file_member *member, const char **obstacle, dd_error *err)
 {
-    lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
+    lock_result result = try_lock_byte(member->fd, LOCK_GATE, F_WRLCK);
     *obstacle = result == LOCK_BUSY ? "another process holds the file's lock" : NULL;
     return result == LOCK_FAILED ? failed(member, "lock the file", err) : DD_OK;
 }
@@ -109,7 +109,7 @@ dd_status
 dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err)
 {
     for (int i = 0; i < UNLOCK_TRIES; i++) {
-        if (try_lock(member->fd, LOCK_GATE, F_UNLCK) == LOCK_TAKEN) {
+        if (try_lock_byte(member->fd, LOCK_GATE, F_UNLCK) == LOCK_TAKEN) {
             return DD_OK;
         }
     }
@@ -119,8 +119,8 @@ dd_file_member_unlock_gate(const dd_file_member *member, dd_error *err)
 void
 dd_file_member_look(const dd_file_member *member)
 {
-    if (try_lock(member->fd, LOCK_LOOK, F_RDLCK) == LOCK_TAKEN) {
-        (void)try_lock(member->fd, LOCK_LOOK, F_UNLCK);
+    if (try_lock_byte(member->fd, LOCK_LOOK, F_RDLCK) == LOCK_TAKEN) {
+        (void)try_lock_byte(member->fd, LOCK_LOOK, F_UNLCK);
     }
 }
 
@@ -331,7 +331,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
         return dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
                             member->where);
     }
-    lock_result alone = try_lock(member->fd, LOCK_MEMBER, F_WRLCK);
+    lock_result alone = try_lock_byte(member->fd, LOCK_MEMBER, F_WRLCK);
     if (alone == LOCK_FAILED) {
         return failed(member, "lock the file", err);
     }
@@ -353,7 +353,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
     /* It cannot be busy: only the holder of the gate takes this byte alone. */
-    if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
+    if (status == DD_OK && try_lock_byte(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
     return status;
@@ -364,7 +364,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 static void
 drop_locks(const dd_file_member *member)
 {
-    (void)try_lock(member->fd, LOCK_MEMBER, F_UNLCK);
+    (void)try_lock_byte(member->fd, LOCK_MEMBER, F_UNLCK);
     (void)!dd_file_member_unlock_gate(member, NULL);
 }
 
@@ -399,7 +399,7 @@ is_last(const dd_file_member *member, const dd_file_header *header)
 {
     bool is_at_path;
     return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size &&
-           try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN &&
+           try_lock_byte(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN &&
            find_at_path(member, &is_at_path, NULL) == DD_OK && is_at_path;
 }
 

@@ -38,7 +38,7 @@ try_append(dd_store *store, const dd_store_request *request, const dd_wait *wait
 }
 
 static dd_status
-append(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
+append_generic(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
         bool is_done = false;
@@ -169,7 +169,7 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
 {
     dd_store_op op = request->op;
     if (op == DD_STORE_APPEND) {
-        return append(store, request, wait, err);
+        return append_generic(store, request, wait, err);
     }
     if (op == DD_STORE_MULTI_GET) {
         return request->number == 0 ? get_each(store, request, &result->list, wait, err)

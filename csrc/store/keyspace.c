@@ -190,7 +190,7 @@ lend_value(const entry *e, dd_blob *value)
 
 /* Answers the request of a waiter whose keys are all there; a QUEUE_POP, and nothing else, is `given` what it takes. */
 static void
-tell(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
+answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
 {
     dd_store_result result = {.flag = true};
     dd_status status = DD_OK;
@@ -238,7 +238,7 @@ entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
         }
     }
     while (!dd_list_is_empty(&ready)) {
-        tell(ks, waiter_of_node(ready.next), NULL);
+        answer_waiter(ks, waiter_of_node(ready.next), NULL);
     }
     entry_drop_if_idle(ks, e);
 }
@@ -307,7 +307,7 @@ entry_put(dd_keyspace *ks, entry *e, dd_bytes value, bool is_append, bool opens_
 }
 
 static dd_status
-put(dd_keyspace *ks, dd_bytes key, dd_bytes value, bool is_append, dd_error *err)
+put_value(dd_keyspace *ks, dd_bytes key, dd_bytes value, bool is_append, dd_error *err)
 {
     entry *e = NULL;
     dd_status status = entry_ensure(ks, key, &e, err);
@@ -379,7 +379,7 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
     }
     /* The result first: once the key is set, nothing may fail any more. */
     dd_status status = dd_blob_assign(&result->value, desired, err);
-    return status == DD_OK ? put(ks, request->keys[0], desired, false, err) : status;
+    return status == DD_OK ? put_value(ks, request->keys[0], desired, false, err) : status;
 }
 
 static bool
@@ -400,14 +400,14 @@ delete_value(dd_keyspace *ks, dd_bytes key)
 
 /* Gives the item to the waiter that has asked for one the longest, if there is one. */
 static bool
-hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
+hand_to_waiting_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
     entry *e = entry_find(ks, key);
     for (dd_list *node = e != NULL ? e->waiters.next : NULL; e != NULL && node != &e->waiters;
          node = node->next) {
         dd_key_waiter *waiter = waiter_of_node(node);
         if (waiter->op == DD_STORE_QUEUE_POP) {
-            tell(ks, waiter, value);
+            answer_waiter(ks, waiter, value);
             return true;
         }
     }
@@ -418,7 +418,7 @@ hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 static dd_status
 push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {
-    if (hand_over(ks, key, value)) {
+    if (hand_to_waiting_pop(ks, key, value)) {
         return DD_OK;
     }
     item *it = dd_mem_zalloc(sizeof *it);
@@ -537,7 +537,7 @@ set_all(dd_keyspace *ks, const dd_store_request *request, dd_error *err)
 {
     dd_status status = DD_OK;
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        status = put(ks, request->keys[i], request->values[i], false, err);
+        status = put_value(ks, request->keys[i], request->values[i], false, err);
     }
     return status;
 }
@@ -573,7 +573,7 @@ dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_resu
     case DD_STORE_MULTI_SET:
         return set_all(ks, request, err);
     case DD_STORE_APPEND:
-        return put(ks, keys[0], request->values[0], true, err);
+        return put_value(ks, keys[0], request->values[0], true, err);
     case DD_STORE_GET:
     case DD_STORE_TRY_GET:
         e = entry_find(ks, keys[0]);

@@ -93,8 +93,8 @@ dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *
 
 /* Into *value goes what was found; NULL: it is not wanted. */
 static dd_status
-run(dd_store *store, dd_store_request request, dd_store_result *result, dd_blob *value, const dd_wait *wait,
-    dd_error *err)
+run_request(dd_store *store, dd_store_request request, dd_store_result *result, dd_blob *value,
+            const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_store_run(store, &request, result, wait, err);
     if (status == DD_OK && value != NULL && (request.op != DD_STORE_TRY_GET || result->flag)) {
@@ -110,14 +110,14 @@ dd_status
 dd_store_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
 {
     dd_store_request request = {.op = DD_STORE_SET, .keys = &key, .nkeys = 1, .values = &value};
-    return run(store, request, &(dd_store_result){0}, NULL, wait, err);
+    return run_request(store, request, &(dd_store_result){0}, NULL, wait, err);
 }
 
 dd_status
 dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
     dd_store_request request = {.op = DD_STORE_GET, .keys = &key, .nkeys = 1};
-    return run(store, request, &(dd_store_result){0}, value, wait, err);
+    return run_request(store, request, &(dd_store_result){0}, value, wait, err);
 }
 
 dd_status
@@ -126,7 +126,7 @@ dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, 
 {
     dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = run(store, request, &result, value, wait, err);
+    dd_status status = run_request(store, request, &result, value, wait, err);
     if (status == DD_OK) {
         *is_found = result.flag;
     }
@@ -153,7 +153,7 @@ dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const 
 {
     dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = amount};
     dd_store_result result = {0};
-    dd_status status = run(store, request, &result, NULL, wait, err);
+    dd_status status = run_request(store, request, &result, NULL, wait, err);
     if (status == DD_OK) {
         *sum = result.number;
     }
@@ -166,7 +166,7 @@ dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes 
 {
     dd_bytes values[] = {expected, desired};
     dd_store_request request = {.op = DD_STORE_COMPARE_SET, .keys = &key, .nkeys = 1, .values = values};
-    return run(store, request, &(dd_store_result){0}, value, wait, err);
+    return run_request(store, request, &(dd_store_result){0}, value, wait, err);
 }
 
 /* ---- handles */

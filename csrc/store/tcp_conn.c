@@ -55,7 +55,7 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
 /* It has said who it is, as anybody can, and has not shown the secret. Ranks that wait for it in the store
  * may want to know. */
 static void
-note_refused(dd_tcp_server *server, const char *who)
+remember_refused(dd_tcp_server *server, const char *who)
 {
     size_t last = 0;
     while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' &&
@@ -77,7 +77,7 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
            tcp_conn_who(conn, who), why);
     bool is_refused = conn->state != TCP_CONN_OPEN && conn->who[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
-        note_refused(conn->server, conn->who);
+        remember_refused(conn->server, conn->who);
     }
     conn->is_doomed = true;
     dd_admission_end(&conn->server->admission, &conn->admission);
@@ -120,7 +120,7 @@ is_readable(const tcp_conn *conn)
 }
 
 static void
-watch(tcp_conn *conn)
+update_watched_events(tcp_conn *conn)
 {
     uint32_t events =
         (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
@@ -179,7 +179,7 @@ tcp_conn_flush(tcp_conn *conn)
         tcp_conn_doom(conn, "refused");
     }
     if (!conn->is_doomed) {
-        watch(conn);
+        update_watched_events(conn);
     }
 }
 

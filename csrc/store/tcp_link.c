@@ -195,7 +195,7 @@ typedef struct handshake {
 
 /* Sends what is written, and waits for the reply. */
 static dd_status
-exchange(handshake *shake, dd_tcp_op op)
+exchange_messages(handshake *shake, dd_tcp_op op)
 {
     tcp_reply reply = {.op = op, .repeats = 1, .head = shake->link->is_extended ? 1 : 0};
     dd_status status = shake->writer.status;
@@ -217,7 +217,7 @@ show_magic(handshake *shake)
 
 /* Shows the magic number and finds out whether the server is one of ours. */
 static dd_status
-greet(handshake *shake)
+detect_server(handshake *shake)
 {
     uint16_t salt;
     dd_status status = dd_auth_random(&salt, sizeof salt, shake->err);
@@ -228,7 +228,7 @@ greet(handshake *shake)
     show_magic(shake);
     dd_tcp_write(&shake->writer, 'b', DD_TCP_PING);
     dd_tcp_write(&shake->writer, 'u', offer);
-    status = exchange(shake, DD_TCP_PING);
+    status = exchange_messages(shake, DD_TCP_PING);
     uint32_t answer = status == DD_OK ? (uint32_t)dd_tcp_read(&shake->reply, 'u') : offer;
     if (status == DD_PROTOCOL || (answer != offer && answer != ~offer)) {
         return dd_error_set(shake->err, DD_PROTOCOL, "what answers there is not a TCPStore");
@@ -312,7 +312,7 @@ finish_seal(handshake *shake, const uint8_t *clear)
     }
     dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
     dd_tcp_write_bytes(&shake->writer, (dd_bytes){0});
-    return exchange(shake, DD_TCP_AUTH);
+    return exchange_messages(shake, DD_TCP_AUTH);
 }
 
 /* Checks the server's proof, and sends the client's. */
@@ -335,12 +335,12 @@ exchange_proofs(handshake *shake, dd_bytes opening)
     dd_auth_prove(secret, DD_AUTH_STORE_CLIENT, opening, nonce.data, proof);
     dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of(proof, sizeof proof));
-    return exchange(shake, DD_TCP_AUTH);
+    return exchange_messages(shake, DD_TCP_AUTH);
 }
 
 /* Sends what is written and the hello behind it. */
 static dd_status
-say_hello(handshake *shake)
+exchange_hello(handshake *shake)
 {
     uint8_t nonce[DD_AUTH_NONCE_BYTES];
     dd_status status = dd_auth_random(nonce, sizeof nonce, shake->err);
@@ -349,7 +349,7 @@ say_hello(handshake *shake)
     }
     status = write_hello(shake, dd_bytes_of(nonce, sizeof nonce));
     if (status == DD_OK) {
-        status = exchange(shake, DD_TCP_HELLO);
+        status = exchange_messages(shake, DD_TCP_HELLO);
     }
     const uint8_t *clear = shake->reply.at;
     if (status == DD_OK) {
@@ -373,10 +373,10 @@ shake_hands(handshake *shake, bool is_unix)
     if (is_unix) {
         show_magic(shake);
     } else {
-        status = greet(shake);
+        status = detect_server(shake);
     }
     if (status == DD_OK && shake->link->is_extended) {
-        return say_hello(shake);
+        return exchange_hello(shake);
     }
     if (status == DD_OK && shake->target->secret.len > 0) {
         return dd_error_set(shake->err, DD_AUTH,

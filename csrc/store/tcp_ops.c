@@ -80,7 +80,7 @@ ask(tcp_store *store, const dd_store_request *request, dd_store_result *result, 
 }
 
 static dd_status
-say_where(tcp_store *store, const char *what, dd_status status, dd_error *err)
+prepend_where(tcp_store *store, const char *what, dd_status status, dd_error *err)
 {
     if (status != DD_OK && status != DD_INTERRUPTED && status != DD_TIMED_OUT && status != DD_QUEUE_EMPTY) {
         dd_error_prepend(err, "%s on %s", what, store->where);
@@ -92,7 +92,7 @@ dd_status
 tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result, const char *what,
                  const dd_wait *wait, dd_error *err)
 {
-    return say_where(store, what, ask_for(store, request, false, result, wait, err), err);
+    return prepend_where(store, what, ask_for(store, request, false, result, wait, err), err);
 }
 
 /* ---- by PyTorch's protocol, which waits for no values */
@@ -153,8 +153,8 @@ plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *re
 }
 
 static dd_status
-run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-    dd_error *err)
+run_on_server(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+              dd_error *err)
 {
     return store->target.is_extended ? ask(store, request, result, wait, err)
                                      : plain_run(store, request, result, wait, err);
@@ -227,7 +227,7 @@ settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
     dd_store_request look = {.op = DD_STORE_TRY_GET, .keys = request->keys, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = run(store, &look, &result, &patience, NULL);
+    dd_status status = run_on_server(store, &look, &result, &patience, NULL);
     dd_bytes count = status == DD_OK && result.flag ? dd_blob_view(&result.value) : dd_bytes_of_string("?");
     if (!is_complete(count, request->number)) {
         char text[160];
@@ -264,7 +264,7 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
     if ((request->op == DD_STORE_MEET || is_try_multi_get) && !store->target.is_extended) {
         return dd_store_run_generic(head, request, result, wait, err);
     }
-    dd_status status = run(store, request, result, wait, err);
+    dd_status status = run_on_server(store, request, result, wait, err);
     bool is_pop = request->op == DD_STORE_QUEUE_POP;
     if (request->op == DD_STORE_DELETE_KEY) {
         result->flag = result->number > 0;
@@ -279,5 +279,5 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
         return request->op == DD_STORE_BARRIER ? settle_late_barrier(store, request, wait, err)
                                                : error_missing(store, request, wait, err);
     }
-    return say_where(store, dd_store_op_name(request->op), status, err);
+    return prepend_where(store, dd_store_op_name(request->op), status, err);
 }

@@ -425,8 +425,8 @@ tell_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error
 }
 
 static dd_status
-answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, bool *is_answered,
-       dd_error *err)
+serve_by_keyspace(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+                  dd_error *err)
 {
     dd_tcp_server *server = conn->server;
     if (conn->op == DD_TCP_TRY_GET &&
@@ -472,7 +472,7 @@ serve_store(tcp_conn *conn, dd_bytes fields)
     bool is_answered = false;
     dd_status status = dd_tcp_read_request(&request, op, &reader, &error);
     if (status == DD_OK) {
-        status = answer(conn, &request.request, &result, &is_answered, &error);
+        status = serve_by_keyspace(conn, &request.request, &result, &is_answered, &error);
     }
     if (status != DD_OK) {
         reply_error(conn, &error);

@@ -173,7 +173,7 @@ on_listener_event(tcp_handler *handler, uint32_t events)
 }
 
 static dd_status
-add_listener(dd_tcp_server *server, int fd, dd_error *err)
+server_add_listener(dd_tcp_server *server, int fd, dd_error *err)
 {
     tcp_listener *listener = &server->listeners[server->nlisteners];
     *listener = (tcp_listener){
@@ -208,7 +208,7 @@ listen_on_addr(dd_tcp_server *server, const dd_addr *addr, dd_error *err)
     uint16_t port = 0;
     status = dd_sock_find_port(fd, &port, err);
     if (status == DD_OK) {
-        status = add_listener(server, fd, err);
+        status = server_add_listener(server, fd, err);
     }
     if (status != DD_OK) {
         dd_sock_close(fd);
@@ -304,7 +304,7 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     if (status != DD_OK) {
         return status;
     }
-    return add_listener(server, options->listen_fd, err);
+    return server_add_listener(server, options->listen_fd, err);
 }
 
 bool

@@ -24,7 +24,7 @@ tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
 }
 
 static void
-tcp_destroy(dd_store *head)
+tcp_store_destroy(dd_store *head)
 {
     tcp_store *store = tcp_store_of(head);
     bool is_forked = dd_store_is_forked(head);
@@ -53,7 +53,7 @@ static const dd_store_ops tcp_store_ops = {
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,
     .set_timeout_ns = dd_store_head_set_timeout_ns,
-    .destroy = tcp_destroy,
+    .destroy = tcp_store_destroy,
 };
 
 static dd_status
@@ -77,7 +77,7 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     }
     dd_status status = dd_blob_assign(&store->secret, options->secret, err);
     if (status != DD_OK) {
-        tcp_destroy(&store->head);
+        tcp_store_destroy(&store->head);
         return status;
     }
     store->target.secret = dd_blob_view(&store->secret);
@@ -126,7 +126,7 @@ dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_
         status = dd_tcp_server_wait_joined(store->server, options->world_size, wait, err);
     }
     if (status != DD_OK) {
-        tcp_destroy(&store->head);
+        tcp_store_destroy(&store->head);
         return status;
     }
     *out = &store->head;

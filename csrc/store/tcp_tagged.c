@@ -40,7 +40,7 @@ flush_locked(tcp_store *store, dd_error *err)
 
 /* What the socket does not take at once goes behind the backlog; the blob may be taken for it. */
 static dd_status
-send_locked(tcp_store *store, dd_blob *request, dd_error *err)
+send_request_locked(tcp_store *store, dd_blob *request, dd_error *err)
 {
     dd_status status = DD_OK;
     if (store->backlog.len > 0) {
@@ -67,7 +67,7 @@ send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
         exchange->tag = next_tag(store);
         memcpy(exchange->request.data, &exchange->tag, sizeof exchange->tag);
         dd_list_push_back(&store->unanswered, &exchange->unanswered);
-        status = send_locked(store, &exchange->request, err);
+        status = send_request_locked(store, &exchange->request, err);
     }
     dd_lock_release(&store->mu);
     return status;
@@ -83,7 +83,7 @@ send_cancel(tcp_store *store, const tcp_exchange *exchange)
     dd_status status = dd_blob_assign(&request, dd_bytes_of(bytes, sizeof bytes), NULL);
     dd_lock_take(&store->mu);
     if (status == DD_OK && store->dead.code == DD_OK && !exchange->is_answered) {
-        status = send_locked(store, &request, NULL);
+        status = send_request_locked(store, &request, NULL);
     }
     dd_lock_release(&store->mu);
     dd_blob_fini(&request);
@@ -142,7 +142,7 @@ give_back_locked(tcp_store *store, tcp_exchange *pop)
         dd_tcp_writer_init(&writer, &message, &error);
         dd_tcp_write(&writer, 'u', next_tag(store));
         dd_tcp_write_request(&writer, DD_TCP_QUEUE_PUSH, &push, true, NULL);
-        if (writer.status != DD_OK || send_locked(store, &message, &error) != DD_OK) {
+        if (writer.status != DD_OK || send_request_locked(store, &message, &error) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
         }
         dd_blob_fini(&message);
@@ -218,7 +218,7 @@ deliver_locked(tcp_store *store, dd_error *err)
 
 /* Without the lock: only the thread that has set is_read reads. */
 static dd_status
-receive(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
+receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
     bool is_any = false;
     dd_status status = tcp_link_try_receive(store->link, &is_any, err);
@@ -257,8 +257,9 @@ step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait,
     }
     store->is_read = true;
     dd_lock_release(&store->mu);
-    dd_status status = is_reader ? receive(store, (short)(POLLIN | (is_behind ? POLLOUT : 0)), wait, err)
-                                 : help_to_send(store, is_behind, wait, err);
+    dd_status status = is_reader
+                           ? receive_or_wait(store, (short)(POLLIN | (is_behind ? POLLOUT : 0)), wait, err)
+                           : help_to_send(store, is_behind, wait, err);
     dd_lock_take(&store->mu);
     if (is_reader) {
         store->is_read = false;
@@ -306,7 +307,7 @@ leave_pop_locked(tcp_store *store, const tcp_exchange *exchange)
 }
 
 static void
-forget(tcp_store *store, tcp_exchange *exchange)
+forget_exchange(tcp_store *store, tcp_exchange *exchange)
 {
     dd_lock_take(&store->mu);
     if (exchange->tag != 0 && !exchange->is_answered) {
@@ -332,7 +333,7 @@ tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd
             send_cancel(store, exchange) == DD_OK && await_answer(store, exchange, &patience, NULL) == DD_OK;
         status = status == DD_NETWORK_TIMED_OUT && is_answered ? DD_OK : status;
     }
-    forget(store, exchange);
+    forget_exchange(store, exchange);
     if (exchange->answer.len == 0) {
         return status;
     }
