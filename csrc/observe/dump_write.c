@@ -1,4 +1,8 @@
-/* How values are written, as JSON or as a pickle. A pickle is a program for a machine with a stack. */
+/* Values in the two formats of dumps, JSON and pickles. A pickle is a program for a machine with a stack.
+ *
+ * C writes both, though Python could convert a pickle. With DLDIST_FR_DUMP_FORMAT=json users find a JSON file when a job hangs, and the
+ * monitor's thread writes it: the interpreter of that process may hang or be killed, so no Python runs between the failure and the file. A
+ * converter would need a second kind of file and a program to run afterwards, in exchange for the 60 lines below that are only JSON's. */
 #include "observe/dump_internal.h"
 
 #include "core/little_endian.h"
