@@ -139,11 +139,17 @@ static const dd_store_ops prefix_ops = {
     .destroy = prefix_destroy,
 };
 
+static bool
+is_prefix_store(const dd_store *store)
+{
+    return store->ops == &prefix_ops;
+}
+
 dd_status
 dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying, dd_error *err)
 {
     size_t nbytes;
-    int depth = dd_prefix_store_is(underlying) ? prefix_of(underlying)->depth + 1 : 1;
+    int depth = is_prefix_store(underlying) ? prefix_of(underlying)->depth + 1 : 1;
     if (depth > DD_PREFIX_STORE_MAX_DEPTH) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "PrefixStore: too many views of views: got %d levels, expected at most %d", depth,
@@ -177,8 +183,11 @@ dd_prefix_store_underlying(dd_store *store)
     return underlying_of(store);
 }
 
-bool
-dd_prefix_store_is(const dd_store *store)
+dd_store *
+dd_prefix_store_root(dd_store *store)
 {
-    return store->ops == &prefix_ops;
+    while (is_prefix_store(store)) {
+        store = underlying_of(store);
+    }
+    return store;
 }

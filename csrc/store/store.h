@@ -239,7 +239,8 @@ dd_status dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err
 dd_status dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying,
                                dd_error *err) DD_MUST_CHECK;
 dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed */
-bool dd_prefix_store_is(const dd_store *store);
+/* The store below all prefixes, borrowed; `store` itself if it is no view. */
+dd_store *dd_prefix_store_root(dd_store *store);
 
 /* See file_store.h and tcp_store.h for the others. */
 #endif

@@ -155,10 +155,8 @@ dd_tcp_store_is_server(dd_store *store)
 static tcp_store *
 find_tcp_store(dd_store *store)
 {
-    while (dd_prefix_store_is(store)) {
-        store = dd_prefix_store_underlying(store);
-    }
-    return store->ops == &tcp_store_ops ? tcp_store_of(store) : NULL;
+    dd_store *root = dd_prefix_store_root(store);
+    return root->ops == &tcp_store_ops ? tcp_store_of(root) : NULL;
 }
 
 dd_bytes

@@ -350,15 +350,6 @@ dd_monitor_request_dump(dd_monitor *monitor)
 
 /* ---- groups */
 
-static dd_store *
-root_of(dd_store *store)
-{
-    while (store != NULL && dd_prefix_store_is(store)) {
-        store = dd_prefix_store_underlying(store);
-    }
-    return store;
-}
-
 static bool
 needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
 {
@@ -389,8 +380,8 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
                err != NULL ? err->message : "");
         member->info.store = NULL;
     }
-    member->root = root_of(member->info.store);
     if (member->info.store != NULL) {
+        member->root = dd_prefix_store_root(member->info.store);
         member->info.store = dd_store_acquire(member->info.store);
     }
     member->info.record = dd_recorder_group_acquire(member->info.record);
