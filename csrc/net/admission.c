@@ -1,7 +1,8 @@
 #include "net/admission.h"
 
 #include "core/clock.h"
-#include "net/sock.h"
+
+#include <errno.h>
 
 #define FIRST_MESSAGE_NS (2 * DD_NS_PER_S)
 /* A stage gets an eighth of the descriptors that the process may open, and this number in any case. */
@@ -129,9 +130,24 @@ dd_admission_make_room(dd_admission *self, bool is_trusted)
                       : self->npeers[DD_ADMISSION_GREETED] <= self->limit;
 }
 
-bool
-dd_admission_evict(dd_admission *self)
+/* False if there is no peer to evict. */
+static bool
+evict_for_descriptor(dd_admission *self)
 {
     dd_admission_peer *silent = pick_silent(self);
     return evict_peer(self, silent != NULL ? silent : pick_greeted(self));
+}
+
+dd_io
+dd_admission_accept(dd_admission *self, int listen_fd, int *fd, int *shortage)
+{
+    dd_io io;
+    do {
+        io = dd_sock_try_accept(listen_fd, fd);
+        *shortage = io == DD_IO_FAILED ? errno : 0;
+    } while ((*shortage == EMFILE || *shortage == ENFILE) && evict_for_descriptor(self));
+    if (io == DD_IO_OK && dd_sock_is_fd_scarce(*fd) && !evict_for_descriptor(self)) {
+        *shortage = EMFILE;
+    }
+    return io;
 }

@@ -15,6 +15,7 @@
 #define DD_NET_ADMISSION_H
 
 #include "core/timer.h"
+#include "net/sock.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,7 +67,8 @@ void dd_admission_end(dd_admission *self, dd_admission_peer *peer);
  * each sleep of the loop that accepts. If it returns false, call again after some milliseconds: peers may have ended, or passed the
  * grace period. */
 bool dd_admission_make_room(dd_admission *self, bool is_trusted);
-/* Evicts a peer for the sake of its descriptor. False if there is none to evict. */
-bool dd_admission_evict(dd_admission *self);
+/* Accepts a connection, and evicts peers for their descriptors if the process is out of them. *shortage becomes 0, the errno of
+ * DD_IO_FAILED, or EMFILE with DD_IO_OK if the descriptor is one that the rest of the process may need (dd_sock_is_fd_scarce). */
+dd_io dd_admission_accept(dd_admission *self, int listen_fd, int *fd, int *shortage);
 
 #endif

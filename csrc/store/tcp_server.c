@@ -94,12 +94,13 @@ resume_listeners(dd_tcp_server *server)
 /* Connections that are not accepted are logged once in this time. */
 #define ACCEPT_LOG_NS DD_NS_PER_S
 
+/* `reason`: the errno for which a connection was not accepted, or is surplus; 0 if it was accepted. */
 static void
-note_not_accepted(dd_tcp_server *server, int reason)
+note_accept(dd_tcp_server *server, int reason)
 {
     char text[128];
     server->accept_errno = reason;
-    if (dd_deadline_left_ns(server->may_log_ns) <= 0) {
+    if (reason != 0 && dd_deadline_left_ns(server->may_log_ns) <= 0) {
         server->may_log_ns = dd_deadline_after(ACCEPT_LOG_NS);
         DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept connections: %s (errno %d)", server->port,
                strerror_r(reason, text, sizeof text), reason);
@@ -115,20 +116,8 @@ close_unauthenticated(dd_admission_peer *peer, const char *why)
     tcp_conn_doom(DD_CONTAINER_OF(peer, tcp_conn, admission), why);
 }
 
-/* False: none can be accepted for a while. */
-static bool
-survive_accept_failure(dd_tcp_server *server, int reason)
-{
-    bool is_out_of_fds = reason == EMFILE || reason == ENFILE;
-    if (is_out_of_fds && dd_admission_evict(&server->admission)) {
-        return true;
-    }
-    note_not_accepted(server, reason);
-    return false;
-}
-
 static void
-take_in(tcp_listener *listener, int fd)
+take_in(tcp_listener *listener, int fd, bool is_surplus)
 {
     dd_tcp_server *server = listener->server;
     if (listener->is_unix && !dd_sock_is_same_user(fd)) {
@@ -137,12 +126,6 @@ take_in(tcp_listener *listener, int fd)
         DD_LOG(DD_LOG_INFO, "store server: port %u: refused another user on its Unix socket", server->port);
         dd_sock_close(fd);
         return;
-    }
-    bool is_surplus = dd_sock_is_fd_scarce(fd) && !dd_admission_evict(&server->admission);
-    if (is_surplus) {
-        note_not_accepted(server, EMFILE);
-    } else {
-        server->accept_errno = 0;
     }
     tcp_conn_open(server, fd, listener->is_unix, is_surplus);
 }
@@ -158,17 +141,17 @@ on_listener_event(tcp_handler *handler, uint32_t events)
             return;
         }
         int fd;
-        dd_io io = dd_sock_try_accept(listener->handler.fd, &fd);
-        if (io == DD_IO_FAILED && survive_accept_failure(listener->server, errno)) {
-            continue;
-        }
-        if (io == DD_IO_FAILED) {
-            pause_listener(listener, ACCEPT_RETRY_NS);
-        }
-        if (io != DD_IO_OK) {
+        int shortage;
+        dd_io io = dd_admission_accept(&listener->server->admission, listener->handler.fd, &fd, &shortage);
+        if (io == DD_IO_AGAIN) {
             return;
         }
-        take_in(listener, fd);
+        note_accept(listener->server, shortage);
+        if (io != DD_IO_OK) {
+            pause_listener(listener, ACCEPT_RETRY_NS);
+            return;
+        }
+        take_in(listener, fd, shortage != 0);
     }
 }
 

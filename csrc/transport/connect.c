@@ -90,23 +90,18 @@ accept_from(dd_connector *self, int listen_fd)
     bool is_unix = listen_fd == self->unix_fd;
     for (int i = 0; i < ACCEPTS_PER_LOOK && dd_admission_make_room(&self->admission, is_unix); i++) {
         int fd = -1;
-        dd_io io = dd_sock_try_accept(listen_fd, &fd);
-        if (io == DD_IO_AGAIN) {
+        int shortage;
+        if (dd_admission_accept(&self->admission, listen_fd, &fd, &shortage) == DD_IO_AGAIN) {
             note_quiet(self);
             return true;
         }
-        int sys_errno = io == DD_IO_OK ? EMFILE : errno;
-        bool is_scarce = io != DD_IO_OK || dd_sock_is_fd_scarce(fd);
-        if (is_scarce && !dd_admission_evict(&self->admission)) {
-            note_accepting(self, sys_errno);
+        note_accepting(self, shortage);
+        if (shortage != 0) {
             log_not_accepted(self);
             dd_sock_close(fd);
             return false;
         }
-        if (io == DD_IO_OK) {
-            note_accepting(self, 0);
-            connect_add_guest(self, fd, is_unix);
-        }
+        connect_add_guest(self, fd, is_unix);
     }
     return true;
 }

@@ -3,8 +3,10 @@
 #include "core/clock.h"
 #include "net/admission.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #define MOST ((size_t)8)
 #define NPEERS 12
@@ -100,18 +102,62 @@ TEST(greeted_peers_are_kept_for_the_grace_period)
     greet(&self, 0, (int)MOST + 2);
     CHECK(!dd_admission_make_room(&self.admission, false));
     CHECK(dd_admission_make_room(&self.admission, true));
-    CHECK(!dd_admission_evict(&self.admission));
     CHECK_INT(nclosed, 0);
     let_grace_pass(&self, 0, 3);
     CHECK(dd_admission_make_room(&self.admission, false));
     REQUIRE(nclosed == 2);
     CHECK(closed[0] == 0 && closed[1] == 1);
-    /* For its descriptor, a silent peer is evicted before a greeted one. */
-    begin(&self, 10, 1);
-    CHECK(dd_admission_evict(&self.admission) && dd_admission_evict(&self.admission));
-    CHECK(!dd_admission_evict(&self.admission));
-    REQUIRE(nclosed == 4);
-    CHECK(closed[2] == 10 && closed[3] == 2);
+}
+
+/* Accepts one of three connections that wait, with this limit on the process's descriptors. */
+static void
+accept_within(port *self, int listener, rlim_t limit, dd_io expected, int expected_shortage)
+{
+    struct rlimit old;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct rlimit few = {limit, old.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int fd = -1;
+    int shortage = -1;
+    CHECK_INT(dd_admission_accept(&self->admission, listener, &fd, &shortage), expected);
+    CHECK_INT(shortage, expected_shortage);
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    dd_sock_close(fd);
+}
+
+TEST(peers_are_evicted_for_their_descriptors)
+{
+    port self;
+    port_init(&self);
+    dd_addr name = dd_addr_unix_abstract("dldist-test-admission");
+    int listener = -1;
+    int fds[64]; /* three clients, then others, so that there are enough for one to be spared */
+    int nfds = 0;
+    REQUIRE_OK(dd_sock_listen(&name, &listener, check_err()));
+    for (; nfds < 3; nfds++) {
+        REQUIRE_OK(dd_sock_begin_connect(&name, &fds[nfds], check_err()));
+    }
+    for (; fds[nfds - 1] < 40; nfds++) {
+        fds[nfds] = dup(listener);
+        REQUIRE(fds[nfds] >= 0);
+    }
+    rlim_t next_fd = (rlim_t)fds[nfds - 1] + 1;
+    begin(&self, 0, 3);
+    greet(&self, 0, 2);
+    let_grace_pass(&self, 0, 1);
+    /* The silent peer first. Peers of this test have no descriptors, so a failed accept evicts all that may be evicted. */
+    accept_within(&self, listener, next_fd + 1, DD_IO_OK, 0);
+    REQUIRE(nclosed == 1 && CHECK_INT(closed[0], 2));
+    accept_within(&self, listener, next_fd, DD_IO_FAILED, EMFILE);
+    REQUIRE(nclosed == 2 && CHECK_INT(closed[1], 0));
+    accept_within(&self, listener, next_fd + 1, DD_IO_OK, EMFILE);
+    accept_within(&self, listener, next_fd + 64, DD_IO_OK, 0);
+    accept_within(&self, listener, next_fd + 64, DD_IO_AGAIN, 0);
+    CHECK_INT(nclosed, 2);
+    while (nfds > 0) {
+        dd_sock_close(fds[--nfds]);
+    }
+    dd_sock_close(listener);
 }
 
 TEST(trusted_peers_are_never_evicted)
@@ -127,7 +173,6 @@ TEST(trusted_peers_are_never_evicted)
     greet(&self, 0, 2);
     let_grace_pass(&self, 0, (int)MOST);
     CHECK(!dd_admission_make_room(&self.admission, true));
-    CHECK(!dd_admission_evict(&self.admission));
     CHECK_INT(nclosed, 0);
 }
 
