@@ -105,20 +105,14 @@ end_group(const nccl_launch *launch)
 static bool
 is_interrupted_before_end(aside *self)
 {
-    const dd_wait *wait = self->launch->wait;
     dd_status status = DD_OK;
     dd_lock_take(&self->mu);
-    while (!self->is_ended && status == DD_OK) {
-        dd_cond_wait_slice(&self->ended, &self->mu, wait);
-        if (self->is_ended) {
-            break;
-        }
-        dd_lock_release(&self->mu);
-        status = dd_wait_check(wait, NULL);
-        dd_lock_take(&self->mu);
+    while (!self->is_ended && status != DD_INTERRUPTED) {
+        status = dd_cond_wait_checked(&self->ended, &self->mu, self->launch->wait, NULL);
     }
+    bool is_interrupted = !self->is_ended;
     dd_lock_release(&self->mu);
-    return status != DD_OK;
+    return is_interrupted;
 }
 
 dd_status

@@ -97,24 +97,36 @@ dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wai
     return dd_wait_check(wait, err);
 }
 
+dd_status
+dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *what, const atomic_bool *stop,
+                            const dd_wait *wait, dd_error *err)
+{
+    dd_cond_wait_slice(changed, mu, wait);
+    dd_lock_release(mu);
+    dd_status status = dd_nccl_check_wait(what, stop, wait, err);
+    dd_lock_take(mu);
+    return status;
+}
+
 /* ---- use */
+
+static bool
+is_taken_locked(const dd_nccl_comm *comm)
+{
+    return comm->state == DD_NCCL_COMM_READY && comm->is_inside;
+}
 
 dd_status
 dd_nccl_comm_await_turn_locked(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                dd_error *err)
 {
     dd_status status = DD_OK;
-    while (status == DD_OK && comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
-        if (!comm->is_inside) {
-            break;
-        }
-        dd_lock_release(&comm->mu);
-        status =
-            dd_nccl_check_wait("waiting for another thread's call on the NCCL communicator", stop, wait, err);
-        dd_lock_take(&comm->mu);
+    while (status == DD_OK && is_taken_locked(comm)) {
+        status = dd_nccl_await_change_locked(&comm->changed, &comm->mu,
+                                             "waiting for another thread's call on the NCCL communicator",
+                                             stop, wait, err);
     }
-    return status;
+    return is_taken_locked(comm) ? status : DD_OK;
 }
 
 dd_status

@@ -92,6 +92,11 @@ const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size)
 /* DD_ABORTED when stop says so, DD_OP_TIMED_OUT after the deadline, DD_INTERRUPTED; `what` is for the message. */
 dd_status dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
+/* Sleep until `changed` is signalled, for a slice of `wait` at the most, then call dd_nccl_check_wait. The caller must hold mu, which
+ * both steps release. On failure the awaited change may have happened all the same: check it first. */
+dd_status dd_nccl_await_change_locked(pthread_cond_t *changed, dd_lock *mu, const char *what,
+                                      const atomic_bool *stop, const dd_wait *wait,
+                                      dd_error *err) DD_MUST_CHECK;
 /* For memory that all ranks register at once: a call on a thread of its own, like the makers'. */
 dd_status dd_nccl_comm_register_window(dd_nccl_comm *comm, void *data, size_t nbytes, dd_nccl_window *window,
                                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

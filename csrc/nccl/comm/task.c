@@ -293,13 +293,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     dd_status status = DD_OK;
     dd_lock_take(&t->mu);
     while (!t->is_done && status == DD_OK) {
-        dd_cond_wait_slice(&t->changed, &t->mu, wait);
-        if (t->is_done) {
-            break;
-        }
-        dd_lock_release(&t->mu);
-        status = dd_nccl_check_wait(t->what, stop, wait, err);
-        dd_lock_take(&t->mu);
+        status = dd_nccl_await_change_locked(&t->changed, &t->mu, t->what, stop, wait, err);
     }
     if (t->is_done) {
         dd_lock_release(&t->mu);
