@@ -55,6 +55,8 @@ dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
+/* Whether it is a message, or a collective that groups can make of messages. */
+bool nccl_may_have_messages(const dd_nccl_op *op);
 /* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 
@@ -68,10 +70,9 @@ dd_status nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *la
 
 /* ---- run.c */
 
-/* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
+/* Enqueue the whole call and its end event; for an estimate, only call NCCL, with memory for staging. The caller must hold `launch`,
+ * and the device's context must be current. */
 dd_status nccl_launch_run(nccl_launch *launch);
-/* Of an estimate: NCCL, and memory for what would be staged. The caller holds the same. */
-dd_status nccl_launch_estimate(nccl_launch *launch);
 /* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */
 dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
 /* Whether one of the call's streams belongs to a graph in the making. */

@@ -315,9 +315,16 @@ is_native(const dd_nccl_group *group, const dd_nccl_op *op)
 }
 
 bool
+nccl_may_have_messages(const dd_nccl_op *op)
+{
+    size_t coll = op->args.coll;
+    return op->kind != DD_NCCL_OP_COLL || (coll < sizeof colls / sizeof colls[0] && colls[coll].has_messages);
+}
+
+bool
 nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
 {
-    return op->kind != DD_NCCL_OP_COLL || (colls[op->args.coll].has_messages && !is_native(group, op));
+    return nccl_may_have_messages(op) && (op->kind != DD_NCCL_OP_COLL || !is_native(group, op));
 }
 
 /* One call, from or to the staged blocks if there are any. */

@@ -157,10 +157,13 @@ record_event(const nccl_launch *launch, dd_cuda_event event)
         launch, launch->group->cuda->api.cuEventRecord(event, launch->channel->stream), "cuEventRecord");
 }
 
-/* What comes before NCCL. */
+/* Enqueue everything that precedes the calls of NCCL. An estimate only needs the memory for staging. */
 static dd_status
 launch_before_nccl(nccl_launch *launch)
 {
+    if (launch->estimate != NULL) {
+        return stage_before(launch);
+    }
     dd_status status = order_call_streams(launch);
     if (status == DD_OK && launch->work->start != NULL) {
         status = record_event(launch, launch->work->start);
@@ -174,39 +177,22 @@ launch_before_nccl(nccl_launch *launch)
     return status == DD_OK ? stage_before(launch) : status;
 }
 
-static void
-free_scratch(nccl_launch *launch)
-{
-    for (size_t i = 0; i < launch->call->nscratch; i++) {
-        nccl_scratch_free(launch->group, launch->channel, launch->call->scratch[i]);
-    }
-}
-
-dd_status
-nccl_launch_estimate(nccl_launch *launch)
-{
-    launch->is_run = true;
-    dd_status status = stage_before(launch);
-    if (status == DD_OK) {
-        status = nccl_launch_post(launch);
-    }
-    status = stage_after(launch, status);
-    free_scratch(launch);
-    return status;
-}
-
 dd_status
 nccl_launch_run(nccl_launch *launch)
 {
+    const dd_nccl_call *call = launch->call;
+    bool is_estimate = launch->estimate != NULL;
     launch->is_run = true;
     dd_status status = launch_before_nccl(launch);
     if (status == DD_OK) {
         status = nccl_launch_post(launch);
     }
     status = stage_after(launch, status);
-    if (status == DD_OK) {
-        status = copy_all(launch, launch->call->after, launch->call->nafter);
+    if (status == DD_OK && !is_estimate) {
+        status = copy_all(launch, call->after, call->nafter);
     }
-    free_scratch(launch);
-    return status == DD_OK ? record_event(launch, launch->work->end) : status;
+    for (size_t i = 0; i < call->nscratch; i++) {
+        nccl_scratch_free(launch->group, launch->channel, call->scratch[i]);
+    }
+    return status == DD_OK && !is_estimate ? record_event(launch, launch->work->end) : status;
 }

@@ -2,6 +2,7 @@
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
+
 static int64_t
 deadline_of(int64_t start_ns, int64_t timeout_ns)
 {
@@ -174,7 +175,7 @@ start_in_turn(nccl_launch *launch)
         has_begun = status == DD_OK;
     }
     if (has_begun) {
-        status = launch->estimate != NULL ? nccl_launch_estimate(launch) : nccl_launch_run(launch);
+        status = nccl_launch_run(launch);
     }
     dd_cuda_leave(&guard);
     if (has_begun) {
@@ -243,10 +244,7 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
 dd_status
 dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err)
 {
-    dd_coll coll = op->args.coll;
-    bool is_of_messages = op->kind != DD_NCCL_OP_COLL || coll == DD_COLL_GATHER || coll == DD_COLL_SCATTER ||
-                          coll == DD_COLL_ALL_TO_ALL;
-    return is_of_messages
+    return nccl_may_have_messages(op)
                ? dd_error_set(err, DD_NOT_SUPPORTED,
                               "NCCL does not estimate messages, nor gather, scatter and all_to_all, which "
                               "are made of them")
