@@ -15,35 +15,30 @@ dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *
     return dd_nccl_check(lib, &before, lib->api.ncclGetUniqueId(id), err, "ncclGetUniqueId");
 }
 
-/* Copies the caller's numbers. */
+/* A copy of an array; NULL if there is no memory. */
+static void *
+copy_array(const void *array, size_t size)
+{
+    void *copy = dd_mem_alloc(size);
+    return copy != NULL && size > 0 ? memcpy(copy, array, size) : copy;
+}
+
 static dd_status
 task_set_numbers(dd_nccl_task *t, const int *numbers, int n, dd_error *err)
 {
     size_t size = (size_t)n * sizeof *numbers;
-    t->numbers = dd_mem_alloc(size);
-    if (t->numbers == NULL) {
-        return dd_error_no_memory(err, size);
-    }
-    if (n > 0) {
-        memcpy(t->numbers, numbers, size);
-    }
+    t->numbers = copy_array(numbers, size);
     t->nnumbers = n;
-    return DD_OK;
+    return t->numbers != NULL ? DD_OK : dd_error_no_memory(err, size);
 }
 
 static dd_status
 task_set_ids(dd_nccl_task *t, const dd_nccl_unique_id *ids, int nids, dd_error *err)
 {
     size_t size = (size_t)nids * sizeof *ids;
-    t->ids = dd_mem_alloc(size);
-    if (t->ids == NULL) {
-        return dd_error_no_memory(err, size);
-    }
-    if (nids > 0) {
-        memcpy(t->ids, ids, size);
-    }
+    t->ids = copy_array(ids, size);
     t->nids = nids;
-    return DD_OK;
+    return t->ids != NULL ? DD_OK : dd_error_no_memory(err, size);
 }
 
 /* config may be NULL: a child is made like its parent, others with NCCL's defaults. */
@@ -75,6 +70,19 @@ task_enter_parent(dd_nccl_task *t, const char *call, const atomic_bool *stop, co
         dd_error_prepend(err, "%s", t->what);
     }
     return status;
+}
+
+/* Put the caller inside the parent, and run the task. Releases the task. */
+static dd_status
+task_run_inside(dd_nccl_task *t, const char *call, dd_nccl_comm **comms, const atomic_bool *stop,
+                const dd_wait *wait, dd_error *err)
+{
+    dd_status status = task_enter_parent(t, call, stop, wait, err);
+    if (status != DD_OK) {
+        dd_nccl_task_release(t);
+        return status;
+    }
+    return dd_nccl_task_run(t, comms, stop, wait, err);
 }
 
 /* A task on a parent, not entered yet. */
@@ -167,14 +175,11 @@ run_child(dd_nccl_task *t, const char *call, const dd_nccl_config *config, dd_nc
           const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     dd_status status = task_set_config(t, config, err);
-    if (status == DD_OK) {
-        status = task_enter_parent(t, call, stop, wait, err);
-    }
     if (status != DD_OK) {
         dd_nccl_task_release(t);
         return status;
     }
-    return dd_nccl_task_run(t, comm, stop, wait, err);
+    return task_run_inside(t, call, comm, stop, wait, err);
 }
 
 dd_status
@@ -302,15 +307,8 @@ run_on(dd_nccl_comm *comm, dd_nccl_task_kind kind, dd_nccl_capability capability
     if (status == DD_OK) {
         status = task_create_on(kind, comm, 0, &t, err);
     }
-    if (status != DD_OK) {
-        return status;
-    }
-    status = task_enter_parent(t, dd_nccl_capability_name(capability), NULL, wait, err);
-    if (status != DD_OK) {
-        dd_nccl_task_release(t);
-        return status;
-    }
-    return dd_nccl_task_run(t, NULL, NULL, wait, err);
+    return status == DD_OK ? task_run_inside(t, dd_nccl_capability_name(capability), NULL, NULL, wait, err)
+                           : status;
 }
 
 dd_status
@@ -336,13 +334,8 @@ dd_nccl_comm_register_window(dd_nccl_comm *comm, void *data, size_t nbytes, dd_n
     }
     t->data = data;
     t->nbytes = nbytes;
-    status = task_enter_parent(t, "ncclCommWindowRegister", NULL, wait, err);
-    if (status != DD_OK) {
-        dd_nccl_task_release(t);
-        return status;
-    }
     atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
-    status = dd_nccl_task_run(t, NULL, NULL, wait, err);
+    status = task_run_inside(t, "ncclCommWindowRegister", NULL, NULL, wait, err);
     if (status == DD_OK) {
         *window = t->window;
     }
