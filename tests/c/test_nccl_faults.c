@@ -294,6 +294,8 @@ abort_body(nccl_rig_rank *self)
 {
     dd_coll coll = *(const dd_coll *)self->arg;
     hang_all(self);
+    dd_cuda_stream stream;
+    REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
     pthread_t other;
     REQUIRE_OK(dd_thread_start(&other, "other", abort_when_under_way, self, check_err()));
     one_attempt attempt;
@@ -307,6 +309,8 @@ abort_body(nccl_rig_rank *self)
         dd_work_release(&work->base);
     } else {
         pthread_join(other, NULL);
+        /* There is no work to ask, and a kernel may have been enqueued. */
+        CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
     }
     CHECK_INT(status, DD_ABORTED);
     CHECK_CONTAINS(check_message(), "aborted the group: enough");
