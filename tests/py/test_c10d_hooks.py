@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dldist import control, flight_recorder
 from dldist._backends import health_check, hooks
-from dldist._backends.completion_hooks import CompletionHookArgs
+from dldist._backends.hook_args import CompletionHookArgs
 from dldist._backends.low_level import LowLevelCalls
 from dldist._base.options import (
     AllgatherOptions,

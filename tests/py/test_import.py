@@ -84,6 +84,23 @@ def test_groups_need_no_more_of_the_package(name):
     assert out.strip() == "[]"
 
 
+def test_first_group_imports_no_hooks():
+    """The modules that call hooks are imported when the first hook is registered."""
+    out = run(
+        """
+        import sys
+        import dldist
+        dldist.init_process_group(store=dldist.HashStore(), rank=0, world_size=1)
+        hooks = {"dldist._backends.hooks", "dldist._backends.completion_hooks"}
+        print(sorted(hooks & set(sys.modules)))
+        dldist.group.WORLD.register_pre_hook(1, print)
+        print(sorted(hooks - set(sys.modules)))
+        dldist.destroy_process_group()
+        """
+    )
+    assert out.split() == ["[]", "[]"]
+
+
 def test_names_are_found_when_they_are_used():
     """Every public name is there, whatever was used before it, and a wrong one is an AttributeError that names the module."""
     run(

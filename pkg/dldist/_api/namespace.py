@@ -97,13 +97,13 @@ OF_C10D = {
     """,
     "dldist._api.coalescing": "_CollOp _TimeEstimator _get_comm_profiling_name _set_comm_profiling_name",
     "dldist._api.collectives": "_reduce_op",
-    "dldist._backends.completion_hooks": "CompletionHookArgs WorkInfo",
     "dldist._api.groups": """
         STORE_BASED_BARRIER_PREFIX _abort_process_group _find_pg_by_ranks_and_tag _is_barrier_after_init
         _new_group_with_tag _set_pg_timeout=set_timeout _store_based_barrier=store_based_barrier
     """,
     "dldist._backends.health_check": "HealthCheckHook",
-    "dldist._backends.hooks": "FlightRecorderHook NanCheckHook PostHookArgs PreHookArgs",
+    "dldist._backends.hook_args": "CompletionHookArgs PostHookArgs PreHookArgs WorkInfo",
+    "dldist._backends.hooks": "FlightRecorderHook NanCheckHook",
     "dldist._api.group_factory": "PG_WRAPPER_STORE_PREFIX _check_valid_timeout=check_timeout",
     "dldist._backends.backend_names": "_check_single_backend_availability _get_default_timeout=default_timeout",
     "dldist._api.object_tensors": "_object_to_tensor _pickler _tensor_to_object _unpickler",

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any, Self
 
 from dldist import _core
-from dldist._backends.completion_hooks import CompletionHookArgs
 from dldist._backends.dispatcher import BackendCalls
+from dldist._backends.hook_args import CompletionHookArgs
 from dldist._backends.low_level import LowLevelCalls
 from dldist._base.options import Checked, as_int, as_timedelta
 

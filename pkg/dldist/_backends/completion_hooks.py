@@ -6,42 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from dldist import _core
+from dldist._backends.hook_args import CompletionHookArgs, WorkInfo
 from dldist._base import callback_thread
 from dldist._base.options import OpType
-
-
-class WorkInfo:
-    """An operation that has ended: the argument of the hook of `_register_on_completion_hook`.
-
-    It was called at time_started and seen to have ended at time_finished. active_duration is the time that the operation itself took: on
-    a device by its events if the group measures times, and otherwise all of the time between the two.
-    """
-
-    def __init__(
-        self, op_type: Any, seq: int, time_started: datetime, time_finished: datetime, active_duration: timedelta
-    ) -> None:
-        self.op_type = op_type
-        self.seq = seq
-        self.time_started = time_started
-        self.time_finished = time_finished
-        self.active_duration = active_duration
-
-    def __repr__(self) -> str:
-        return f"<WorkInfo {self.op_type.name} {self.seq}: {self.active_duration.total_seconds():.6f} s>"
-
-
-class CompletionHookArgs(NamedTuple):
-    """The argument of a completion hook.
-
-    completion_key is the op_id that the pre and post hooks of the operation get. duration_ms is the time that the work has measured,
-    None if it measures none.
-    """
-
-    completion_key: int
-    duration_ms: float | None
 
 
 class Completions:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dldist import _core
 from dldist._backends.completion_hooks import Completions
 from dldist._backends.group_backend import OverGroup
+from dldist._backends.hook_args import PostHookArgs, PreHookArgs
 from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
@@ -28,26 +29,6 @@ def _name_of_call(kind: str) -> Any:
     if kind in OPERATIONS:
         return _name_of(OPERATIONS[kind])
     return HookOpName.__members__.get(_NAMES.get(kind, kind.upper()), HookOpName.UNKNOWN)
-
-
-class PreHookArgs(NamedTuple):
-    """The argument of a pre hook: the operation, and op_id, its number on this process group, from 0."""
-
-    name: HookOpName
-    async_op: bool
-    input_tensors: list[Any]
-    output_tensors: list[Any]
-    root: int
-    op_id: int
-
-
-class PostHookArgs(NamedTuple):
-    """The argument of a post hook: the started operation, with the same op_id as its pre hook got, and its work."""
-
-    name: HookOpName
-    async_op: bool
-    work: Any
-    op_id: int
 
 
 class Hooks:
@@ -113,7 +94,6 @@ class Hooks:
         for post in list(self._post.values()):
             post(PostHookArgs(name, is_async, work, op_id))
         return work
-
 
     def start_coalesced(self, start: Callable[[], Any]) -> Any:
         """Start the operation that stands for several coalesced calls by calling `start`. Returns its work.

@@ -5,20 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dldist import _core
 from dldist._backends import registry
 from dldist._backends.backend_base import Backend, BackendOptions, Member
 from dldist._backends.backend_names import default_timeout, device_type_of
-from dldist._backends.completion_hooks import CompletionHookArgs, WorkInfo
 from dldist._backends.dispatcher import BackendCalls, Dispatcher
 from dldist._backends.health_check import HealthCheckHook
-from dldist._backends.hooks import Hooks, PostHookArgs, PreHookArgs
+from dldist._backends.hook_args import CompletionHookArgs, PostHookArgs, PreHookArgs, WorkInfo
 from dldist._base.operations import first_of
 from dldist._base.options import BackendType, ReconfigureOptions, _Options
 from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
+
+if TYPE_CHECKING:
+    from dldist._backends.hooks import Hooks
 
 # DLPack's device types.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "cuda", 11: "cpu", 13: "cuda", 14: "xpu"}
