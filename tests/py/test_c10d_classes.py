@@ -107,6 +107,9 @@ def test_what_options_take(kind, name, value, reads_back):
 # --- enums ---
 
 
+NO_NUMBERS = ("OFF", None, 1.5, b"0")
+
+
 @pytest.mark.parametrize(
     ("kind", "members"),
     [
@@ -133,8 +136,11 @@ def test_enums(kind, members):
         assert [other for other in kind.__members__.values() if other == member] == [member]
         with pytest.raises(AttributeError):
             member.value = 3
-    for wrong in (77, "OFF"):
-        with pytest.raises(ValueError, match=f"{wrong!r} is not a valid {kind.__name__}"):
+    assert kind(np.int64(value)) is member
+    with pytest.raises(ValueError, match=f"77 is not a valid {kind.__name__}"):
+        kind(77)
+    for wrong in NO_NUMBERS:
+        with pytest.raises(TypeError, match=rf"{kind.__name__}\(\): argument 'value' must be int, not {type(wrong).__name__}"):
             kind(wrong)
 
 
@@ -144,6 +150,9 @@ def test_enums_are_as_torchs():
         ours = {key: int(member) for key, member in getattr(options, name).__members__.items()}
         theirs = {key: int(member) for key, member in getattr(c10d, name).__members__.items()}
         assert theirs.items() <= ours.items()
+        for wrong in NO_NUMBERS:
+            with pytest.raises(TypeError):
+                getattr(c10d, name)(wrong)
 
 
 def test_members_of_different_enums_differ():

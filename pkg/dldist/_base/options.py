@@ -22,6 +22,10 @@ class _Numbered(enum.Enum):
     __index__ = __int__
     __hash__ = __int__  # type: ignore[assignment]
 
+    @classmethod
+    def _missing_(cls, value: object) -> enum.Enum | None:
+        return cls._value2member_map_.get(as_int(f"{cls.__name__}(): argument 'value'", value))
+
 
 class OpType(_Numbered):
     """What kind of operation a work is."""
