@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import resource
-import struct
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ import oracle
 import procs
 
 LOOPBACK = "127.0.0.1"
-OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
+OPS = list(oracle.REDUCTIONS)
 INT_CODES = "bBhHiIqQ"
 FLOAT_CODES = "fd"
 # Of NumPy, where that is installed.
@@ -172,18 +171,7 @@ class Kind:
         return self.make([0] * count)
 
     def wrap(self, value):
-        """As it is stored."""
-        if self.is_bool:
-            return bool(value)
-        if self.is_int:
-            nbits = 8 * array.array(self.name).itemsize
-            value %= 1 << nbits
-            return value - (1 << nbits) if self.name.islower() and value >> (nbits - 1) else value
-        if self.name == "f":
-            return struct.unpack("f", struct.pack("f", value))[0]
-        if self.name == "float16":
-            return struct.unpack("e", struct.pack("e", value))[0]
-        return value
+        return oracle.wrap(self.name, value)
 
     def ops(self):
         if self.is_bool:
@@ -193,21 +181,7 @@ class Kind:
         return OPS if self.is_int else OPS[:5]
 
     def reduce(self, op, values):
-        result = values[0]
-        for value in values[1:]:
-            result = {
-                "SUM": lambda a, b: a + b,
-                "AVG": lambda a, b: a + b,
-                "PRODUCT": lambda a, b: a * b,
-                "MIN": min,
-                "MAX": max,
-                "BAND": lambda a, b: a & b,
-                "BOR": lambda a, b: a | b,
-                "BXOR": lambda a, b: a ^ b,
-            }[op](result, value)
-        if op == "AVG":
-            result = int(result / len(values)) if self.is_int else result / len(values)
-        return self.wrap(result)
+        return oracle.fold(self.name, op, values)
 
 
 def put_in(rank, index):

@@ -18,6 +18,8 @@ import dldist
 PERIOD = 11
 SIGNED, UNSIGNED, FLOATS, BOOL = "bhiq", "BHIQ", "fd", "?"
 CODES = SIGNED + UNSIGNED + FLOATS + BOOL
+ROUNDED = {"f": "f", "float16": "e"}
+"""The codes of types with fewer digits than Python's floats."""
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 COLLECTIVES = (
     "all_reduce", "scan", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
@@ -96,10 +98,13 @@ def content(code, seed, src, dst, count):
 
 
 def wrap(code, number):
-    if code in FLOATS:
-        return number
+    """The number as an element of a type: a code of struct, or the name of a type of NumPy."""
     if code == BOOL:
         return bool(number)
+    if code in ROUNDED:
+        return struct.unpack(ROUNDED[code], struct.pack(ROUNDED[code], number))[0]
+    if code not in SIGNED + UNSIGNED:
+        return number
     bits = 8 * item_nbytes(code)
     number %= 1 << bits
     return number - (1 << bits) if code in SIGNED and number >> (bits - 1) else number
@@ -111,15 +116,19 @@ FOLDS = {
 }  # fmt: skip
 
 
+def fold(code, reduce, numbers):
+    """The reduction of the numbers of all ranks, as it is stored."""
+    number = functools.reduce(FOLDS[reduce], numbers)
+    if reduce == "AVG" and code in SIGNED + UNSIGNED:
+        number = abs(number) // len(numbers) * (1 if number >= 0 else -1)
+    elif reduce == "AVG":
+        number /= len(numbers)
+    return wrap(code, number)
+
+
 def reduced(case, dst, nfolded, count):
     columns = zip(*(values(case.code, case.seed, src, dst) for src in range(nfolded)), strict=True)
-    numbers = [wrap(case.code, functools.reduce(FOLDS[case.reduce], column)) for column in columns]
-    if case.reduce == "AVG":
-        if case.code in FLOATS:
-            numbers = [number / nfolded for number in numbers]
-        else:
-            numbers = [abs(number) // nfolded * (1 if number >= 0 else -1) for number in numbers]
-    return repeat(case.code, numbers, count)
+    return repeat(case.code, [fold(case.code, case.reduce, column) for column in columns], count)
 
 
 class Memory:
