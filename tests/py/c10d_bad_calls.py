@@ -25,6 +25,7 @@ ENDS_TORCH = "ends torch's process, or hangs it"
 NOT_IN_2_13 = "torch 2.13 does not have it, or other errors"
 NEEDS_DEVICE = "torch splits groups on accelerators alone, and says so first"
 NEEDS_SHRINKING = "torch shrinks groups of NCCL alone, and says so first"
+NO_SCAN = "torch has no scan"
 NAMES_OF_OPS = "reductions can be named here, so an unknown name is a wrong value"
 CLOSED = "torch's groups can be used when they have been destroyed; ours are closed"
 DEVICES = "torch.device refuses names that it does not know"
@@ -179,6 +180,10 @@ OPERATIONS = [
     Bad("dist.all_reduce(f(1), op='nonsense')", "ValueError", "no operation is called", theirs="TypeError", why=NAMES_OF_OPS),
     Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
     Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "BAND means nothing for float32"),
+    Bad("dist.scan('x')", "TypeError", NO_TENSOR, theirs=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op='nonsense')", "ValueError", "no operation is called", theirs=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op=dist.ReduceOp.AVG)", "RuntimeError", "AVG is not defined", theirs=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "BAND means nothing for float32", theirs=None, why=NO_SCAN),
     Bad("dist.all_reduce(f(1), timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
     Bad("dist.barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
     Bad("dist.monitored_barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),

@@ -7,6 +7,7 @@ import array
 import asyncio
 import collections
 import importlib
+import itertools
 import types
 
 import dldist
@@ -331,6 +332,7 @@ def gradient_cases(n):
     return [
         case("sum", lambda x, g: F.all_reduce(x, group=g), lambda xs: [sum(xs)] * n),
         case("avg", lambda x, g: F.all_reduce(x, "avg", g), lambda xs: [sum(xs) / n] * n),
+        case("scan", lambda x, g: F.scan(x, group=g), lambda xs: list(itertools.accumulate(xs))),
         case("gather", lambda x, g: F.all_gather(x, 1, group=g), lambda xs: [numpy.concatenate(xs, 1)] * n),
         case("stack", lambda x, g: F.all_gather(x, 1, False, g), lambda xs: [numpy.stack(xs, 1)] * n),
         case("scalar", lambda x, g: F.all_gather(x, group=g), lambda xs: [numpy.stack(xs)] * n, ()),
@@ -357,6 +359,7 @@ def jax_jit(group):
         lambda x: F.all_reduce(x, group=group),
         lambda x: F.all_reduce(x.astype("bfloat16"), "max", group),
         lambda x: F.reduce(x, 0, group=group),
+        lambda x: F.scan(x, group=group),
         lambda x: F.broadcast(x, n - 1, group=group),
         lambda x: F.all_gather(x, 1, group=group),
         lambda x: F.all_gather(x[0, 0], group=group),

@@ -434,6 +434,10 @@ def nccl_estimates(module, rank, size):
     with dist._time_estimator() as estimator, module.raises(NotImplementedError, "does not estimate messages"):
         dist.all_to_all_single(f(*[0] * size), f(*[0] * size))
     assert estimator.estimated_time == -1.0 and x.tolist() == [rank]
+    with dist._time_estimator(), module.raises(NotImplementedError, "NCCL has no scan"):
+        dist.scan(x)
+    with module.raises(NotImplementedError, "NCCL has no scan"):
+        dist.scan(x)
     dist.all_reduce(x)
     assert x.tolist() == [sum(range(size))]
 

@@ -10,8 +10,8 @@ bytearray and memoryview. `group` is a dldist.Group or World, or a group of new_
 the group's. `timeout` is for this call; the group's when not given.
 
 With arrays of JAX all but all_gather_any and barrier also work inside of jax.jit. all_reduce and reduce_scatter ("sum" and
-"avg"), all_gather, all_to_all, broadcast and permute have gradients, in JAX and in PyTorch: those of the sum of what all ranks
-differentiate, so that every rank has to take part.
+"avg"), scan ("sum"), all_gather, all_to_all, broadcast and permute have gradients, in JAX and in PyTorch. They are of
+the sum over all ranks, so every rank has to take part.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def scan(
 
     Args:
         x: An array; of the same dtype and shape on all ranks.
-        op: As in all_reduce, but not "avg".
+        op: As in all_reduce, but not "avg". Only "sum" has a gradient.
 
     Returns:
         An array like x.
@@ -239,10 +239,16 @@ def scan(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.scan(output, op, **options)
 
+    def transpose(gradient: Any) -> list[Any]:
+        # A rank's array is in the results of the ranks from it on: a scan in which the ranks stand in reverse.
+        mirror = [(rank, form.size - 1 - rank) for rank in range(form.size)]
+        suffix = scan(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
+        return [permute(suffix, mirror, group, timeout=timeout)]
+
     def again(x: Any) -> Any:
         return scan(x, op, group, timeout=timeout)
 
-    return form.run([x], start, [form.shape], again=again, fill=COPIES)
+    return form.run([x], start, [form.shape], again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None)
 
 
 @_documented
