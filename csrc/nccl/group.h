@@ -181,7 +181,7 @@ dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd
 
 #define DD_NCCL_NO_ESTIMATE (-1.0F)
 
-/* Whether NCCL estimates such an operation; DD_NOT_SUPPORTED: a message, or a collective that NCCL makes of messages. */
+/* DD_NOT_SUPPORTED for an operation that NCCL cannot estimate: a message, or a collective that it lacks or makes of messages. */
 dd_status dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err) DD_MUST_CHECK;
 /* A collective that is called for an estimate counts, and is recorded as one that has ended. record may be NULL; its times are filled in. */
 void dd_nccl_group_note_estimated(dd_nccl_group *group, dd_record_call *record);

@@ -51,20 +51,26 @@ check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *
     return DD_OK;
 }
 
+dd_status
+nccl_check_kind(dd_coll coll, dd_error *err)
+{
+    if ((unsigned)coll >= DD_COLL_COUNT) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no collective has the number %d", (int)coll);
+    }
+    return dd_coll_traits_of[coll].is_common
+               ? DD_OK
+               : dd_error_set(err, DD_NOT_SUPPORTED,
+                              "NCCL has no %s: move the tensors to the CPU and call it on a group of the CPU",
+                              dd_coll_name(coll));
+}
+
 static dd_status
 check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
 {
     const dd_coll_args *args = &op->args;
-    if ((unsigned)args->coll >= DD_COLL_COUNT) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "no collective has the number %d", (int)args->coll);
-    }
-    if (args->coll == DD_COLL_BARRIER) {
-        return DD_OK;
-    }
-    if (!dd_coll_traits_of[args->coll].is_common) {
-        return dd_error_set(err, DD_NOT_SUPPORTED,
-                            "NCCL has no %s: move the tensors to the CPU and call it on a group of the CPU",
-                            dd_coll_name(args->coll));
+    dd_status status = nccl_check_kind(args->coll, err);
+    if (status != DD_OK || args->coll == DD_COLL_BARRIER) {
+        return status;
     }
     if (!dd_dtype_is_valid((unsigned)args->reduction.dtype)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
@@ -76,15 +82,15 @@ check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
     }
     if (dd_coll_is_folding(args->coll)) {
         nccl_wire wire;
-        dd_status status = nccl_wire_of(group->lib, &args->reduction, op->factor, &wire, err);
+        status = nccl_wire_of(group->lib, &args->reduction, op->factor, &wire, err);
         if (status != DD_OK) {
             return status;
         }
     }
     bool is_root = args->root == group->rank;
     size_t element = dd_dtype_size(args->reduction.dtype);
-    dd_status status = check_op_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size),
-                                       element, "input", err);
+    status = check_op_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), element,
+                             "input", err);
     if (status == DD_OK) {
         status = check_op_blocks(args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), element,
                                  "output", err);

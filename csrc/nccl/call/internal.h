@@ -55,7 +55,7 @@ dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
-/* Whether it is a message, or a collective that groups can make of messages. */
+/* Whether it is a message, or a collective that groups can make of messages. nccl_check_kind must have accepted a collective. */
 bool nccl_may_have_messages(const dd_nccl_op *op);
 /* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
@@ -81,6 +81,8 @@ dd_status nccl_launch_find_capture(nccl_launch *launch);
 /* ---- check.c */
 
 dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
+/* Whether NCCL has calls for a collective. */
+dd_status nccl_check_kind(dd_coll coll, dd_error *err) DD_MUST_CHECK;
 
 /* ---- wire.c */
 

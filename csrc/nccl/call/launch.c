@@ -317,8 +317,7 @@ is_native(const dd_nccl_group *group, const dd_nccl_op *op)
 bool
 nccl_may_have_messages(const dd_nccl_op *op)
 {
-    size_t coll = op->args.coll;
-    return op->kind != DD_NCCL_OP_COLL || (coll < sizeof colls / sizeof colls[0] && colls[coll].has_messages);
+    return op->kind != DD_NCCL_OP_COLL || colls[op->args.coll].has_messages;
 }
 
 bool

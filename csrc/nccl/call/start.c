@@ -244,11 +244,12 @@ dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work
 dd_status
 dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err)
 {
-    return nccl_may_have_messages(op)
+    dd_status status = op->kind == DD_NCCL_OP_COLL ? nccl_check_kind(op->args.coll, err) : DD_OK;
+    return status == DD_OK && nccl_may_have_messages(op)
                ? dd_error_set(err, DD_NOT_SUPPORTED,
                               "NCCL does not estimate messages, nor gather, scatter and all_to_all, which "
                               "are made of them")
-               : DD_OK;
+               : status;
 }
 
 void
