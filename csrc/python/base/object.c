@@ -94,6 +94,15 @@ PyMemberDef py_object_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+void
+py_list_append(PyObject **list, PyObject *item)
+{
+    if (item == NULL || *list == NULL || PyList_Append(*list, item) < 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
+}
+
 PyObject *
 py_object_call_python(PyObject *self, const char *module, const char *function, PyObject *args,
                       PyObject *kwargs)

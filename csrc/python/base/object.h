@@ -69,6 +69,9 @@ py_none_if(bool is_done)
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Appends an item to a list and releases it. If either is NULL, or there is no memory, releases the list and sets it to NULL. */
+void py_list_append(PyObject **list, PyObject *item);
+
 /* ---- methods written in Python */
 
 /* Calls <module>.<function>(self, *args, **kwargs). args and kwargs may be NULL. A new reference; NULL with an

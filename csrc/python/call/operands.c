@@ -2,6 +2,7 @@
 
 #include "core/mem.h"
 #include "python/base/convert.h"
+#include "python/base/object.h"
 #include "python/tensor/dtype.h"
 
 #include <stdio.h>
@@ -559,14 +560,12 @@ py_operands_place_parts(py_operands *operands, uint8_t *base)
 
 /* ---- results */
 
-PyObject *
-py_operands_results(const py_operands *operands)
+void
+py_operands_add_results(const py_operands *operands, PyObject **list)
 {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < operands->npieces; i++) {
-        if (operands->pieces[i].is_result && PyList_Append(list, operands->pieces[i].tensor.object) < 0) {
-            Py_CLEAR(list);
+    for (size_t i = 0; i < operands->npieces; i++) {
+        if (operands->pieces[i].is_result) {
+            py_list_append(list, Py_XNewRef(operands->pieces[i].tensor.object));
         }
     }
-    return list;
 }

@@ -115,8 +115,8 @@ void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *arg
 void py_operands_pack(py_operands *operands);
 void py_operands_unpack(py_operands *operands);
 
-/* The tensors that are results of the call, as the caller gave them, in order: a new list; NULL with an exception. */
-PyObject *py_operands_results(const py_operands *operands);
+/* Appends the tensors that are results of the call, as the caller gave them, in order (py_list_append). */
+void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
 

@@ -258,11 +258,7 @@ nested_list(const dd_view *view, int dim, const char **next)
     }
     PyObject *list = PyList_New(0);
     for (int64_t i = 0; list != NULL && i < view->shape[dim]; i++) {
-        PyObject *item = nested_list(view, dim + 1, next);
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
+        py_list_append(&list, nested_list(view, dim + 1, next));
     }
     return list;
 }

@@ -135,11 +135,7 @@ get_members(PyObject *object, void *Py_UNUSED(closure))
     }
     PyObject *members = PyList_New(0);
     for (int rank = 0; members != NULL && rank < self->size; rank++) {
-        PyObject *member = make_member(self, rank);
-        if (member == NULL || PyList_Append(members, member) < 0) {
-            Py_CLEAR(members);
-        }
-        Py_XDECREF(member);
+        py_list_append(&members, make_member(self, rank));
     }
     return members;
 }

@@ -553,7 +553,8 @@ get_tensors(PyObject *object, void *Py_UNUSED(closure))
     if (!plan_enter(self)) {
         return NULL;
     }
-    PyObject *tensors = py_operands_results(&self->flight->operands);
+    PyObject *tensors = PyList_New(0);
+    py_operands_add_results(&self->flight->operands, &tensors);
     plan_leave(self, false);
     return tensors;
 }

@@ -127,11 +127,7 @@ comms_split(PyObject *object, PyObject *Py_UNUSED(unused))
     py_nccl_kept_end(self);
     PyObject *list = py_group_finish_wait(&wait, status, &err) ? PyList_New(0) : NULL;
     for (int i = 0; status == DD_OK && i < size; i++) {
-        PyObject *comm = py_nccl_rank_comm_create(self->state, comms[i]);
-        if (comm == NULL || list == NULL || PyList_Append(list, comm) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(comm);
+        py_list_append(&list, py_nccl_rank_comm_create(self->state, comms[i]));
     }
     PyMem_Free(comms);
     if (status == DD_OK) {
@@ -177,11 +173,7 @@ comms_get_devices(PyObject *object, void *Py_UNUSED(closure))
     const dd_nccl_team *team = py_nccl_kept_begin_late((py_nccl_kept *)object);
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && team != NULL && i < dd_nccl_team_size(team); i++) {
-        PyObject *device = PyLong_FromLong(dd_nccl_team_device(team, i));
-        if (device == NULL || PyList_Append(list, device) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(device);
+        py_list_append(&list, PyLong_FromLong(dd_nccl_team_device(team, i)));
     }
     if (team != NULL) {
         py_nccl_kept_end((py_nccl_kept *)object);

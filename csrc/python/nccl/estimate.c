@@ -28,12 +28,8 @@ static PyObject *
 make_work(const py_nccl_item *items, size_t nitems)
 {
     PyObject *results = PyList_New(0);
-    for (size_t i = 0; results != NULL && i < nitems; i++) {
-        PyObject *more = py_operands_results(&items[i].flight->operands);
-        PyObject *together = more != NULL ? PySequence_InPlaceConcat(results, more) : NULL;
-        Py_XDECREF(more);
-        Py_DECREF(results);
-        results = together;
+    for (size_t i = 0; i < nitems; i++) {
+        py_operands_add_results(&items[i].flight->operands, &results);
     }
     PyObject *work = results != NULL
                          ? py_object_call_python(results, "dldist._base.works", "done_work", NULL, NULL)

@@ -171,12 +171,9 @@ py_nccl_config_fields(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     dd_nccl_config_init(&config);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < config.nfields; i++) {
-        PyObject *field = Py_BuildValue("(siO)", config.fields[i].alias, config.fields[i].since,
-                                        config.fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
-        if (field == NULL || PyList_Append(list, field) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(field);
+        py_list_append(&list,
+                       Py_BuildValue("(siO)", config.fields[i].alias, config.fields[i].since,
+                                     config.fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False));
     }
     return list;
 }

@@ -461,12 +461,9 @@ get_answer(PyObject *object, void *closure)
     if (question < ASK_BUFFER_SIZES) {
         return PyLong_FromSize_t(window_answer(self, question, 0));
     }
-    PyObject *list = PyList_New(self->group->size);
+    PyObject *list = PyList_New(0);
     for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
-        PyObject *number = PyLong_FromSize_t(window_answer(self, question, rank));
-        if (number == NULL || PyList_SetItem(list, rank, number) < 0) {
-            Py_CLEAR(list);
-        }
+        py_list_append(&list, PyLong_FromSize_t(window_answer(self, question, rank)));
     }
     return list;
 }

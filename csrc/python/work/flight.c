@@ -241,13 +241,9 @@ py_flight_is_done(py_flight *flight)
 static PyObject *
 make_results(const py_flight *flight)
 {
-    PyObject *results = py_operands_results(&flight->operands);
-    for (const py_flight *each = flight->others; results != NULL && each != NULL; each = each->others) {
-        PyObject *more = py_operands_results(&each->operands);
-        PyObject *all = more != NULL ? PySequence_InPlaceConcat(results, more) : NULL;
-        Py_XDECREF(more);
-        Py_DECREF(results);
-        results = all;
+    PyObject *results = PyList_New(0);
+    for (const py_flight *each = flight; each != NULL; each = each->others) {
+        py_operands_add_results(&each->operands, &results);
     }
     return results;
 }
