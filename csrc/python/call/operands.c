@@ -71,6 +71,22 @@ py_operands_dtype(const py_operands *operands)
     return operands->npieces > 0 ? operands->pieces[0].tensor.view.dtype : DD_DTYPE_UINT8;
 }
 
+bool
+py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes)
+{
+    int64_t offset = 0;
+    if (value != NULL && !py_to_int64(value, &offset, operands->function, "offset")) {
+        return false;
+    }
+    if (offset < 0 ||
+        __builtin_mul_overflow((size_t)offset, dd_dtype_size(py_operands_dtype(operands)), nbytes)) {
+        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'offset' is %lld",
+                     operands->function, (long long)offset);
+        return false;
+    }
+    return true;
+}
+
 /* ---- adding */
 
 static bool

@@ -119,5 +119,7 @@ void py_operands_unpack(py_operands *operands);
 void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
+/* Reads an argument 'offset', a number of elements of the dtype, as bytes; NULL is 0. False with an exception. */
+bool py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes);
 
 #endif

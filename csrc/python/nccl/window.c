@@ -155,22 +155,6 @@ one_sided_read_int(const one_sided *self, const py_group_call *call, PyObject *v
     return value == NULL || py_params_int(self->window->state, value, number, call->params->function, name);
 }
 
-static bool
-one_sided_read_offset(one_sided *self, const py_group_call *call, PyObject *value)
-{
-    int64_t offset = 0;
-    if (value != NULL && !py_to_int64(value, &offset, "put", "offset")) {
-        return false;
-    }
-    size_t element = dd_dtype_size(py_operands_dtype(call->operands));
-    if (offset < 0 || __builtin_mul_overflow((size_t)offset, element, &self->op.offset)) {
-        PyErr_Format(self->window->state->errors[PY_ERROR_ARGUMENT], "put(): argument 'offset' is %lld",
-                     (long long)offset);
-        return false;
-    }
-    return true;
-}
-
 /* What NCCL cannot send from where it is would have to be copied to where it can. */
 static bool
 check_source(const one_sided *self, const py_group_call *call)
@@ -222,7 +206,8 @@ window_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     bool is_ok = one_sided_read_rank(&self, &call, call.values[1]) &&
                  py_operands_add(call.operands, call.values[0], PY_USE_IN, "tensor") &&
-                 check_source(&self, &call) && one_sided_read_offset(&self, &call, call.values[2]) &&
+                 check_source(&self, &call) &&
+                 py_operands_read_offset(call.operands, call.values[2], &self.op.offset) &&
                  one_sided_read_int(&self, &call, call.values[3], "channel", &self.op.channel);
     return py_nccl_call_run_one_sided(&call, &self.op, is_ok);
 }

@@ -23,13 +23,6 @@ check_channel(const py_window *self, int channel, const char *function)
     return true;
 }
 
-static void
-init_wait(const py_window *self, py_wait *wait, int64_t timeout_ns)
-{
-    py_wait_init(wait, self->state,
-                 timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(self->group->group), true);
-}
-
 /* ---- put and get */
 
 /* A put or a get. */
@@ -39,22 +32,6 @@ typedef struct transfer_call {
     dd_window_place place;
     int channel;
 } transfer_call;
-
-static bool
-transfer_read_offset(transfer_call *transfer, const py_group_call *call, PyObject *value)
-{
-    int64_t offset = 0;
-    if (value != NULL && !py_to_int64(value, &offset, call->params->function, "offset")) {
-        return false;
-    }
-    size_t element_nbytes = dd_dtype_size(py_operands_dtype(call->operands));
-    if (offset < 0 || __builtin_mul_overflow((size_t)offset, element_nbytes, &transfer->place.offset)) {
-        PyErr_Format(transfer->window->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'offset' is %lld",
-                     call->params->function, (long long)offset);
-        return false;
-    }
-    return true;
-}
 
 static dd_status
 move(const transfer_call *transfer, const py_group_call *call, const dd_wait *wait, dd_error *err)
@@ -95,7 +72,8 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
 {
     py_wait wait;
     dd_error err;
-    init_wait(transfer->window, &wait, call->timeout_ns);
+    py_wait_init(&wait, transfer->window->state,
+                 py_group_timeout_or_own(transfer->window->group, call->timeout_ns), true);
     PyThreadState *saved = transfer_is_quick(transfer, call) ? NULL : PyEval_SaveThread();
     py_operands_pack(call->operands);
     dd_status status = move(transfer, call, &wait.wait, &err);
@@ -122,7 +100,7 @@ transfer_run(transfer_call *transfer, py_group_call *call)
     if (!py_params_rank(transfer->window->state, call->values[1], transfer->window->group->size,
                         &transfer->place.rank, call->params->function, "rank") ||
         !py_operands_add(call->operands, call->values[0], use, "tensor") ||
-        !transfer_read_offset(transfer, call, call->values[2])) {
+        !py_operands_read_offset(call->operands, call->values[2], &transfer->place.offset)) {
         return py_group_call_fail(call);
     }
     py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
@@ -177,11 +155,8 @@ PY_WINDOW_METHOD(flush)
     if (!py_window_require_open(window) || !py_params_read(&params, window->state, args, nargs, kwnames)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    init_wait(window, &wait, timeout_ns);
-    dd_status status = PY_WITHOUT_GIL(dd_window_flush(window->window, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(PY_GROUP_CALL(window->state, py_group_timeout_or_own(window->group, timeout_ns),
+                                    dd_window_flush, window->window));
 }
 
 /* ---- signals */
@@ -252,12 +227,9 @@ call_signal(const signal_method *method, PyObject *self, PyObject *const *args, 
     if (!read_signal(&call, method, self, args, nargs, kwnames)) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    init_wait(call.window, &wait, call.timeout_ns);
-    dd_status status =
-        PY_WITHOUT_GIL(method->run(call.window->window, call.rank, call.channel, &wait.wait, &err));
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+    int64_t timeout_ns = py_group_timeout_or_own(call.window->group, call.timeout_ns);
+    return py_none_if(PY_GROUP_CALL(call.window->state, timeout_ns, method->run, call.window->window,
+                                    call.rank, call.channel));
 }
 
 static dd_status
