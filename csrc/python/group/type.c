@@ -25,7 +25,7 @@ cpu_kind_abort(const py_group *self, const char *reason, const dd_wait *Py_UNUSE
     }
 }
 
-/* Releases a group of the core, without the GIL. Called with the GIL held. */
+/* Releases a group of the core, or NULL, without the GIL. Called with the GIL held. */
 static void
 release_without_gil(dd_group *group)
 {
@@ -108,19 +108,11 @@ cpu_group_open(py_group *self, dd_store *store, PyObject *store_object, open_arg
         py_recorder_get(self->state) == NULL) {
         return -1;
     }
-    py_wait wait;
-    dd_error err;
     dd_group *group = NULL;
-    py_wait_init(&wait, self->state, arguments->connect_timeout_ns, true);
-    dd_status status = PY_WITHOUT_GIL(dd_group_open(engine, store, arguments->rank, arguments->size,
-                                                    &arguments->options, &group, &wait.wait, &err));
-    if (!py_group_finish_wait(&wait, status, &err)) {
-        if (status == DD_OK) {
-            release_without_gil(group);
-        }
-        return -1;
-    }
-    if (!py_group_claim(self, &py_group_kind_cpu)) { /* another thread may have opened it */
+    bool is_open = PY_GROUP_CALL(self->state, arguments->connect_timeout_ns, dd_group_open, engine, store,
+                                 arguments->rank, arguments->size, &arguments->options, &group);
+    /* A signal handler may have raised, or another thread have opened it. */
+    if (!is_open || !py_group_claim(self, &py_group_kind_cpu)) {
         release_without_gil(group);
         return -1;
     }
@@ -214,16 +206,10 @@ cpu_group_split(py_group *self, const int *ranks, int count, const dd_group_opti
     if (part == NULL) {
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
     dd_group *group = NULL;
-    py_wait_init(&wait, self->state, options->timeout_ns, true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_group_split(self->group, ranks, count, 0, options, &group, &wait.wait, &err));
-    if (!py_group_finish_wait(&wait, status, &err)) {
-        if (status == DD_OK) {
-            release_without_gil(group);
-        }
+    if (!PY_GROUP_CALL(self->state, options->timeout_ns, dd_group_split, self->group, ranks, count, 0,
+                       options, &group)) {
+        release_without_gil(group); /* it was made if a signal handler raised */
         Py_DECREF(part);
         return NULL;
     }

@@ -149,10 +149,9 @@ comms_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (team == NULL) {
         Py_RETURN_NONE;
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_team_abort(team, reason, &err));
+    bool is_done = PY_GROUP_TRY(self->state, dd_nccl_team_abort, team, reason);
     py_nccl_kept_end(self);
-    return py_error_check_of_group(self->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(is_done);
 }
 
 static PyObject *

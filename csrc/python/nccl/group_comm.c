@@ -71,7 +71,7 @@ call_comm(PyObject *object, comm_call call, const char *function)
     }
     bool is_done = PY_GROUP_CALL(self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), call, comm);
     py_nccl_comm_release(comm);
-    return is_done ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(is_done);
 }
 
 static dd_status
@@ -127,10 +127,9 @@ PY_NCCL_PLAIN_METHOD(memory_stats)
         return NULL;
     }
     uint64_t values[NMEMORY_STATS];
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(read_memory_stats(comm, values, &err));
+    bool is_read = PY_GROUP_TRY(group->state, read_memory_stats, comm, values);
     py_nccl_comm_release(comm);
-    PyObject *stats = py_error_check_of_group(group->state, status, &err) ? PyDict_New() : NULL;
+    PyObject *stats = is_read ? PyDict_New() : NULL;
     for (size_t i = 0; stats != NULL && i < NMEMORY_STATS; i++) {
         if (!dict_put(stats, memory_stat_names[i], PyLong_FromUnsignedLongLong(values[i]))) {
             Py_CLEAR(stats);
@@ -194,12 +193,10 @@ PY_NCCL_PLAIN_METHOD(properties)
         return NULL;
     }
     dd_nccl_abi_properties properties;
-    dd_error err;
     int version = dd_nccl_comm_lib(comm)->version;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_properties(comm, &properties, &err));
+    bool is_read = PY_GROUP_TRY(group->state, dd_nccl_comm_properties, comm, &properties);
     py_nccl_comm_release(comm);
-    return py_error_check_of_group(group->state, status, &err) ? build_properties(&properties, version)
-                                                               : NULL;
+    return is_read ? build_properties(&properties, version) : NULL;
 }
 
 /* ---- buffers */
@@ -254,13 +251,9 @@ PY_NCCL_METHOD(register)
         return NULL;
     }
     void *registration = NULL;
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, group->state, dd_nccl_group_get_timeout_ns(group->nccl->group), true);
-    dd_status status =
-        PY_WITHOUT_GIL(dd_nccl_comm_register(comm, data, nbytes, is_window, &registration, &wait.wait, &err));
-    bool is_ok = py_group_finish_wait(&wait, status, &err);
-    if (!is_ok && status == DD_OK) { /* it was registered, but a signal handler raised */
+    bool is_ok = PY_GROUP_CALL(group->state, dd_nccl_group_get_timeout_ns(group->nccl->group),
+                               dd_nccl_comm_register, comm, data, nbytes, is_window, &registration);
+    if (!is_ok) { /* it was registered if a signal handler raised */
         (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);
@@ -282,10 +275,9 @@ PY_NCCL_METHOD(deregister)
     if (comm == NULL) {
         return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL; /* NCCL may give a window that is NULL */
     }
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, &err));
+    bool is_done = PY_GROUP_TRY(group->state, dd_nccl_comm_deregister, comm, registration, is_window);
     py_nccl_comm_release(comm);
-    return py_error_check_of_group(group->state, status, &err) ? Py_NewRef(Py_None) : NULL;
+    return py_none_if(is_done);
 }
 
 /* ---- for other programs */

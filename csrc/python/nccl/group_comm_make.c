@@ -138,18 +138,6 @@ init_timeout_of(const offspring *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
-/* Ends the making of a communicator. False with an exception; a communicator that was made although a signal
- * handler raised is released then. */
-static bool
-finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm *comm)
-{
-    if (py_group_finish_wait(wait, status, err)) {
-        return true;
-    }
-    py_nccl_comm_release(comm);
-    return false;
-}
-
 /* Splits the communicator. *part is NULL for a rank that is in no part. False with an exception. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
@@ -158,13 +146,13 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
     if (comm == NULL) {
         return false;
     }
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, init_timeout_of(child), true);
-    dd_status status = PY_WITHOUT_GIL(
-        dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err));
+    bool is_made = PY_GROUP_CALL(self->state, init_timeout_of(child), dd_nccl_comm_split, comm, color, key,
+                                 &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
-    return finish_making(&wait, status, &err, *part);
+    if (!is_made) {
+        py_nccl_comm_release(*part); /* it was made if a signal handler raised */
+    }
+    return is_made;
 }
 
 static PyObject *
@@ -238,6 +226,20 @@ keep_others(const py_group *self, const dd_nccl_exclusion *excluded, offspring *
     return true;
 }
 
+/* An abort retires the group first: once NCCL has released a stuck operation, the operation looks to the device as if it had
+ * succeeded. */
+static dd_status
+retire_and_shrink(const py_group *self, dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
+                  const dd_nccl_config *config, dd_nccl_comm **comm, const dd_wait *wait, dd_error *err)
+{
+    if (excluded->is_abort) {
+        dd_error cause;
+        dd_error_set(&cause, DD_ABORTED, "the group was shrunk without the ranks that have failed");
+        dd_nccl_group_retire(self->nccl->group, &cause);
+    }
+    return dd_nccl_comm_shrink(parent, excluded, config, comm, NULL, wait, err);
+}
+
 static PyObject *
 shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
 {
@@ -253,23 +255,15 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
                      "shrink(): there is no communicator on cuda:%d to shrink", child->device);
         return NULL;
     }
-    py_wait wait;
-    dd_error err;
-    dd_status status;
     dd_nccl_comm *comm = NULL;
-    py_wait_init(&wait, self->state, child->options.timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    if (excluded->is_abort) {
-        /* This comes first: once NCCL has released a stuck operation, it looks to the device as if it had
-         * succeeded. */
-        dd_error cause;
-        dd_error_set(&cause, DD_ABORTED, "the group was shrunk without the ranks that have failed");
-        dd_nccl_group_retire(self->nccl->group, &cause);
+    bool is_made = PY_GROUP_CALL(self->state, child->options.timeout_ns, retire_and_shrink, self, parent,
+                                 excluded, &child->options.config, &comm);
+    py_nccl_comm_release(parent);
+    if (!is_made) {
+        py_nccl_comm_release(comm); /* it was made if a signal handler raised */
+        return NULL;
     }
-    status = dd_nccl_comm_shrink(parent, excluded, &child->options.config, &comm, NULL, &wait.wait, &err);
-    dd_nccl_comm_release(parent);
-    Py_END_ALLOW_THREADS
-    return finish_making(&wait, status, &err, comm) ? wrap(self, child, rank, comm) : NULL;
+    return wrap(self, child, rank, comm);
 }
 
 PY_NCCL_METHOD(shrink)
@@ -312,12 +306,9 @@ PY_NCCL_PLAIN_METHOD(grow_id)
         return NULL;
     }
     dd_nccl_unique_id id;
-    dd_error err;
-    dd_status status = PY_WITHOUT_GIL(dd_nccl_comm_grow_id(comm, &id, &err));
+    bool is_made = PY_GROUP_TRY(group->state, dd_nccl_comm_grow_id, comm, &id);
     py_nccl_comm_release(comm);
-    return py_error_check_of_group(group->state, status, &err)
-               ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes)
-               : NULL;
+    return is_made ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes) : NULL;
 }
 
 /* How this rank takes part. */
@@ -364,13 +355,14 @@ offspring_grow(py_group *self, const offspring *child, const growth *how)
         .config = &child->options.config,
     };
     dd_nccl_comm *comm = NULL;
-    py_wait wait;
-    dd_error err;
-    py_wait_init(&wait, self->state, init_timeout_of(child), true);
-    dd_status status = PY_WITHOUT_GIL(
-        dd_nccl_comm_grow(parent, &spec, how->has_id ? &how->id : NULL, &comm, NULL, &wait.wait, &err));
+    bool is_made = PY_GROUP_CALL(self->state, init_timeout_of(child), dd_nccl_comm_grow, parent, &spec,
+                                 how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
-    return finish_making(&wait, status, &err, comm) ? wrap(self, child, how->rank, comm) : NULL;
+    if (!is_made) {
+        py_nccl_comm_release(comm); /* it was made if a signal handler raised */
+        return NULL;
+    }
+    return wrap(self, child, how->rank, comm);
 }
 
 PY_NCCL_METHOD(grow)

@@ -83,12 +83,8 @@ find_region_of_memory(py_window *self, bool is_whole)
 static bool
 window_open(py_window *self, const dd_window_options *options, int64_t timeout_ns)
 {
-    dd_group *group = self->group->group;
-    dd_window *window = NULL;
-    bool is_done = PY_GROUP_CALL(self->state, timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group),
-                                 dd_window_open, group, options, &window);
-    self->window = window;
-    return is_done;
+    return PY_GROUP_CALL(self->state, py_group_timeout_or_own(self->group, timeout_ns), dd_window_open,
+                         self->group->group, options, &self->window);
 }
 
 /* Opens the window as failed, because the other ranks open theirs with this one: they learn that it cannot. The
