@@ -28,22 +28,19 @@ static const dd_leg_ops *const ops_of_kind[] = {
     [DD_LEG_CARRIER] = &dd_leg_carrier,
 };
 
-/* All but a hierarchy is one leg. */
+/* Every route except a hierarchy is one leg. */
+static const dd_leg_kind only_leg[DD_LANE_COUNT][DD_ROUTE_CARRIED + 1] = {
+    [DD_LANE_ARENA] = {[DD_ROUTE_LOCAL] = DD_LEG_ARENA},
+    [DD_LANE_PLAN] = {[DD_ROUTE_FLAT] = DD_LEG_PLAN, [DD_ROUTE_CARRIED] = DD_LEG_CARRIER},
+};
+
 static bool
-get_leg(dd_run *run, dd_leg_lane lane, uint64_t index, dd_leg *leg)
+get_leg(dd_run *run, dd_leg_lane lane, dd_leg *leg)
 {
-    static const dd_leg_kind kinds[DD_LANE_COUNT][DD_ROUTE_CARRIED + 1] = {
-        [DD_LANE_ARENA] = {[DD_ROUTE_LOCAL] = DD_LEG_ARENA},
-        [DD_LANE_PLAN] = {[DD_ROUTE_FLAT] = DD_LEG_PLAN, [DD_ROUTE_CARRIED] = DD_LEG_CARRIER},
-    };
     if (run->route == DD_ROUTE_HIERARCHY) {
-        return dd_hierarchy_get_leg(&run->hierarchy, lane, index, leg);
+        return dd_hierarchy_get_leg(&run->hierarchy, lane, run->lanes[lane].nended, leg);
     }
-    dd_leg_kind kind = kinds[lane][run->route];
-    if (kind == DD_LEG_NOTHING || index > 0) {
-        return false;
-    }
-    *leg = (dd_leg){.kind = kind,
+    *leg = (dd_leg){.kind = only_leg[lane][run->route],
                     .args = run->call.args,
                     .rank = run->env.topology->rank,
                     .nranks = run->env.topology->nranks};
@@ -51,23 +48,21 @@ get_leg(dd_run *run, dd_leg_lane lane, uint64_t index, dd_leg *leg)
 }
 
 static void
-note_leg_ended(dd_run_lane *lane)
+note_leg_ended(dd_run *run, dd_run_lane *lane)
 {
     lane->running = NULL;
     lane->has_leg = false;
     lane->nended++;
+    lane->is_over = run->route != DD_ROUTE_HIERARCHY;
 }
 
-/* False if the lane has to wait, or is at its end. */
+/* False if the lane must wait, or is at its end. */
 static bool
-start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
+start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
     dd_run_lane *lane = &run->lanes[number];
-    if (lane->is_over || lane->running != NULL || run->error.code != DD_OK) {
-        return false;
-    }
     if (!lane->has_leg) {
-        lane->has_leg = get_leg(run, number, lane->nended, &lane->leg);
+        lane->has_leg = get_leg(run, number, &lane->leg);
         lane->is_over = !lane->has_leg;
     }
     if (lane->is_over || run->lanes[other].nended < lane->leg.needs) {
@@ -75,13 +70,22 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     }
     const dd_leg_ops *ops = ops_of_kind[lane->leg.kind];
     if (ops == NULL) {
-        note_leg_ended(lane);
+        note_leg_ended(run, lane);
         return true;
     }
     lane->running = ops;
     run->task.is_outnumbered = run->task.is_crowded = run->env.is_crowded || ops->has_threads;
     ops->start(run, &lane->leg);
     return true;
+}
+
+/* Most calls of a small collective find nothing to start. */
+static inline bool
+start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
+{
+    const dd_run_lane *lane = &run->lanes[number];
+    bool is_free = !lane->is_over && lane->running == NULL && run->error.code == DD_OK;
+    return is_free && start_leg(run, number, other);
 }
 
 /* The first failure counts. */
@@ -150,7 +154,8 @@ begin_route(dd_run *run, dd_run_route route)
     for (int number = 0; number < DD_LANE_COUNT; number++) {
         dd_run_lane *lane = &run->lanes[number];
         lane->running = NULL;
-        lane->has_leg = lane->is_over = false;
+        lane->has_leg = false;
+        lane->is_over = route != DD_ROUTE_HIERARCHY && only_leg[number][route] == DD_LEG_NOTHING;
         lane->nended = 0;
     }
     if (route == DD_ROUTE_HIERARCHY) {
@@ -260,7 +265,7 @@ on_leg_done(dd_run *run, const dd_error *error)
         lane->running = NULL;
         note_failed(run, error);
     } else {
-        note_leg_ended(lane);
+        note_leg_ended(run, lane);
     }
     advance(run);
     update_task(run);
@@ -323,7 +328,7 @@ end_piece(dd_run *run, const dd_run_piece *piece)
     case DD_LEG_MOVED:
         return state;
     case DD_LEG_DONE:
-        note_leg_ended(find_lane(run, piece->ops));
+        note_leg_ended(run, find_lane(run, piece->ops));
         break;
     case DD_LEG_FAILED:
         find_lane(run, piece->ops)->running = NULL;
@@ -343,7 +348,10 @@ progress(dd_run *run, int64_t stay_ns)
     bool has_moved = false;
     const dd_leg_ops *stuck = NULL;
     dd_run_piece piece = {.is_long = false};
-    for (int i = 0; i < MAX_MOVES && !piece.is_long && take_piece(run, stuck, &piece); i++) {
+    for (int i = 0; i < MAX_MOVES && !piece.is_long && run->phase != DD_RUN_IDLE; i++) {
+        if (!take_piece(run, stuck, &piece)) {
+            break;
+        }
         piece.stay_ns = stay_ns;
         if (!dd_run_move_piece(run, &piece)) {
             return true;

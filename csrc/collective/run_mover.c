@@ -60,10 +60,10 @@ dd_run_halt_locked(dd_run *run)
 bool
 dd_run_take_over_piece(dd_run *run, dd_run_piece *piece)
 {
-    dd_run_halt_locked(run);
     if (run->mover.taken == 0) {
         return false;
     }
+    dd_run_halt_locked(run);
     run->mover.taken = 0;
     *piece = run->mover.piece;
     return true;

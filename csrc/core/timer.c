@@ -24,13 +24,6 @@ dd_timer_init(dd_timer *timer, void (*on_due)(dd_timer *timer))
 }
 
 void
-dd_timer_clear(dd_timer *timer)
-{
-    dd_list_remove(&timer->link);
-    timer->at_ns = DD_NEVER_NS;
-}
-
-void
 dd_timer_start(dd_timer_set *set, dd_timer *timer, int64_t at_ns)
 {
     dd_timer_clear(timer);

@@ -4,6 +4,7 @@
 #ifndef DD_CORE_TIMER_H
 #define DD_CORE_TIMER_H
 
+#include "core/clock.h"
 #include "core/list.h"
 
 #include <stdint.h>
@@ -31,12 +32,21 @@ void dd_timer_set_run(dd_timer_set *set, int64_t now_ns);
 void dd_timer_init(dd_timer *timer, void (*on_due)(dd_timer *timer));
 /* Sets it, or moves it if it is set. DD_NEVER_NS clears it. */
 void dd_timer_start(dd_timer_set *set, dd_timer *timer, int64_t at_ns);
-void dd_timer_clear(dd_timer *timer); /* also one that is not set */
 
 static inline bool
 dd_timer_is_set(const dd_timer *timer)
 {
     return !dd_list_is_empty(&timer->link);
+}
+
+/* Does nothing if the timer is not set: each small call clears several that are not. */
+static inline void
+dd_timer_clear(dd_timer *timer)
+{
+    if (dd_timer_is_set(timer)) {
+        dd_list_remove(&timer->link);
+        timer->at_ns = DD_NEVER_NS;
+    }
 }
 
 #endif
