@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from glob import glob
@@ -21,6 +22,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError, LinkError
 from setuptools.modified import newer_group
 
 # The ABI (csrc/python/base/api.h). Free-threaded Pythons have a stable one since 3.15, abi3t, which also loads in Pythons with a GIL.
@@ -61,6 +63,12 @@ if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 
 
+# Optimising across files makes small collectives faster (docs/installing.md). The linker needs half a minute for it, so `--inplace`,
+# which a checkout is built with after each change, leaves it out.
+IS_FOR_TESTS = any(f"DLDIST_{name}" in os.environ for name in ("SANITIZE", "COVERAGE", "FAULTS", "DEBUG"))
+USES_LTO = {"0": False, "1": True}.get(os.environ.get("DLDIST_LTO", ""))
+
+
 def what_is_missing(compiler):
     """What to install before anything can be compiled; None: nothing."""
     if shutil.which(compiler) is None:
@@ -69,6 +77,27 @@ def what_is_missing(compiler):
     if not os.path.exists(os.path.join(headers, "Python.h")):
         return f"no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev"
     return None
+
+
+def wants_lto(is_inplace):
+    return not (IS_FOR_TESTS or is_inplace) if USES_LTO is None else USES_LTO
+
+
+@cache
+def find_lto_args(compiler):
+    """Find the arguments that optimise across files. There are none if the linker lacks the compiler's plugin."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, "probe.c")
+        with open(source, "w") as file:
+            file.write("int dd_probe(void);\nint dd_probe(void) { return 0; }\n")
+        for args in (["-O2", "-flto=auto"], ["-O2", "-flto"]):
+            try:
+                objects = compiler.compile([source], output_dir=folder, extra_postargs=[*args, "-Werror"])
+                compiler.link_shared_object(objects, os.path.join(folder, "probe.so"), extra_postargs=args)
+            except (CompileError, LinkError):
+                continue
+            return args
+    return []
 
 
 @cache
@@ -105,19 +134,25 @@ class parallel_build_ext(build_ext):
         if not self.force and not newer_group([*ext.sources, *ext.depends], built):
             return
 
+        across_files = find_lto_args(self.compiler) if wants_lto(self.inplace) else []
+
         def compile_one(source):
             return self.compiler.compile(
                 [source],
                 output_dir=self.build_temp,
                 include_dirs=ext.include_dirs,
                 debug=self.debug,
-                extra_postargs=ext.extra_compile_args,
+                extra_postargs=[*ext.extra_compile_args, *across_files],
             )
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(chain.from_iterable(pool.map(compile_one, ext.sources)))
         self.compiler.link_shared_object(
-            objects, built, debug=self.debug, build_temp=self.build_temp, extra_postargs=ext.extra_link_args
+            objects,
+            built,
+            debug=self.debug,
+            build_temp=self.build_temp,
+            extra_postargs=[*ext.extra_link_args, *across_files],
         )
 
 
