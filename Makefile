@@ -34,11 +34,13 @@ LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c cs
 BINDING_SRC := $(wildcard csrc/python/*.c csrc/python/*/*.c csrc/trampoline/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 MODEL_SRC := $(wildcard tests/models/*.c)
+# Around functions of the core, in all programs but `make memory` (tests/faults/faults.h). The simulator replaces the rest.
+FAULTS_SRC := $(filter-out tests/faults/python.c,$(wildcard tests/faults/*.c))
 ERRORS_SRC := $(wildcard tests/errors/*.c) tests/c/leftovers.c tests/c/store_calls.c
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
 PYTHON_DIRS := pkg tests tools benchmarks examples docs setup.py
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/sim/world/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/errors/*.[ch] tests/faults/*.[ch] tests/fuzz/*.[ch] tests/models/*.[ch] tests/sim/*.[ch] tests/sim/world/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions, and libcarriers.so.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -49,7 +51,7 @@ STUB_NCCL := $(filter-out tests/stubs/nccl_stub_api.c,$(wildcard tests/stubs/ncc
 
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes \
             -Wundef -Wvla -Wswitch-enum -Werror
-BASE := -std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -Icsrc -Itests -Itests/c -pthread -g \
+BASE := -std=gnu11 -D_GNU_SOURCE -Icsrc -Itests -Itests/c -pthread -g \
         -fno-omit-frame-pointer -ffp-contract=off $(WARNINGS)
 
 PYTHON_HEADERS = -isystem $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -83,8 +85,8 @@ LIBS := -pthread -lm
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
-# Of all C tests: what is sent goes through tests/c/wire_mischief.c.
-LINK_TESTS := -Wl,--wrap=dd_sys_send
+# Of all C tests: what the library sends goes through tests/c/wire_mischief.c.
+LINK_TESTS := -Wl,--wrap=send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
@@ -109,10 +111,16 @@ help: ## this list
 	@echo "  Variables: CC CLANG PYTHON TESTS='names' FUZZ_SECONDS=$(FUZZ_SECONDS); -j works."
 	@echo "  Fuzzers: $(or $(addprefix fuzz-,$(FUZZ_NAMES)),none yet)"
 
+# The prerequisites of a program, and what its linker wraps.
+LINKED = $(patsubst %.wrap,@%.wrap,$^)
+
 # ---- objects: build/<variant>/<path of the source>.o, with the headers they read in a .d beside them
 
 # 2.27.3 -> 22703
 version_code = $(shell echo $(1) | awk -F. '{print $$1 * 10000 + $$2 * 100 + $$3}')
+
+FAULTS_SRC_sim := tests/faults/lock.c
+FAULTS_SRC_sim-coverage := tests/faults/lock.c
 
 define VARIANT_RULES
 $(BUILD)/$(1)/%.o: %.c Makefile
@@ -146,14 +154,19 @@ $(BUILD)/$(1)/stubs/libcarriers.so: $(BUILD)/$(1)/stubs/obj/tests/stubs/carrier_
 
 STUBS_$(1) := $(BUILD)/$(1)/stubs/libcuda.so.1 $(BUILD)/$(1)/stubs/libcarriers.so $(STUB_VERSIONS:%=$(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2)
 
-LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
+FAULTS_$(1) := $$(patsubst %.c,$(BUILD)/$(1)/%.o,$$(or $$(FAULTS_SRC_$(1)),$$(FAULTS_SRC))) $(BUILD)/$(1)/faults.wrap
+LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o) $$(FAULTS_$(1))
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
+# What the linker is told to wrap: each X of which these define __wrap_X.
+$(BUILD)/$(1)/faults.wrap: $$(filter %.o,$$(FAULTS_$(1)))
+	@nm $$^ | sed -n 's/.* T __wrap_/-Wl,--wrap=/p' > $$@
+
 $(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
-	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$(LINK_TESTS) $$^ $$(LIBS) -o $$@
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$(LINK_TESTS) $$(LINKED) $$(LIBS) -o $$@
 
 $(BUILD)/$(1)/errors: $$(LIB_OBJ_$(1)) $$(ERRORS_SRC:%.c=$(BUILD)/$(1)/%.o)
-	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINKED) $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
 
@@ -188,7 +201,7 @@ stubs: $(STUBS_fast) ## the doubles of libcuda and libnccl, into build/fast/stub
 # ---- the model of the algorithms
 
 $(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
-	@$(CC_fast) $(FLAGS_fast) $^ $(LIBS) -o $@
+	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
 model: $(BUILD)/fast/plan_model ## what a model of a cluster says of the collectives' algorithms (docs/selection.md)
 	$< summary
@@ -200,7 +213,7 @@ CHECKED_SRC := csrc/transport/link_shm.c csrc/transport/engine_nap.c $(wildcard 
                csrc/window/window_call.c csrc/observe/recorder.c csrc/observe/recorder_groups.c csrc/observe/call_sites.c \
                csrc/work/work.c csrc/kernels/copy_trial.c csrc/core/dtype.c csrc/core/status.c csrc/core/wait.c csrc/core/bytes.c csrc/core/park.c csrc/core/timer.c
 SCENARIO_SRC := $(filter tests/models/scenario_%.c tests/models/litmus.c,$(MODEL_SRC))
-MODEL_FLAGS := $(filter-out -DDD_FAULTS,$(BASE)) $(GCC_NOISE) $(SANITIZER_NOISE) -fno-pie -ffunction-sections -fdata-sections -MMD -MP
+MODEL_FLAGS := $(BASE) $(GCC_NOISE) $(SANITIZER_NOISE) -fno-pie -ffunction-sections -fdata-sections -MMD -MP
 # Each access as it is written, told by a call.
 CHECKED_FLAGS := -O1 -fno-inline -fno-builtin -fsanitize=thread -Wno-tsan -include tests/models/redirect.h
 MODEL_OBJ := $(MODEL_SRC:%.c=$(BUILD)/model/%.o) $(CHECKED_SRC:%.c=$(BUILD)/model/%.o)
@@ -237,8 +250,8 @@ SEEDS ?= 1000
 SIM ?=
 
 define SIM_RULE
-$(BUILD)/$(1)/sim: $(SIM_LIB:%.c=$(BUILD)/$(1)/%.o) $(SIM_SRC:%.c=$(BUILD)/$(1)/%.o)
-	@$(CC_$(1)) -pthread $(2) $(SIM_WRAPPED:%=-Wl,--wrap=%) $$^ $(LIBS) -o $$@
+$(BUILD)/$(1)/sim: $(SIM_LIB:%.c=$(BUILD)/$(1)/%.o) $(SIM_SRC:%.c=$(BUILD)/$(1)/%.o) $$(FAULTS_$(1))
+	@$(CC_$(1)) -pthread $(2) $(SIM_WRAPPED:%=-Wl,--wrap=%) $$(LINKED) $(LIBS) -o $$@
 endef
 $(eval $(call SIM_RULE,sim))
 $(eval $(call SIM_RULE,sim-coverage,--coverage))
@@ -258,10 +271,10 @@ replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## every fuzz corpus once, withou
 	@echo "replay: $(words $(FUZZ_NAMES)) fuzz targets"
 
 $(BUILD)/asan/replay_%: $(BUILD)/asan/tests/fuzz/fuzz_%.o $(BUILD)/asan/tests/fuzz/replay_main.o $(LIB_OBJ_asan)
-	@$(CC_asan) $(FLAGS_asan) $^ $(LIBS) -o $@
+	@$(CC_asan) $(FLAGS_asan) $(LINKED) $(LIBS) -o $@
 
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tests/fuzz/fuzz_%.o $(LIB_OBJ_fuzz)
-	@$(CC_fuzz) -fsanitize=fuzzer,address,undefined $^ $(LIBS) -o $@
+	@$(CC_fuzz) -fsanitize=fuzzer,address,undefined $(LINKED) $(LIBS) -o $@
 
 # fuzz-<name>: ## libFuzzer on tests/fuzz/fuzz_<name>.c for FUZZ_SECONDS; what it finds lands in build/fuzz/
 # merge-<name>: ## take from build/fuzz/corpus/ into the tree what adds coverage
@@ -334,7 +347,7 @@ check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, wher
 check-nan: ## csrc/nccl/driver/nan_ptx.inc against nan_kernel.cu, and against NVIDIA's compilers where there are any
 	@$(PYTHON) tools/make_nan_ptx.py --check
 
-TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/sim/world/*.c)
+TIDY_SRC := $(LIB_SRC) $(BINDING_SRC) $(wildcard tests/faults/*.c tests/sim/world/*.c)
 # What tidy_model.h says is what status.c defines, so that one file goes without.
 tidy: ## clang-tidy over csrc/
 	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
@@ -416,7 +429,7 @@ bench-noise: ext ## the same, small sizes beside other programs
 
 $(BUILD)/fast/simulate_meeting: $(BUILD)/fast/benchmarks/simulate_meeting.o $(BUILD)/fast/tests/c/meeting_sim.o \
                                $(BUILD)/fast/tests/c/check_main.o $(LIB_OBJ_fast)
-	@$(CC_fast) $(FLAGS_fast) $^ $(LIBS) -o $@
+	@$(CC_fast) $(FLAGS_fast) $(LINKED) $(LIBS) -o $@
 
 bench-meeting: $(BUILD)/fast/simulate_meeting ## what meetings of up to 4,096 ranks cost the store, links and memory: counts, in a simulation
 	$<

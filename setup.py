@@ -29,6 +29,7 @@ from setuptools.modified import newer_group
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 IS_ABI3T = sys.version_info >= (3, 15) and (IS_FREE_THREADED or os.environ.get("DLDIST_ABI3T") == "1")
 IS_LIMITED_API = IS_ABI3T or not IS_FREE_THREADED
+IS_FAILING = os.environ.get("DLDIST_FAULTS") == "1"
 
 compile_args = [
     "-std=gnu11",
@@ -57,8 +58,6 @@ if sanitize := os.environ.get("DLDIST_SANITIZE"):
 if os.environ.get("DLDIST_COVERAGE") == "1":
     compile_args += ["-O0", "-g", "--coverage"]
     link_args += ["--coverage"]
-if os.environ.get("DLDIST_FAULTS") == "1":
-    compile_args += ["-DDD_FAULTS"]
 if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 
@@ -98,6 +97,12 @@ def find_lto_args(compiler):
                 continue
             return args
     return []
+
+
+def wrapped_functions(objects):
+    """Arguments for the linker, which puts tests/faults/ around functions of the core (tests/faults/faults.h)."""
+    names = subprocess.run(["nm", *objects], check=True, capture_output=True, text=True).stdout
+    return [f"-Wl,--wrap={name}" for name in re.findall(r" T __wrap_(\w+)$", names, re.MULTILINE)]
 
 
 @cache
@@ -152,7 +157,7 @@ class parallel_build_ext(build_ext):
             built,
             debug=self.debug,
             build_temp=self.build_temp,
-            extra_postargs=[*ext.extra_link_args, *across_files],
+            extra_postargs=[*ext.extra_link_args, *across_files, *(wrapped_functions(objects) if IS_FAILING else [])],
         )
 
 
@@ -168,8 +173,8 @@ def extension(name, sources):
     return Extension(
         name,
         sources=sorted(sources),
-        depends=sorted(glob("csrc/**/*.h", recursive=True)),
-        include_dirs=["csrc"],
+        depends=sorted(glob("csrc/**/*.h", recursive=True) + glob("tests/faults/*.h")),
+        include_dirs=["csrc", "tests"] if IS_FAILING else ["csrc"],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
         py_limited_api=IS_LIMITED_API,
@@ -177,9 +182,10 @@ def extension(name, sources):
 
 
 trampoline = glob("csrc/trampoline/*.c")
+faults = glob("tests/faults/*.c") if IS_FAILING else []
 setup(
     ext_modules=[
-        extension("dldist._core", {*glob("csrc/**/*.c", recursive=True)} - {*trampoline}),
+        extension("dldist._core", {*glob("csrc/**/*.c", recursive=True), *faults} - {*trampoline}),
         extension("dldist.jax._mpi", trampoline),
     ],
     cmdclass={"build_py": build_py_with_stubs, "build_ext": parallel_build_ext, "bdist_wheel": tagged_bdist_wheel},

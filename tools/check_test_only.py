@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Checks that no function of csrc/ exists only for tests: every function that is not static has a caller in csrc/.
 
-A test that needs to see a state includes the internal header. Code between `#ifdef DD_FAULTS` and its end, which makes calls fail on request and
-counts them, is compiled into test builds only and is not checked.
+A test that needs to see a state includes the internal header; one that makes calls fail wraps functions (tests/faults/).
 """
 import re
 import sys
@@ -17,14 +16,13 @@ EXCEPTIONS = {
 PASTED = re.compile(r"\b(\w*)##(_\w+)\b")
 
 NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
-FAULTS = re.compile(r"^#ifdef DD_FAULTS\n.*?^#(?:else|endif)[^\n]*\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(r"^(?!.*(?:\bstatic\b|INLINE))\w[^\n;{}()=]*\n(\w+)\((?=[^;{}]*\)\n\{)", re.MULTILINE)
 DECLARATION = re.compile(r"^(?!static\b)\w[\w *]*?\b(\w+)\((?=[^;{}]*;)", re.MULTILINE)
 
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "csrc")
-    texts = {path: NOISE.sub(" ", FAULTS.sub("\n", path.read_text(encoding="utf-8")))
+    texts = {path: NOISE.sub(" ", path.read_text(encoding="utf-8"))
              for path in sorted(root.rglob("*")) if path.suffix in (".c", ".h", ".inc")}
     mentions, stated, pasted, defined = Counter(), Counter(), set(), {}
     for path, text in texts.items():

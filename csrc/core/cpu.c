@@ -78,18 +78,6 @@ detect_features(void)
 
 #endif
 
-#ifdef DD_FAULTS
-static _Atomic unsigned hidden;
-
-void
-dd_cpu_hide_features(unsigned features)
-{
-    atomic_store_explicit(&hidden, features, memory_order_relaxed);
-}
-#else
-static const unsigned hidden = 0;
-#endif
-
 unsigned
 dd_cpu_features(void)
 {
@@ -102,7 +90,7 @@ dd_cpu_features(void)
         features = detect_features() | is_known;
         atomic_store_explicit(&known, features, memory_order_relaxed);
     }
-    return features & ~is_known & ~hidden;
+    return features & ~is_known;
 }
 
 /* The kernel refuses a set that is smaller than its own, and does not tell the size of its own. NULL when it cannot be had. */

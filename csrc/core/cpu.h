@@ -15,10 +15,6 @@ typedef enum dd_cpu_feature {
 
 /* The features that both the processor and the operating system support, or'ed. Cheap after the first. */
 unsigned dd_cpu_features(void);
-#ifdef DD_FAULTS
-/* From now on this process does as if the processor had none of these. Exists in test builds only. */
-void dd_cpu_hide_features(unsigned features);
-#endif
 
 /* How many CPUs' worth of time the process can get: its affinity, cut by its quota. At least 1. Reads files; not for
  * hot paths. */

@@ -2,80 +2,6 @@
 
 #include <errno.h>
 
-#ifdef DD_FAULTS
-#include <stdio.h>
-#include <stdlib.h>
-
-#define MAX_HELD 8
-
-/* What this thread holds, in the order in which it was taken. */
-static _Thread_local const dd_lock *held[MAX_HELD];
-static _Thread_local int nheld;
-static _Thread_local unsigned long ntaken;
-
-static const char *
-words_for(dd_lock_kind kind)
-{
-    static const char *const words[] = {
-#define X(name, text) text,
-        DD_LOCK_LIST(X)
-#undef X
-    };
-    return words[kind];
-}
-
-static void
-check_order(const dd_lock *lock)
-{
-    for (int i = 0; i < nheld; i++) {
-        if (held[i]->kind >= lock->kind) {
-            (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes that of %s\n",
-                          words_for(held[i]->kind), words_for(lock->kind));
-            abort();
-        }
-    }
-}
-
-static void
-note_taken(const dd_lock *lock)
-{
-    if (nheld == MAX_HELD) {
-        (void)fprintf(stderr, "order of locks: a thread holds more than %d\n", MAX_HELD);
-        abort();
-    }
-    held[nheld++] = lock;
-    ntaken++;
-}
-
-unsigned long
-dd_lock_ntaken(void)
-{
-    return ntaken;
-}
-
-static void
-note_released(const dd_lock *lock)
-{
-    int at = nheld - 1;
-    while (at >= 0 && held[at] != lock) {
-        at--;
-    }
-    if (at < 0) {
-        (void)fprintf(stderr, "order of locks: a thread releases the lock of %s, which it does not hold\n",
-                      words_for(lock->kind));
-        abort();
-    }
-    nheld--;
-    for (; at < nheld; at++) {
-        held[at] = held[at + 1];
-    }
-}
-#else
-#define check_order(lock) (void)(lock)
-#define note_taken(lock) (void)(lock)
-#define note_released(lock) (void)(lock)
-#endif
-
 void
 dd_lock_init(dd_lock *lock, dd_lock_kind kind)
 {
@@ -93,20 +19,13 @@ dd_lock_fini(dd_lock *lock)
 void
 dd_lock_take(dd_lock *lock)
 {
-    check_order(lock);
     pthread_mutex_lock(&lock->mutex);
-    note_taken(lock);
 }
 
 bool
 dd_lock_try(dd_lock *lock)
 {
-    check_order(lock);
-    bool is_taken = pthread_mutex_trylock(&lock->mutex) == 0;
-    if (is_taken) {
-        note_taken(lock);
-    }
-    return is_taken;
+    return pthread_mutex_trylock(&lock->mutex) == 0;
 }
 
 bool
@@ -122,7 +41,6 @@ dd_lock_was_free_at_fork(dd_lock *lock)
 void
 dd_lock_release(dd_lock *lock)
 {
-    note_released(lock);
     pthread_mutex_unlock(&lock->mutex);
 }
 
@@ -146,7 +64,6 @@ dd_timed_lock_fini(dd_timed_lock *self)
 bool
 dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns)
 {
-    check_order(&self->look);
     pthread_mutex_lock(&self->look.mutex);
     if (self->is_taken && timeout_ns > 0) {
         int64_t until_ns = dd_deadline_after(timeout_ns);
@@ -158,16 +75,12 @@ dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns)
     bool is_ours = !self->is_taken;
     self->is_taken = true;
     pthread_mutex_unlock(&self->look.mutex);
-    if (is_ours) {
-        note_taken(&self->look);
-    }
     return is_ours;
 }
 
 void
 dd_timed_lock_release(dd_timed_lock *self)
 {
-    note_released(&self->look);
     pthread_mutex_lock(&self->look.mutex);
     self->is_taken = false;
     (void)pthread_cond_signal(&self->freed);
@@ -207,19 +120,13 @@ dd_cond_broadcast(pthread_cond_t *cond)
 void
 dd_cond_wait(pthread_cond_t *cond, dd_lock *lock)
 {
-    note_released(lock);
-    check_order(lock);
     (void)pthread_cond_wait(cond, &lock->mutex);
-    note_taken(lock);
 }
 
 void
 dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until)
 {
-    note_released(lock);
-    check_order(lock);
     (void)pthread_cond_timedwait(cond, &lock->mutex, until);
-    note_taken(lock);
 }
 
 void

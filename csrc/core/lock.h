@@ -1,7 +1,7 @@
 /* Mutexes that know their place in the order of locks; docs/locks.md says what each of them guards.
  *
  * A thread that holds a lock may take only locks that come later in the list below, and never two of one kind. So no
- * two threads can wait for each other. Builds for tests (DD_FAULTS) check it, and end the process with both names. */
+ * two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
 #ifndef DD_CORE_LOCK_H
 #define DD_CORE_LOCK_H
 
@@ -72,11 +72,6 @@ void dd_lock_release(dd_lock *lock);
 /* For a forked child, in which no other thread runs. False if a thread of the parent held the lock at the
  * fork: what the lock guards may be half changed. The lock is not taken, so there is no order to keep. */
 bool dd_lock_was_free_at_fork(dd_lock *lock);
-
-#ifdef DD_FAULTS
-/* How many locks this thread has taken so far. Exists in test builds only. */
-unsigned long dd_lock_ntaken(void);
-#endif
 
 /* ---- a lock with a deadline
  *

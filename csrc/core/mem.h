@@ -1,4 +1,4 @@
-/* The one door to the heap, so that tests can make the N-th allocation fail. */
+/* All allocations of the library. Tests wrap these functions to make the N-th allocation fail (tests/faults/). */
 #ifndef DD_CORE_MEM_H
 #define DD_CORE_MEM_H
 
@@ -20,13 +20,5 @@ void dd_mem_unmap(void *pages, size_t nbytes); /* NULL is fine */
 /* Memory of somebody else that is about to be written, perhaps for the first time: from some megabytes on, the system is asked for large
  * pages, since a fault for each small one takes longer than the writing. */
 void dd_mem_expect_writes(void *at, size_t nbytes);
-
-#ifdef DD_FAULTS
-/* Lets `count` more allocations of this process succeed and fails the one after; -1 turns it off.
- * Returns how many allocations were made since the last call. Exists in test builds only. */
-long dd_mem_fail_after(long count);
-/* How many blocks, and pieces of mapped pages, have not been freed. In test builds only. */
-long dd_mem_count_blocks(void);
-#endif
 
 #endif

@@ -1,7 +1,8 @@
 /* The one way to the kernel: what the library asks of files, memory, sockets and the process itself. Clocks, threads, locks and the heap have
  * headers of their own in this folder; nothing outside of it calls the system directly (tools/check_system.py).
  *
- * Each call is that of the C library with the same name, and fails as that does. Builds for tests (DD_FAULTS) can make the N-th call fail. */
+ * Each call is the C library's function of the same name, and fails like it. Tests wrap these functions to make the N-th
+ * call fail (tests/faults/). */
 #ifndef DD_CORE_SYSTEM_H
 #define DD_CORE_SYSTEM_H
 
@@ -113,37 +114,5 @@ char *dd_sys_getcwd(char *path, size_t nbytes);
 /* F_OFD_SETLK and its kin. */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
 int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
-
-#ifdef DD_FAULTS
-/* Lets `count` more calls of this process succeed and fails the one after with `error_number`; -1 turns it off. Returns how many
- * were made since the last call. Exists in test builds only, as do the others below. */
-long dd_sys_fail_after(long count, int error_number);
-
-/* A kind of call: DD_SYS_open, ... */
-typedef enum dd_sys_call {
-#define X(result, name, parameters, arguments) DD_SYS_##name,
-    DD_SYSTEM_CALLS(X)
-#undef X
-        DD_SYS_getaddrinfo,
-    DD_SYS_getcwd,
-    DD_SYS_lock_file,
-    DD_SYS_get_file_limit,
-} dd_sys_call;
-#define DD_SYS_CALL_COUNT ((int)DD_SYS_get_file_limit + 1)
-const char *dd_sys_call_name(dd_sys_call call); /* "open" */
-
-/* Of one kind, `number` calls succeed, and the one after fails; if it is lasting, so do all later ones. */
-typedef struct dd_sys_fault {
-    dd_sys_call call;
-    long number;
-    int error_number;
-    bool is_lasting;
-    void (*on_failure)(void); /* in the call that fails; NULL is fine */
-} dd_sys_fault;
-/* Counts all kinds from 0 again. `fault` stays valid, also after the next call of this, while other threads make calls; NULL: none fails. */
-void dd_sys_fail_call(const dd_sys_fault *fault);
-/* How many of a kind were made since. */
-long dd_sys_count_calls(dd_sys_call call);
-#endif
 
 #endif

@@ -23,13 +23,6 @@
 
 #include <stddef.h>
 
-#ifdef DD_FAULTS
-#include "core/mem.h"
-#include "core/system.h"
-
-#include <string.h>
-#endif
-
 /* A type of the module, which the state owns. */
 typedef struct type_row {
     size_t place;      /* in the state */
@@ -187,70 +180,7 @@ core_free(void *module)
     }
 }
 
-#ifdef DD_FAULTS
-static PyObject *
-fail_allocation(PyObject *Py_UNUSED(module), PyObject *number)
-{
-    long countdown = PyLong_AsLong(number);
-    return countdown != -1 || PyErr_Occurred() == NULL ? PyLong_FromLong(dd_mem_fail_after(countdown)) : NULL;
-}
-
-static PyObject *
-fail_system_call(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static dd_sys_fault fault;
-    const char *name;
-    long number;
-    int error_number;
-    int is_lasting;
-    if (!PyArg_ParseTuple(args, "slip:_fail_system_call", &name, &number, &error_number, &is_lasting)) {
-        return NULL;
-    }
-    for (int call = 0; call < DD_SYS_CALL_COUNT; call++) {
-        if (strcmp(dd_sys_call_name((dd_sys_call)call), name) == 0) {
-            fault = (dd_sys_fault){.call = (dd_sys_call)call,
-                                   .number = number,
-                                   .error_number = error_number,
-                                   .is_lasting = is_lasting != 0};
-            dd_sys_fail_call(number >= 0 ? &fault : NULL);
-            Py_RETURN_NONE;
-        }
-    }
-    return PyErr_Format(PyExc_ValueError, "_fail_system_call(): no call \"%s\"", name);
-}
-
-static PyObject *
-count_system_calls(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
-{
-    PyObject *counts = PyDict_New();
-    for (int call = 0; call < DD_SYS_CALL_COUNT && counts != NULL; call++) {
-        PyObject *count = PyLong_FromLong(dd_sys_count_calls((dd_sys_call)call));
-        if (count == NULL || PyDict_SetItemString(counts, dd_sys_call_name((dd_sys_call)call), count) != 0) {
-            Py_CLEAR(counts);
-        }
-        Py_XDECREF(count);
-    }
-    return counts;
-}
-#endif
-
 static PyMethodDef core_methods[] = {
-#ifdef DD_FAULTS
-    {"_fail_allocation", fail_allocation, METH_O,
-     "_fail_allocation($module, number, /)\n--\n\n"
-     "Makes the allocation with this number from now on fail, counted from 0; with -1, none. Returns the number of\n"
-     "allocations since the last call. In test builds only."},
-    {"_fail_system_call", fail_system_call, METH_VARARGS,
-     "_fail_system_call($module, name, number, errno, is_lasting, /)\n--\n\n"
-     "Makes the call of the core to the system with this name and number from now on fail, and all later ones of that name if it\n"
-     "is lasting; with the number -1, none. In test builds only."},
-    {"_count_system_calls", count_system_calls, METH_NOARGS,
-     "_count_system_calls($module)\n--\n\nHow often the core has made which call since then. In test builds only."},
-    {"_raise_status", py_error_raise_status, METH_O,
-     "_raise_status($module, code, /)\n--\n\nRaises the exception for a status of the core. In test builds only."},
-    {"_status_names", py_error_status_names, METH_NOARGS,
-     "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number. In test builds only."},
-#endif
     {"_close_gate", py_gate_close, METH_NOARGS,
      "_close_gate($module, /)\n--\n\nKeeps threads of the core from asking for the GIL from now on."},
     {"_set_log_level", py_log_set_level, METH_O,

@@ -2,6 +2,7 @@
 
 #include "core/clock.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "store_calls.h"
 
 #include <pthread.h>

@@ -3,6 +3,7 @@
 #include "collective/arena/state.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "test_arena_team.h"
 
 #include <string.h>

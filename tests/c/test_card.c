@@ -1,5 +1,6 @@
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "net/ifaces.h"
 #include "net/sock.h"
 #include "transport/card.h"

@@ -3,6 +3,7 @@
 #include "coll_reference.h"
 #include "collective/carry.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "plain_library.h"
 
 #include <stdio.h>

@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "hand_shake.h"
 #include "leftovers.h"
 #include "transport/connect.h"

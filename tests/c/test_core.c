@@ -14,6 +14,7 @@
 #include "core/thread.h"
 #include "core/wait.h"
 #include "core/wait_policy.h"
+#include "faults/faults.h"
 
 #include <errno.h>
 #include <sched.h>

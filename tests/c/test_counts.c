@@ -7,6 +7,7 @@
 #include "copy_counter.h"
 #include "core/lock.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "group/internal.h"
 #include "group_team.h"
 #include "syscall_counter.h"

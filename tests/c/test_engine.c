@@ -1,5 +1,6 @@
 #include "core/fork.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "hand_shake.h"
 #include "insight.h"
 #include "leftovers.h"
@@ -768,7 +769,6 @@ TEST(ranks_of_one_process)
     rig_close(&rig);
 }
 
-#ifdef DD_FAULTS
 /* Whatever allocation fails, every message ends, and nothing leaks. */
 TEST_BOTH(out_of_memory_ends_messages)
 {
@@ -822,7 +822,6 @@ TEST(out_of_memory_when_opening)
         dd_engine_release(engine);
     }
 }
-#endif
 
 /* ---- what only happens at a bad moment */
 

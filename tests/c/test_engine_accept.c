@@ -3,6 +3,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
+#include "faults/faults.h"
 #include "hand_shake.h"
 #include "insight.h"
 #include "net/sock.h"

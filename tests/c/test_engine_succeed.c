@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "insight.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"

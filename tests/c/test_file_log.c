@@ -1,5 +1,6 @@
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "store/file_log.h"
 
 #include <stdio.h>

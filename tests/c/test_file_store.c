@@ -2,6 +2,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
+#include "faults/faults.h"
 #include "store/file_log.h"
 #include "store/file_store.h"
 #include "store_calls.h"

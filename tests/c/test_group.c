@@ -3,6 +3,7 @@
 #include "group_case.h"
 
 #include "core/system.h"
+#include "faults/faults.h"
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "group/internal.h"
 #include "group_team.h"
 #include "leftovers.h"

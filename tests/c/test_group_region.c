@@ -6,6 +6,7 @@
 #include "leftovers.h"
 
 #include "core/mem.h"
+#include "faults/faults.h"
 
 #include <fcntl.h>
 #include <pthread.h>

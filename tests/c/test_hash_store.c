@@ -1,6 +1,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "store/store.h"
 #include "store_calls.h"
 #include "store_suite.h"

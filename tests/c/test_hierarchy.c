@@ -4,6 +4,7 @@
 #include "coll_world.h"
 #include "collective/hierarchy.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 
 #include <stdio.h>
 #include <stdlib.h>

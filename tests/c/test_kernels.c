@@ -3,6 +3,7 @@
 #include "check.h"
 #include "core/clock.h"
 #include "core/cpu.h"
+#include "faults/faults.h"
 #include "kernels/copy_trial.h"
 #include "kernels/reduce.h"
 

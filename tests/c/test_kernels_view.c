@@ -1,6 +1,7 @@
 /* Packing and unpacking against a walk over every index, and copies. */
 #include "check.h"
 #include "core/cpu.h"
+#include "faults/faults.h"
 #include "kernels/copy.h"
 #include "kernels/view.h"
 

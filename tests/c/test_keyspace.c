@@ -1,5 +1,6 @@
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "store/keyspace.h"
 
 #include <errno.h>

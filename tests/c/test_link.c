@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "core/shared_memory.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "leftovers.h"
 #include "sealed_pair.h"
 #include "transport/link.h"

@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "meet/internal.h"
 #include "store/keyspace.h"
 #include "store/tcp_client_internal.h"

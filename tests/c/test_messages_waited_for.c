@@ -1,6 +1,7 @@
 /* Messages by calls that wait for their end: what they cost, and that they keep nobody waiting. */
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "group_team.h"
 
 #include <errno.h>

@@ -2,6 +2,7 @@
  * data is tested with real ones (tests/py/test_carriers.py). */
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "group_team.h"
 #include "mpi/mpi_internal.h"
 

@@ -1,5 +1,6 @@
 /* Using and ending communicators, over the doubles. */
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "test_nccl_comm_rig.h"
 
 #include <string.h>

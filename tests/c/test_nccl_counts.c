@@ -3,6 +3,7 @@
 #include "check.h"
 #include "core/lock.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "nccl_rig.h"
 
 #include <stdio.h>

@@ -3,6 +3,7 @@
 #include "clock_counter.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "nccl/group/internal.h"
 #include "nccl_rig.h"
 

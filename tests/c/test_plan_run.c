@@ -2,6 +2,7 @@
 #include "check.h"
 #include "collective/plan_internal.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "run_team.h"
 
 #include <stdlib.h>

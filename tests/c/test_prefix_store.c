@@ -1,5 +1,6 @@
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "store/store.h"
 #include "store/tcp_store.h"
 #include "store_calls.h"

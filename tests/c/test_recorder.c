@@ -4,6 +4,7 @@
 #include "core/clock.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "observe/recorder_internal.h"
 
 #include <fcntl.h>

@@ -3,6 +3,7 @@
 #include "collective/run_internal.h"
 #include "core/clock.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "run_team.h"
 
 #include <stdio.h>

@@ -2,6 +2,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/system.h"
+#include "faults/faults.h"
 #include "sealed_pair.h"
 
 #include <errno.h>

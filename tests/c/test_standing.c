@@ -2,6 +2,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "group_case.h"
 #include "observe/recorder.h"
 

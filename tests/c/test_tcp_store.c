@@ -4,6 +4,7 @@
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "insight.h"
 #include "plain_proxy.h"
 #include "store/tcp_client_internal.h"

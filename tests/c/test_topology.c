@@ -1,6 +1,7 @@
 #include "check.h"
 #include "collective/topology.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 
 static void
 check_row(const int *actual, const int *expected, int count)

@@ -2,6 +2,7 @@
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "plain_ucc.h"
 #include "ucc/ucc.h"
 #include "ucc/ucc_internal.h"

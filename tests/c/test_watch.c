@@ -6,6 +6,7 @@
 #include "core/mem.h"
 #include "core/system.h"
 #include "core/thread.h"
+#include "faults/faults.h"
 #include "store/tcp_store.h"
 #include "tcp_raw.h"
 #include "watch/watch_internal.h"

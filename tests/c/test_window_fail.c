@@ -1,6 +1,7 @@
 /* What goes wrong with windows. */
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "group/internal.h"
 #include "store/file_store.h"
 #include "telling.h"

@@ -2,6 +2,7 @@
 #include "carry_team.h"
 #include "check.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "group_case.h"
 #include "plain_oneccl.h"
 #include "xccl/xccl.h"

@@ -11,9 +11,9 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-/* What csrc/net sends goes through here (-Wl,--wrap). */
-ssize_t __real_dd_sys_send(int fd, const void *data, size_t nbytes, int flags);
-ssize_t __wrap_dd_sys_send(int fd, const void *data, size_t nbytes, int flags);
+/* The send that csrc/core/system.c calls (-Wl,--wrap). */
+ssize_t __real_send(int fd, const void *data, size_t nbytes, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t nbytes, int flags);
 
 static struct {
     pthread_mutex_t mu;
@@ -68,27 +68,27 @@ do_mischief(int fd, const uint8_t *data, size_t nbytes, size_t at, int flags)
     switch (plan.kind) {
     case MISCHIEF_FLIP:
         changed[at < len ? at : 0] ^= (uint8_t)(1u << (plan.bit % 8));
-        return __real_dd_sys_send(fd, changed, len, flags);
+        return __real_send(fd, changed, len, flags);
     case MISCHIEF_DROP:
-        (void)__real_dd_sys_send(fd, changed, at < len ? at : 0, flags);
+        (void)__real_send(fd, changed, at < len ? at : 0, flags);
         return (ssize_t)len;
     case MISCHIEF_REPEAT:
-        (void)__real_dd_sys_send(fd, changed, len, flags);
-        return __real_dd_sys_send(fd, changed, len, flags);
+        (void)__real_send(fd, changed, len, flags);
+        return __real_send(fd, changed, len, flags);
     case MISCHIEF_INSERT:
-        (void)__real_dd_sys_send(fd, foreign, sizeof foreign, flags);
-        return __real_dd_sys_send(fd, changed, len, flags);
+        (void)__real_send(fd, foreign, sizeof foreign, flags);
+        return __real_send(fd, changed, len, flags);
     case MISCHIEF_CUT:
     case MISCHIEF_COUNT:
     default:
-        (void)__real_dd_sys_send(fd, changed, at < len ? at : 0, flags);
+        (void)__real_send(fd, changed, at < len ? at : 0, flags);
         (void)shutdown(fd, SHUT_WR);
         return (ssize_t)len;
     }
 }
 
 ssize_t
-__wrap_dd_sys_send(int fd, const void *data, size_t nbytes, int flags)
+__wrap_send(int fd, const void *data, size_t nbytes, int flags)
 {
     pthread_mutex_lock(&plan.mu);
     size_t at = plan.after - plan.nsent;
@@ -97,7 +97,7 @@ __wrap_dd_sys_send(int fd, const void *data, size_t nbytes, int flags)
     plan.is_done = plan.is_done || is_now;
     if (!is_now) {
         bool counts = plan.is_armed && is_tcp(fd);
-        rc = __real_dd_sys_send(fd, data, nbytes, flags);
+        rc = __real_send(fd, data, nbytes, flags);
         plan.nsent += counts && rc > 0 ? (size_t)rc : 0;
     }
     pthread_mutex_unlock(&plan.mu);

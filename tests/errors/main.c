@@ -4,6 +4,7 @@
  *     errors [--share N] [--jobs N] [--programs shm,tcp] [--calls mmap,sendmsg] [--errors EMFILE,24] [--at N] [--victim RANK] [--verbose]
  *
  * --share 20 runs every 20th of all, --at the N-th call of each kind alone. Ends with 1 when a promise was broken. */
+#include "faults/faults.h"
 #include "table.h"
 #include "verdict.h"
 

@@ -4,6 +4,7 @@
 
 #include "core/system.h"
 #include "core/wait.h"
+#include "faults/faults.h"
 #include "store/store.h"
 #include "store/tcp_server.h"
 

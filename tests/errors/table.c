@@ -1,4 +1,5 @@
 #include "table.h"
+#include "faults/faults.h"
 
 #include <errno.h>
 

@@ -3,6 +3,7 @@
 #define DD_TESTS_ERRORS_TABLE_H
 
 #include "core/system.h"
+#include "faults/faults.h"
 
 #define ERRORS_OF_A_CALL_MAX 24
 

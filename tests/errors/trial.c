@@ -2,6 +2,7 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "faults/faults.h"
 #include "leftovers.h"
 #include "store/tcp_server.h"
 

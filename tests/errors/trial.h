@@ -2,6 +2,7 @@
 #ifndef DD_TESTS_ERRORS_TRIAL_H
 #define DD_TESTS_ERRORS_TRIAL_H
 
+#include "faults/faults.h"
 #include "program.h"
 
 #include <sys/types.h>

@@ -367,39 +367,3 @@ py_error_call_despite_ctrl_c(PyObject *Py_UNUSED(module), PyObject *args)
     Py_XDECREF(rest);
     return result;
 }
-
-#ifdef DD_FAULTS
-PyObject *
-py_error_raise_status(PyObject *module, PyObject *code)
-{
-    long status = PyLong_AsLong(code);
-    if (status == -1 && PyErr_Occurred() != NULL) {
-        return NULL;
-    }
-    if (status < DD_OK || status >= DD_STATUS_COUNT) {
-        PyErr_Format(PyExc_IndexError, "no status has the number %ld", status);
-        return NULL;
-    }
-    if (status == DD_OK) {
-        Py_RETURN_NONE;
-    }
-    dd_error err;
-    dd_error_set(&err, (dd_status)status, "raised for a test: %s", dd_status_text((dd_status)status));
-    py_error_raise(PyModule_GetState(module), (dd_status)status, &err);
-    return NULL;
-}
-
-PyObject *
-py_error_status_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
-{
-    PyObject *names = PyList_New(0);
-    for (int status = 0; names != NULL && status < DD_STATUS_COUNT; status++) {
-        PyObject *name = PyUnicode_FromString(dd_status_name((dd_status)status));
-        if (name == NULL || PyList_Append(names, name) < 0) {
-            Py_CLEAR(names);
-        }
-        Py_XDECREF(name);
-    }
-    return names;
-}
-#endif

@@ -34,10 +34,4 @@ dd_status py_error_status_of_current(py_state *state);
  * is pending or comes during the call is ignored, and the call is made again, a few times. */
 PyObject *py_error_call_despite_ctrl_c(PyObject *module, PyObject *args);
 
-#ifdef DD_FAULTS
-/* _core._raise_status(code), _core._status_names(): for tests that go through all codes. */
-PyObject *py_error_raise_status(PyObject *module, PyObject *code);
-PyObject *py_error_status_names(PyObject *module, PyObject *unused);
-#endif
-
 #endif

@@ -1,6 +1,6 @@
-/* Counts calls, and picks the one that is to fail. For test builds (DD_FAULTS): of allocations, and of calls of the system. */
-#ifndef DD_CORE_FAULT_COUNT_H
-#define DD_CORE_FAULT_COUNT_H
+/* Counts allocations or calls of the system, and picks the one that shall fail. */
+#ifndef TESTS_FAULTS_FAULT_COUNT_H
+#define TESTS_FAULTS_FAULT_COUNT_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

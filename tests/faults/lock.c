@@ -1,0 +1,147 @@
+/* Checks the order of locks (core/lock.h): a thread that violates it ends the process with the words of both locks. */
+
+#include "core/lock.h"
+
+#include "faults/faults.h"
+#include "faults/wrap.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAX_HELD 8
+
+/* The locks of this thread, in the order in which it took them. */
+static _Thread_local const dd_lock *held[MAX_HELD];
+static _Thread_local int nheld;
+static _Thread_local unsigned long ntaken;
+
+static const char *
+words_for(dd_lock_kind kind)
+{
+    static const char *const words[] = {
+#define X(name, text) text,
+        DD_LOCK_LIST(X)
+#undef X
+    };
+    return words[kind];
+}
+
+static void
+check_order(const dd_lock *lock)
+{
+    for (int i = 0; i < nheld; i++) {
+        if (held[i]->kind >= lock->kind) {
+            (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes that of %s\n",
+                          words_for(held[i]->kind), words_for(lock->kind));
+            abort();
+        }
+    }
+}
+
+static void
+note_taken(const dd_lock *lock)
+{
+    if (nheld == MAX_HELD) {
+        (void)fprintf(stderr, "order of locks: a thread holds more than %d\n", MAX_HELD);
+        abort();
+    }
+    held[nheld++] = lock;
+    ntaken++;
+}
+
+unsigned long
+dd_lock_ntaken(void)
+{
+    return ntaken;
+}
+
+static void
+note_released(const dd_lock *lock)
+{
+    int at = nheld - 1;
+    while (at >= 0 && held[at] != lock) {
+        at--;
+    }
+    if (at < 0) {
+        (void)fprintf(stderr, "order of locks: a thread releases the lock of %s, which it does not hold\n",
+                      words_for(lock->kind));
+        abort();
+    }
+    nheld--;
+    for (; at < nheld; at++) {
+        held[at] = held[at + 1];
+    }
+}
+
+WRAP(void, dd_lock_take, (dd_lock * lock))
+{
+    check_order(lock);
+    __real_dd_lock_take(lock);
+    note_taken(lock);
+}
+
+WRAP(bool, dd_lock_try, (dd_lock * lock))
+{
+    check_order(lock);
+    bool is_taken = __real_dd_lock_try(lock);
+    if (is_taken) {
+        note_taken(lock);
+    }
+    return is_taken;
+}
+
+WRAP(void, dd_lock_release, (dd_lock * lock))
+{
+    note_released(lock);
+    __real_dd_lock_release(lock);
+}
+
+WRAP(bool, dd_timed_lock_take_within, (dd_timed_lock * self, int64_t timeout_ns))
+{
+    check_order(&self->look);
+    bool is_ours = __real_dd_timed_lock_take_within(self, timeout_ns);
+    if (is_ours) {
+        note_taken(&self->look);
+    }
+    return is_ours;
+}
+
+WRAP(void, dd_timed_lock_release, (dd_timed_lock * self))
+{
+    note_released(&self->look);
+    __real_dd_timed_lock_release(self);
+}
+
+WRAP(void, dd_cond_wait, (pthread_cond_t * cond, dd_lock *lock))
+{
+    note_released(lock);
+    check_order(lock);
+    __real_dd_cond_wait(cond, lock);
+    note_taken(lock);
+}
+
+WRAP(void, dd_cond_wait_until, (pthread_cond_t * cond, dd_lock *lock, const struct timespec *until))
+{
+    note_released(lock);
+    check_order(lock);
+    __real_dd_cond_wait_until(cond, lock, until);
+    note_taken(lock);
+}
+
+WRAP(void, dd_cond_wait_slice, (pthread_cond_t * cond, dd_lock *lock, const dd_wait *wait))
+{
+    note_released(lock);
+    check_order(lock);
+    __real_dd_cond_wait_slice(cond, lock, wait);
+    note_taken(lock);
+}
+
+WRAP(dd_status, dd_cond_wait_checked,
+     (pthread_cond_t * cond, dd_lock *lock, const dd_wait *wait, dd_error *err))
+{
+    note_released(lock);
+    check_order(lock);
+    dd_status status = __real_dd_cond_wait_checked(cond, lock, wait, err);
+    note_taken(lock);
+    return status;
+}
