@@ -8,28 +8,23 @@ import re
 import sys
 from pathlib import Path
 
+from c_source import functions, read
+
 MOST = 3
 
-COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
-# As clang-format writes it: the type on a line of its own, then the name at the start of a line.
-FUNCTION = re.compile(r"^(?P<type>[^\s#{}][^\n;{}]*)\n(?P<name>\w+)\(", re.MULTILINE)
 OBJECT = re.compile(r"^(?P<type>(?:const |_Thread_local )*[A-Za-z_][\w ]*?[ *])(?P<name>\w+)(?:\[[^\]\n]*\])* =", re.MULTILINE)
 
 
 def defined_in(text: str) -> set[str]:
     """The names that other files may use."""
-    found = set()
-    for pattern in (FUNCTION, OBJECT):
-        for match in pattern.finditer(text):
-            if "static" not in match["type"].split():
-                found.add(match["name"])
-    return found
+    objects = {match["name"] for match in OBJECT.finditer(text) if "static" not in match["type"].split()}
+    return objects | set(functions(text, static=False))
 
 
 def needs(folder: Path) -> dict[str, set[str]]:
     """For each file of the folder and of those in it, the files whose names it uses."""
-    texts = {path.relative_to(folder).with_suffix("").as_posix(): COMMENT.sub(" ", path.read_text(encoding="utf-8"))
+    texts = {path.relative_to(folder).with_suffix("").as_posix(): read(path)
              for path in sorted(folder.rglob("*.c"))}
     owner = {name: stem for stem, text in texts.items() for name in defined_in(text)}
     return {stem: {owner[word] for word in set(WORD.findall(text)) & owner.keys()} - {stem}

@@ -3,10 +3,11 @@
 
 Two files may not define static functions of one name. Folders that still do have a ceiling, which only falls. --list prints the names.
 """
-import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from c_source import functions, read
 
 ROOT = Path(__file__).resolve().parent.parent / "csrc"
 # The names in each folder that another file has, too. Lower it with the number; a folder that is not here has none.
@@ -15,15 +16,12 @@ CEILINGS = {
     "window": 15,
 }
 
-# As clang-format writes it: the type on a line of its own, then the name at the start of a line.
-STATIC = re.compile(r"^static\b[^\n;{}()=]*\n(\w+)\(", re.MULTILINE)
-
 
 def repeated_names(root: Path) -> dict[str, list[str]]:
     """Names of static functions, and the files that define one, if there are several."""
     files = defaultdict(list)
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".c", ".h")):
-        for name in sorted(set(STATIC.findall(path.read_text(encoding="utf-8")))):
+        for name in sorted(set(functions(read(path), static=True))):
             files[name].append(path.relative_to(root).as_posix())
     return {name: where for name, where in files.items() if len(where) > 1}
 

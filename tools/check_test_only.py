@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from c_source import functions, read
+
 # Called by tests only, and the reason to keep it.
 EXCEPTIONS = {
     "dd_arena_join": "ThreadSanitizer takes memory that is mapped twice for two memories, so ranks in one process share a mapping",
@@ -15,14 +17,12 @@ EXCEPTIONS = {
 # Parts of names that the preprocessor builds, such as prefix##_close: functions that end in them count as called.
 PASTED = re.compile(r"\b(\w*)##(_\w+)\b")
 
-NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
-DEFINITION = re.compile(r"^(?!.*(?:\bstatic\b|INLINE))\w[^\n;{}()=]*\n(\w+)\((?=[^;{}]*\)\n\{)", re.MULTILINE)
 DECLARATION = re.compile(r"^(?!static\b)\w[\w *]*?\b(\w+)\((?=[^;{}]*;)", re.MULTILINE)
 
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "csrc")
-    texts = {path: NOISE.sub(" ", path.read_text(encoding="utf-8"))
+    texts = {path: read(path)
              for path in sorted(root.rglob("*")) if path.suffix in (".c", ".h", ".inc")}
     mentions, stated, pasted, defined = Counter(), Counter(), set(), {}
     for path, text in texts.items():
@@ -31,7 +31,7 @@ def main() -> int:
         if path.suffix == ".h":
             stated.update(DECLARATION.findall(text))
         if path.suffix == ".c":
-            names = DEFINITION.findall(text)
+            names = functions(text, static=False)
             stated.update(names)
             defined.update((name, path) for name in names)
     unused = {name for name in defined if mentions[name] <= stated[name]
