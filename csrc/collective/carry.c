@@ -247,7 +247,7 @@ place_output(dd_carry *carry, dd_error *err)
 
 /* The input is this rank's place in the output, or the other way round. */
 static bool
-is_in_place(const dd_carry *carry)
+carry_is_in_place(const dd_carry *carry)
 {
     const dd_carried_call *call = &carry->call;
     const dd_coll_traits *traits = &dd_coll_traits_of[call->coll];
@@ -314,7 +314,7 @@ dd_carry_place(dd_carry *carry, dd_error *err)
         status = place_output(carry, err);
     }
     if (status == DD_OK) {
-        carry->call.is_in_place = is_in_place(carry);
+        carry->call.is_in_place = carry_is_in_place(carry);
         move_broadcast(&carry->call);
     }
     return status;

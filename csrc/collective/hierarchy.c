@@ -156,7 +156,7 @@ is_wide(const dd_hierarchy *h)
 }
 
 static size_t
-widen(const dd_hierarchy *h, size_t nbytes)
+hierarchy_widen(const dd_hierarchy *h, size_t nbytes)
 {
     return nbytes / h->element_nbytes * h->partial_nbytes;
 }
@@ -177,7 +177,7 @@ cut_share(const dd_hierarchy *h, size_t nbytes, uint64_t piece, int share)
 /* ---- blocks of a piece */
 
 static dd_block
-part_of(const dd_block *block, dd_span span)
+hierarchy_part_of(const dd_block *block, dd_span span)
 {
     char *data = block->data;
     return (dd_block){.data = span.count > 0 ? data + span.first : NULL, .nbytes = span.count};
@@ -186,7 +186,7 @@ part_of(const dd_block *block, dd_span span)
 static dd_block
 piece_of(const dd_hierarchy *h, const dd_block *block, uint64_t piece)
 {
-    return part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
+    return hierarchy_part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
 }
 
 /* What belongs to the rank at a place of a host: a share of the array, or that rank's block. */
@@ -194,7 +194,7 @@ static dd_block
 part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int place)
 {
     if (rows_of[h->args->coll].kind == ARRAY) {
-        return part_of(blocks, cut_share(h, blocks->nbytes, piece, share_of_place(h, place)));
+        return hierarchy_part_of(blocks, cut_share(h, blocks->nbytes, piece, share_of_place(h, place)));
     }
     return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, place)], piece);
 }
@@ -218,7 +218,7 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
     if (!is_wide(h) && (h->args->coll == DD_COLL_ALL_REDUCE || is_root(h))) {
         return part_at(h, h->args->outputs, piece, host, h->topology->local);
     }
-    return in_scratch(h, piece, host, widen(h, part.nbytes));
+    return in_scratch(h, piece, host, hierarchy_widen(h, part.nbytes));
 }
 
 /* What the root gathers: in scratch behind the partial results, or, if they are of one size, in their place. */
@@ -231,7 +231,7 @@ block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
     dd_block part = part_at(h, h->args->inputs, piece, host, place);
     dd_block block = in_scratch(h, piece, host, part.nbytes);
     if (is_wide(h) && part.nbytes > 0) {
-        block.data = (char *)block.data + dd_round_up(widen(h, part.nbytes));
+        block.data = (char *)block.data + dd_round_up(hierarchy_widen(h, part.nbytes));
     }
     return block;
 }
@@ -334,8 +334,8 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     h->piece_nbytes = share_nbytes * (size_t)h->ncarriers;
     if (is_reduce || is_wide(h)) {
         size_t first_nbytes = cut_share(h, nbytes, 0, 0).count;
-        h->half_nbytes =
-            dd_round_up(widen(h, first_nbytes)) + (aside_nbytes > 0 ? dd_round_up(first_nbytes) : 0);
+        h->half_nbytes = dd_round_up(hierarchy_widen(h, first_nbytes)) +
+                         (aside_nbytes > 0 ? dd_round_up(first_nbytes) : 0);
     }
 }
 
@@ -353,7 +353,7 @@ begin_blocks(dd_hierarchy *h, size_t largest)
     h->ncarriers = h->topology->max_nlocal;
     h->piece_nbytes = dd_round_up(piece / h->partial_nbytes * h->element_nbytes);
     size_t most = largest < h->piece_nbytes ? largest : h->piece_nbytes;
-    h->half_nbytes = is_fold ? nhosts * dd_round_up(widen(h, most)) : 0;
+    h->half_nbytes = is_fold ? nhosts * dd_round_up(hierarchy_widen(h, most)) : 0;
     h->nbefore = is_fold ? nhosts : 1;
     h->nafter = is_fold ? 0 : nhosts - 1;
 }

@@ -146,7 +146,7 @@ enter(dd_run *run, const dd_carried_call *call, dd_carried_state state, dd_error
 
 /* A call that the library does not have is declined only now: a rank that is past a call has compared. */
 static dd_leg_state
-hand_over(dd_run *run, dd_error *error)
+leg_hand_over(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
     if (!carried->is_taken) {
@@ -165,7 +165,7 @@ leave_gathering(dd_run *run, dd_error *error)
     dd_run_comparison *comparison = run->carried.comparison;
     return comparison != NULL
                ? enter(run, dd_run_compare(comparison, &run->call.signature), DD_CARRIED_COMPARED, error)
-               : hand_over(run, error);
+               : leg_hand_over(run, error);
 }
 
 /* A library that reports a difference, and then shows none, has failed. */
@@ -188,7 +188,7 @@ go_on(dd_run *run, dd_error *error)
 {
     dd_run_carried *carried = &run->carried;
     if (carried->state == DD_CARRIED_COMPARED && dd_run_is_same(carried->comparison)) {
-        return hand_over(run, error);
+        return leg_hand_over(run, error);
     }
     if (carried->state == DD_CARRIED_COMPARED) {
         int nranks = run->env.topology->nranks;
@@ -273,7 +273,7 @@ carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 
 /* The look itself is the task's, in the round after this: a library wakes no thread. */
 static void
-on_look(dd_timer *timer)
+leg_on_look(dd_timer *timer)
 {
     dd_run *run = DD_CONTAINER_OF(timer, dd_run, carried.look);
     if (is_in_library(&run->carried)) {
@@ -284,7 +284,7 @@ on_look(dd_timer *timer)
 void
 dd_run_init_carried(dd_run *run)
 {
-    dd_timer_init(&run->carried.look, on_look);
+    dd_timer_init(&run->carried.look, leg_on_look);
 }
 
 /* It may have joined since the last look, and left. */
@@ -333,7 +333,7 @@ carrier_leg_may_sleep(dd_run *run)
     if (carried->state == DD_CARRIED_AWAITED) {
         return may_await(run);
     }
-    on_look(&carried->look); /* for when it may */
+    leg_on_look(&carried->look); /* for when it may */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 

@@ -296,7 +296,7 @@ dd_builder_is_root(const dd_builder *builder)
 
 /* The k-th of nshares shares: as even as can be, larger ones first. */
 static dd_span
-share_of(size_t count, int nshares, int k)
+plan_share_of(size_t count, int nshares, int k)
 {
     size_t each = count / (size_t)nshares;
     size_t longer = count % (size_t)nshares;
@@ -307,7 +307,7 @@ share_of(size_t count, int nshares, int k)
 dd_span
 dd_share_lines(size_t nbytes, size_t line, int nshares, int k)
 {
-    dd_span lines = share_of((nbytes + line - 1) / line, nshares, k);
+    dd_span lines = plan_share_of((nbytes + line - 1) / line, nshares, k);
     size_t first = lines.first * line < nbytes ? lines.first * line : nbytes;
     return (dd_span){.first = first, .count = dd_segment(nbytes - first, lines.count * line, 0).count};
 }
@@ -343,7 +343,7 @@ block_span(const dd_builder *builder, int k)
         return (dd_span){.count = args->inputs[k].nbytes / builder->input_nbytes};
     }
     size_t count = args->inputs[0].nbytes / builder->input_nbytes;
-    return builder->has_whole_blocks ? (dd_span){.count = count} : share_of(count, builder->nranks, k);
+    return builder->has_whole_blocks ? (dd_span){.count = count} : plan_share_of(count, builder->nranks, k);
 }
 
 size_t

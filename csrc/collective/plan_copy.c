@@ -20,7 +20,7 @@ dd_build_barrier(dd_builder *b)
 /* ---- trees: places are ranks counted from the root */
 
 static int
-place_of(const dd_builder *b)
+plan_copy_place_of(const dd_builder *b)
 {
     return dd_builder_at(b, b->rank, -b->args->root);
 }
@@ -36,7 +36,7 @@ rank_at(const dd_builder *b, long place)
 static long
 reach_of(const dd_builder *b)
 {
-    int place = place_of(b);
+    int place = plan_copy_place_of(b);
     long reach = 1;
     while (place != 0 ? (place & reach) == 0 : reach < b->nranks) {
         reach *= 2;
@@ -68,7 +68,7 @@ copy_on_root(dd_builder *b)
 static void
 relay(dd_builder *b, long from, long furthest)
 {
-    int place = place_of(b);
+    int place = plan_copy_place_of(b);
     size_t nbytes = b->args->outputs[0].nbytes;
     size_t nsegments = dd_nsegments(nbytes, b->segment_nbytes);
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
@@ -88,13 +88,13 @@ relay(dd_builder *b, long from, long furthest)
 void
 dd_build_broadcast_binomial(dd_builder *b)
 {
-    relay(b, place_of(b) - reach_of(b), reach_of(b) / 2);
+    relay(b, plan_copy_place_of(b) - reach_of(b), reach_of(b) / 2);
 }
 
 void
 dd_build_broadcast_chain(dd_builder *b)
 {
-    relay(b, place_of(b) - 1, 1);
+    relay(b, plan_copy_place_of(b) - 1, 1);
 }
 
 /* The part of the array that the root sends to a place, which passes it on to all others but the root. */
@@ -111,7 +111,7 @@ part_held(const dd_builder *b, int place, size_t s)
 void
 dd_build_broadcast_shares(dd_builder *b)
 {
-    int place = place_of(b);
+    int place = plan_copy_place_of(b);
     int nothers = b->nranks - 1;
     size_t nbytes = b->args->outputs[0].nbytes;
     size_t nsegments =
@@ -143,7 +143,7 @@ dd_build_broadcast_shares(dd_builder *b)
 
 /* What this rank has for a peer, or gets from it; nothing where the collective has a root and neither is it. */
 static dd_plan_range
-part_of(const dd_builder *b, bool is_output, int peer)
+plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 {
     const dd_coll_args *args = b->args;
     int root_side = is_output == (args->coll == DD_COLL_SCATTER) ? peer : b->rank;
@@ -185,10 +185,10 @@ dd_build_move_direct(dd_builder *b)
             latest[0] = latest[1] = DD_NO_STEP;
         }
         uint32_t before[2] = {latest[0], latest[1]};
-        move_all(b, dd_builder_send, to, part_of(b, false, to), before, &latest[0]);
-        move_all(b, dd_builder_recv, from, part_of(b, true, from), before, &latest[1]);
+        move_all(b, dd_builder_send, to, plan_copy_part_of(b, false, to), before, &latest[0]);
+        move_all(b, dd_builder_recv, from, plan_copy_part_of(b, true, from), before, &latest[1]);
     }
-    dd_builder_copy_all(b, part_of(b, false, b->rank), part_of(b, true, b->rank));
+    dd_builder_copy_all(b, plan_copy_part_of(b, false, b->rank), plan_copy_part_of(b, true, b->rank));
 }
 
 /* Every block goes around, or straight to everybody. */
@@ -247,7 +247,7 @@ blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 static long
 count_spoken_for(const dd_builder *b)
 {
-    long rest = b->nranks - place_of(b);
+    long rest = b->nranks - plan_copy_place_of(b);
     long reach = reach_of(b);
     return reach < rest ? reach : rest;
 }

@@ -21,7 +21,7 @@ add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range 
 
 /* The others' parts lie side by side, in whole lines. */
 static dd_plan_range
-slot_of(const dd_builder *b, dd_plan_range first, int peer)
+plan_fold_slot_of(const dd_builder *b, dd_plan_range first, int peer)
 {
     first.offset += (size_t)(peer < b->rank ? peer : peer - 1) * dd_round_up(first.nbytes);
     return first;
@@ -34,11 +34,11 @@ take_and_fold(dd_builder *b, size_t s, dd_plan_range own, dd_plan_range dst)
     slots.nbytes = own.nbytes;
     for (int distance = 1; distance < b->nranks; distance++) {
         int peer = dd_builder_at(b, b->rank, -distance);
-        dd_builder_recv(b, peer, s, slot_of(b, slots, peer));
+        dd_builder_recv(b, peer, s, plan_fold_slot_of(b, slots, peer));
     }
     uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dst);
     for (int k = 0; k < b->nranks; k++) {
-        dd_builder_add_source(b, k == b->rank ? own : slot_of(b, slots, k));
+        dd_builder_add_source(b, k == b->rank ? own : plan_fold_slot_of(b, slots, k));
     }
     return fold;
 }
@@ -111,11 +111,11 @@ dd_build_scan_direct(dd_builder *b)
         dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)b->rank);
         slots.nbytes = own.nbytes;
         for (int peer = b->rank - 1; peer >= 0; peer--) {
-            dd_builder_recv(b, peer, s, slot_of(b, slots, peer));
+            dd_builder_recv(b, peer, s, plan_fold_slot_of(b, slots, peer));
         }
         uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dd_builder_block_output(b, 0, s));
         for (int k = 0; k <= b->rank; k++) {
-            dd_builder_add_source(b, k == b->rank ? own : slot_of(b, slots, k));
+            dd_builder_add_source(b, k == b->rank ? own : plan_fold_slot_of(b, slots, k));
         }
         dd_builder_keep(latest, fold);
     }
@@ -252,7 +252,7 @@ is_paired(const tree *t, int rank)
 }
 
 static int
-place_of(const tree *t, int rank)
+plan_fold_place_of(const tree *t, int rank)
 {
     return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
 }
@@ -297,10 +297,10 @@ tree_begin(dd_builder *b, tree *t)
 static void
 tree_climb(dd_builder *b, tree *t)
 {
-    int place = place_of(t, b->rank);
+    int place = plan_fold_place_of(t, b->rank);
     for (int distance = 1; distance < t->nplaces; distance *= 2) {
         int peer = rank_of_place(b, t, place ^ distance);
-        bool is_giving = ((place ^ place_of(t, b->args->root)) & distance) != 0;
+        bool is_giving = ((place ^ plan_fold_place_of(t, b->args->root)) & distance) != 0;
         if (t->is_all || is_giving) {
             dd_builder_send(b, peer, t->s, t->held);
         }
@@ -320,7 +320,7 @@ tree_climb(dd_builder *b, tree *t)
 static void
 tree_segment(dd_builder *b, tree *t)
 {
-    int stands = rank_of_place(b, t, place_of(t, b->rank));
+    int stands = rank_of_place(b, t, plan_fold_place_of(t, b->rank));
     if (b->nranks == 1) {
         add_fold_of_one(b, DD_STAGE_WHOLE, t->input, t->output);
         return;

@@ -142,7 +142,7 @@ local_nbytes(const dd_plan_step *step)
     return step->dst.nbytes * (step->nsources > 0 ? step->nsources : 1);
 }
 
-static void on_message_done(dd_message *message, const dd_error *error);
+static void plan_run_on_message_done(dd_message *message, const dd_error *error);
 
 static void
 post_message(dd_plan_run *run, uint32_t index)
@@ -158,7 +158,7 @@ post_message(dd_plan_run *run, uint32_t index)
     message->data = range_data(run, range);
     message->nbytes = range->nbytes;
     message->signature = &run->options.signature;
-    message->on_done = on_message_done;
+    message->on_done = plan_run_on_message_done;
     message->owner = run;
     if (step->kind == DD_PLAN_SEND) {
         dd_context_post_send_locked(run->options.context, message);
@@ -184,7 +184,7 @@ start_step(dd_plan_run *run, uint32_t index)
 /* ---- the way to the end */
 
 static void
-end(dd_plan_run *run, const dd_error *error)
+plan_run_end(dd_plan_run *run, const dd_error *error)
 {
     run->is_under_way = false;
     run->is_advancing = false;
@@ -200,11 +200,11 @@ end_failed(dd_plan_run *run)
             dd_context_cancel_locked(run->options.context, &run->messages[i].message, &run->error);
         }
     }
-    end(run, &run->error);
+    plan_run_end(run, &run->error);
 }
 
 static void
-note_failed(dd_plan_run *run, const dd_error *error)
+plan_run_note_failed(dd_plan_run *run, const dd_error *error)
 {
     if (!run->is_failed) {
         run->is_failed = true;
@@ -217,7 +217,7 @@ note_failed(dd_plan_run *run, const dd_error *error)
 static void
 note_message_failed(dd_plan_run *run, const dd_error *error)
 {
-    note_failed(run, error);
+    plan_run_note_failed(run, error);
     if (run->error.code == DD_INVALID_ARGUMENT) {
         run->error.code = DD_MISMATCH;
     }
@@ -226,7 +226,7 @@ note_message_failed(dd_plan_run *run, const dd_error *error)
 /* Starts all steps that may start, and ends the run when that was all, or when it has failed. The run is
  * not to be touched after this, unless it is known to be under way. */
 static void
-advance(dd_plan_run *run)
+plan_run_advance(dd_plan_run *run)
 {
     run->is_advancing = true;
     while (run->nstarted < run->nready && !run->is_failed) {
@@ -238,12 +238,12 @@ advance(dd_plan_run *run)
     }
     run->is_advancing = false;
     if (run->nended == run->plan.nsteps) {
-        end(run, NULL);
+        plan_run_end(run, NULL);
     }
 }
 
 static void
-on_message_done(dd_message *message, const dd_error *error)
+plan_run_on_message_done(dd_message *message, const dd_error *error)
 {
     dd_plan_run *run = message->owner;
     if (error != NULL) {
@@ -252,7 +252,7 @@ on_message_done(dd_message *message, const dd_error *error)
         note_ended(run, DD_CONTAINER_OF(message, plan_message, message)->step);
     }
     if (!run->is_advancing) {
-        advance(run);
+        plan_run_advance(run);
     }
 }
 
@@ -271,7 +271,7 @@ dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_pl
             run->queue[run->nready++] = i;
         }
     }
-    advance(run);
+    plan_run_advance(run);
 }
 
 bool
@@ -301,7 +301,7 @@ dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step)
 {
     note_ended(run, step);
     if (!run->is_advancing) {
-        advance(run);
+        plan_run_advance(run);
     }
 }
 
@@ -312,13 +312,13 @@ dd_plan_run_catch_up_locked(dd_plan_run *run)
     if (!run->is_under_way || run->is_advancing) {
         return false;
     }
-    run->is_advancing = true; /* on_message_done leaves the next steps to this call */
+    run->is_advancing = true; /* plan_run_on_message_done leaves the next steps to this call */
     for (uint32_t i = 0; i < run->plan.nmessages; i++) {
         has_ended = dd_context_tell_success_locked(&run->messages[i].message) || has_ended;
     }
     run->is_advancing = false;
     if (has_ended) {
-        advance(run);
+        plan_run_advance(run);
     }
     return has_ended;
 }
@@ -327,7 +327,7 @@ void
 dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
 {
     if (run->is_under_way) {
-        note_failed(run, error);
+        plan_run_note_failed(run, error);
         if (!run->is_advancing) {
             run->is_advancing = true;
             end_failed(run);

@@ -1,6 +1,6 @@
 /* A collective from start to end: legs in two lanes beside each other.
  *
- * advance() is the one place where a collective begins, where its legs are started, and where it ends. Everything else
+ * run_advance() is the one place where a collective begins, where its legs are started, and where it ends. Everything else
  * notes a change (a call is posted, a leg has ended, the collective has failed) and calls it. If it is running further up
  * the stack, that call sees the change. */
 #include "collective/run_internal.h"
@@ -90,7 +90,7 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 
 /* The first failure counts. */
 static void
-note_failed(dd_run *run, const dd_error *error)
+run_note_failed(dd_run *run, const dd_error *error)
 {
     if (run->error.code == DD_OK) {
         run->error = *error;
@@ -162,14 +162,14 @@ begin_route(dd_run *run, dd_run_route route)
         dd_error error;
         dd_hierarchy_begin(&run->hierarchy, &run->call.args);
         if (dd_run_buffer_reserve(&run->scratch, run->hierarchy.scratch_nbytes, &error) != DD_OK) {
-            note_failed(run, &error);
+            run_note_failed(run, &error);
         }
         run->hierarchy.scratch = run->scratch.data;
     }
 }
 
 static void
-begin(dd_run *run)
+run_begin(dd_run *run)
 {
     run->phase = DD_RUN_UNDER_WAY;
     run->error.code = DD_OK;
@@ -184,7 +184,7 @@ begin(dd_run *run)
 
 /* The next collective may be posted from within on_done. */
 static void
-end(dd_run *run)
+run_complete(dd_run *run)
 {
     dd_run_piece ignored;
     (void)dd_run_take_over_piece(run, &ignored);
@@ -217,7 +217,7 @@ is_over(const dd_run *run)
 
 /* A loop instead of recursion: the collective that on_done posts may end here as well. */
 static void
-advance(dd_run *run)
+run_advance(dd_run *run)
 {
     if (run->is_advancing) {
         return;
@@ -226,12 +226,12 @@ advance(dd_run *run)
     bool goes_on = run->phase != DD_RUN_IDLE;
     while (goes_on) {
         if (run->phase == DD_RUN_POSTED) {
-            begin(run);
+            run_begin(run);
         }
         start_legs(run);
         goes_on = is_over(run);
         if (goes_on) {
-            end(run);
+            run_complete(run);
             goes_on = run->phase == DD_RUN_POSTED;
         }
     }
@@ -258,16 +258,16 @@ update_task(dd_run *run)
 
 /* Of a plan, whose end the transport reports. */
 static void
-on_leg_done(dd_run *run, const dd_error *error)
+run_on_leg_done(dd_run *run, const dd_error *error)
 {
     dd_run_lane *lane = &run->lanes[DD_LANE_PLAN];
     if (error != NULL) {
         lane->running = NULL;
-        note_failed(run, error);
+        run_note_failed(run, error);
     } else {
         note_leg_ended(run, lane);
     }
-    advance(run);
+    run_advance(run);
     update_task(run);
 }
 
@@ -276,7 +276,7 @@ dd_run_start_locked(dd_run *run, const dd_run_call *call)
 {
     run->call = *call;
     run->phase = DD_RUN_POSTED;
-    advance(run);
+    run_advance(run);
     if (!run->is_advancing) {
         (void)dd_run_progress_locked(run);
     }
@@ -289,8 +289,8 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
         run->phase = DD_RUN_IDLE;
         run->call.on_done(run->call.ctx, error);
     } else if (run->phase == DD_RUN_UNDER_WAY) {
-        note_failed(run, error);
-        advance(run);
+        run_note_failed(run, error);
+        run_advance(run);
     }
     update_task(run);
 }
@@ -332,18 +332,18 @@ end_piece(dd_run *run, const dd_run_piece *piece)
         break;
     case DD_LEG_FAILED:
         find_lane(run, piece->ops)->running = NULL;
-        note_failed(run, &error);
+        run_note_failed(run, &error);
         break;
     case DD_LEG_DECLINED:
         begin_route(run, choose_route(run));
         break;
     }
-    advance(run);
+    run_advance(run);
     return state;
 }
 
 static bool
-progress(dd_run *run, int64_t stay_ns)
+run_progress(dd_run *run, int64_t stay_ns)
 {
     bool has_moved = false;
     const dd_leg_ops *stuck = NULL;
@@ -367,7 +367,7 @@ progress(dd_run *run, int64_t stay_ns)
 bool
 dd_run_progress_locked(dd_run *run)
 {
-    return progress(run, CALLER_STAY_NS);
+    return run_progress(run, CALLER_STAY_NS);
 }
 
 static bool
@@ -439,7 +439,7 @@ static bool
 progress_task(dd_task *task)
 {
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
-    bool has_moved = progress(run, DRIVER_STAY_NS);
+    bool has_moved = run_progress(run, DRIVER_STAY_NS);
     if (!has_moved) {
         bool needs_core = task->is_outnumbered || dd_run_must_make_way_locked(run);
         task->is_crowded = needs_core && !dd_run_gives_way_locked(run);
@@ -449,7 +449,7 @@ progress_task(dd_task *task)
 
 /* A thread that moves data drives afterwards, or wakes the driver. The arena is last, since other ranks ring from then on. */
 static bool
-fall_asleep(dd_task *task)
+run_fall_asleep(dd_task *task)
 {
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
     const dd_leg_ops *first = run->lanes[DD_LANE_PLAN].running;
@@ -489,11 +489,11 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     made->env = *env;
     made->arena.wanted = wanted;
     made->culprit.rank = -1;
-    made->on_leg_done = on_leg_done;
+    made->on_leg_done = run_on_leg_done;
     dd_run_init_arena(made);
     dd_list_init(&made->task.link);
     made->task.progress = progress_task;
-    made->task.fall_asleep = fall_asleep;
+    made->task.fall_asleep = run_fall_asleep;
     dd_run_init_carried(made);
     bool has_arena = env->arena != NULL || env->topology->nlocal == 1;
     made->is_hierarchic = has_arena && !env->selection.is_flat && env->topology->nhosts > 1;

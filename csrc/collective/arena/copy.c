@@ -53,7 +53,7 @@ is_judge(const dd_arena *arena)
 }
 
 static uint32_t
-bit_of(const dd_arena *arena)
+copy_bit_of(const dd_arena *arena)
 {
     return UINT32_C(1) << arena->op.args->coll;
 }
@@ -63,7 +63,7 @@ static void
 tell_way(dd_arena *arena, bool is_streaming)
 {
     _Atomic uint32_t *streaming = &arena->shared->streaming;
-    uint32_t bit = bit_of(arena);
+    uint32_t bit = copy_bit_of(arena);
     bool was_streaming = (atomic_load_explicit(streaming, memory_order_relaxed) & bit) != 0;
     if (is_streaming != was_streaming) {
         (void)atomic_fetch_xor_explicit(streaming, bit, memory_order_relaxed);
@@ -115,7 +115,7 @@ dd_arena_choose_copy(dd_arena *arena)
     if (staged_nbytes > UNTRIED_MAX_BYTES) {
         op->is_measured = is_judge(arena) && join_trial(arena);
         uint32_t streaming = atomic_load_explicit(&arena->shared->streaming, memory_order_relaxed);
-        op->is_streaming = (streaming & bit_of(arena)) != 0;
+        op->is_streaming = (streaming & copy_bit_of(arena)) != 0;
         op->is_taken_past = takes_past_caches(arena);
     }
 }

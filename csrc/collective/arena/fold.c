@@ -38,7 +38,7 @@ whole_lines(size_t nbytes, size_t nparts)
 
 /* The k-th part of `each` bytes, as far as there is one. */
 static share
-part_of(share whole, size_t each, int k)
+fold_part_of(share whole, size_t each, int k)
 {
     size_t before = dd_arena_smaller(whole.nbytes, each * (size_t)k);
     return (share){.start = whole.start + before, .nbytes = dd_arena_smaller(whole.nbytes - before, each)};
@@ -103,7 +103,7 @@ dd_arena_count_chunks(const dd_arena *arena)
 }
 
 static share
-share_of(const dd_arena *arena, uint64_t chunk, int k)
+fold_share_of(const dd_arena *arena, uint64_t chunk, int k)
 {
     const arena_op *op = &arena->op;
     share whole = chunk_of(arena, chunk);
@@ -113,7 +113,7 @@ share_of(const dd_arena *arena, uint64_t chunk, int k)
     } else {
         each = dd_arena_smaller(each, chunk == 0 ? op->first_nbytes : op->round_nbytes);
     }
-    return part_of(whole, each, k);
+    return fold_part_of(whole, each, k);
 }
 
 /* ---- staging */
@@ -129,9 +129,9 @@ staging_of(const dd_arena *arena, int k, uint64_t chunk)
 static size_t
 staged_at(const dd_arena *arena, int from, uint64_t chunk, int k)
 {
-    size_t offset = share_of(arena, chunk, k).start - chunk_of(arena, chunk).start;
+    size_t offset = fold_share_of(arena, chunk, k).start - chunk_of(arena, chunk).start;
     bool is_behind = !arena->op.is_claimed && k > from;
-    return offset - (is_behind ? share_of(arena, chunk, from).nbytes : 0);
+    return offset - (is_behind ? fold_share_of(arena, chunk, from).nbytes : 0);
 }
 
 void
@@ -141,7 +141,7 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
     const uint8_t *input = op->args->inputs[0].data;
     uint8_t *staging = staging_of(arena, arena->rank, chunk);
     share whole = chunk_of(arena, chunk);
-    share own = op->is_claimed ? (share){.start = whole.start} : share_of(arena, chunk, arena->rank);
+    share own = op->is_claimed ? (share){.start = whole.start} : fold_share_of(arena, chunk, arena->rank);
     size_t before = own.start - whole.start;
     size_t behind = whole.nbytes - before - own.nbytes;
     dd_arena_put(arena, staging, input + whole.start, before);
@@ -228,7 +228,7 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
     }
     for (; op->source < arena->nranks; op->source++) {
         int k = (arena->rank + op->source) % arena->nranks;
-        share own = share_of(arena, chunk, k);
+        share own = fold_share_of(arena, chunk, k);
         if (own.nbytes == 0) {
             continue;
         }
@@ -266,7 +266,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
     const uint8_t *results = results_of(arena, chunk);
     for (int i = 1; i <= arena->nranks; i++) {
         int k = (arena->rank + i) % arena->nranks;
-        share part = share_of(arena, chunk, k);
+        share part = fold_share_of(arena, chunk, k);
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
             const uint8_t *result = results + (part.start - chunk_start) / op->in_size * op->out_size;
@@ -280,7 +280,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
 static share
 in_place_share_of(const arena_op *op, int nranks, int k)
 {
-    return part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
+    return fold_part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
 }
 
 /* Into the outputs of all others, but for the edges of those, which they take themselves. */
@@ -299,7 +299,7 @@ give_each(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 }
 
 static void
-take(const dd_arena *arena, size_t begin, size_t end)
+fold_take(const dd_arena *arena, size_t begin, size_t end)
 {
     const arena_op *op = &arena->op;
     for (int k = 0; k < arena->nranks; k++) {
@@ -319,8 +319,8 @@ dd_arena_take_edges(dd_arena *arena)
 {
     const arena_peer *own = &arena->peers[arena->rank];
     size_t total = arena->op.args->outputs[0].nbytes;
-    take(arena, 0, own->lead);
-    take(arena, total - own->tail, total);
+    fold_take(arena, 0, own->lead);
+    fold_take(arena, total - own->tail, total);
 }
 
 bool

@@ -42,7 +42,7 @@ find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 }
 
 static bool
-has_ended(dd_arena *arena, const arena_lease *lease)
+lease_has_ended(dd_arena *arena, const arena_lease *lease)
 {
     dd_arena_ranks *reader = &arena->lone_reader;
     if (lease->reader < 0) {
@@ -63,7 +63,7 @@ drop_oldest(dd_arena *arena)
 static bool
 drop_oldest_if_ended(dd_arena *arena)
 {
-    bool is_over = has_ended(arena, &arena->leases[0]);
+    bool is_over = lease_has_ended(arena, &arena->leases[0]);
     if (is_over) {
         drop_oldest(arena);
     }

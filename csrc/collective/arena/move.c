@@ -64,7 +64,7 @@ dd_arena_count_rounds(dd_arena *arena)
 
 /* Where in a slot a round is: see the top of layout.h. */
 static size_t
-place_of(const dd_arena *arena, int k, uint64_t round)
+move_place_of(const dd_arena *arena, int k, uint64_t round)
 {
     size_t place = arena->peers[k].place;
     size_t width = arena->op.is_wide ? 2 : 1;
@@ -142,7 +142,7 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
         return true;
     }
     size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
-    return dd_arena_is_space_free(arena, place_of(arena, arena->rank, round), nbytes);
+    return dd_arena_is_space_free(arena, move_place_of(arena, arena->rank, round), nbytes);
 }
 
 static void
@@ -150,7 +150,7 @@ stage_blocks(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     bool is_split = op->call->traits->is_split;
-    size_t place = place_of(arena, arena->rank, round);
+    size_t place = move_place_of(arena, arena->rank, round);
     size_t start = start_of(op, round);
     if (round > 0 && start < arena->said[arena->rank].largest) {
         size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
@@ -237,7 +237,7 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
     if ((flags & ARENA_IN_REGION) != 0 && peer->input != NULL) {
         return peer->input + offset;
     }
-    return arena->slots[k].buffers + place_of(arena, k, round) + index * stride_of(arena, k, round) +
+    return arena->slots[k].buffers + move_place_of(arena, k, round) + index * stride_of(arena, k, round) +
            (offset - start_of(op, round));
 }
 
@@ -301,7 +301,7 @@ read_copy(dd_arena *arena, uint64_t round)
 }
 
 static bool
-read_round(dd_arena *arena, uint64_t round)
+move_read_round(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (!dd_arena_is_receiver(op->call, arena->rank)) {
@@ -319,7 +319,7 @@ read_round(dd_arena *arena, uint64_t round)
 bool
 dd_arena_read(dd_arena *arena, uint64_t round)
 {
-    bool is_read = read_round(arena, round);
+    bool is_read = move_read_round(arena, round);
     if (is_read && round + 1 == arena->op.nrounds) {
         dd_arena_note_taken(arena);
     }

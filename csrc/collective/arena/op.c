@@ -194,7 +194,7 @@ agree(dd_arena *arena)
 }
 
 static dd_arena_state
-greet(dd_arena *arena)
+op_greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
@@ -237,7 +237,7 @@ stage_round(dd_arena *arena)
 }
 
 static dd_arena_state
-read_round(dd_arena *arena, uint64_t round)
+op_read_round(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *ranks = dd_arena_read_from(arena, round);
@@ -308,7 +308,7 @@ go_round(dd_arena *arena)
     arena_op *op = &arena->op;
     bool is_reading = !op->is_read && (op->is_staged || op->reads_first);
     if (is_reading) {
-        return read_round(arena, op->round - 1);
+        return op_read_round(arena, op->round - 1);
     }
     if (!op->is_staged) {
         return stage_round(arena);
@@ -359,7 +359,7 @@ step(dd_arena *arena)
     case ARENA_OPENING:
         return open_op(arena);
     case ARENA_GREETING:
-        return greet(arena);
+        return op_greet(arena);
     case ARENA_MAPPING:
         state = dd_arena_map_regions(arena);
         if (state == DD_ARENA_MOVED) {

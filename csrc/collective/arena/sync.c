@@ -12,7 +12,7 @@
  * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
 
 static uint64_t
-bit_of(int rank)
+sync_bit_of(int rank)
 {
     return UINT64_C(1) << rank % 64;
 }
@@ -32,7 +32,7 @@ dd_arena_note_registered(dd_arena *arena)
 {
     if (dd_fence_is_registered()) {
         arena->is_registered = true;
-        atomic_fetch_and(&arena->shared->unregistered[arena->rank / 64], ~bit_of(arena->rank));
+        atomic_fetch_and(&arena->shared->unregistered[arena->rank / 64], ~sync_bit_of(arena->rank));
     }
 }
 
@@ -49,7 +49,7 @@ wake_sleepers(dd_arena *arena)
          * before (load buffering, docs/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
         bool is_ours = k != arena->rank && awaited == (uint32_t)arena->rank &&
-                       dd_park_take(&arena->shared->asleep[k / 64], bit_of(k));
+                       dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
             arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
@@ -139,7 +139,7 @@ dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64
         for (uint64_t left = ranks->words[i]; left != 0; left &= left - 1) {
             int k = 64 * i + __builtin_ctzll(left);
             if (k != arena->rank && !has_reached(arena, k, mark)) {
-                found.words[i] |= bit_of(k);
+                found.words[i] |= sync_bit_of(k);
             }
         }
         any |= found.words[i];
@@ -201,7 +201,7 @@ dd_arena_fall_asleep(dd_arena *arena)
     dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
     atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_take(&first), memory_order_relaxed);
-    dd_park(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank));
+    dd_park(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     arena->has_slept = true;
     /* Where the fence is refused, nobody can be relied on to wake us. */
     bool is_fenced = fence_all(arena);
@@ -219,6 +219,6 @@ dd_arena_stay_awake(dd_arena *arena)
 {
     if (arena->has_slept) {
         arena->has_slept = false;
-        (void)dd_park_take(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank));
+        (void)dd_park_take(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     }
 }
