@@ -8,7 +8,7 @@
 
 /* For messages: without memory they just stay shorter. */
 static void
-append(dd_blob *text, const char *more)
+dylib_append(dd_blob *text, const char *more)
 {
     dd_status status = dd_blob_append(text, more, strlen(more), NULL);
     (void)status;
@@ -16,12 +16,12 @@ append(dd_blob *text, const char *more)
 
 /* What was tried, for the error: "path: reason; path: reason". */
 static void
-note_failure(dd_blob *log, const char *name, const char *reason)
+dylib_note_failure(dd_blob *log, const char *name, const char *reason)
 {
-    append(log, log->len > 0 ? "; " : "");
-    append(log, name);
-    append(log, ": ");
-    append(log, reason);
+    dylib_append(log, log->len > 0 ? "; " : "");
+    dylib_append(log, name);
+    dylib_append(log, ": ");
+    dylib_append(log, reason);
 }
 
 /* dlerror's text without the name in front, which the log has already. */
@@ -45,7 +45,7 @@ file_of(const void *function)
 }
 
 static dd_status
-take(const dd_dylib_spec *spec, void *handle, const char *name, dd_dylib *lib, dd_error *err)
+dylib_take(const dd_dylib_spec *spec, void *handle, const char *name, dd_dylib *lib, dd_error *err)
 {
     const char *path = file_of(dlsym(handle, spec->probe));
     path = path != NULL ? path : name;
@@ -64,7 +64,7 @@ try_open(const char *name, dd_blob *log)
 {
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
-        note_failure(log, name, loader_reason(name));
+        dylib_note_failure(log, name, loader_reason(name));
     }
     return handle;
 }
@@ -95,7 +95,7 @@ find(const dd_dylib_spec *spec, const dd_dylib_place *place, const char **name, 
     if (handle != NULL) {
         return handle;
     }
-    note_failure(log, *name, "not in the process yet");
+    dylib_note_failure(log, *name, "not in the process yet");
     for (size_t i = 0; i < place->ncandidates && handle == NULL; i++) {
         *name = place->candidates[i];
         handle = try_open(*name, log);
@@ -115,7 +115,7 @@ open_library(const dd_dylib_spec *spec, const dd_dylib_place *place, dd_dylib *l
     void *handle = find(spec, place, &name, &log);
     dd_status status;
     if (handle != NULL) {
-        status = take(spec, handle, name, lib, err);
+        status = dylib_take(spec, handle, name, lib, err);
     } else {
         status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", spec->what, (int)log.len,
                               log.len > 0 ? (const char *)log.data : "");
@@ -141,8 +141,8 @@ dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsy
         void *function = dlsym(lib->handle, symbols[i].name);
         memcpy((char *)table + symbols[i].offset, &function, sizeof function);
         if (function == NULL && !symbols[i].is_optional) {
-            append(&missing, nmissing > 0 ? ", " : "");
-            append(&missing, symbols[i].name);
+            dylib_append(&missing, nmissing > 0 ? ", " : "");
+            dylib_append(&missing, symbols[i].name);
             nmissing++;
         }
     }
