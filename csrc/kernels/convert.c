@@ -17,7 +17,7 @@ dd_convert_is_supported(dd_dtype to, dd_dtype from)
 /* The sum of one array, up to its accumulators or from there, is that array in another type: conversions have
  * the vectors of reductions. */
 static void
-widen(float *dst, dd_dtype from, const void *src, size_t count)
+convert_widen(float *dst, dd_dtype from, const void *src, size_t count)
 {
     dd_reduction reduction = {.dtype = from, .op = DD_REDOP_SUM};
     dd_reduce(&reduction, DD_STAGE_FIRST, dst, &src, 1, count);
@@ -35,7 +35,7 @@ static void
 read_piece(float *dst, dd_dtype from, const void *src, size_t count)
 {
     if (from != DD_DTYPE_FLOAT64) {
-        widen(dst, from, src, count);
+        convert_widen(dst, from, src, count);
         return;
     }
     const double *numbers = src;
