@@ -22,14 +22,14 @@ look(awaiting *self)
 }
 
 static bool
-on_round(dd_task *task)
+await_on_round(dd_task *task)
 {
     return look(DD_CONTAINER_OF(task, awaiting, task));
 }
 
 /* What is waited for may have come since the round, when others had the lock. */
 static bool
-fall_asleep(dd_task *task)
+await_fall_asleep(dd_task *task)
 {
     awaiting *self = DD_CONTAINER_OF(task, awaiting, task);
     return !self->is_there(self->ctx);
@@ -39,8 +39,8 @@ dd_status
 dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
 {
     awaiting self = {
-        .task = {.progress = on_round,
-                 .fall_asleep = fall_asleep,
+        .task = {.progress = await_on_round,
+                 .fall_asleep = await_fall_asleep,
                  .is_crowded = true, /* threads of ours that make the links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,

@@ -54,7 +54,7 @@ init_collective(group_call *call, dd_group *group, const dd_coll_args *args, con
 }
 
 static void
-on_message_done(dd_message *message, const dd_error *error)
+call_on_message_done(dd_message *message, const dd_error *error)
 {
     group_call *call = message->owner;
     dd_group *group = call->group;
@@ -88,7 +88,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
                                  .channel = p2p->channel,
                                  .data = p2p->block.data,
                                  .nbytes = p2p->block.nbytes,
-                                 .on_done = on_message_done,
+                                 .on_done = call_on_message_done,
                                  .owner = call};
     if (options->is_typed) {
         call->signature = dd_signature_of_message(options->dtype, p2p->block.nbytes);
@@ -98,7 +98,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
 
 /* A member that has left sends nothing more, and takes nothing. What it had sent before is here. */
 static dd_status
-check_locked(const group_call *call, dd_error *err)
+call_check_locked(const group_call *call, dd_error *err)
 {
     dd_group *group = call->group;
     const char *what = call->work.what;
@@ -196,7 +196,7 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
 static dd_status
 check_all_locked(group_call *const *calls, size_t ncalls, dd_error *err)
 {
-    dd_status status = check_locked(calls[0], err);
+    dd_status status = call_check_locked(calls[0], err);
     size_t nchosen = 0;
     while (nchosen < ncalls && status == DD_OK) {
         status = check_startable_locked(calls[nchosen], calls[0]->group, err);

@@ -27,7 +27,7 @@ takes(const dd_carrier *carrier, const group_call *call)
 }
 
 static void
-end(group_call *call, const dd_error *error)
+carried_end(group_call *call, const dd_error *error)
 {
     call->is_carried = false;
     call->group->ncarried--;
@@ -39,14 +39,14 @@ end(group_call *call, const dd_error *error)
 
 /* True: it has ended. */
 static bool
-look_at(group_call *call)
+carried_look_at(group_call *call)
 {
     dd_error error;
     bool is_done = false;
     dd_carrier *carrier = dd_run_carrier(call->group->run);
     dd_status status = carrier->ops->look_message(carrier, &call->carried, &call->parcel, &is_done, &error);
     if (status != DD_OK || is_done) {
-        end(call, status != DD_OK ? &error : NULL);
+        carried_end(call, status != DD_OK ? &error : NULL);
         return true;
     }
     return false;
@@ -73,9 +73,9 @@ group_post_carried_locked(group_call *call)
                                         .source = -1};
     group_stamp_if_told_locked(call);
     if (carrier->ops->start_message(carrier, &call->parcel, &call->carried, &error) != DD_OK) {
-        end(call, &error);
+        carried_end(call, &error);
     } else {
-        (void)look_at(call);
+        (void)carried_look_at(call);
     }
     return true;
 }
@@ -86,7 +86,7 @@ group_look_at_carried_locked(dd_group *group)
     for (dd_list *node = group->messages.next; group->ncarried > 0 && node != &group->messages;
          node = node->next) {
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
-        if (call->is_carried && look_at(call)) {
+        if (call->is_carried && carried_look_at(call)) {
             return true; /* what follows may have ended with it */
         }
     }
@@ -117,12 +117,12 @@ group_cancel_message_locked(group_call *call, const dd_error *cause)
         return;
     }
     for (int look = 0; look < DD_LOOKS_LAST; look++) {
-        if (look_at(call)) {
+        if (carried_look_at(call)) {
             return;
         }
     }
     dd_error error = *cause;
     dd_carrier *carrier = dd_run_carrier(call->group->run);
     error.keeps_memory = !carrier->ops->leave_message(carrier, &call->carried);
-    end(call, &error);
+    carried_end(call, &error);
 }

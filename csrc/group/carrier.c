@@ -15,7 +15,7 @@ typedef struct library_card {
 
 /* A peer's bytes: they need not end. All ranks see the same, and so say the same. */
 static dd_status
-compare_cards(const library_card *all, int nranks, dd_error *err)
+carrier_compare_cards(const library_card *all, int nranks, dd_error *err)
 {
     for (int rank = 1; rank < nranks; rank++) {
         if (memcmp(&all[rank], &all[0], sizeof all[0]) != 0) {
@@ -41,7 +41,7 @@ agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wa
     }
     dd_status status = dd_group_exchange(group, &own, sizeof own, all, wait, err);
     if (status == DD_OK) {
-        status = compare_cards(all, group->size, err);
+        status = carrier_compare_cards(all, group->size, err);
     }
     dd_mem_free(all);
     return status;
@@ -61,7 +61,7 @@ install(dd_group *group, dd_carrier *carrier, dd_error *err)
 
 /* The others hear of it: they may be about to use the carrier. */
 static void
-give_up(dd_group *group, const dd_error *error)
+carrier_fail(dd_group *group, const dd_error *error)
 {
     dd_engine_lock(group->engine);
     if (group->context != NULL) {
@@ -94,7 +94,7 @@ dd_group_carry(dd_group *group, dd_carrier_library *library, const dd_wait *wait
         }
     }
     if (status != DD_OK) {
-        give_up(group, &error);
+        carrier_fail(group, &error);
         dd_error_prepend(&error, GROUP_FORMAT ": cannot be carried by %s", GROUP_ARGS(group), library->name);
         return dd_error_copy(err, &error);
     }

@@ -17,7 +17,7 @@
 
 /* Asks those who can be asked by now. True: all have answered. Ranks of this host answer by hearing the bell, for which they have to run. */
 static bool
-ask_locked(dd_group *group)
+deadlines_ask_locked(dd_group *group)
 {
     bool has_all = true;
     for (int rank = 0; rank < group->size; rank++) {
@@ -59,7 +59,7 @@ begin_asking_locked(dd_group *group, int64_t now_ns)
         }
     }
     group_ring_others_locked(group);
-    (void)ask_locked(group);
+    (void)deadlines_ask_locked(group);
 }
 
 static void
@@ -139,14 +139,14 @@ map_wanted_locked(dd_group *group)
 }
 
 static bool
-progress(dd_task *task)
+deadlines_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
     bool is_carrying = group->ncarried > 0; /* a library wakes nobody */
     task->is_crowded = group->is_crowded || is_carrying || must_make_way_locked(group);
     task->is_outnumbered = group->is_crowded || is_carrying;
-    if (group->is_asking && ask_locked(group)) {
+    if (group->is_asking && deadlines_ask_locked(group)) {
         fail_timed_out_locked(group);
         return true;
     }
@@ -155,7 +155,7 @@ progress(dd_task *task)
 }
 
 static bool
-fall_asleep(dd_task *task)
+deadlines_fall_asleep(dd_task *task)
 {
     /* Descriptors that come later wake the driver, as deadlines and messages do; these have come before they were wanted. */
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
@@ -188,7 +188,7 @@ expire_message_locked(group_call *call, int64_t now_ns)
 /* A message ends at its deadline. For a collective, the other ranks are asked first; one whose deadline passes meanwhile waits for
  * their answers. */
 static void
-on_late(dd_timer *timer)
+deadlines_on_late(dd_timer *timer)
 {
     group_call *call = DD_CONTAINER_OF(timer, group_call, late);
     dd_group *group = call->group;
@@ -257,7 +257,7 @@ on_ask_again(dd_timer *timer)
 
 /* The look itself is the task's, in the round after this. */
 static void
-on_look(dd_timer *timer)
+deadlines_on_look(dd_timer *timer)
 {
     dd_group *group = DD_CONTAINER_OF(timer, dd_group, look);
     if (group->ncarried > 0) {
@@ -279,10 +279,10 @@ void
 group_start_deadline_locked(group_call *call)
 {
     dd_group *group = call->group;
-    call->late.on_due = on_late;
+    call->late.on_due = deadlines_on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
     if (!dd_timer_is_set(&group->look)) { /* calls that follow each other do not put it off */
-        on_look(&group->look);
+        deadlines_on_look(&group->look);
     }
     group_update_task_locked(group);
 }
@@ -290,10 +290,10 @@ group_start_deadline_locked(group_call *call)
 void
 group_deadlines_init(dd_group *group)
 {
-    group->task = (dd_task){.progress = progress, .fall_asleep = fall_asleep};
+    group->task = (dd_task){.progress = deadlines_progress, .fall_asleep = deadlines_fall_asleep};
     dd_list_init(&group->task.link);
     dd_timer_init(&group->answers, on_answers_due);
     dd_timer_init(&group->curious, on_curious);
     dd_timer_init(&group->ask_again, on_ask_again);
-    dd_timer_init(&group->look, on_look);
+    dd_timer_init(&group->look, deadlines_on_look);
 }

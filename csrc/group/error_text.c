@@ -134,7 +134,7 @@ say_own_state(text_line *line, const dd_group *group)
 
 /* "; rank 2 is inside #11 all_reduce(...)" */
 static void
-say_where(text_line *line, const dd_group *group, int rank)
+error_text_where(text_line *line, const dd_group *group, int rank)
 {
     const member_state *member = &group->members[rank];
     char who[96];
@@ -459,7 +459,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
     for (int rank = 0; rank < group->size; rank++) {
         if (has_not_come(group, rank) && (waits_for_ended || is_there(group, rank))) {
             say(&late, nlate++ == 0 ? "%d" : ", %d", rank);
-            say_where(&where, group, rank);
+            error_text_where(&where, group, rank);
             const member_state *member = &group->members[rank];
             bool is_worse = worst < 0 || kind_of_late(member) > kind_of_late(&group->members[worst]);
             worst = is_worse ? rank : worst;

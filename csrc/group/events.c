@@ -38,7 +38,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 }
 
 static void
-on_abort(void *ctx, int rank, const dd_cause *cause)
+events_on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     (void)rank; /* who has only passed it on hears it once more */
     dd_group *group = ctx;
@@ -102,7 +102,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
 }
 
 static void
-on_goodbye(void *ctx, int rank)
+events_on_goodbye(void *ctx, int rank)
 {
     dd_group *group = ctx;
     if (group->members[rank].is_gone) {
@@ -175,7 +175,7 @@ group_hear_answer_locked(dd_group *group, int rank)
 }
 
 static dd_message *
-on_request(void *ctx, int rank, const dd_request *request)
+events_on_request(void *ctx, int rank, const dd_request *request)
 {
     dd_group_guest *guest = ((dd_group *)ctx)->guest;
     return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
@@ -257,13 +257,13 @@ on_fd(void *ctx, int rank, uint64_t word, int fd)
 
 const dd_context_handler group_context_handler = {
     .on_coll = on_coll,
-    .on_abort = on_abort,
+    .on_abort = events_on_abort,
     .on_lost = on_lost,
-    .on_goodbye = on_goodbye,
+    .on_goodbye = events_on_goodbye,
     .on_asked = on_asked,
     .on_answer = on_answer,
     .on_loss = on_loss,
-    .on_request = on_request,
+    .on_request = events_on_request,
     .on_bell = on_bell,
     .on_fd_wanted = on_fd_wanted,
     .on_fd = on_fd,

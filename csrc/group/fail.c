@@ -202,7 +202,7 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 /* ---- giving up */
 
 static void
-give_up(dd_group *group, dd_cause_kind kind, const char *reason)
+fail_by_call(dd_group *group, dd_cause_kind kind, const char *reason)
 {
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
         return;
@@ -220,11 +220,11 @@ give_up(dd_group *group, dd_cause_kind kind, const char *reason)
 void
 dd_group_abort(dd_group *group, const char *reason)
 {
-    give_up(group, DD_CAUSE_ABORTED, reason);
+    fail_by_call(group, DD_CAUSE_ABORTED, reason);
 }
 
 void
 dd_group_revoke(dd_group *group, const char *reason)
 {
-    give_up(group, DD_CAUSE_REVOKED, reason);
+    fail_by_call(group, DD_CAUSE_REVOKED, reason);
 }

@@ -41,8 +41,8 @@ find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
 
 /* With one rank there is nobody to meet. */
 static dd_status
-meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
-     const dd_wait *wait, dd_error *err)
+open_meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
+          const dd_wait *wait, dd_error *err)
 {
     if (place->size > 1) {
         return group_meet(engine, store, place->rank, place->size, place->options->name, meeting, wait, err);
@@ -57,7 +57,7 @@ open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_grou
 {
     group_meeting meeting = {.engine = NULL};
     dd_group *made = NULL;
-    dd_status status = meet(engine, store, place, &meeting, wait, err);
+    dd_status status = open_meet(engine, store, place, &meeting, wait, err);
     if (status == DD_OK) { /* not before the others are there: the number may be a mistake */
         status = group_create(meeting.engine, meeting.end.id, place, &made, err);
     }

@@ -473,7 +473,7 @@ find_foreign(dd_group *group, int local, uint32_t id)
 }
 
 static void
-forget(dd_group *group, foreign_region *foreign, bool is_forked)
+regions_forget(dd_group *group, foreign_region *foreign, bool is_forked)
 {
     group->nwanted -= foreign->memory.data == NULL;
     dd_list_remove(&foreign->link);
@@ -586,7 +586,7 @@ map_foreign(dd_group *group, foreign_region *foreign, dd_error *err)
         }
     }
     if (status != DD_OK) {
-        forget(group, foreign, false);
+        regions_forget(group, foreign, false);
         return status;
     }
     group->nwanted--;
@@ -656,6 +656,6 @@ group_drop_regions(dd_group *group)
         dd_mem_free(region);
     }
     while (!dd_list_is_empty(&group->foreign)) {
-        forget(group, DD_CONTAINER_OF(group->foreign.next, foreign_region, link), is_forked);
+        regions_forget(group, DD_CONTAINER_OF(group->foreign.next, foreign_region, link), is_forked);
     }
 }

@@ -30,7 +30,7 @@ compare_hosts(const void *a, const void *b)
 
 /* hosts[r]: the lowest rank on the host of r, by their cards. */
 static dd_status
-compare_cards(const dd_group *group, int *hosts, dd_error *err)
+setup_compare_cards(const dd_group *group, int *hosts, dd_error *err)
 {
     size_t size = (size_t)group->size;
     host_of_rank *sorted = dd_mem_alloc_array(size, sizeof *sorted);
@@ -57,7 +57,7 @@ find_hosts(dd_group *group, dd_error *err)
     if (hosts == NULL) {
         return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
     }
-    dd_status status = compare_cards(group, hosts, err);
+    dd_status status = setup_compare_cards(group, hosts, err);
     if (status == DD_OK) {
         status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
     }

@@ -108,7 +108,7 @@ is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own, uint6
 }
 
 static void
-note_refused(dd_group *parent)
+split_note_refused(dd_group *parent)
 {
     dd_engine_lock(parent->engine);
     parent->nsplits_refused++;
@@ -137,7 +137,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     if (status == DD_OK) {
         status = check_split(parent, ranks, nranks, &own, err);
         if (status == DD_INVALID_ARGUMENT) {
-            note_refused(parent);
+            split_note_refused(parent);
         }
     }
     do {

@@ -91,7 +91,7 @@ dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient
 }
 
 static bool
-try_lock(const dd_standing_call *call)
+standing_try_lock(const dd_standing_call *call)
 {
     dd_engine *engine = call->group->engine;
     return !dd_work_is_done(&call->work) && dd_engine_check_fork(engine, NULL) == DD_OK &&
@@ -101,7 +101,7 @@ try_lock(const dd_standing_call *call)
 bool
 dd_standing_look(dd_standing_call *call)
 {
-    if (call->is_quick && try_lock(call)) {
+    if (call->is_quick && standing_try_lock(call)) {
         group_look_locked(call, true);
         dd_engine_unlock(call->group->engine);
     }
@@ -113,7 +113,7 @@ dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
 {
     if (!dd_standing_look(call)) {
         dd_wait_let_go(wait);
-        if (try_lock(call)) {
+        if (standing_try_lock(call)) {
             group_look_locked(call, false);
             dd_engine_unlock(call->group->engine);
         }

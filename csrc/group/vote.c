@@ -118,7 +118,7 @@ typedef struct setup_vote {
 static const dd_signature vote_signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8};
 
 static void
-on_leg_done(dd_message *message, const dd_error *error)
+vote_on_leg_done(dd_message *message, const dd_error *error)
 {
     setup_vote *vote = message->owner;
     if (error != NULL && vote->error.code == DD_OK) {
@@ -146,7 +146,7 @@ add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, void *vo
                                                        .data = votes,
                                                        .nbytes = nbytes,
                                                        .signature = &vote_signature,
-                                                       .on_done = on_leg_done,
+                                                       .on_done = vote_on_leg_done,
                                                        .owner = vote},
                                            .is_send = is_send};
 }
