@@ -117,7 +117,7 @@ dd_card_print(const dd_card *card, char out[96])
 /* ---- writing */
 
 static uint8_t *
-put(uint8_t *at, const void *bytes, size_t nbytes)
+card_put(uint8_t *at, const void *bytes, size_t nbytes)
 {
     memcpy(at, bytes, nbytes);
     return at + nbytes;
@@ -138,8 +138,8 @@ put_addrs(uint8_t *at, const dd_addr_list *addrs)
         const struct sockaddr_storage *storage = &addrs->items[i].storage;
         bool is_v4 = storage->ss_family == AF_INET;
         at = put_number(at, is_v4 ? 4 : 6, 1);
-        at = is_v4 ? put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
-                   : put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
+        at = is_v4 ? card_put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
+                   : card_put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
     }
     for (size_t i = 0; i < addrs->count; i++) {
         at = put_number(at, dd_addr_port(&addrs->items[i]), 2);
@@ -153,13 +153,13 @@ dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_
     uint8_t bytes[CARD_BYTES_MAX] = CARD_MAGIC;
     size_t host_len = strlen(card->host);
     uint8_t *at = put_number(bytes + 4, DD_CARD_VERSION, 1);
-    at = put(at, card->host_id, DD_HOST_ID_BYTES);
+    at = card_put(at, card->host_id, DD_HOST_ID_BYTES);
     at = put_number(at, host_len, 1);
-    at = put(at, card->host, host_len);
+    at = card_put(at, card->host, host_len);
     at = put_addrs(at, addrs);
     at = put_number(at, card->has_unix ? HAS_UNIX : 0, 1);
     at = put_number(at, (uint64_t)card->pid, 8);
-    at = put(at, card->uid.bytes, DD_UID_BYTES);
+    at = card_put(at, card->uid.bytes, DD_UID_BYTES);
     return dd_blob_assign(out, dd_bytes_of(bytes, (size_t)(at - bytes)), err);
 }
 
@@ -172,7 +172,7 @@ typedef struct card_reader {
 } card_reader;
 
 static const uint8_t *
-take(card_reader *reader, size_t nbytes)
+card_take(card_reader *reader, size_t nbytes)
 {
     static const uint8_t zeros[256] = {0};
     if (reader->is_bad || reader->rest.len < nbytes) {
@@ -187,13 +187,13 @@ take(card_reader *reader, size_t nbytes)
 static uint64_t
 take_number(card_reader *reader, size_t nbytes)
 {
-    return dd_get_number(take(reader, nbytes), nbytes);
+    return dd_get_number(card_take(reader, nbytes), nbytes);
 }
 
 static void
 take_text_of(card_reader *reader, size_t len, char *out, size_t out_size)
 {
-    const char *text = (const char *)take(reader, len);
+    const char *text = (const char *)card_take(reader, len);
     if (len >= out_size || !is_plain_text(text, len)) {
         reader->is_bad = true;
         return;
@@ -209,12 +209,12 @@ take_ip(card_reader *reader, dd_addr *addr)
     if (family == 4) {
         struct sockaddr_in *in = (struct sockaddr_in *)&addr->storage;
         in->sin_family = AF_INET;
-        memcpy(&in->sin_addr, take(reader, 4), 4);
+        memcpy(&in->sin_addr, card_take(reader, 4), 4);
         addr->len = sizeof *in;
     } else if (family == 6) {
         struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr->storage;
         in6->sin6_family = AF_INET6;
-        memcpy(&in6->sin6_addr, take(reader, 16), 16);
+        memcpy(&in6->sin6_addr, card_take(reader, 16), 16);
         addr->len = sizeof *in6;
     } else {
         reader->is_bad = true;
@@ -244,7 +244,7 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err
     card_reader reader = {.rest = bytes};
     dd_card read = {0};
     dd_addr_list list = {.count = 0};
-    if (memcmp(take(&reader, 4), CARD_MAGIC, 4) != 0) {
+    if (memcmp(card_take(&reader, 4), CARD_MAGIC, 4) != 0) {
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes are no card of a process", bytes.len);
     }
     uint64_t version = take_number(&reader, 1);
@@ -255,14 +255,14 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err
             "version %d: all ranks need the same version of dldist",
             (unsigned)version, DD_CARD_VERSION);
     }
-    memcpy(read.host_id, take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
+    memcpy(read.host_id, card_take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
     take_text_of(&reader, (size_t)take_number(&reader, 1), read.host, sizeof read.host);
     take_addrs(&reader, &list);
     uint64_t unix_mark = take_number(&reader, 1);
     reader.is_bad = reader.is_bad || (unix_mark != 0 && unix_mark != HAS_UNIX);
     read.has_unix = unix_mark == HAS_UNIX;
     read.pid = (long long)take_number(&reader, 8);
-    memcpy(read.uid.bytes, take(&reader, DD_UID_BYTES), DD_UID_BYTES);
+    memcpy(read.uid.bytes, card_take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     if (reader.is_bad || reader.rest.len != 0) {
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes make no sense as the card of a process", bytes.len);
     }

@@ -62,7 +62,7 @@ dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES])
 
 /* What is wrong with it; NULL: nothing. */
 static const char *
-find_fault(const dd_cause *cause, int nranks)
+cause_find_fault(const dd_cause *cause, int nranks)
 {
     bool names_two = cause->kind >= DD_CAUSE_CALLS && cause->kind <= DD_CAUSE_MISFIT;
     bool names_one = names_two || (cause->kind >= DD_CAUSE_LOST && cause->kind <= DD_CAUSE_ABORTED) ||
@@ -122,7 +122,7 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
     };
     memcpy(read.culprit.host, head.host, sizeof head.host);
     memcpy(read.text, (const uint8_t *)bytes.data + sizeof head, len);
-    const char *fault = find_fault(&read, nranks);
+    const char *fault = cause_find_fault(&read, nranks);
     if (fault == NULL && (strnlen(read.text, len) != len || !is_padded(head.host, sizeof head.host))) {
         fault = "a text of it ends before its end";
     }

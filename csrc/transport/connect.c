@@ -155,7 +155,7 @@ connector_main(void *arg)
 /* ---- life */
 
 static dd_status
-check_options(const dd_connect_options *options, dd_error *err)
+connect_check_options(const dd_connect_options *options, dd_error *err)
 {
     if (options->first_port > options->last_port || (options->first_port == 0 && options->last_port != 0)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "ports from %u to %u are no range", options->first_port,
@@ -206,7 +206,7 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
                   const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                   dd_error *err)
 {
-    dd_status status = check_options(options, err);
+    dd_status status = connect_check_options(options, err);
     if (status != DD_OK) {
         return status;
     }

@@ -87,7 +87,7 @@ say_verdict(const connect_guest *guest, connect_verdict verdict, dd_error *err)
 }
 
 static void
-hand_over(dd_connector *self, connect_guest *guest)
+accept_hand_over(dd_connector *self, connect_guest *guest)
 {
     dd_link *link = guest->link;
     guest->link = NULL;
@@ -126,7 +126,7 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
         continue_step(self, guest, GUEST_TAKING);
         *is_over = false;
     } else {
-        hand_over(self, guest);
+        accept_hand_over(self, guest);
     }
     return DD_OK;
 }
@@ -235,7 +235,7 @@ hear_taken(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *er
     dd_status status = dd_link_hear_taken(guest->link, &wait, err);
     if (status == DD_OK) {
         *is_over = true;
-        hand_over(self, guest);
+        accept_hand_over(self, guest);
     }
     return status;
 }

@@ -134,7 +134,7 @@ is_out_of_reach(const connect_dial *self)
 }
 
 static void
-fail(connect_dial *self, const dd_error *why)
+dial_fail(connect_dial *self, const dd_error *why)
 {
     const dd_connect_handler *handler = &self->connector->handler;
     dd_error err = *why;
@@ -164,7 +164,7 @@ succeed(connect_dial *self, dd_link *link)
 
 /* False: the dial is over. */
 static bool
-is_wanted(connect_dial *self, bool is_busy)
+dial_is_wanted(connect_dial *self, bool is_busy)
 {
     const dd_connect_handler *handler = &self->connector->handler;
     if (self->lane != 0 || handler->wants_dial(handler->ctx, &self->card.uid, self->number, is_busy)) {
@@ -178,7 +178,7 @@ is_wanted(connect_dial *self, bool is_busy)
 static void
 come_again(connect_dial *self)
 {
-    if (!is_wanted(self, true)) {
+    if (!dial_is_wanted(self, true)) {
         return;
     }
     self->pause_ns = self->pause_ns == 0 ? BUSY_FIRST_NS : self->pause_ns * 2;
@@ -191,7 +191,7 @@ come_again(connect_dial *self)
 /* What a peer that is there has said is worth more than silence. It is this process's own failure only if
  * all addresses say so. */
 static void
-note_failure(connect_dial *self, const racer *one, const dd_error *why)
+dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
 {
     char text[DD_ADDR_TEXT_MAX];
     dd_error all = *why;
@@ -217,7 +217,7 @@ note_failure(connect_dial *self, const racer *one, const dd_error *why)
 static void
 drop(connect_dial *self, racer *one, const dd_error *why)
 {
-    note_failure(self, one, why);
+    dial_note_failure(self, one, why);
     if (self->talker == one) {
         connect_note_shortage(self->connector, why);
     }
@@ -235,7 +235,7 @@ drop(connect_dial *self, racer *one, const dd_error *why)
                dd_card_print(&self->card, who), why->message);
     }
     if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
-        fail(self, &self->why); /* no other address would make a difference */
+        dial_fail(self, &self->why); /* no other address would make a difference */
     } else if (self->nunderway == 0) {
         self->next_start_ns = 0;
     }
@@ -287,7 +287,7 @@ end_race(connect_dial *self)
 {
     if (self->count == 0) {
         (void)dd_error_set(&self->why, DD_NETWORK, "it has published no address");
-        fail(self, &self->why);
+        dial_fail(self, &self->why);
     } else if (self->was_turned_away && ++self->ntries < TURNED_AWAY_TRIES) {
         nap(self, TURNED_AWAY_PAUSE_NS);
     } else if (self->was_silent) {
@@ -296,26 +296,26 @@ end_race(connect_dial *self)
         self->was_refused = true;
         nap(self, REFUSED_PAUSE_NS);
     } else {
-        fail(self, &self->why);
+        dial_fail(self, &self->why);
     }
 }
 
 /* The deadline has passed. */
 static void
-give_up(connect_dial *self)
+dial_time_out(connect_dial *self)
 {
     double waited_s = dd_wait_elapsed_s(&self->wait);
     dd_error why = {0};
     if (self->pause_ns > 0 && self->why.code == DD_OK) {
         (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT,
                            "it has been busy with another link to this process for %.3f s", waited_s);
-        fail(self, &why);
+        dial_fail(self, &why);
         return;
     }
     for (size_t i = 0; i < self->count; i++) {
         if (self->racers[i].fd >= 0) {
             (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT, "no answer for %.3f s", waited_s);
-            note_failure(self, &self->racers[i], &why);
+            dial_note_failure(self, &self->racers[i], &why);
         }
     }
     if (self->why.code == DD_OK) {
@@ -323,13 +323,13 @@ give_up(connect_dial *self)
                            "%.3f s have not been enough for its turn among others that are dialled",
                            waited_s);
     }
-    fail(self, &self->why);
+    dial_fail(self, &self->why);
 }
 
 /* ---- the one that has connected */
 
 static dd_status
-say_hello(connect_dial *self, const racer *one, dd_error *err)
+dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
 {
     const dd_connector *connector = self->connector;
     if (is_unix(one) && !dd_sock_is_same_user(one->fd)) {
@@ -354,11 +354,11 @@ begin_talk(connect_dial *self, racer *one)
 {
     dd_error why = {0};
     dd_status status = dd_sock_end_connect(one->fd, &why);
-    if (status == DD_OK && !is_wanted(self, false)) {
+    if (status == DD_OK && !dial_is_wanted(self, false)) {
         return;
     }
     if (status == DD_OK) {
-        status = say_hello(self, one, &why);
+        status = dial_send_hello(self, one, &why);
     }
     if (status != DD_OK) {
         drop(self, one, &why);
@@ -372,7 +372,7 @@ begin_talk(connect_dial *self, racer *one)
 }
 
 static dd_status
-prove(connect_dial *self, dd_error *err)
+dial_prove(connect_dial *self, dd_error *err)
 {
     dd_bytes secret = self->connector->options.secret;
     const connect_answer *answer = &self->answer;
@@ -411,7 +411,7 @@ hear_answer(connect_dial *self, dd_error *err)
     }
     self->step = DIAL_VERDICT;
     self->nheard = 0;
-    return self->hello.has_secret ? prove(self, err) : DD_OK;
+    return self->hello.has_secret ? dial_prove(self, err) : DD_OK;
 }
 
 static dd_status
@@ -501,10 +501,10 @@ race(connect_dial *self)
 }
 
 static void
-run(connect_dial *self)
+dial_run(connect_dial *self)
 {
     if (dd_wait_is_over(&self->wait)) {
-        give_up(self);
+        dial_time_out(self);
         return;
     }
     if (self->step == DIAL_NAPPING && dd_deadline_left_ns(self->step_until_ns) == 0) {
@@ -532,7 +532,7 @@ connect_run_dials(dd_connector *self)
     for (dd_list *at = self->dials.next; at != &self->dials;) {
         connect_dial *dial = DD_CONTAINER_OF(at, connect_dial, link);
         at = at->next;
-        run(dial);
+        dial_run(dial);
         if (dial->step == DIAL_OVER) {
             dd_list_remove(&dial->link);
             dd_mem_free(dial);

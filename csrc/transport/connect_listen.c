@@ -50,7 +50,7 @@ listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_er
 
 /* Adds a listening socket on the address, whose port is known then. */
 static dd_status
-add_listener(const dd_connector *connector, connect_ports *ports, dd_addr *addr, dd_error *err)
+connect_add_listener(const dd_connector *connector, connect_ports *ports, dd_addr *addr, dd_error *err)
 {
     int fd = -1;
     dd_status status = listen_in_range(&connector->options, addr, &fd, err);
@@ -112,7 +112,7 @@ listen_everywhere(const dd_connector *connector, connect_ports *ports, dd_addr_l
     bool wants_v6 = has_family(addrs, AF_INET6);
     if (wants_v6) {
         addr = wildcard(AF_INET6);
-        status = add_listener(connector, ports, &addr, &why);
+        status = connect_add_listener(connector, ports, &addr, &why);
     }
     if (wants_v6 && status != DD_OK && why.sys_errno != EADDRINUSE && has_family(addrs, AF_INET)) {
         DD_LOG(DD_LOG_INFO, "IPv6 is not used: %s", why.message);
@@ -121,7 +121,7 @@ listen_everywhere(const dd_connector *connector, connect_ports *ports, dd_addr_l
     }
     if (!wants_v6) {
         addr = wildcard(AF_INET);
-        status = add_listener(connector, ports, &addr, &why);
+        status = connect_add_listener(connector, ports, &addr, &why);
     }
     for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
         dd_addr_set_port(&addrs->items[i], dd_addr_port(&addr));
@@ -134,7 +134,7 @@ listen_on_each(const dd_connector *connector, connect_ports *ports, dd_addr_list
 {
     dd_status status = DD_OK;
     for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = add_listener(connector, ports, &addrs->items[i], err);
+        status = connect_add_listener(connector, ports, &addrs->items[i], err);
     }
     return status;
 }

@@ -6,7 +6,7 @@
 /* ---- opening */
 
 static dd_context *
-create(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *peers)
+context_create(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *peers)
 {
     size_t nbytes = sizeof(dd_context) + (size_t)nranks * sizeof(context_rank);
     dd_context *self = dd_mem_zalloc(nbytes);
@@ -56,7 +56,7 @@ dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *c
     if (status != DD_OK) {
         return status;
     }
-    dd_context *self = create(engine, id, rank, nranks, peers);
+    dd_context *self = context_create(engine, id, rank, nranks, peers);
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self + (size_t)nranks * sizeof self->ranks[0]);
     }

@@ -119,7 +119,7 @@ context_read_posts(dd_context *context)
 }
 
 static void
-on_goodbye(dd_context *context, int source)
+control_on_goodbye(dd_context *context, int source)
 {
     context_rank *rank = &context->ranks[source];
     if (rank->has_said_goodbye) {
@@ -145,7 +145,7 @@ note_lost_there(const dd_context *context, const dd_cause *cause)
 
 /* DD_PROTOCOL: the bytes are no cause. */
 static dd_status
-on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
+control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
 {
     dd_cause cause;
     dd_status status = dd_cause_decode(payload, context->nranks, &cause, fault);
@@ -174,7 +174,7 @@ dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *
 }
 
 static void
-answer(dd_context *context, int source)
+control_answer(dd_context *context, int source)
 {
     int rank;
     dd_path_loss loss;
@@ -198,13 +198,13 @@ context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload)
     const dd_context_handler *handler = &context->handler;
     if (frame->type == DD_FRAME_ABORT) {
         dd_error fault;
-        if (on_abort(context, source, payload, &fault) != DD_OK) {
+        if (control_on_abort(context, source, payload, &fault) != DD_OK) {
             peer_protocol_error(context->ranks[source].peer, "%s", fault.message);
         }
     } else if (frame->type == DD_FRAME_GOODBYE) {
-        on_goodbye(context, source);
+        control_on_goodbye(context, source);
     } else if (frame->type == DD_FRAME_QUESTION) {
-        answer(context, source);
+        control_answer(context, source);
     } else if (frame->type == DD_FRAME_ANSWER && handler->on_answer != NULL) {
         if (handler->on_loss != NULL && frame->id <= (uint64_t)context->nranks) {
             handler->on_loss(handler->ctx, source, (int)frame->id - 1, frame->nbytes);
@@ -240,7 +240,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
             continue;
         }
         if (rank->is_leaving) {
-            on_goodbye(context, number);
+            control_on_goodbye(context, number);
             continue;
         }
         rank->is_lost = true;
@@ -258,7 +258,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
 void
 dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause)
 {
-    (void)!on_abort(context, rank, cause, NULL);
+    (void)!control_on_abort(context, rank, cause, NULL);
 }
 
 void
@@ -269,7 +269,7 @@ dd_context_hear_goodbye_locked(dd_context *context, int rank)
         return;
     }
     if (from->peer->state == PEER_IDLE || from->peer->state == PEER_LOST) {
-        on_goodbye(context, rank);
+        control_on_goodbye(context, rank);
         return;
     }
     /* It may have left before it knew of the link, and have said nothing there: it is asked, behind what it has sent. */

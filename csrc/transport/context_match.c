@@ -21,7 +21,7 @@ find_posted(const dd_list *posted, const dd_frame *frame)
 }
 
 static void
-begin(dd_context *context, dd_message *message, bool is_send)
+match_begin(dd_context *context, dd_message *message, bool is_send)
 {
     dd_list_init(&message->link);
     message->stage = STAGE_IDLE;
@@ -49,7 +49,7 @@ ask_for_receive(dd_context *context, const dd_frame *frame)
         .tag = frame->tag, .channel = frame->channel, .nbytes = frame->nbytes, .signature = frame->signature};
     dd_message *recv = context->handler.on_request(context->handler.ctx, (int)frame->source, &request);
     if (recv != NULL) {
-        begin(context, recv, false);
+        match_begin(context, recv, false);
     }
     return recv;
 }
@@ -221,7 +221,7 @@ end_if_unreachable(dd_context *context, dd_message *message)
 void
 dd_context_post_send_locked(dd_context *context, dd_message *message)
 {
-    begin(context, message, true);
+    match_begin(context, message, true);
     if (end_if_unreachable(context, message)) {
         return;
     }
@@ -240,7 +240,7 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
 void
 dd_context_post_recv_locked(dd_context *context, dd_message *message)
 {
-    begin(context, message, false);
+    match_begin(context, message, false);
     bool is_any = message->rank == DD_ANY_RANK;
     held *entry =
         is_any ? find_held_of_any(context, message) : find_held(&context->ranks[message->rank].held, message);

@@ -147,7 +147,7 @@ poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
 }
 
 static void
-note_progress(dd_engine *engine, drive_spell *spell)
+drive_note_progress(dd_engine *engine, drive_spell *spell)
 {
     if (spell->idle_since_ns != 0 && !engine->is_outnumbered && !spell->self->is_background) {
         dd_spin_note_wait(&engine->spin, dd_clock_now_ns() - spell->idle_since_ns);
@@ -191,7 +191,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
         if (is_progress) {
-            note_progress(engine, &spell);
+            drive_note_progress(engine, &spell);
         }
         if (waiter_is_done(self) || engine->driver != self) {
             return; /* a task may have let go of the lock, and somebody else have become the driver */
@@ -236,7 +236,7 @@ become_driver(dd_engine *engine, dd_waiter *self)
 
 /* The driver leaves: the next waiter has his turn; nobody, and the background thread notices in time. */
 static void
-leave(dd_engine *engine, dd_waiter *self)
+drive_release(dd_engine *engine, dd_waiter *self)
 {
     if (engine->driver != self) {
         return;
@@ -281,7 +281,7 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             /* Before the deadline is looked at: callers wait in slices of their own, which may all be
              * shorter than ours. The caller's check may take long, and may even wait for something else in
              * here, so others drive meanwhile. */
-            leave(engine, self);
+            drive_release(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
             dd_engine_lock(engine);
@@ -354,7 +354,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     dd_engine_note_active_locked(engine);
     status = wait_locked(engine, &self, wait, err);
     finish_telling_locked(engine, &self);
-    leave(engine, &self);
+    drive_release(engine, &self);
     dd_engine_unlock(engine);
     dd_cond_fini(&self.turn);
     return status;
@@ -446,7 +446,7 @@ dd_engine_kick(dd_engine *engine)
 
 /* Takes in what has come, and goes: callers who come and go would otherwise find a driver that sleeps on the links, and wake it. */
 static void
-look_around(dd_engine *engine)
+drive_run_rounds(dd_engine *engine)
 {
     for (int round = 0; round < ROUNDS_PER_LOOK && engine_run_round(engine); round++) {
     }
@@ -464,12 +464,12 @@ run_background(void *arg)
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
-            look_around(engine);
+            drive_run_rounds(engine);
         }
         if (engine->driver == NULL && !(seen.are_about && is_idle(engine))) {
             become_driver(engine, self);
             drive(engine, self, NULL);
-            leave(engine, self);
+            drive_release(engine, self);
         }
         dd_engine_unlock(engine);
     }
@@ -529,7 +529,7 @@ shm_lane(const dd_peer *peer)
 }
 
 static void
-look_at(dd_peer *peer)
+drive_serve_peer(dd_peer *peer)
 {
     dd_lane *lane = shm_lane(peer);
     if (lane == NULL) {
@@ -569,7 +569,7 @@ dd_context_look_locked(dd_message *message, int nlooks)
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
     for (int look = 0; look < nlooks; look += is_narrow ? 1 : DD_LOOKS_PER_ROUND) {
         if (is_narrow) {
-            look_at(peer);
+            drive_serve_peer(peer);
         } else {
             (void)engine_run_round(engine);
         }

@@ -156,7 +156,7 @@ poll_tcp_lanes(dd_engine *engine)
 }
 
 static void
-watch(dd_lane *lane, uint32_t events)
+round_watch(dd_lane *lane, uint32_t events)
 {
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
@@ -170,7 +170,7 @@ static void
 on_stream_end(dd_lane *lane, dd_io io)
 {
     lane_break_for_io(lane, io, "cannot receive");
-    watch(lane, 0);
+    round_watch(lane, 0);
 }
 
 static bool
@@ -178,7 +178,7 @@ on_lane_event(dd_lane *lane, uint32_t events)
 {
     bool is_progress = false;
     if (lane->is_ended) {
-        watch(lane, 0);
+        round_watch(lane, 0);
         return false;
     }
     dd_io io =
@@ -193,7 +193,7 @@ on_lane_event(dd_lane *lane, uint32_t events)
     if (lane_has_output(lane)) {
         is_progress = lane_pump(lane) || is_progress;
     } else if (events & EPOLLOUT) {
-        watch(lane, EPOLLIN);
+        round_watch(lane, EPOLLIN);
     }
     return is_progress;
 }
@@ -424,7 +424,7 @@ engine_fall_asleep(dd_engine *engine)
                 continue;
             }
             bool wants_room = lane_has_output(lane) && !lane->is_output_dead;
-            watch(lane, EPOLLIN | (wants_room && !lane->stream->is_shared_memory ? EPOLLOUT : 0u));
+            round_watch(lane, EPOLLIN | (wants_room && !lane->stream->is_shared_memory ? EPOLLOUT : 0u));
             if (!lane->stream->ops->fall_asleep(lane->stream, wants_room)) {
                 return false;
             }

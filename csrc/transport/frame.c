@@ -105,7 +105,7 @@ read_short(const uint8_t *in, dd_frame *frame)
 
 /* What is wrong with a frame of a known type; NULL if nothing is. */
 static const char *
-find_fault(const dd_frame *frame)
+frame_find_fault(const dd_frame *frame)
 {
     switch ((dd_frame_type)frame->type) {
     case DD_FRAME_EAGER:
@@ -158,7 +158,7 @@ dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
     if (frame->kind > DD_MESSAGE_WINDOW) {
         return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", frame->kind);
     }
-    const char *fault = is_clear ? find_fault(frame) : "its dtype is unknown";
+    const char *fault = is_clear ? frame_find_fault(frame) : "its dtype is unknown";
     if (fault == NULL) {
         return DD_OK;
     }

@@ -142,7 +142,7 @@ writer_waits_for_room(shm_ring *out)
 }
 
 static dd_io
-fail(shm_link *self, int sys_errno)
+shm_fail(shm_link *self, int sys_errno)
 {
     if (!self->is_broken) {
         self->is_broken = true;
@@ -162,7 +162,7 @@ send_bell(shm_link *self)
     const uint8_t bell = BELL;
     size_t moved = 0;
     if (dd_sock_try_send(self->base.fd, &bell, 1, &moved) == DD_IO_FAILED) {
-        (void)fail(self, errno);
+        (void)shm_fail(self, errno);
     }
 }
 
@@ -190,7 +190,7 @@ note_end(shm_link *self)
         self->in.known = atomic_load_explicit(&self->in.shared->written, memory_order_acquire);
     }
     if (filled_run(&self->in, true, &len) == NULL) {
-        return fail(self, EPROTO);
+        return shm_fail(self, EPROTO);
     }
     return len == 0 ? DD_IO_CLOSED : DD_IO_OK;
 }
@@ -200,12 +200,12 @@ shm_on_event(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
     wake_up(&self->in);
-    dd_io io = self->is_broken ? fail(self, 0) : DD_IO_OK;
+    dd_io io = self->is_broken ? shm_fail(self, 0) : DD_IO_OK;
     while (io == DD_IO_OK && !self->is_ended) {
         io = read_socket(self);
     }
     if (io == DD_IO_FAILED) {
-        return fail(self, errno);
+        return shm_fail(self, errno);
     }
     return self->is_ended || io == DD_IO_CLOSED ? note_end(self) : DD_IO_OK;
 }
@@ -263,7 +263,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
 {
     shm_link *self = (shm_link *)link;
     if (self->is_broken || self->is_ended) {
-        return self->is_broken ? fail(self, 0) : DD_IO_CLOSED;
+        return self->is_broken ? shm_fail(self, 0) : DD_IO_CLOSED;
     }
     size_t total = 0;
     size_t unpublished = 0;
@@ -273,7 +273,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
         size_t written = 0;
         size_t nbytes = smaller(parts[i].iov_len, self->out.size - total);
         if (!write_part(self, parts[i].iov_base, nbytes, &unpublished, &written)) {
-            return fail(self, EPROTO);
+            return shm_fail(self, EPROTO);
         }
         total += written;
         if (written < parts[i].iov_len) {
@@ -350,7 +350,7 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
 {
     shm_link *self = (shm_link *)link;
     if (self->is_broken) {
-        return fail(self, 0);
+        return shm_fail(self, 0);
     }
     wake_up(&self->in);
     size_t total = 0;
@@ -358,7 +358,7 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
         size_t count = 0;
         const uint8_t *run = filled_run(&self->in, self->is_ended, &count);
         if (run == NULL) {
-            return fail(self, EPROTO);
+            return shm_fail(self, EPROTO);
         }
         if (count == 0) {
             break;

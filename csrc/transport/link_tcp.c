@@ -94,7 +94,7 @@ tcp_fall_asleep(dd_link *link, bool wants_room)
 }
 
 static void
-tcp_destroy(dd_link *link)
+link_tcp_destroy(dd_link *link)
 {
     if (link->generation == dd_fork_generation()) {
         dd_sock_close(link->fd);
@@ -111,7 +111,7 @@ static const dd_link_ops tcp_ops = {
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,
-    .destroy = tcp_destroy,
+    .destroy = link_tcp_destroy,
 };
 
 static const dd_link_ops sealed_ops = {
@@ -122,7 +122,7 @@ static const dd_link_ops sealed_ops = {
     .try_recv = sealed_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,
-    .destroy = tcp_destroy,
+    .destroy = link_tcp_destroy,
 };
 
 dd_status

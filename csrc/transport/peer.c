@@ -154,7 +154,7 @@ peer_reap(dd_peer *peer)
 
 /* True if the process is known to have ended, which shows without a dial on this host only. */
 static bool
-has_ended(const dd_peer *peer)
+peer_has_ended(const dd_peer *peer)
 {
     bool is_here = peer->card.has_unix && dd_card_is_same_host(&peer->card, &peer->engine->card);
     return is_here && dd_doorbell_is_gone(&peer->card.uid);
@@ -172,7 +172,7 @@ peer_succeed(dd_peer **peer, dd_error *err)
         engine_wake(engine);
     }
     bool is_lost = lost->state == PEER_LOST || lost->is_breaking;
-    if (!is_lost || lost->is_over || has_ended(lost)) {
+    if (!is_lost || lost->is_over || peer_has_ended(lost)) {
         return DD_OK;
     }
     dd_peer *next = NULL;
