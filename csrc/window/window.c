@@ -126,7 +126,7 @@ start(dd_window *window, const window_args *args, const dd_wait *wait, window_ca
 }
 
 static dd_status
-run(dd_window *window, const window_args *args, const dd_wait *wait, dd_error *err)
+window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_error *err)
 {
     window_call *call = NULL;
     dd_status status = window_check(window, args, err);
@@ -179,13 +179,13 @@ dd_status
 dd_window_put(dd_window *window, dd_block source, dd_window_place to, int channel, const dd_wait *wait,
               dd_error *err)
 {
-    return run(window, &(window_args){&op_put, source, to, channel}, wait, err);
+    return window_run(window, &(window_args){&op_put, source, to, channel}, wait, err);
 }
 
 dd_status
 dd_window_get(dd_window *window, dd_block target, dd_window_place from, const dd_wait *wait, dd_error *err)
 {
-    return run(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, wait, err);
+    return window_run(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, wait, err);
 }
 
 dd_status
@@ -212,14 +212,14 @@ dd_status
 dd_window_signal(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
 {
     window_args args = about_signal(&op_signal, rank, channel);
-    return run(window, &args, wait, err);
+    return window_run(window, &args, wait, err);
 }
 
 dd_status
 dd_window_signal_alone(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
 {
     window_args args = about_signal(&op_alone, rank, channel);
-    dd_status status = run(window, &args, wait, err);
+    dd_status status = window_run(window, &args, wait, err);
     if (status == DD_OK && window->members[rank].is_direct) {
         window_wake(window, rank);
     }
@@ -230,7 +230,7 @@ dd_status
 dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
 {
     window_args args = about_signal(&op_wait, rank, channel);
-    dd_status status = run(window, &args, wait, err);
+    dd_status status = window_run(window, &args, wait, err);
     if (status == DD_OK) {
         window_note_taken(window, rank);
     }
@@ -240,7 +240,7 @@ dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *w
 /* ---- all ranks */
 
 static bool
-is_in_place(const dd_window *window, int rank)
+window_is_in_place(const dd_window *window, int rank)
 {
     dd_engine_lock(window->hub->engine);
     bool is_all = window->members[rank].nputs == window->members[rank].ninplace;
@@ -261,7 +261,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
         window_call *call = NULL;
         args.place.rank = rank;
-        if (!is_in_place(window, rank) && (status = start(window, &args, wait, &call, err)) == DD_OK) {
+        if (!window_is_in_place(window, rank) && (status = start(window, &args, wait, &call, err)) == DD_OK) {
             call->next = calls;
             calls = call;
         }

@@ -99,7 +99,7 @@ window_check(const dd_window *window, const window_args *args, dd_error *err)
 
 /* For a call that is about to wait. */
 static dd_status
-check_locked(const window_call *call, dd_error *err)
+window_call_check_locked(const window_call *call, dd_error *err)
 {
     dd_status status = dd_group_check_usable_locked(call->hub->group, call->args.op->what, err);
     if (status == DD_OK && (status = find_obstacle(call->window, &call->args, true, err)) != DD_OK) {
@@ -192,7 +192,7 @@ destroy_call(dd_work *work)
     dd_mem_free(work);
 }
 
-static void on_late(dd_timer *timer);
+static void window_call_on_late(dd_timer *timer);
 
 window_call *
 window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t kept_nbytes)
@@ -206,7 +206,7 @@ window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, 
         call->hub = hub;
         dd_list_init(&call->link);
         call->deadline_ns = DD_NEVER_NS;
-        dd_timer_init(&call->late, on_late);
+        dd_timer_init(&call->late, window_call_on_late);
         call->kept_nbytes = kept_nbytes;
     }
     return call;
@@ -350,7 +350,7 @@ window_begin(window_call *call, dd_error *err)
     dd_engine_lock(call->hub->engine);
     /* A signal that is there is taken, whatever has become of its rank since. */
     bool is_there = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
-    dd_status status = is_there ? DD_OK : check_locked(call, err);
+    dd_status status = is_there ? DD_OK : window_call_check_locked(call, err);
     if (is_there) {
         (void)dd_work_complete(&call->work, NULL);
     } else if (status == DD_OK && find_word(window, &call->args) != NULL) {
@@ -378,7 +378,7 @@ give_up_locked(window_call *call, const dd_error *cause)
 }
 
 static void
-on_late(dd_timer *timer)
+window_call_on_late(dd_timer *timer)
 {
     dd_error error;
     window_call *call = DD_CONTAINER_OF(timer, window_call, late);
@@ -433,7 +433,7 @@ set_parked(window_hub *hub, bool is_parked)
 
 /* Called by the driver: it is awake, so nobody sleeps. */
 static bool
-on_round(dd_task *task)
+window_call_on_round(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     if (hub->has_slept) {
@@ -444,7 +444,7 @@ on_round(dd_task *task)
 }
 
 static bool
-fall_asleep(dd_task *task)
+window_call_fall_asleep(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     bool is_any_there = hub->nwanted > 0;
@@ -462,5 +462,7 @@ fall_asleep(dd_task *task)
 dd_task
 window_make_task(const window_hub *hub)
 {
-    return (dd_task){.progress = on_round, .fall_asleep = fall_asleep, .is_crowded = hub->guest.is_crowded};
+    return (dd_task){.progress = window_call_on_round,
+                     .fall_asleep = window_call_fall_asleep,
+                     .is_crowded = hub->guest.is_crowded};
 }

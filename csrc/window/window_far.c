@@ -57,7 +57,7 @@ count_answered_locked(window_source *source)
 }
 
 static void
-on_message_done(dd_message *message, const dd_error *error)
+far_on_message_done(dd_message *message, const dd_error *error)
 {
     window_call *call = message->owner;
     window_hub *hub = call->hub;
@@ -94,12 +94,12 @@ set_message(window_call *call, const dd_request *head, void *data)
                                  .data = data,
                                  .nbytes = (size_t)head->nbytes,
                                  .signature = &call->signature,
-                                 .on_done = on_message_done,
+                                 .on_done = far_on_message_done,
                                  .owner = call};
 }
 
 static void
-send_locked(window_call *call)
+far_send_locked(window_call *call)
 {
     call->is_moving = true;
     window_enter_locked(call);
@@ -118,7 +118,7 @@ send_letter_locked(window_hub *hub, int rank, const dd_request *head, const void
     (void)dd_work_complete(&call->work, NULL);
     memcpy(call->bytes, data, kept_nbytes);
     set_message(call, head, kept_nbytes == head->nbytes ? call->bytes : (void *)(uintptr_t)data);
-    send_locked(call);
+    far_send_locked(call);
     dd_work_release(&call->work);
     return DD_OK;
 }
@@ -199,12 +199,12 @@ send_put_locked(window_call *call)
         call->deadline_ns = DD_NEVER_NS;
         window_complete_locked(call, NULL);
     }
-    send_locked(call);
+    far_send_locked(call);
 }
 
 /* A question, and the receive of its answer. */
 static dd_status
-ask_locked(window_call *call, dd_error *err)
+far_ask_locked(window_call *call, dd_error *err)
 {
     window_hub *hub = call->hub;
     dd_block target = call->args.block;
@@ -236,7 +236,7 @@ dd_status
 window_send_call_locked(window_call *call, dd_error *err)
 {
     if (call->args.op->note != DD_WINDOW_PUT) {
-        return ask_locked(call, err);
+        return far_ask_locked(call, err);
     }
     send_put_locked(call);
     return DD_OK;
@@ -363,7 +363,7 @@ fail_protocol_locked(const window_source *source, const char *what)
 
 /* What is wrong with the note; NULL: nothing. */
 static const char *
-find_fault(const window_source *source, const dd_window *window)
+far_find_fault(const window_source *source, const dd_window *window)
 {
     const dd_window_note *note = &source->note;
     if (note->window > source->hub->nwindows) {
@@ -392,7 +392,7 @@ read_note_locked(window_source *source, const dd_request *request)
         fail_protocol_locked(source, error.message);
         return false;
     }
-    const char *fault = find_fault(source, find_window_locked(source->hub, note->window));
+    const char *fault = far_find_fault(source, find_window_locked(source->hub, note->window));
     if (fault != NULL) {
         char text[256];
         (void)snprintf(text, sizeof text, "%s (window %llu, %llu bytes from %llu, channel %lu)", fault,
@@ -447,7 +447,7 @@ apply_locked(window_source *source, const dd_error *error)
 }
 
 static void
-on_goodbye(dd_group_guest *guest, int rank)
+far_on_goodbye(dd_group_guest *guest, int rank)
 {
     window_hub *hub = (window_hub *)guest;
     if (hub->is_over || hub->sources[rank].is_busy) { /* then when its notes have been taken */
@@ -472,13 +472,13 @@ on_note(dd_message *message, const dd_error *error)
         dd_context_take_request_locked(hub->context, source->rank);
     }
     if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
-        on_goodbye(&hub->guest, source->rank);
+        far_on_goodbye(&hub->guest, source->rank);
     }
 }
 
 /* The head of a note has come, or an answer whose call was given up: which nobody wants. */
 static dd_message *
-on_request(dd_group_guest *guest, int rank, const dd_request *request)
+far_on_request(dd_group_guest *guest, int rank, const dd_request *request)
 {
     window_hub *hub = (window_hub *)guest;
     window_source *source = &hub->sources[rank];
@@ -585,7 +585,7 @@ make_hub_locked(dd_group *group)
         return NULL;
     }
     hub->guest = (dd_group_guest){
-        .on_request = on_request, .on_goodbye = on_goodbye, .on_end = on_end, .destroy = destroy_hub};
+        .on_request = far_on_request, .on_goodbye = far_on_goodbye, .on_end = on_end, .destroy = destroy_hub};
     hub->group = group;
     hub->engine = dd_group_engine(group);
     hub->rank = dd_group_rank(group);

@@ -40,7 +40,7 @@ least_pad_nbytes(const dd_group *group)
 }
 
 static dd_status
-check_options(dd_group *group, const dd_window_options *options, dd_error *err)
+window_check_options(dd_group *group, const dd_window_options *options, dd_error *err)
 {
     if (options->obstacle != DD_OK) {
         return dd_error_set(err, options->obstacle, "window: this rank cannot open its part");
@@ -70,7 +70,7 @@ check_options(dd_group *group, const dd_window_options *options, dd_error *err)
 
 /* NULL: there is no memory. */
 static dd_window *
-create(window_hub *hub, uint64_t id, const dd_window_options *options)
+window_create(window_hub *hub, uint64_t id, const dd_window_options *options)
 {
     size_t least = least_pad_nbytes(hub->group);
     size_t by_default = least > DD_WINDOW_PAD_NBYTES ? least : DD_WINDOW_PAD_NBYTES;
@@ -193,7 +193,7 @@ check_card(const window_opening *opening, int rank, dd_error *err)
 
 /* All say how they are doing: DD_OK if all are well. */
 static dd_status
-exchange(window_opening *opening, dd_error *err)
+window_exchange(window_opening *opening, dd_error *err)
 {
     uint8_t own[DD_WINDOW_CARD_NBYTES];
     dd_block input = {.data = own, .nbytes = sizeof own};
@@ -395,7 +395,7 @@ open_window(window_opening *opening, dd_error *err)
     if (opening->own == DD_OK) {
         opening->own = make_part(opening, &opening->error);
     }
-    dd_status status = exchange(opening, err);
+    dd_status status = window_exchange(opening, err);
     if (status != DD_OK) {
         return status;
     }
@@ -407,7 +407,7 @@ open_window(window_opening *opening, dd_error *err)
     if (opening->own == DD_OK) {
         opening->own = enter_hub(window, &opening->error);
     }
-    status = exchange(opening, err);
+    status = window_exchange(opening, err);
     if (status != DD_OK) {
         leave_hub(window);
     }
@@ -429,8 +429,8 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     if (status != DD_OK) {
         return status == DD_OUT_OF_MEMORY ? fail_without_memory(group, err) : status;
     }
-    opening.own = check_options(group, options, &opening.error);
-    opening.window = create(hub, id, opening.own == DD_OK ? options : &nothing);
+    opening.own = window_check_options(group, options, &opening.error);
+    opening.window = window_create(hub, id, opening.own == DD_OK ? options : &nothing);
     size_t size = (size_t)opening.size;
     opening.blocks =
         dd_mem_alloc(size * (sizeof *opening.blocks + sizeof *opening.cards + DD_WINDOW_CARD_NBYTES));

@@ -100,7 +100,7 @@ dd_window_note_encode(const dd_window_note *note)
 
 /* What is wrong with a note by itself; NULL if nothing is. */
 static const char *
-find_fault(const dd_request *request)
+wire_find_fault(const dd_request *request)
 {
     const dd_signature *numbers = &request->signature;
     if (numbers->coll < DD_WINDOW_PUT || numbers->coll > DD_WINDOW_CLOSED) {
@@ -131,7 +131,7 @@ dd_status
 dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err)
 {
     const dd_signature *numbers = &request->signature;
-    const char *fault = find_fault(request);
+    const char *fault = wire_find_fault(request);
     if (fault != NULL) {
         return dd_error_set(err, DD_PROTOCOL, "a note about window %llu of type %d makes no sense: %s",
                             (unsigned long long)request->tag, numbers->coll, fault);
