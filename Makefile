@@ -126,7 +126,7 @@ define VARIANT_RULES
 $(BUILD)/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
-	@$$(CC_$(1)) $$(BASE) $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+	@$$(CC_$(1)) $$(BASE) -DDD_ASSERTS $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
 
 # Where C tests find the stubs, which are beside the binary that is run.
 $(BUILD)/$(1)/tests/c/%.o: BASE += -DDD_STUBS_DIR='"$(abspath $(BUILD)/$(1)/stubs)"'

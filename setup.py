@@ -58,6 +58,8 @@ if sanitize := os.environ.get("DLDIST_SANITIZE"):
 if os.environ.get("DLDIST_COVERAGE") == "1":
     compile_args += ["-O0", "-g", "--coverage"]
     link_args += ["--coverage"]
+if IS_FAILING:
+    compile_args += ["-DDD_ASSERTS"]
 if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 

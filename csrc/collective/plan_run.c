@@ -1,5 +1,6 @@
 #include "collective/plan_run.h"
 
+#include "core/assert.h"
 #include "core/mem.h"
 
 #include <string.h>
@@ -259,6 +260,7 @@ plan_run_on_message_done(dd_message *message, const dd_error *error)
 void
 dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options)
 {
+    dd_assert_holds(ENGINE);
     run->args = *args;
     run->options = *options;
     run->nready = run->nstarted = run->nlocal = run->ntaken = 0;
@@ -326,6 +328,7 @@ dd_plan_run_catch_up_locked(dd_plan_run *run)
 void
 dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
 {
+    dd_assert_holds(ENGINE);
     if (run->is_under_way) {
         plan_run_note_failed(run, error);
         if (!run->is_advancing) {

@@ -5,6 +5,7 @@
  * the stack, that call sees the change. */
 #include "collective/run_internal.h"
 
+#include "core/assert.h"
 #include "core/mem.h"
 
 #include <string.h>
@@ -274,6 +275,8 @@ run_on_leg_done(dd_run *run, const dd_error *error)
 void
 dd_run_start_locked(dd_run *run, const dd_run_call *call)
 {
+    dd_assert_holds(ENGINE);
+    dd_assert(run->phase == DD_RUN_IDLE);
     run->call = *call;
     run->phase = DD_RUN_POSTED;
     run_advance(run);
@@ -285,6 +288,7 @@ dd_run_start_locked(dd_run *run, const dd_run_call *call)
 void
 dd_run_cancel_locked(dd_run *run, const dd_error *error)
 {
+    dd_assert_holds(ENGINE);
     if (run->phase == DD_RUN_POSTED) {
         run->phase = DD_RUN_IDLE;
         run->call.on_done(run->call.ctx, error);
@@ -367,6 +371,7 @@ run_progress(dd_run *run, int64_t stay_ns)
 bool
 dd_run_progress_locked(dd_run *run)
 {
+    dd_assert_holds(ENGINE);
     return run_progress(run, CALLER_STAY_NS);
 }
 
@@ -461,6 +466,7 @@ run_fall_asleep(dd_task *task)
 int
 dd_run_missing_locked(const dd_run *run, int *ranks, int max)
 {
+    dd_assert_holds(ENGINE);
     const dd_leg_ops *first = run->lanes[DD_LANE_PLAN].running;
     const dd_leg_ops *last = run->lanes[DD_LANE_ARENA].running;
     int nfound = first != NULL ? first->missing(run, ranks, 0, max) : 0;

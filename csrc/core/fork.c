@@ -1,4 +1,5 @@
 #include "core/fork.h"
+#include "core/assert.h"
 #include "core/lock.h"
 
 #include "core/mem.h"
@@ -60,6 +61,7 @@ dd_fork_generation(void)
 static void
 grow_register_locked(size_t words)
 {
+    dd_assert_holds(FORK);
     if (words <= owned_words) {
         return;
     }

@@ -1,6 +1,8 @@
 /* What the ranks of a host tell each other without a link: on the board of their arena, and by ringing. */
 #include "group/internal.h"
 
+#include "core/assert.h"
+
 bool
 group_is_on_board(const dd_group *group, int rank)
 {
@@ -21,6 +23,7 @@ group_ring_others_locked(dd_group *group)
 void
 group_report_failure_locked(dd_group *group, int except, const dd_cause *cause)
 {
+    dd_assert_holds(ENGINE);
     bool has_board = group->arena != NULL && group->is_made;
     dd_context_post_abort_locked(group->context, except, has_board, cause);
     if (group->arena != NULL) {

@@ -1,9 +1,12 @@
 /* Ends of calls: a call leaves its list, and its record and its work get the outcome. */
 #include "group/internal.h"
 
+#include "core/assert.h"
+
 void
 group_complete_locked(group_call *call, const dd_error *cause)
 {
+    dd_assert_holds(ENGINE);
     dd_group *group = call->group;
     bool is_counted = call->work.destroy != NULL;
     dd_list_remove(&call->link);
@@ -45,6 +48,7 @@ stop_timers_locked(dd_group *group)
 void
 group_update_task_locked(dd_group *group)
 {
+    dd_assert_holds(ENGINE);
     bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
     const dd_group_guest *guest = group->guest;
     bool has_busy_guest = guest != NULL && guest->ncalls + guest->nletters > 0;

@@ -2,6 +2,8 @@
  * verdict. */
 #include "group/internal.h"
 
+#include "core/assert.h"
+
 #include <stdio.h>
 
 /* How long the others are given to say where they are, once a deadline has passed. */
@@ -278,6 +280,7 @@ group_be_curious_locked(dd_group *group, int64_t since_ns)
 void
 group_start_deadline_locked(group_call *call)
 {
+    dd_assert_holds(ENGINE);
     dd_group *group = call->group;
     call->late.on_due = deadlines_on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);

@@ -14,6 +14,8 @@
  * neither board nor links, and the store has the reason (setup.c). The monitor reads the alarm. */
 #include "group/internal.h"
 
+#include "core/assert.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -96,6 +98,7 @@ group_end_complete_locked(dd_group *group)
 void
 group_fail_cause_locked(dd_group *group, const dd_cause *cause)
 {
+    dd_assert_holds(ENGINE);
     group->is_revoked = group->is_revoked || cause->kind == DD_CAUSE_REVOKED;
     if (group->cause.code != DD_OK) {
         return;

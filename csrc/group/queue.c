@@ -2,6 +2,7 @@
  * and watched. */
 #include "group/internal.h"
 
+#include "core/assert.h"
 #include "core/wait_policy.h"
 
 static void
@@ -132,6 +133,7 @@ post_collective_locked(group_call *call)
 void
 group_post_locked(group_call *call)
 {
+    dd_assert_holds(ENGINE);
     dd_group *group = call->group;
     call->has_recorded_start =
         call->is_message || (dd_list_is_empty(&group->collectives) && !group->is_starting);
@@ -201,6 +203,7 @@ make_way_locked(dd_group *group, int look)
 void
 group_look_locked(group_call *call, bool is_hasty)
 {
+    dd_assert_holds(ENGINE);
     dd_group *group = call->group;
     int nlooks = is_hasty ? DD_LOOKS_HASTY : DD_LOOKS_PATIENT;
     if (is_hasty) {

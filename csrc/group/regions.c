@@ -1,6 +1,7 @@
 /* Memory that ranks of one host share for their data. */
 #include "group/internal.h"
 
+#include "core/assert.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/shared_memory.h"
@@ -543,6 +544,7 @@ group_want_region(void *ctx, int local, uint32_t id)
 bool
 group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
 {
+    dd_assert_holds(ENGINE);
     foreign_region *foreign = find_foreign(group, group->topology.local_of[rank], id);
     if (foreign == NULL || foreign->fd != -1 || foreign->memory.data != NULL) {
         return false;
@@ -624,6 +626,7 @@ dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *mem
 bool
 group_map_wanted_locked(dd_group *group, dd_error *error)
 {
+    dd_assert_holds(ENGINE);
     bool has_come = false;
     if (group->nwanted == 0 || dd_run_is_moving_locked(group->run)) {
         return false;

@@ -1,6 +1,8 @@
 /* What ranks tell each other beside messages: that one has given up or left, how far one is; and that one is lost. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
+
 #include <string.h>
 
 /* A caller that hears of a failure is kept so long, until the other ranks can hear of it, too. */
@@ -35,6 +37,7 @@ context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload
 void
 dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, const dd_cause *cause)
 {
+    dd_assert_holds(ENGINE);
     uint8_t bytes[DD_CAUSE_MAX_NBYTES];
     dd_bytes payload = dd_bytes_of(bytes, dd_cause_encode(cause, bytes));
     for (int rank = 0; rank < context->nranks; rank++) {
@@ -69,6 +72,7 @@ context_on_peer_connected(dd_context *context, const dd_peer *peer)
 void
 dd_context_post_question_locked(dd_context *context, int rank)
 {
+    dd_assert_holds(ENGINE);
     context_tell(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
 }
 
@@ -165,6 +169,7 @@ control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fa
 bool
 dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *loss)
 {
+    dd_assert_holds(ENGINE);
     for (*rank = 0; *rank < context->nranks; (*rank)++) {
         if (*rank != context->rank && dd_peer_find_loss_locked(context->ranks[*rank].peer, loss)) {
             return true;

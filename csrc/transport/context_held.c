@@ -1,6 +1,7 @@
 /* Frames for contexts, from other processes and from this one: to the receive that one is for, or kept until somebody wants it. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/mem.h"
 
 #include <string.h>
@@ -319,6 +320,7 @@ dd_context_move_send_locked(dd_message *message, void *copy)
 void
 dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error)
 {
+    dd_assert_holds(ENGINE);
     if (!message->is_posted) {
         return;
     }

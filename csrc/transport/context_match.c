@@ -1,5 +1,7 @@
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
+
 #include <string.h>
 
 static bool
@@ -221,6 +223,7 @@ end_if_unreachable(dd_context *context, dd_message *message)
 void
 dd_context_post_send_locked(dd_context *context, dd_message *message)
 {
+    dd_assert_holds(ENGINE);
     match_begin(context, message, true);
     if (end_if_unreachable(context, message)) {
         return;
@@ -240,6 +243,7 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
 void
 dd_context_post_recv_locked(dd_context *context, dd_message *message)
 {
+    dd_assert_holds(ENGINE);
     match_begin(context, message, false);
     bool is_any = message->rank == DD_ANY_RANK;
     held *entry =
@@ -275,6 +279,7 @@ dd_context_expect_locked(dd_context *context, int rank, bool is_expected)
 void
 dd_context_take_request_locked(dd_context *context, int rank)
 {
+    dd_assert_holds(ENGINE);
     const dd_list *list = &context->ranks[rank].held;
     for (dd_list *node = list->next; node != list; node = node->next) {
         held *entry = DD_CONTAINER_OF(node, held, link);

@@ -1,5 +1,6 @@
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/fork.h"
 #include "core/lock.h"
 #include "core/log.h"
@@ -280,6 +281,7 @@ dd_engine_end_meeting(dd_engine *engine)
 {
     dd_lock_take(&engine->opening_mu);
     dd_engine_lock(engine);
+    dd_assert(engine->nmeetings > 0);
     bool is_last = --engine->nmeetings == 0;
     bool are_needed = are_ports_needed_locked(engine);
     dd_engine_unlock(engine);
@@ -378,6 +380,7 @@ dd_peer_release(dd_peer *peer)
         return;
     }
     dd_engine_lock(engine);
+    dd_assert(peer->refs > 0);
     bool is_last = --peer->refs == 0;
     if (is_last) {
         peer_reap(peer);

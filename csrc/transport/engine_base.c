@@ -2,6 +2,7 @@
  * their keys, pools. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/lock.h"
 #include "core/mem.h"
 #include "core/system.h"
@@ -99,6 +100,7 @@ dd_engine_unlock(dd_engine *engine)
 void
 dd_engine_note_ended_locked(dd_engine *engine)
 {
+    dd_assert_holds(ENGINE);
     engine->is_wake_due = true;
 }
 
@@ -272,5 +274,6 @@ engine_give_held(dd_engine *engine, held *entry)
 void
 dd_engine_start_timer_locked(dd_engine *engine, dd_timer *timer, int64_t at_ns)
 {
+    dd_assert_holds(ENGINE);
     dd_timer_start(&engine->timers, timer, at_ns);
 }

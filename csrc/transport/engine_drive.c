@@ -1,6 +1,7 @@
 /* Who drives, and how drivers sleep. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/fence.h"
 #include "core/lock.h"
 #include "core/system.h"
@@ -47,6 +48,7 @@ dd_engine_give_way_locked(dd_engine *engine)
 void
 dd_engine_relieve_locked(dd_engine *engine)
 {
+    dd_assert_holds(ENGINE);
     if (engine->driver == &engine->background) {
         engine_rouse_driver(engine);
         engine->driver = NULL;
@@ -56,6 +58,7 @@ dd_engine_relieve_locked(dd_engine *engine)
 void
 dd_engine_note_call_locked(dd_engine *engine)
 {
+    dd_assert_holds(ENGINE);
     count_up(&engine->ncalls);
 }
 
@@ -555,6 +558,7 @@ is_alone(const dd_engine *engine)
 bool
 dd_context_look_locked(dd_message *message, int nlooks)
 {
+    dd_assert_holds(ENGINE);
     dd_engine *engine = message->context->engine;
     dd_peer *peer = message->peer; /* NULL: any */
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {

@@ -1,6 +1,7 @@
 /* What there is to do in a round of driving: lanes, tasks, deadlines, peers that are lost. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/system.h"
 
 /* Sockets are asked for events in every round of so many. */
@@ -15,6 +16,7 @@
 void
 dd_engine_add_task_locked(dd_engine *engine, dd_task *task)
 {
+    dd_assert_holds(ENGINE);
     dd_list_push_back(&engine->tasks, &task->link);
     engine_rouse_driver(engine);
 }
@@ -22,6 +24,7 @@ dd_engine_add_task_locked(dd_engine *engine, dd_task *task)
 void
 dd_engine_remove_task_locked(dd_engine *engine, dd_task *task)
 {
+    dd_assert_holds(ENGINE);
     if (task->link.next == NULL || dd_list_is_empty(&task->link)) {
         return;
     }

@@ -1,5 +1,6 @@
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/dtype.h"
 #include "core/mem.h"
 
@@ -92,6 +93,7 @@ void
 message_tell(dd_message *message)
 {
     dd_error *failure = message->failure;
+    dd_assert(message->is_posted && message->stage == STAGE_DONE && message->context->engine->nposted > 0);
     dd_list_remove(&message->link);
     message->context->engine->nposted--;
     message->stage = STAGE_IDLE;
@@ -114,6 +116,7 @@ engine_tell_done(dd_engine *engine)
 bool
 dd_context_tell_locked(dd_message *message)
 {
+    dd_assert_holds(ENGINE);
     if (message->stage == STAGE_DONE) {
         message_tell(message);
     }

@@ -1,5 +1,6 @@
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
@@ -292,6 +293,7 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
 void
 dd_peer_connect_locked(dd_peer *peer)
 {
+    dd_assert_holds(ENGINE);
     peer->wants_link = true;
     if (peer->state != PEER_IDLE || peer->is_breaking) {
         return;

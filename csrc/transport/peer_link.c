@@ -1,6 +1,7 @@
 /* Links come: the handler of the connector. */
 #include "transport/engine_internal.h"
 
+#include "core/assert.h"
 #include "core/mem.h"
 #include "core/system.h"
 
@@ -138,6 +139,7 @@ find_taker(dd_engine *engine, const dd_uid *uid, int lane)
 static void
 take_link_locked(dd_engine *engine, const dd_uid *uid, int lane, dd_link *stream)
 {
+    dd_assert_holds(ENGINE);
     dd_peer *peer = find_taker(engine, uid, lane);
     bool is_wanted = peer != NULL && !peer->is_breaking && !peer->is_self;
     if (is_wanted && lane == 0 && peer->state < PEER_CONNECTED) {

@@ -1,4 +1,5 @@
 /* Calls: how they begin, wait and end. */
+#include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
@@ -238,6 +239,7 @@ count_of(window_call *call)
 void
 window_enter_locked(window_call *call)
 {
+    dd_assert_holds(ENGINE);
     window_hub *hub = call->hub;
     (void)dd_work_acquire(&call->work);
     dd_list_push_back(call->is_moving ? &hub->moving : &hub->waiting, &call->link);
@@ -255,6 +257,7 @@ window_enter_locked(window_call *call)
 void
 window_complete_locked(window_call *call, const dd_error *cause)
 {
+    dd_assert_holds(ENGINE);
     dd_error error;
     if (dd_work_is_done(&call->work)) {
         return;
@@ -319,6 +322,7 @@ settle_locked(window_call *call)
 bool
 window_progress_locked(window_hub *hub)
 {
+    dd_assert_holds(ENGINE);
     bool is_progress = false;
     for (dd_list *node = hub->waiting.next; node != &hub->waiting;) {
         bool is_ended = settle_locked(DD_CONTAINER_OF(node, window_call, link));

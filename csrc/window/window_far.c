@@ -1,4 +1,5 @@
 /* What goes by messages: what this rank asks of others, and what others ask of it, taken as it comes by the thread that drives the engine. */
+#include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
@@ -235,6 +236,7 @@ far_ask_locked(window_call *call, dd_error *err)
 dd_status
 window_send_call_locked(window_call *call, dd_error *err)
 {
+    dd_assert_holds(ENGINE);
     if (call->args.op->note != DD_WINDOW_PUT) {
         return far_ask_locked(call, err);
     }

@@ -1,5 +1,6 @@
 #include "check.h"
 #include "clock_counter.h"
+#include "collective/run_internal.h"
 #include "core/bytes.h"
 #include "core/clock.h"
 #include "core/cpu.h"
@@ -561,7 +562,8 @@ TEST(locks_are_taken_in_order)
     do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
     CHECK(text[0] == '\0');
     do_aside(take_both, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
-    CHECK_CONTAINS(text, "holds the lock of dials that have not begun, and ports takes that of an engine");
+    CHECK_CONTAINS(text,
+                   "holds the lock of dials that have not begun, and ports takes the lock of an engine");
     do_aside(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_ENGINE}, text);
     CHECK_CONTAINS(text, "order of locks");
 }
@@ -593,6 +595,25 @@ TEST(what_no_thread_does_with_locks)
     CHECK_CONTAINS(text, "a thread releases the lock of records for the log, which it does not hold");
     do_aside(take_all, (dd_lock_kind[]){(dd_lock_kind)0}, text);
     CHECK_CONTAINS(text, "a thread holds more than 8");
+}
+
+static void
+start_a_run_that_is_under_way(const dd_lock_kind *kinds)
+{
+    dd_lock lock;
+    dd_lock_init(&lock, kinds[0]);
+    dd_lock_take(&lock);
+    static dd_run run = {.phase = DD_RUN_UNDER_WAY};
+    dd_run_start_locked(&run, &(dd_run_call){0});
+}
+
+TEST(assertions_end_the_process)
+{
+    char text[256];
+    do_aside(start_a_run_that_is_under_way, (dd_lock_kind[]){DD_LOCK_CONNECTOR}, text);
+    CHECK_CONTAINS(text, "assertion failed: dd_lock_holds(DD_LOCK_ENGINE)");
+    do_aside(start_a_run_that_is_under_way, (dd_lock_kind[]){DD_LOCK_ENGINE}, text);
+    CHECK_CONTAINS(text, "assertion failed: run->phase == DD_RUN_IDLE");
 }
 
 static void
@@ -638,7 +659,8 @@ TEST(locks_that_are_tried_are_taken_in_order)
     do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
     CHECK(text[0] == '\0');
     do_aside(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_CONNECTOR, DD_LOCK_ENGINE}, text);
-    CHECK_CONTAINS(text, "holds the lock of dials that have not begun, and ports takes that of an engine");
+    CHECK_CONTAINS(text,
+                   "holds the lock of dials that have not begun, and ports takes the lock of an engine");
 }
 
 TEST(locks_with_a_deadline_are_taken_in_order)
@@ -647,9 +669,10 @@ TEST(locks_with_a_deadline_are_taken_in_order)
     do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_GROUP}, text);
     CHECK(text[0] == '\0');
     do_aside(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_GROUP, DD_LOCK_NCCL_LAUNCH}, text);
-    CHECK_CONTAINS(text, "holds the lock of an NCCL group takes that of the launches of an NCCL group");
+    CHECK_CONTAINS(text, "holds the lock of an NCCL group takes the lock of the launches of an NCCL group");
     do_aside(take_a_timed_one_and_another, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_TEAM}, text);
-    CHECK_CONTAINS(text, "holds the lock of the launches of an NCCL group takes that of a team of devices");
+    CHECK_CONTAINS(text,
+                   "holds the lock of the launches of an NCCL group takes the lock of a team of devices");
 }
 
 typedef struct timed_holder {

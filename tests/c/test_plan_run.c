@@ -1,6 +1,7 @@
 /* Plans made by hand, run over contexts as they are. What builders make is run by test_run.c. */
 #include "check.h"
 #include "collective/plan_internal.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "faults/faults.h"
 #include "run_team.h"
@@ -56,6 +57,9 @@ build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
     dd_builder_add_source(&builder, out);
     return dd_builder_finish(&builder);
 }
+
+/* Stands for the engine's lock in tests without an engine. */
+static dd_lock lock = DD_LOCK_INITIALIZER(DD_LOCK_ENGINE);
 
 /* One of the steps that are waiting. */
 static bool
@@ -114,8 +118,10 @@ TEST(local_steps_follow_their_dependencies)
     CHECK(plan.steps == NULL && plan.nsteps == 0);
     CHECK_INT(dd_plan_run_scratch_nbytes(run), 448); /* whole lines */
     CHECK(dd_plan_run_nbytes(run) > 400);
+    dd_lock_take(&lock);
     CHECK_INT(run_doubling(run, 100), 0);
     CHECK_INT(run_doubling(run, 100), 0);
+    dd_lock_release(&lock);
     dd_plan_run_destroy(run);
 }
 
@@ -125,8 +131,10 @@ TEST(large_local_steps_wait_for_their_turn)
     dd_plan_run *run = NULL;
     REQUIRE_OK(build_doubling(&plan, (size_t)1 << 20, check_err()));
     REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+    dd_lock_take(&lock);
     CHECK_INT(run_doubling(run, (size_t)1 << 18), 3);
     CHECK_INT(run_doubling(run, (size_t)1 << 18), 3);
+    dd_lock_release(&lock);
     dd_plan_run_destroy(run);
 }
 
@@ -138,6 +146,7 @@ TEST(a_plan_of_nothing_is_done_at_once)
     REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
     dd_plan_run_options options = {.on_done = on_done, .ctx = &end};
     dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_lock_take(&lock);
     dd_plan_run_start_locked(run, &args, &options);
     CHECK_INT(end.ntold, 1);
     dd_error error;
@@ -145,6 +154,7 @@ TEST(a_plan_of_nothing_is_done_at_once)
     dd_plan_run_cancel_locked(run, &error);
     CHECK_INT(end.ntold, 1);
     CHECK_INT(dd_plan_run_missing_locked(run, NULL, 0), 0);
+    dd_lock_release(&lock);
     dd_plan_run_destroy(run);
     dd_plan_run_destroy(NULL);
 }
@@ -163,6 +173,7 @@ TEST(cancelled_between_two_steps)
                          .outputs = &block};
     outcome end = {0};
     dd_plan_run_options options = {.scratch = calloc(1, nbytes), .on_done = on_done, .ctx = &end};
+    dd_lock_take(&lock);
     dd_plan_run_start_locked(run, &args, &options);
     CHECK(do_a_step(run));
     CHECK_INT(end.ntold, 0);
@@ -173,6 +184,7 @@ TEST(cancelled_between_two_steps)
     CHECK_INT(end.error.code, DD_ABORTED);
     CHECK(!dd_plan_run_is_busy_locked(run));
     CHECK(!do_a_step(run));
+    dd_lock_release(&lock);
     free(options.scratch);
     free(block.data);
     dd_plan_run_destroy(run);

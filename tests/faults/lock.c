@@ -1,7 +1,9 @@
-/* Checks the order of locks (core/lock.h): a thread that violates it ends the process with the words of both locks. */
+/* The locks of each thread: checks of their order (core/lock.h), whose violation ends the process with the words of both locks, and
+ * assertions (core/assert.h). */
 
 #include "core/lock.h"
 
+#include "core/assert.h"
 #include "faults/faults.h"
 #include "faults/wrap.h"
 
@@ -31,7 +33,7 @@ check_order(const dd_lock *lock)
 {
     for (int i = 0; i < nheld; i++) {
         if (held[i]->kind >= lock->kind) {
-            (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes that of %s\n",
+            (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes the lock of %s\n",
                           words_for(held[i]->kind), words_for(lock->kind));
             abort();
         }
@@ -53,6 +55,23 @@ unsigned long
 dd_lock_ntaken(void)
 {
     return ntaken;
+}
+
+bool
+dd_lock_holds(dd_lock_kind kind)
+{
+    int i = 0;
+    while (i < nheld && held[i]->kind != kind) {
+        i++;
+    }
+    return i < nheld;
+}
+
+void
+dd_assert_fail(const char *claim, const char *file, int line)
+{
+    (void)fprintf(stderr, "%s:%d: assertion failed: %s\n", file, line, claim);
+    abort();
 }
 
 static void
