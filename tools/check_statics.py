@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that a static function has a name of its own in csrc/, so that readers and tools can jump to it.
 
-Two files may not define static functions of one name. Folders that still do have a ceiling, which only falls. --list prints the names.
+Two files may not define static functions of one name.
 """
 import sys
 from collections import defaultdict
@@ -10,11 +10,6 @@ from pathlib import Path
 from c_source import functions, read
 
 ROOT = Path(__file__).resolve().parent.parent / "csrc"
-# The names in each folder that another file has, too. Lower it with the number; a folder that is not here has none.
-CEILINGS = {
-    "collective": 21, "core": 4, "group": 21, "kernels": 1, "transport": 25,
-    "window": 15,
-}
 
 
 def repeated_names(root: Path) -> dict[str, list[str]]:
@@ -27,23 +22,11 @@ def repeated_names(root: Path) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    repeated = repeated_names(Path(arguments[0]) if arguments else ROOT)
-    by_folder = defaultdict(set)
-    for name, where in repeated.items():
-        for file in where:
-            by_folder[file.split("/")[0]].add(name)
-    failures = 0
-    for folder, names in sorted(by_folder.items()):
-        ceiling = CEILINGS.get(folder, 0)
-        if len(names) > ceiling:
-            failures += 1
-            print(f"csrc/{folder}: {len(names)} static functions share their names with another file's, where {ceiling} is the most: rename one")
-        if len(names) > ceiling or "--list" in sys.argv:
-            for name in sorted(names):
-                print(f"  {name}: {', '.join(repeated[name])}")
+    repeated = repeated_names(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
+    for name, where in sorted(repeated.items()):
+        print(f"{name}() is static in {', '.join(where)}: rename all but one, after the subject of the file")
     print(f"statics: {len(repeated)} names stand in several files")
-    return 1 if failures else 0
+    return 1 if repeated else 0
 
 
 if __name__ == "__main__":
