@@ -85,7 +85,7 @@ LIBS := -pthread -lm
 COUNTED_COPIES := memcpy memmove dd_copy
 LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 LINK_coverage := -Wl,--wrap=_exit,--wrap=abort # tools/coverage_exit.c
-# Of all C tests: what the library sends goes through tests/c/wire_mischief.c.
+# Of all C tests: the library's sends go through tests/c/wire_mischief.c.
 LINK_TESTS := -Wl,--wrap=send
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1

@@ -55,7 +55,7 @@ static bool
 send_all(int fd, const uint8_t *data, size_t len)
 {
     while (len > 0) {
-        ssize_t sent = send(fd, data, len, MSG_NOSIGNAL);
+        ssize_t sent = sendto(fd, data, len, MSG_NOSIGNAL, NULL, 0);
         if (sent <= 0) {
             return false;
         }

@@ -104,7 +104,7 @@ void
 raw_send(int fd, dd_bytes bytes)
 {
     while (bytes.len > 0) {
-        ssize_t sent = send(fd, bytes.data, bytes.len, MSG_NOSIGNAL);
+        ssize_t sent = sendto(fd, bytes.data, bytes.len, MSG_NOSIGNAL, NULL, 0);
         if (!CHECK(sent > 0)) {
             return;
         }

@@ -605,7 +605,7 @@ TEST(garbage_to_the_port)
         }
         fd = connect_raw(&b);
         CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
-        (void)!send(fd, http, 32, MSG_NOSIGNAL);
+        (void)!sendto(fd, http, 32, MSG_NOSIGNAL, NULL, 0);
         if (round % 2 == 0) {
             CHECK(is_closed_soon(fd));
         }

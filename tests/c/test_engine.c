@@ -930,7 +930,7 @@ say_nothing(const rig_group *rig, int rank, int other)
     uint8_t header[DD_FRAME_NBYTES];
     size_t nbytes = dd_frame_encode(&frame, header);
     int fd = rig->ranks[rank].peers[other]->lanes[0]->stream->fd;
-    CHECK_INT(send(fd, header, nbytes, MSG_NOSIGNAL), nbytes);
+    CHECK_INT(sendto(fd, header, nbytes, MSG_NOSIGNAL, NULL, 0), nbytes);
 }
 
 /* A process that ends resets a connection on which something still comes for it. What it had sent before, and the

@@ -997,7 +997,7 @@ serve_with_failure(uint16_t port, dd_bytes bytes, long nth)
     int fd = raw_connect(port);
     (void)dd_mem_fail_after(nth);
     /* A server that closed already takes no more. */
-    (void)!send(fd, bytes.data, bytes.len, MSG_NOSIGNAL);
+    (void)!sendto(fd, bytes.data, bytes.len, MSG_NOSIGNAL, NULL, 0);
     (void)shutdown(fd, SHUT_WR);
     CHECK(raw_is_closed(fd));
     bool has_failed = dd_mem_fail_after(-1) > nth;

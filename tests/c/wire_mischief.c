@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-/* The send that csrc/core/system.c calls (-Wl,--wrap). */
+/* The send that csrc/core/system.c calls (-Wl,--wrap). Tests send by sendto, which is not wrapped. */
 ssize_t __real_send(int fd, const void *data, size_t nbytes, int flags);
 ssize_t __wrap_send(int fd, const void *data, size_t nbytes, int flags);
 
