@@ -81,7 +81,7 @@ def what_is_missing(compiler):
 
 
 def wants_lto(is_inplace):
-    return not (IS_FOR_TESTS or is_inplace) if USES_LTO is None else USES_LTO
+    return not IS_FOR_TESTS and (not is_inplace if USES_LTO is None else USES_LTO)
 
 
 @cache
@@ -127,6 +127,7 @@ class parallel_build_ext(build_ext):
 
     def run(self):
         write_stubs()
+        self.is_for_checkout = self.inplace  # setuptools clears it while it builds
         super().run()
 
     def get_ext_filename(self, fullname):
@@ -141,7 +142,7 @@ class parallel_build_ext(build_ext):
         if not self.force and not newer_group([*ext.sources, *ext.depends], built):
             return
 
-        across_files = find_lto_args(self.compiler) if wants_lto(self.inplace) else []
+        across_files = find_lto_args(self.compiler) if wants_lto(self.is_for_checkout) else []
 
         def compile_one(source):
             return self.compiler.compile(
