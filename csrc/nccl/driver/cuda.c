@@ -9,10 +9,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* What the process has of a device. */
+/* The process's resources on a device. */
 typedef struct held_device {
-    dd_cuda_context context; /* NULL: nobody has asked */
-    dd_cuda_pool pool;       /* NULL: the same, or there is none */
+    dd_cuda_context context; /* NULL until it is first used */
+    dd_cuda_pool pool;       /* NULL until it is first used, or if there is none */
     bool has_asked_for_pool;
 } held_device;
 
@@ -35,7 +35,7 @@ static const dd_dylib_spec CUDA_SPEC = {.what = "the CUDA driver",
                                         .symbols = CUDA_SYMBOLS,
                                         .nsymbols = sizeof CUDA_SYMBOLS / sizeof CUDA_SYMBOLS[0]};
 
-/* DD_NOT_SUPPORTED for whatever keeps the driver from working: it is the machine, not the call. */
+/* Return DD_NOT_SUPPORTED for every failure: the cause is the machine, not the call. */
 static dd_status
 start_driver(dd_cuda *cuda, dd_error *err)
 {
@@ -107,7 +107,7 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
     return DD_OK;
 }
 
-/* At the process's end there is nobody to tell how it went. */
+/* Failures are ignored: the process is ending. */
 static void
 release_device(const dd_cuda *cuda, int device)
 {
@@ -212,7 +212,7 @@ has_pools(const dd_cuda *cuda, dd_cuda_device device)
            has != 0;
 }
 
-/* To all devices that can reach this one. */
+/* Give access to all devices that can reach this one. */
 static bool
 open_to_peers(const dd_cuda *cuda, dd_cuda_pool pool, int device)
 {
@@ -231,7 +231,7 @@ open_to_peers(const dd_cuda *cuda, dd_cuda_pool pool, int device)
     return is_open;
 }
 
-/* Where anything fails there is none: callers have another way. */
+/* Return NULL on any failure: callers can do without a pool. */
 static dd_cuda_pool
 make_pool(const dd_cuda *cuda, int device)
 {
@@ -266,7 +266,7 @@ dd_cuda_pool_of(const dd_cuda *cuda, int device)
     return pool;
 }
 
-/* ---- what is current */
+/* ---- the current context */
 
 dd_status
 dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err)
@@ -361,7 +361,7 @@ void
 dd_cuda_leave(dd_cuda_guard *guard)
 {
     if (guard->is_entered) {
-        /* Fails only when the driver is gone or the caller's context is, and then there is nothing to go back to. */
+        /* Fails only if the driver or the caller's context has ended: nothing can be restored. */
         (void)guard->cuda->api.cuCtxSetCurrent(guard->before);
         guard->is_entered = false;
     }

@@ -1,5 +1,6 @@
-/* The CUDA driver's interface, as much as we use of it, declared by us: see lib_api.h for how the lists are used. The symbols are
- * those that drivers have exported with these arguments since CUDA 11, whatever cuda.h calls the newest form. */
+/* The part of the CUDA driver's interface that dldist uses, declared here; lib_api.h explains the
+ * lists. The symbols are the ones that drivers have exported with these arguments since CUDA 11;
+ * cuda.h may map a name to a newer symbol. */
 #ifndef DD_NCCL_DRIVER_CUDA_API_H
 #define DD_NCCL_DRIVER_CUDA_API_H
 
@@ -12,7 +13,7 @@ typedef struct dd_cuda_opaque_context *dd_cuda_context;
 typedef struct dd_cuda_opaque_stream *dd_cuda_stream;
 typedef struct dd_cuda_opaque_event *dd_cuda_event;
 typedef struct dd_cuda_opaque_pool *dd_cuda_pool;
-typedef unsigned long long dd_cuda_memory_handle; /* of cuMemCreate */
+typedef unsigned long long dd_cuda_memory_handle; /* CUmemGenericAllocationHandle */
 typedef struct dd_cuda_opaque_module *dd_cuda_module;
 typedef struct dd_cuda_opaque_function *dd_cuda_function;
 
@@ -62,7 +63,7 @@ typedef struct dd_cuda_opaque_function *dd_cuda_function;
     X(ARRAY, 3, CU_MEMORYTYPE_ARRAY)   \
     X(UNIFIED, 4, CU_MEMORYTYPE_UNIFIED)
 
-/* Values that are flags, and of enums that we use one value of. */
+/* Flags, and single values of other enums. */
 #define DD_CUDA_FLAG_LIST(X)                                   \
     X(ALLOCATION_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED)     \
     X(LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE)         \
@@ -77,7 +78,7 @@ typedef struct dd_cuda_opaque_function *dd_cuda_function;
 #define DD_CUDA_DEVICE_ATTRIBUTE_ENUM(name, value, theirs) DD_CUDA_DEVICE_##name = (value),
 #define DD_CUDA_MEMORY_TYPE_ENUM(name, value, theirs) DD_CUDA_MEMORY_##name = (value),
 
-/* The driver has many more results than are named. */
+/* The driver also returns values that are not in the list. */
 typedef enum dd_cuda_result { DD_CUDA_RESULT_LIST(DD_CUDA_ENUM) } dd_cuda_result;
 typedef enum dd_cuda_capture_status {
     DD_CUDA_CAPTURE_STATUS_LIST(DD_CUDA_CAPTURE_STATUS_ENUM)
@@ -91,7 +92,7 @@ typedef enum dd_cuda_device_attribute {
 typedef enum dd_cuda_memory_type { DD_CUDA_MEMORY_TYPE_LIST(DD_CUDA_MEMORY_TYPE_ENUM) } dd_cuda_memory_type;
 enum { DD_CUDA_FLAG_LIST(DD_CUDA_ENUM) };
 
-/* Streams that every context has. A NULL stream is the legacy one here, since none of our symbols are of the per-thread kind. */
+/* Streams of every context. A NULL stream is the legacy one: no function here is per-thread. */
 #define DD_CUDA_STREAM_LEGACY ((dd_cuda_stream)(uintptr_t)1)
 #define DD_CUDA_STREAM_PER_THREAD ((dd_cuda_stream)(uintptr_t)2)
 
@@ -180,7 +181,7 @@ typedef struct dd_cuda_access {
     X(cuMemsetD8Async, cuMemsetD8Async,                                                                    \
       (dd_cuda_ptr dst, unsigned char value, size_t nbytes, dd_cuda_stream stream))
 
-/* Memory pools are of CUDA 11.2, and devices must have them besides. Kernels of ours are never needed. The last is only for tests. */
+/* Memory pools need CUDA 11.2 and a fitting device; kernels are optional; the last is for tests. */
 #define DD_CUDA_OPTIONAL(X)                                                                                 \
     X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *can, dd_cuda_device device, dd_cuda_device peer)) \
     X(cuMemPoolCreate, cuMemPoolCreate, (dd_cuda_pool * pool, const dd_cuda_pool_props *props))             \

@@ -1,5 +1,5 @@
-/* Looking for NaN on devices, in the order of a stream, by a kernel of ours (nan_kernel.cu), which the driver compiles for each
- * device at its first use. The kernel writes what it finds into a report: pinned memory of the host, so that nothing is copied. */
+/* Search for NaN on devices, in stream order, by a kernel (nan_kernel.cu) that the driver compiles
+ * for each device at first use. It writes a report in pinned host memory, so nothing is copied. */
 #ifndef DD_NCCL_DRIVER_CUDA_NAN_H
 #define DD_NCCL_DRIVER_CUDA_NAN_H
 
@@ -8,41 +8,41 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* The least key of those with a NaN, plus the index of the first there. */
+/* The smallest of key + index of the first NaN, over all searches that found one. */
 typedef atomic_ullong dd_cuda_nan_report;
 #define DD_CUDA_NAN_NONE UINT64_MAX
 
-/* Some floats of one kind, and what is reported of them. */
+/* Floats of one type to search, and how to report a NaN. */
 typedef struct dd_cuda_nan_search {
     const void *data;
     uint64_t nfloats; /* at least 1 */
     unsigned width;   /* bytes of a float: 1, 2, 4 or 8 */
-    uint64_t limit;   /* from which value on, without the sign, its bits are NaN */
-    uint64_t key;     /* at least nfloats apart from others in the same report */
+    uint64_t limit;   /* without its sign, a float is NaN if its bits are at least this */
+    uint64_t key;     /* at least nfloats away from other keys of the same report */
     dd_cuda_nan_report *report;
 } dd_cuda_nan_search;
 
-/* The kernels of all devices, and the reports that are kept. Any thread. */
+/* The kernels of all devices, and the reports that graphs may still write. Any thread. */
 typedef struct dd_cuda_nan dd_cuda_nan;
 
-/* NULL without memory. */
+/* Return NULL if there is no memory. */
 dd_cuda_nan *dd_cuda_nan_create(const dd_cuda_api *api, int ndevices);
-/* After everything that uses it, graphs included. */
+/* Free everything. Call it after all users have ended, graphs included. */
 void dd_cuda_nan_destroy(dd_cuda_nan *nan);
 
-/* The three below want the device's context to be current, and a thread that may allocate memory, should one capture. */
+/* The next three need the device's context current, and captures relaxed: they may allocate. */
 
-/* Whether the driver takes the kernels: it is asked once. */
+/* True if the driver accepts the kernels. Only the first call queries it. */
 bool dd_cuda_nan_is_ready(dd_cuda_nan *nan, int device);
-/* Of a device that is ready. */
+/* Enqueue a search. dd_cuda_nan_is_ready must have returned true for the device. */
 dd_cuda_result dd_cuda_nan_enqueue(const dd_cuda_nan *nan, int device, const dd_cuda_nan_search *search,
                                    dd_cuda_stream stream);
-/* A report that says DD_CUDA_NAN_NONE; freed by cuMemFreeHost, or handed back here: CUDA graphs may write it for as long as they live, and
- * nobody is told of their end. NULL is fine. */
+/* Create a report that holds DD_CUDA_NAN_NONE. Free it with cuMemFreeHost, or hand it to
+ * report_keep (may be NULL) if CUDA graphs may write it: their end is not reported. */
 dd_cuda_result dd_cuda_nan_report_create(const dd_cuda_nan *nan, dd_cuda_nan_report **report);
 void dd_cuda_nan_report_keep(dd_cuda_nan *nan, dd_cuda_nan_report *report);
 
-/* The kernels as PTX: nan_ptx.c. */
+/* The kernels as PTX, from nan_ptx.inc. */
 extern const char dd_nan_ptx[];
 
 #endif

@@ -1,4 +1,4 @@
-/* One call of NCCL that moves data, as a value: the one place that knows their prototypes. */
+/* One NCCL call that moves data, as a value. Only item.c knows the prototypes. */
 #ifndef DD_NCCL_DRIVER_ITEM_H
 #define DD_NCCL_DRIVER_ITEM_H
 
@@ -10,30 +10,30 @@ typedef enum dd_nccl_item_kind {
     DD_NCCL_ITEM_REDUCE,
     DD_NCCL_ITEM_ALL_GATHER,
     DD_NCCL_ITEM_REDUCE_SCATTER,
-    DD_NCCL_ITEM_ALL_TO_ALL, /* this and the next two: since 2.28.3 */
+    DD_NCCL_ITEM_ALL_TO_ALL, /* this and the next two need 2.28.3 */
     DD_NCCL_ITEM_GATHER,
     DD_NCCL_ITEM_SCATTER,
     DD_NCCL_ITEM_SEND,
     DD_NCCL_ITEM_RECV,
 } dd_nccl_item_kind;
 
-/* With NCCL's meaning: count is of one rank's block, send == recv is in place. */
+/* Fields are NCCL's arguments: count is of one rank's block; in place if send == recv. */
 typedef struct dd_nccl_item {
     dd_nccl_item_kind kind;
-    const void *send; /* not of RECV, nor of SCATTER on other ranks than the root */
-    void *recv;       /* not of SEND, nor of REDUCE and GATHER on other ranks than the root */
+    const void *send; /* unused by RECV, and by SCATTER on ranks other than the root */
+    void *recv;       /* unused by SEND, and by REDUCE and GATHER on ranks other than the root */
     size_t count;
     dd_nccl_dtype dtype;
-    dd_nccl_redop redop; /* ALL_REDUCE, REDUCE, REDUCE_SCATTER */
-    int root;            /* BROADCAST, REDUCE, GATHER, SCATTER; of SEND and RECV the peer */
-    /* Borrowed, and copied by NCCL, 2.31.2 or newer. NULL: NCCL chooses. SEND and RECV have none: it is not looked at. */
+    dd_nccl_redop redop; /* only ALL_REDUCE, REDUCE and REDUCE_SCATTER */
+    int root;            /* BROADCAST, REDUCE, GATHER, SCATTER; the peer for SEND and RECV */
+    /* Borrowed; NCCL (2.31.2) copies it. NULL if NCCL is to choose. SEND and RECV ignore it. */
     const dd_nccl_abi_coll_config *config;
 } dd_nccl_item;
 
-/* Makes the call, which this NCCL must have, by its other function if there is a configuration. */
+/* Call NCCL's function, which must exist, or its Config variant if there is a configuration. */
 dd_nccl_result dd_nccl_item_call(const dd_nccl_api *api, const dd_nccl_item *item, dd_nccl_comm_handle comm,
                                  dd_cuda_stream stream);
-/* "ncclAllReduce" */
+/* Return the name of NCCL's function: "ncclAllReduce". */
 const char *dd_nccl_item_function(dd_nccl_item_kind kind);
 
 #endif

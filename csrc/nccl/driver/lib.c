@@ -152,7 +152,7 @@ dd_nccl_note_last_error(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_ncc
     }
 }
 
-/* FNV-1a, from `hash` on. */
+/* Continue an FNV-1a hash. */
 static uint64_t
 hash_more(uint64_t hash, const char *bytes, size_t n)
 {
@@ -168,7 +168,7 @@ dd_nccl_is_of_the_call(dd_nccl_result result)
     return result == DD_NCCL_INVALID_ARGUMENT || result == DD_NCCL_INVALID_USAGE;
 }
 
-/* True if the text is new since `before`, or belongs to a failure that has happened again, with the same text. */
+/* True if the text is new, or if the failure that it belongs to has happened again. */
 static bool
 explains(const char *last, const dd_nccl_last_error *before, const char *call, dd_nccl_result result)
 {

@@ -1,8 +1,9 @@
-/* NCCL's interface, declared by us: types, values, and one list of its functions.
+/* NCCL's interface, declared by dldist: types, values, and one list of its functions.
  *
- * Nothing of NVIDIA is needed to build. The list makes the table of functions (dd_nccl_api), the loader's list of symbols, the
- * capabilities, and what the stubs of the tests export; tools/check_nccl.py compares all of it with nccl.h where there is one.
- * Versions are NCCL's codes: 2.27.3 is 22703. Names of fields and functions are NCCL's, so that they can be searched for. */
+ * The build needs nothing from NVIDIA. The list generates the function table (dd_nccl_api), the
+ * loader's symbols, the capabilities, and the exports of the test stubs. tools/check_nccl.py
+ * compares all of it with nccl.h if that file is installed. Versions are NCCL's codes: 2.27.3 is
+ * 22703. Fields and functions keep NCCL's names, so that a search finds them. */
 #ifndef DD_NCCL_DRIVER_LIB_API_H
 #define DD_NCCL_DRIVER_LIB_API_H
 
@@ -13,15 +14,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DD_NCCL_VERSION_MIN 21800   /* what is needed */
-#define DD_NCCL_VERSION_KNOWN 23203 /* what is declared here. Newer ones work as if they were this one */
+#define DD_NCCL_VERSION_MIN 21800   /* oldest supported */
+#define DD_NCCL_VERSION_KNOWN 23203 /* declared here; a newer NCCL is used as this version */
 
 /* ---- handles and values */
 
 typedef struct dd_nccl_opaque_comm *dd_nccl_comm_handle;
 typedef struct dd_nccl_opaque_window *dd_nccl_window;
 
-/* By value in NCCL's calls. */
+/* NCCL's functions take it by value. */
 typedef struct dd_nccl_unique_id {
     char bytes[128];
 } dd_nccl_unique_id;
@@ -63,14 +64,14 @@ typedef struct dd_nccl_unique_id {
     X(DEVICE, 0, ncclScalarDevice, 0) \
     X(HOST, 1, ncclScalarHostImmediate, 0)
 
-/* X(name, value, NCCL's name, since): of ncclCommMemStats. */
+/* X(name, value, NCCL's name, since): the statistics of ncclCommMemStats. */
 #define DD_NCCL_MEM_STAT_LIST(X)                    \
     X(SUSPEND, 0, ncclStatGpuMemSuspend, 22907)     \
     X(SUSPENDED, 1, ncclStatGpuMemSuspended, 22907) \
     X(PERSIST, 2, ncclStatGpuMemPersist, 22907)     \
     X(TOTAL, 3, ncclStatGpuMemTotal, 22907)
 
-/* Macros of NCCL's, with where they came in. */
+/* NCCL's macros, and the version that introduced each. */
 #define DD_NCCL_CONSTANT_LIST(X)                                   \
     X(UNDEFINED_INT, INT_MIN, NCCL_CONFIG_UNDEF_INT, 0)            \
     X(NO_COLOR, -1, NCCL_SPLIT_NOCOLOR, 21801)                     \
@@ -95,18 +96,18 @@ typedef struct dd_nccl_unique_id {
 
 typedef enum dd_nccl_result { DD_NCCL_RESULT_LIST(DD_NCCL_ENUM) } dd_nccl_result;
 typedef enum dd_nccl_dtype { DD_NCCL_DTYPE_LIST(DD_NCCL_DTYPE_ENUM) } dd_nccl_dtype;
-/* ncclRedOpCreatePreMulSum gives values beyond the list. */
+/* ncclRedOpCreatePreMulSum returns values that are not in the list. */
 typedef enum dd_nccl_redop { DD_NCCL_REDOP_LIST(DD_NCCL_ENUM) DD_NCCL_REDOP_MAX = INT_MAX } dd_nccl_redop;
 typedef enum dd_nccl_scalar_residence { DD_NCCL_SCALAR_LIST(DD_NCCL_SCALAR_ENUM) } dd_nccl_scalar_residence;
 typedef enum dd_nccl_mem_stat { DD_NCCL_MEM_STAT_LIST(DD_NCCL_MEM_STAT_ENUM) } dd_nccl_mem_stat;
 enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
 
-/* ---- structs with a size, a magic number and a version at their head */
+/* ---- structs that begin with a size, a magic number and a version */
 
 #define DD_NCCL_MAGIC 0xcafebeefU
 #define DD_NCCL_SIM_MAGIC 0x74685283U
 
-/* X(NCCL's name, name in the manner of Python, since, INT or TEXT): ncclConfig_t behind its head, in order. */
+/* X(NCCL's name, Python's name, since, INT or TEXT): ncclConfig_t after its head, in order. */
 #define DD_NCCL_CONFIG_FIELDS(X)                                  \
     X(blocking, "blocking", 21400, INT)                           \
     X(cgaClusterSize, "cga_cluster_size", 21701, INT)             \
@@ -132,7 +133,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
     X(hostCftMode, "host_cft_mode", 23102, INT)                   \
     X(nvlsHostMode, "nvls_host_mode", 23203, INT)
 
-/* The same for ncclCollConfig_t, behind its head and `ext`. WORD and EVENT are 64 bits. */
+/* Like DD_NCCL_CONFIG_FIELDS, for ncclCollConfig_t after `ext`. WORD and EVENT are 64 bits. */
 #define DD_NCCL_COLL_CONFIG_FIELDS(X)                       \
     X(minCTAs, "min_ctas", 23102, INT)                      \
     X(maxCTAs, "max_ctas", 23102, INT)                      \
@@ -150,7 +151,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
 #define DD_NCCL_FIELD_TYPE_EVENT dd_cuda_event
 #define DD_NCCL_FIELD(name, alias, since, type) DD_NCCL_FIELD_TYPE_##type name;
 
-/* ncclConfig_t of the newest version. comm/config.h makes it. */
+/* ncclConfig_t of the newest version, filled in by dd_nccl_config_pack. */
 typedef struct dd_nccl_abi_config {
     size_t size;
     unsigned int magic;
@@ -158,12 +159,12 @@ typedef struct dd_nccl_abi_config {
     DD_NCCL_CONFIG_FIELDS(DD_NCCL_FIELD)
 } dd_nccl_abi_config;
 
-/* ncclCollConfig_t: of one collective. Undefined are forceAlgSelection as 1, the tag as 0. */
+/* ncclCollConfig_t. Unset is 1 for forceAlgSelection, and 0 for userProfilerTag. */
 typedef struct dd_nccl_abi_coll_config {
     size_t size;
     unsigned int magic;
     unsigned int version;
-    void *ext; /* a vendor's list; NULL */
+    void *ext; /* a vendor's list of extensions; NULL here */
     DD_NCCL_COLL_CONFIG_FIELDS(DD_NCCL_FIELD)
 } dd_nccl_abi_coll_config;
 
@@ -192,7 +193,7 @@ typedef struct dd_nccl_signal_wait {
     int ctx;
 } dd_nccl_signal_wait;
 
-/* ncclCommProperties_t of the newest version; nccl_device.h declares it. A library fills what the version at its head has. */
+/* ncclCommProperties_t of nccl_device.h, newest. NCCL fills in fields up to the head's version. */
 typedef struct dd_nccl_abi_properties {
     size_t size;
     unsigned int magic;
@@ -217,7 +218,7 @@ typedef struct dd_nccl_abi_properties {
     bool cftCountedSupport;
 } dd_nccl_abi_properties;
 
-/* X(NCCL's name, name in the manner of Python, since, INT, FLAG or WORD): what of it is of use outside of kernels. */
+/* X(NCCL's name, Python's name, since, INT, FLAG or WORD): properties of use outside kernels. */
 #define DD_NCCL_PROPERTY_LIST(X)                                 \
     X(rank, "rank", 22902, INT)                                  \
     X(nRanks, "n_ranks", 22902, INT)                             \
@@ -238,7 +239,7 @@ typedef struct dd_nccl_abi_properties {
 
 /* ---- functions */
 
-/* X(name, since, returns, params): what every NCCL that is good enough has. */
+/* X(name, since, returns, params): functions that NCCL must have. */
 #define DD_NCCL_REQUIRED(X)                                                                                 \
     X(ncclGetVersion, 20300, dd_nccl_result, (int *version))                                                \
     X(ncclGetUniqueId, 20300, dd_nccl_result, (dd_nccl_unique_id * id))                                     \
@@ -287,7 +288,7 @@ typedef struct dd_nccl_abi_properties {
     X(ncclGroupStart, 20300, dd_nccl_result, (void))                                                        \
     X(ncclGroupEnd, 20300, dd_nccl_result, (void))
 
-/* X(name, since, returns, params, capability): what newer ones have. */
+/* X(name, since, returns, params, capability): functions that only newer versions have. */
 #define DD_NCCL_OPTIONAL(X)                                                                                  \
     X(ncclMemAlloc, 21901, dd_nccl_result, (void **data, size_t nbytes), MEM_ALLOC)                          \
     X(ncclMemFree, 21901, dd_nccl_result, (void *data), MEM_FREE)                                            \
@@ -390,7 +391,7 @@ typedef struct dd_nccl_api {
     DD_NCCL_OPTIONAL(DD_NCCL_OPTIONAL_POINTER)
 } dd_nccl_api;
 
-/* One for each optional function: DD_NCCL_CAN_SHRINK is ncclCommShrink. */
+/* One value for each optional function: DD_NCCL_CAN_SHRINK stands for ncclCommShrink. */
 typedef enum dd_nccl_capability {
     DD_NCCL_OPTIONAL(DD_NCCL_CAPABILITY) DD_NCCL_CAPABILITY_COUNT,
 } dd_nccl_capability;

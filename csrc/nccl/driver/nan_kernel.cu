@@ -1,26 +1,27 @@
-/* Looking for NaN among floats, on a device. tools/make_nan_ptx.py compiles it into nan_ptx.c; the double of libcuda runs it as C, thread
- * by thread (tests/stubs/cuda_stub_module.c), so that it is plain C but for CUDA's own words. */
+/* Search for NaN on a device. tools/make_nan_ptx.py compiles it into nan_ptx.inc. The libcuda stub
+ * (tests/stubs/cuda_stub_module.c) runs it as C, thread by thread: plain C, except CUDA's
+ * keywords. */
 
 #ifdef __CUDACC__
 #define DD_KERNEL extern "C" __global__ void
 #define DD_DEVICE static __device__ __forceinline__
-/* One that is a little old is good, too. */
+/* A slightly stale value is fine. */
 #define DD_PEEK(address) (*(volatile const dd_u64 *)(address))
 #endif
 
 typedef unsigned long long dd_u64;
 
-/* What a thread reads at once. */
+/* Bytes that a thread reads at a time. */
 #define WIDE_NBYTES 16
 
-/* A sign, which may be anything, and then what is beyond infinity. `value` may have more bits in front. */
+/* True if the low nbits of `value`, without the sign, are above infinity. Ignores higher bits. */
 DD_DEVICE int
 is_nan(dd_u64 value, unsigned nbits, dd_u64 limit)
 {
     return (value & (~0ull >> (65 - nbits))) >= limit;
 }
 
-/* Byte by byte: it may lie anywhere. */
+/* Read byte by byte, because the float may be unaligned. */
 DD_DEVICE dd_u64
 float_at(const unsigned char *data, dd_u64 index, unsigned nbits)
 {
@@ -32,7 +33,7 @@ float_at(const unsigned char *data, dd_u64 index, unsigned nbits)
     return value;
 }
 
-/* The first NaN of a word that has several floats; their number when there is none. */
+/* Return the index of the first NaN in a word of several floats; their number if there is none. */
 DD_DEVICE unsigned
 first_in_word(dd_u64 word, unsigned nbits, dd_u64 limit)
 {
@@ -43,8 +44,9 @@ first_in_word(dd_u64 word, unsigned nbits, dd_u64 limit)
     return lane;
 }
 
-/* The first NaN of what falls to one thread of nthreads; nfloats when there is none. Most is read in wide pieces, which begin where those
- * may. Before and after them is less than one, unless the floats themselves lie askew: then all is before. */
+/* Return the index of the first NaN in one thread's share; nfloats if there is none. Most floats
+ * are read in wide pieces, from the first aligned address on. Less than one piece is before and
+ * after them, unless the floats themselves are unaligned: then all of them are read one by one. */
 DD_DEVICE dd_u64
 first_of_thread(const unsigned char *data, dd_u64 nfloats, unsigned nbits, dd_u64 limit, dd_u64 thread,
                 dd_u64 nthreads)
@@ -77,8 +79,8 @@ first_of_thread(const unsigned char *data, dd_u64 nfloats, unsigned nbits, dd_u6
     return nfloats;
 }
 
-/* Makes *report, which may be memory of the host, at most key + the index of the first NaN. There are at least as many threads as
- * a wide piece has floats. */
+/* Lower *report, which may be host memory, to key + the index of the first NaN if that is smaller.
+ * There must be at least as many threads as a wide piece has floats. */
 DD_DEVICE void
 find_nan(const unsigned char *data, dd_u64 nfloats, unsigned nbits, dd_u64 limit, dd_u64 key, dd_u64 *report)
 {
