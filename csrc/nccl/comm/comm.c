@@ -1,4 +1,4 @@
-/* The record of a communicator: who may use the handle, and how it ends. */
+/* The record of a communicator: entering it, queries, and references. */
 #include "nccl/comm/internal.h"
 
 #include "core/fork.h"
@@ -21,7 +21,7 @@ dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device)
     comm->device = device;
     comm->fork_generation = dd_fork_generation();
     comm->state = DD_NCCL_COMM_READY;
-    static _Atomic uint64_t nflags; /* relaxed: any numbers that differ */
+    static _Atomic uint64_t nflags; /* relaxed: only uniqueness matters */
     comm->family.flag = atomic_fetch_add_explicit(&nflags, 1, memory_order_relaxed);
     dd_list_init(&comm->family.link);
     dd_lock_init(&comm->mu, DD_LOCK_NCCL_COMM);
@@ -169,7 +169,7 @@ dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result)
     return dd_nccl_is_of_the_call(result) ? &comm->at_entry : &comm->when_well;
 }
 
-/* With the lock, so that the handle stays. */
+/* The lock keeps the handle valid. */
 static dd_status
 poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
 {
@@ -210,8 +210,8 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
         return DD_OK;
     }
     dd_lock_take(&comm->mu);
-    /* Of one that does not block, the question ends what NCCL has under way on a thread of its own, as the calls of the thread that is
-     * inside do: it may only be asked by that thread, which asks anyway. */
+    /* If it is nonblocking, the query completes what NCCL runs on its own thread, as the calls of
+     * the thread inside do. So only that thread may query, and it does so anyway. */
     bool may_ask = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_ask) {
         status = poll_locked(comm, what, &result, err);
@@ -248,7 +248,7 @@ dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool 
     }
 }
 
-/* ---- lives */
+/* ---- references */
 
 dd_nccl_comm *
 dd_nccl_comm_acquire(dd_nccl_comm *comm)
@@ -263,12 +263,12 @@ dd_nccl_comm_release(dd_nccl_comm *comm)
     if (comm == NULL || atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
-    dd_status status = dd_nccl_comm_destroy(comm, NULL); /* nobody is left to hear of it */
+    dd_status status = dd_nccl_comm_destroy(comm, NULL); /* there is no caller to report it to */
     (void)status;
     dd_nccl_comm_free_record(comm);
 }
 
-/* ---- questions */
+/* ---- properties */
 
 int
 dd_nccl_comm_rank(const dd_nccl_comm *comm)

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Up to 2.30.7 NCCL refuses one of the two without the other. Where one is set, these stand for the other; they are NCCL's own bounds. */
+/* Used for the unset one of minCTAs and maxCTAs if the other is set, because NCCL up to 2.30.7
+ * refuses to have only one. They are NCCL's own bounds. */
 #define MIN_CTAS 1
 #define MAX_CTAS 64
 
@@ -22,7 +23,7 @@
 static const dd_nccl_config_field FIELDS[] = {DD_NCCL_CONFIG_FIELDS(FIELD)};
 static const dd_nccl_config_field COLL_FIELDS[] = {DD_NCCL_COLL_CONFIG_FIELDS(COLL_FIELD)};
 
-/* The packed struct of either kind. */
+/* The struct of values, of either kind. */
 static char *
 bytes_of(const dd_nccl_config *config)
 {
@@ -149,7 +150,7 @@ dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_confi
     return status;
 }
 
-/* What is set must be known to this NCCL: it would be ignored. */
+/* Check that this NCCL knows all fields that are set: it would ignore others. */
 static dd_status
 check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err)
 {
@@ -165,8 +166,8 @@ check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err
     return DD_OK;
 }
 
-/* The newest struct's size always goes with the version of the fields that NCCL may read, which it clamps and resets itself: a
- * short struct with a high version would be read past its end. */
+/* Return the version of the fields that NCCL may read; it resets the others itself. The packed size
+ * is always the newest struct's: a short struct with a high version would be read past its end. */
 static unsigned
 version_for(const dd_nccl_lib *lib)
 {
@@ -249,7 +250,7 @@ dd_nccl_coll_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
     packed->version = version_for(lib);
     packed->algSelection = packed_text(config->texts[0]);
     if (packed->forceAlgSelection == DD_NCCL_UNDEFINED_INT) {
-        packed->forceAlgSelection = 1; /* NCCL's own default, which its initialiser writes out */
+        packed->forceAlgSelection = 1; /* the default of NCCL's initialiser */
     }
     complete_ctas(&packed->minCTAs, &packed->maxCTAs);
     return DD_OK;

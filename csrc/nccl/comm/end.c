@@ -1,14 +1,15 @@
-/* How a communicator ends: at once, by the thread that says so, or on a thread of its own where that might take for ever. */
+/* The end of a communicator: on the calling thread, or on its own thread if that might hang. */
 #include "nccl/comm/internal.h"
 
 #include "core/mem.h"
 
 #include <stdio.h>
 
-/* From here on, an abort within a group of NCCL's ends what the communicator waits for, and the end of the group frees it. */
+/* First version in which an abort inside an NCCL group ends calls of other threads on the
+ * communicator, and the end of the group frees it. */
 #define ABORTS_IN_GROUPS_SINCE 22203
 
-/* The handle is nobody else's any more. */
+/* Abort or destroy a handle that has been taken from the communicator. */
 static dd_status
 end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
 {
@@ -47,20 +48,20 @@ take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
 
 typedef enum end_kind {
     END_DESTROY,
-    END_ABORT,      /* once nobody is inside */
-    END_ABORT_TOLD, /* the same, and a thread inside is told to give up */
+    END_ABORT,      /* once no thread is inside */
+    END_ABORT_TOLD, /* the same, but first end the call of a thread inside */
 } end_kind;
 
 typedef struct late_end {
-    atomic_uint refs;   /* the caller's and the thread's */
-    dd_nccl_comm *comm; /* counted */
+    atomic_uint refs;   /* one for the caller, one for the thread */
+    dd_nccl_comm *comm; /* a reference */
     dd_nccl_comm_handle handle;
     end_kind kind;
-    dd_nccl_lib lib; /* copies, with the next two: the originals may end before a thread that hangs */
+    dd_nccl_lib lib; /* copies, like the next two: a thread that hangs may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    struct late_end *next; /* the caller's */
-    bool is_done;          /* guarded by comm->mu: status and error are there */
+    struct late_end *next; /* only for the caller */
+    bool is_done;          /* guarded by comm->mu; status and error are set */
     dd_status status;
     dd_error error;
 } late_end;
@@ -154,7 +155,7 @@ run_late_end(void *arg)
     return NULL;
 }
 
-/* DD_OK once the thread is done; else DD_TIMED_OUT or DD_INTERRUPTED, and the thread carries on. */
+/* Wait for the thread. DD_TIMED_OUT and DD_INTERRUPTED leave it running. */
 static dd_status
 await_late(late_end *late, const dd_wait *wait, dd_error *err)
 {
@@ -169,7 +170,7 @@ await_late(late_end *late, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* NULL: there is no memory, or no thread. */
+/* Start the thread; NULL if there is no memory or no thread. */
 static late_end *
 start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 {
@@ -194,7 +195,7 @@ start_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
     return late;
 }
 
-/* Without a thread for it the caller ends it, however long that takes: left alone, its kernels would stay on the device for ever. */
+/* End the handle on the calling thread, however long it takes, so that its kernels end. */
 static dd_status
 end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
 {
@@ -202,7 +203,7 @@ end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error
     return end_handle(comm, handle, kind != END_DESTROY, err);
 }
 
-/* DD_TIMED_OUT, without a message, and DD_INTERRUPTED: the outcome is unknown, and a thread carries on. */
+/* End the handle on a thread, which goes on after DD_TIMED_OUT (no message) and DD_INTERRUPTED. */
 static dd_status
 end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
 {
@@ -272,7 +273,8 @@ start_abort(dd_nccl_comm *comm, const char *reason)
     return late;
 }
 
-/* Before NCCL aborts comm: with a flag in common, its relatives' operations would look as if they had succeeded. */
+/* Abort the relatives. Call it before NCCL aborts comm: with a shared abort flag, their operations
+ * would otherwise look successful. */
 static late_end *
 abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 {
@@ -322,7 +324,7 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
     }
     late_end *relatives = abort_relatives(comm, reason, reach);
     if (is_inside && !can_be_told(comm)) {
-        /* One that blocks is too old to be told: it is freed beside the thread, if it must be. */
+        /* A blocking one is too old for END_ABORT_TOLD: it is freed even with the thread inside. */
         is_inside = !leaves_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
     status = is_inside ? abort_beside(comm, handle, err) : end_handle(comm, handle, true, err);
@@ -346,9 +348,8 @@ dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
 
 #define HAS_FAILED "it had failed, and was destroyed"
 
-/* Take the handle out of the communicator once no thread is inside; *handle is NULL if the
- * communicator has ended. One that has failed must be aborted: destroying it would wait for ranks that
- * may be lost. */
+/* Take the handle once no thread is inside; *handle is NULL if the communicator has ended.
+ * *must_abort if it has failed: destroying it would wait for ranks that may be lost. */
 static dd_status
 take_to_destroy(dd_nccl_comm *comm, const dd_wait *wait, dd_nccl_comm_handle *handle, bool *must_abort,
                 dd_error *err)

@@ -1,18 +1,18 @@
-/* Communicators that were made from another, and which of them an abort reaches.
+/* Relatives: communicators made from one another, and which of them an abort reaches.
  *
- * An abort of a communicator reaches all that were split from it, and all that were split from those: other ranks that have the same
- * trouble do not answer there either, and NCCL lets their calls hang. A communicator that ends keeps its place until its record is freed; then its
- * children become children of its parent. Shrunk and grown communicators are no children, since they take the place of their parent.
+ * An abort reaches all that were split from the communicator, recursively: ranks that fail to
+ * answer do not answer there either, and NCCL lets those calls hang. A communicator that ends keeps
+ * its place until its record is freed; then its children become children of its parent. Shrunk and
+ * grown communicators are not children: they replace their parent.
  *
- * With splitShare (shrinkShare) NCCL also has one abort flag for parent and child, and so for all that share: whichever is aborted,
- * the kernels of all end, and their results are garbage. So all of them are aborted, parents as well. */
+ * With splitShare (shrinkShare) NCCL has one abort flag for all parents and children that share. If
+ * one is aborted, the kernels of all end with garbage, so all are aborted, also parents. */
 #include "nccl/comm/internal.h"
 
 #include "core/lock.h"
 
 static dd_lock family_lock = DD_LOCK_INITIALIZER(DD_LOCK_NCCL_FAMILY);
-static dd_list members = {&members,
-                          &members}; /* family_lock; communicators that have children, or are children */
+static dd_list members = {&members, &members}; /* guarded by family_lock: all with relatives */
 
 void
 dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split, bool shares)
@@ -57,7 +57,7 @@ dd_nccl_family_doom(dd_nccl_comm *comm, dd_nccl_reach reach)
     dd_lock_release(&family_lock);
 }
 
-/* Why an abort reaches it; NULL if none does. */
+/* Return why an abort reaches it; NULL if none does. */
 static const char *
 why_reached_locked(const dd_nccl_comm *comm)
 {
@@ -73,7 +73,7 @@ why_reached_locked(const dd_nccl_comm *comm)
     return NULL;
 }
 
-/* False if its last reference has gone. */
+/* False if the last reference has been released. */
 static bool
 try_acquire(dd_nccl_comm *comm)
 {
@@ -98,7 +98,7 @@ dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why)
         if (try_acquire(comm)) {
             found = comm;
         } else {
-            node = members.next; /* it ends by itself, and its children may come before it */
+            node = members.next; /* it is ending; its children may be earlier in the list */
         }
     }
     *owner = (dd_nccl_comm_owner){0};

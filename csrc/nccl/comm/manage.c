@@ -1,15 +1,15 @@
-/* What can be done to a communicator beside making and ending it. */
+/* Operations on a communicator other than its creation and end. */
 #include "nccl/comm/internal.h"
 
 #include "core/lock.h"
-/* A call that is over soon, by the thread that makes it. */
+/* A short call, made by the calling thread. */
 typedef struct management {
     dd_nccl_comm *comm;
     dd_cuda_guard guard;
     dd_nccl_comm_handle handle;
 } management;
 
-/* A management call does not wait long for a thread that may hang inside. */
+/* Enter the communicator; wait only briefly for a thread inside, which may hang. */
 static dd_status
 management_begin(management *call, dd_nccl_comm *comm, dd_error *err)
 {
@@ -94,7 +94,8 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     if (status != DD_OK) {
         return status;
     }
-    int version = comm->lib->version; /* which refuses a newer one, and writes no more than this one has */
+    /* NCCL refuses a newer version, and writes only the fields of this one */
+    int version = comm->lib->version;
     *properties = (dd_nccl_abi_properties){
         .size = sizeof *properties,
         .magic = DD_NCCL_MAGIC,
@@ -104,10 +105,10 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     return management_end(&call, result, "ncclCommQueryProperties", err);
 }
 
-/* Older ones make no window of other memory, which is no error. */
+/* Older versions return no window for other memory, without an error. */
 #define WINDOWS_NEED_MAPPED_MEMORY_SINCE 22803
 
-/* NCCL's own refusal would spoil a communicator that does not block. */
+/* Check the memory of a window: a refusal by NCCL would break a nonblocking communicator. */
 static dd_status
 check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
 {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a rank leaves; a root's id, or its reason, follows. Native numbers: NCCL itself wants all hosts to be of one kind. */
+/* A rank's card; a root's id or error follows. Native byte order: NCCL needs hosts of one kind. */
 typedef struct card {
     int32_t version;
     int32_t device;
@@ -15,9 +15,9 @@ typedef struct card {
     uint64_t encryption; /* dd_nccl_lib's */
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
-    int32_t status; /* of making the id */
+    int32_t status; /* result of making the id */
     int32_t has_grouped_messages;
-    int32_t unused; /* 0: no byte is without a value */
+    int32_t unused; /* 0; leaves no uninitialised padding */
 } card;
 
 /* One call of dd_nccl_meet. */
@@ -44,7 +44,7 @@ name_of_rank(const dd_nccl_meeting *m, int rank)
     return m->names != NULL ? m->names[rank] : rank;
 }
 
-/* Roots are spread over the ranks evenly. */
+/* Return the rank of a root. Roots are spread evenly over the ranks. */
 static int
 root_rank(const dd_nccl_meeting *m, int nids, int i)
 {
@@ -61,7 +61,7 @@ is_stopped(void *ctx)
 
 /* ---- cards */
 
-/* The error of making the id goes with the card: all are to hear it. */
+/* Make this rank's card. An error of making the id is part of it, so that all ranks report it. */
 static dd_status
 comm_card_make(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
@@ -127,9 +127,9 @@ comm_card_of_rank(const encounter *e, int rank, card *out, dd_error *err)
                         name_of_rank(e->m, rank), e->end->cards[rank].len, sizeof *out);
 }
 
-/* ---- what all ranks find in the cards, alike */
+/* ---- conclusions from the cards, the same on every rank */
 
-/* One id from its root's card. */
+/* Copy an id from its root's card. */
 static dd_status
 take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
@@ -156,7 +156,7 @@ take_id(const encounter *e, int i, dd_nccl_unique_id *id, dd_error *err)
     return status;
 }
 
-/* Rank 0 wants grouped messages and this one does not, or the other way round. */
+/* Set the error if only one of rank 0 and `rank` wants grouped messages. */
 static dd_status
 set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
 {
@@ -168,7 +168,7 @@ set_mixed(const encounter *e, int rank, bool is_first_grouped, dd_error *err)
                         name_of_rank(e->m, is_first_grouped ? rank : 0));
 }
 
-/* One of them encrypts, or both do with different keys. */
+/* Set the error if only one of the two ranks encrypts, or their keys differ. */
 static dd_status
 refuse_encryption(const encounter *e, const card *first, int rank, const card *other, dd_error *err)
 {

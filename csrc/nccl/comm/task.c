@@ -101,8 +101,8 @@ call_nccl(dd_nccl_task *t)
                                        DD_NCCL_WIN_COLL_SYMMETRIC);
 }
 
-/* Whether all that the call concerns is through; an error of any ends it. The parent comes first: NCCL writes the child's handle while the
- * parent is in progress. */
+/* Query the parent and the new communicators; set *is_ready if none is in progress. The parent
+ * comes first: NCCL writes the child's handle while the parent is in progress. */
 static dd_status
 poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
 {
@@ -111,7 +111,7 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     if (t->parent != NULL) {
         dd_status status = dd_nccl_comm_poll(t->parent, t->what, &result, err);
         if (status == DD_BACKEND && t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
-            status = DD_OK; /* that it has failed is why */
+            status = DD_OK; /* the parent's failure is the reason for the call */
         }
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
@@ -132,7 +132,7 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     return DD_OK;
 }
 
-/* Until NCCL is through, or nobody wants it any more. */
+/* Poll until NCCL is done or the caller has abandoned the task. */
 static dd_status
 await_ready(dd_nccl_task *t, dd_error *err)
 {
@@ -156,7 +156,7 @@ await_ready(dd_nccl_task *t, dd_error *err)
     }
 }
 
-/* The call came back well, but a rank without a colour, and only that, may be without a communicator. */
+/* Check that NCCL made communicators: only a rank without a colour may have none. */
 static dd_status
 check_handles(dd_nccl_task *t, dd_error *err)
 {
@@ -171,7 +171,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     return DD_OK;
 }
 
-/* As NCCL reads it: the environment, the configuration, or the parent's setting if both are unset. */
+/* Read the setting as NCCL does: from the environment, else the configuration, else the parent. */
 static bool
 has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parents)
 {
@@ -238,7 +238,7 @@ carry_out(dd_nccl_task *t, dd_error *err)
     dd_error ended;
     if (status == DD_BACKEND && t->parent != NULL &&
         dd_nccl_comm_poll(t->parent, t->what, &ignored, &ended) == DD_ABORTED) {
-        return dd_error_copy(err, &ended); /* the parent was aborted meanwhile, which is why */
+        return dd_error_copy(err, &ended); /* the parent was aborted, which is the cause */
     }
     if (status == DD_OK) {
         status = check_handles(t, err);
@@ -285,8 +285,8 @@ run_task(void *arg)
 
 /* ---- the caller */
 
-/* Waits for the thread. On failure it is given up, unless it was done before; one that only polls still gets the time to abort what
- * it has, so that the next try finds nothing of this one. */
+/* Wait for the thread. On failure abandon it, unless it is done. If it only polls, it still gets
+ * time to abort its communicators, so that they cannot disturb the next attempt. */
 static dd_status
 await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
@@ -309,7 +309,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     return status;
 }
 
-/* Of what a split has made. If the parent has been aborted before it is a relative, it is aborted here. */
+/* Add new communicators to the parent's family. If it was aborted before that, abort them here. */
 static dd_status
 join_family(dd_nccl_task *t, dd_error *err)
 {

@@ -1,9 +1,9 @@
-/* Calls of NCCL that wait for other ranks: making communicators, finalising, suspending and resuming them, registering windows.
- *
- * NCCL gives such a call no deadline. So it is made on a thread of its own, whose record holds copies of all that it needs; the caller waits,
- * and may give it up. The thread of a call that hangs then stays behind, and undoes what the call has made, should it ever come
- * back. With a communicator that does not block the call comes back at once, and the thread polls, and aborts when it is given
- * up. Having a thread for every call also leaves the caller's current context, and his groups of NCCL, alone. */
+/* NCCL calls that wait for other ranks: creating, finalising, suspending and resuming
+ * communicators, and registering windows. NCCL gives such a call no deadline. So a thread of its
+ * own makes it, with a task that has copies of all it needs; the caller waits, and may abandon the
+ * task. A thread whose call hangs then stays behind, and aborts what the call makes if it ever
+ * returns. On a nonblocking communicator the call returns immediately; the thread polls, and aborts
+ * if the task is abandoned. The caller's context and NCCL groups are not affected. */
 #ifndef DD_NCCL_COMM_TASK_INTERNAL_H
 #define DD_NCCL_COMM_TASK_INTERNAL_H
 
@@ -22,12 +22,12 @@ typedef enum dd_nccl_task_kind {
     DD_NCCL_TASK_WINDOW,
 } dd_nccl_task_kind;
 
-/* Constant while the thread runs, but for what says otherwise. */
+/* Constant while the thread runs, except as noted. */
 typedef struct dd_nccl_task {
-    atomic_uint refs; /* the caller's and the thread's */
+    atomic_uint refs; /* one for the caller, one for the thread */
     dd_nccl_task_kind kind;
     char what[160];
-    dd_nccl_lib lib; /* copies, with those that follow: the originals may end before a thread that hangs */
+    dd_nccl_lib lib; /* copies, like cuda: a thread that hangs may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
     dd_nccl_comm *parent; /* acquired and, while the thread runs, entered; or NULL */
@@ -44,37 +44,38 @@ typedef struct dd_nccl_task {
     bool has_config;
     dd_nccl_config config;
     dd_nccl_abi_config packed; /* points into config */
-    void *data;                /* of the window */
+    void *data;                /* the window's memory */
     size_t nbytes;
     int ncomms;
-    dd_nccl_comm **comms; /* the records that get the handles */
+    dd_nccl_comm **comms; /* records that receive the handles */
 
     dd_lock mu;
     pthread_cond_t changed;
-    bool is_done;     /* guarded by mu: status, error, handles, is_async and window are there */
-    bool is_given_up; /* guarded by mu: nobody will take them */
-    bool is_in_call;  /* guarded by mu: the call that may hang */
-    dd_status status; /* the thread's until is_done, with those that follow */
+    bool is_done;     /* guarded by mu; the results below are set */
+    bool is_given_up; /* guarded by mu; the caller has abandoned the task */
+    bool is_in_call;  /* guarded by mu; the thread is in NCCL, which may hang */
+    dd_status status; /* owned by the thread until is_done, like the fields below */
     dd_error error;
     dd_nccl_last_error before;
-    bool is_async; /* the call came back before it was through */
+    bool is_async; /* the call returned before it was complete */
     dd_nccl_window window;
-    dd_nccl_comm_handle *handles; /* written by NCCL's threads, too */
+    dd_nccl_comm_handle *handles; /* NCCL's threads also write here */
 } dd_nccl_task;
 
-/* Where a call runs. */
+/* The library and device of a call. */
 typedef struct dd_nccl_place {
     const dd_nccl_lib *lib;
     const dd_cuda *cuda;
     int device;
 } dd_nccl_place;
 
-/* `ncomms` records without handles; what is created is released, or run. */
+/* Create a task with `ncomms` records without handles. Pass it to dd_nccl_task_run or _release. */
 dd_status dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms,
                               dd_nccl_task **task, dd_error *err) DD_MUST_CHECK;
-void dd_nccl_task_release(dd_nccl_task *task); /* NULL is fine */
+void dd_nccl_task_release(dd_nccl_task *task); /* may be NULL */
 
-/* Takes the task, and the caller's being inside its parent. comms gets what has been made, NULL where there is none. */
+/* Run and release the task, and leave its parent, which the caller must have entered. comms gets
+ * the new communicators, and NULL for each that NCCL did not make. */
 dd_status dd_nccl_task_run(dd_nccl_task *task, dd_nccl_comm **comms, const atomic_bool *stop,
                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

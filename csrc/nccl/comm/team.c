@@ -7,17 +7,17 @@
 
 #include <string.h>
 
-/* Two ranks on one device, with NCCL_MULTI_RANK_GPU_ENABLE=1. */
+/* First version that allows two ranks on a device (NCCL_MULTI_RANK_GPU_ENABLE=1). */
 #define SHARED_DEVICE_SINCE 23003
 
 struct dd_nccl_team {
-    const dd_nccl_lib *lib; /* const, with the next three */
+    const dd_nccl_lib *lib; /* const, like the next three */
     const dd_cuda *cuda;
     int size;
-    int *devices;          /* behind comms */
-    dd_timed_lock call_mu; /* one call after the other, and comms stay as they are; taken before mu */
+    int *devices;          /* in the memory after comms */
+    dd_timed_lock call_mu; /* one call at a time; keeps comms unchanged; taken before mu */
     dd_lock mu;
-    dd_nccl_comm *comms[]; /* changed under both, read under either; NULL once it is taken apart */
+    dd_nccl_comm *comms[]; /* written under both locks, read under either; NULL once taken apart */
 };
 
 /* ---- one item */
@@ -39,7 +39,7 @@ check_item(const char *what, const dd_nccl_item *item, int size, dd_error *err)
     return DD_OK;
 }
 
-/* ---- a call: communicators that are entered together, with all items in one group of NCCL's */
+/* ---- a call: all communicators entered, and all items in one NCCL group */
 
 typedef struct call {
     const char *what;
@@ -49,12 +49,12 @@ typedef struct call {
     dd_nccl_comm_handle *handles;
     int ncomms;
     const dd_nccl_item *items; /* items[k * ncomms + i] is the k-th of comms[i] */
-    int nitems;                /* of each */
+    int nitems;                /* for each communicator */
     const dd_cuda_stream *streams;
     const dd_wait *wait;
 } call;
 
-/* With the communicator's device current, whose default stream a NULL stream means. */
+/* Make the device current, because a NULL stream means its default stream. */
 static dd_status
 enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
 {
@@ -71,7 +71,7 @@ enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
                          c->what, dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
 }
 
-/* Within the group. The first failure ends it; the group is closed in any case. */
+/* Stop at the first failure. The caller closes the group in any case. */
 static dd_status
 enqueue_all(const call *c, dd_error *err)
 {
@@ -105,7 +105,7 @@ run_group(const call *c, dd_error *err)
     return status;
 }
 
-/* What NCCL leaves current at the end of the group is no concern of the caller's. */
+/* Restore the caller's current context, which the end of an NCCL group may change. */
 static dd_status
 run_entered(const call *c, dd_error *err)
 {
@@ -156,7 +156,7 @@ dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items
 
 /* ---- teams */
 
-/* Return the index of a device that is in the list before, or -1. */
+/* Return the index of a device that repeats an earlier one, or -1. */
 static int
 find_repeated_device(const int *devices, int n)
 {
@@ -170,7 +170,7 @@ find_repeated_device(const int *devices, int n)
     return -1;
 }
 
-/* Versions of NCCL that support two ranks on a device decide by their environment, and report it if they refuse. */
+/* Newer versions of NCCL decide by their environment, and report a refusal. */
 static dd_status
 check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {
@@ -184,7 +184,7 @@ check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
                      devices[repeated], lib->version_text);
 }
 
-/* On one stream the kernel of one rank would wait for that of another, which comes after it. */
+/* On one stream, a rank's kernel would wait for another rank's kernel that is enqueued after it. */
 static dd_status
 check_streams(const dd_nccl_team *team, const dd_cuda_stream *streams, dd_error *err)
 {
@@ -228,7 +228,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
         int repeated = status == DD_BACKEND ? find_repeated_device(devices, ndevices) : -1;
-        if (repeated >= 0) { /* ncclCommInitAll logs nothing of it */
+        if (repeated >= 0) { /* ncclCommInitAll does not give this reason */
             dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
                              devices[repeated]);
         }
@@ -247,7 +247,7 @@ dd_nccl_team_close(dd_nccl_team *team)
     }
     for (int i = 0; i < team->size; i++) {
         if (team->comms[i] != NULL) {
-            /* Abort handles may outlive the team: the communicator does not. */
+            /* Destroyed explicitly, because abort handles may still hold references. */
             dd_status status = dd_nccl_comm_destroy(team->comms[i], NULL);
             (void)status;
             dd_nccl_comm_release(team->comms[i]);
@@ -308,7 +308,7 @@ team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
     return status;
 }
 
-/* Takes call_mu: a call of another thread may hang in NCCL. */
+/* Take call_mu. The wait has a deadline, because another thread may hang in NCCL. */
 static dd_status
 begin_call(dd_nccl_team *team, const dd_wait *wait, dd_error *err)
 {
