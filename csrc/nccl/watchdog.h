@@ -1,10 +1,11 @@
-/* The watchdog of NCCL's groups: a thread that sees how works end.
+/* The watchdog of NCCL groups: a thread that notices the end of works.
  *
- * Every interval it asks the device about the works of all groups in the order of their calls, and NCCL about its communicators. Ended
- * works are completed (which may call back, see work.h); a work past its deadline, or an error of NCCL, fails its group:
- * first the recorder's alarm is raised, then works end with the cause, then communicators are aborted, on a thread of their own,
- * since that may hang. It runs no Python, touches no store and is never in anybody's way for long. Whether it lives is for others to
- * judge, by its heartbeat. */
+ * At every interval it queries the device about the works of all groups, in the order of their
+ * calls, and NCCL about its communicators. It completes ended works (which may call back, see
+ * work.h). A work past its deadline or an error of NCCL fails the group: first the recorder's alarm
+ * is raised, then works end with the cause, then communicators are aborted, each on its own thread
+ * since that may hang. The watchdog runs no Python, uses no store and never holds up other threads
+ * for long. Its heartbeat shows whether it is alive. */
 #ifndef DD_NCCL_WATCHDOG_H
 #define DD_NCCL_WATCHDOG_H
 
@@ -18,25 +19,26 @@
 typedef struct dd_nccl_watchdog dd_nccl_watchdog;
 
 typedef struct dd_nccl_watchdog_options {
-    int64_t interval_ns; /* between two looks while nobody waits; 0: 20 ms */
-    /* How long a thread that lets go of a failed group waits for the abort of its communicators, which may hang; then it is left
-     * behind with its thread. 0: 1 s. Works do not wait for it. */
+    int64_t interval_ns; /* between two checks if not hurried; 0 for 20 ms */
+    /* Time that closing a failed group waits for the abort of its communicators, which may hang;
+     * then their threads are left behind. 0 for 1 s. Works do not wait for it. */
     int64_t abort_timeout_ns;
-    bool is_abort_off; /* error handling mode 0: nothing is aborted, errors are only told */
+    bool is_abort_off; /* error handling mode 0: errors are reported, nothing is aborted */
 } dd_nccl_watchdog_options;
 
-/* Starts no thread: the first group does. */
+/* Create a watchdog. Its thread starts with the first group. */
 dd_status dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *options,
                                   dd_nccl_watchdog **watchdog, dd_error *err) DD_MUST_CHECK;
-/* After the last group. Waits, for a while, for communicators that are being aborted; then lib and cuda may be closed. NULL is fine. */
+/* End the watchdog, after the last group. Waits up to 2 s for communicators that are being aborted;
+ * then lib and cuda may be closed. May be NULL. */
 void dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog);
 
-/* Counts up as long as it is alive; 0 while it has nothing to watch and sleeps. */
+/* Return a counter that grows while the thread is alive; 0 if it sleeps, with nothing to watch. */
 uint64_t dd_nccl_watchdog_heartbeat(const dd_nccl_watchdog *watchdog);
-/* What it is doing, for reports: "cuEventQuery", "ncclCommAbort", "" ; static text. */
+/* Return its activity, for reports: "cuEventQuery", "ncclCommGetAsyncError" or ""; static text. */
 const char *dd_nccl_watchdog_activity(const dd_nccl_watchdog *watchdog);
 
-/* Somebody waits for the end of a work without asking himself: looks come every millisecond at most while there is such a work. */
+/* Check at least every millisecond until all works have ended, for threads that wait passively. */
 void dd_nccl_watchdog_hurry(dd_nccl_watchdog *watchdog);
 
 #endif

@@ -1,4 +1,4 @@
-/* Use and end of a group's part of a device. */
+/* A group's part of a device: its use and its end. */
 #include "nccl/group/internal.h"
 
 #define IDLE_NS (200 * DD_NS_PER_MS)
@@ -14,7 +14,7 @@ nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard 
     return dd_cuda_enter(group->cuda, device->number, guard, err);
 }
 
-/* The channels of a device: that of all ranks, then those of pairs by peer; NULL after the last. Starts with *at == 0. */
+/* Iterate over a device's channels: all ranks, then pairs by peer, then NULL. *at starts at 0. */
 static nccl_channel *
 next_channel(const dd_nccl_group *group, nccl_device *device, int *at)
 {
@@ -61,8 +61,8 @@ stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *w
     return true;
 }
 
-/* All streams of the group there. The end of the last work is seen a moment before the stream is, and an abort takes its time. A stream that hangs
- * is not waited for. */
+/* Wait briefly for all streams of the group on the device: a stream is idle a little later than its
+ * last work, and aborts take time. False if a stream hangs. */
 static bool
 becomes_idle(const dd_nccl_group *group, nccl_device *device)
 {
@@ -76,7 +76,7 @@ becomes_idle(const dd_nccl_group *group, nccl_device *device)
     return true;
 }
 
-/* Without pools, or for looking through inputs. */
+/* True if there is memory that is not freed in stream order. */
 static bool
 has_more_memory(const dd_nccl_group *group, nccl_device *device)
 {
@@ -100,14 +100,14 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     dd_status status = nccl_enter(group, device, &guard, NULL);
     nccl_events_close(group, device);
     if (status != DD_OK) {
-        return; /* the driver is gone, and what it had with it */
+        return; /* the driver has shut down and freed everything */
     }
     dd_cuda_capture_mode mode = dd_cuda_relax_capture(cuda);
     if (device->pool != NULL && device->barrier != 0) {
         (void)cuda->api.cuMemFreeAsync(device->barrier, device->all.stream);
         device->barrier = 0;
     }
-    /* Other memory is freed by waiting for the device, forever perhaps. What is still used stays until the process ends. */
+    /* Freeing other memory waits for the device, maybe for ever: leak it if the device is busy. */
     if (has_more_memory(group, device) && becomes_idle(group, device)) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {

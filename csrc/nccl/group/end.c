@@ -1,4 +1,4 @@
-/* How a group ends by a failure, which fails all its works, or by an abort. lifecycle/close.c has the end without one. */
+/* The end of a group by a failure or an abort. lifecycle/close.c has the normal end. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -71,7 +71,7 @@ dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 
 /* ---- aborting communicators */
 
-/* The next one, for the caller to abort, which keeps the group and the watchdog alive; NULL: there are no more. */
+/* Take the next channel for abort_channel, or NULL. Keeps the group and the watchdog alive. */
 static nccl_channel *
 channel_take_to_abort(dd_nccl_group *group)
 {
@@ -107,13 +107,13 @@ abort_channel(void *arg)
     }
     bool is_let_go = group->is_let_go;
     dd_lock_release(&group->lock);
-    /* How it ends changes nothing: there is a cause already. */
+    /* The result is ignored: there is a cause already. */
     dd_nccl_comm *comm = atomic_load(&channel->comm);
     (void)!(is_let_go ? dd_nccl_comm_abort_alone : dd_nccl_comm_abort)(comm, cause.message, NULL);
     dd_lock_take(&group->lock);
     group->naborts--;
     dd_cond_broadcast(&group->ended);
-    /* Before anybody who waits for the end can know of it. */
+    /* The reference must be released before a waiting thread can see the end. */
     bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
     dd_lock_release(&group->lock);
     if (is_last) {
@@ -132,7 +132,7 @@ nccl_group_start_abort(dd_nccl_group *group)
         if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
             dd_thread_detach(thread);
         } else {
-            (void)abort_channel(channel); /* late is better than never */
+            (void)abort_channel(channel); /* no thread could be started */
         }
     }
 }
@@ -163,7 +163,7 @@ nccl_group_abort_as_relative(void *ctx, const char *reason)
     dd_error cause;
     dd_error_set(&cause, DD_ABORTED, "%s", reason);
     nccl_group_end(group, &cause, NULL, NCCL_END_FAILED);
-    nccl_group_start_abort(group); /* also where failures abort nothing */
+    nccl_group_start_abort(group); /* even if is_abort_off */
     nccl_group_release_internal(group);
 }
 
@@ -182,7 +182,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
         nccl_group_end(group, &cause, NULL, NCCL_END_ABORTED);
-        nccl_group_start_abort(group); /* also where failures abort nothing */
+        nccl_group_start_abort(group); /* even if is_abort_off */
     }
     dd_lock_take(&group->lock);
     group->is_unheard = false; /* a caller that aborts expects no results */

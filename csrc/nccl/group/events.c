@@ -1,4 +1,4 @@
-/* Making an event takes longer than recording it, so that those that nobody refers to any more are kept for their next use. */
+/* A cache of unused events: creating an event takes longer than recording it. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -25,7 +25,7 @@ nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_c
                          "cuEventCreate on device %d", device->number);
 }
 
-/* False: there is no room, and no memory for more. */
+/* False if the cache is closed or full, or there is no memory. */
 static bool
 keep_locked(nccl_events *events, dd_cuda_event event)
 {

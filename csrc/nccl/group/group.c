@@ -1,4 +1,4 @@
-/* The state of a group: its references, its settings, and the lock for one call at a time. */
+/* The state of a group: references, settings, and the lock that admits one call at a time. */
 #include "nccl/group.h"
 
 #include "core/fork.h"
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- life */
+/* ---- references */
 
 void
 nccl_group_free(dd_nccl_group *group)
@@ -62,7 +62,8 @@ nccl_group_destroy(dd_nccl_group *group)
     if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return;
     }
-    dd_lock_take(&group->lock); /* a thread that has aborted gives its reference away while it holds it */
+    /* wait for abort_channel, which drops its reference under the lock */
+    dd_lock_take(&group->lock);
     dd_lock_release(&group->lock);
     for (int number = 0; number < group->cuda->ndevices; number++) {
         nccl_device_destroy(group, atomic_load(&group->devices[number]));
@@ -86,7 +87,7 @@ has_works_locked(const dd_nccl_group *group)
     return false;
 }
 
-/* The watchdog finds out what has ended: asking the device here might hang. */
+/* The watchdog completes works: querying the device here might hang. */
 bool
 dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
 {
@@ -174,7 +175,7 @@ dd_nccl_group_set_timing(dd_nccl_group *group, bool is_on)
     atomic_store_explicit(&group->has_timing, is_on, memory_order_relaxed);
 }
 
-/* ---- may it be called */
+/* ---- checks before calls */
 
 dd_status
 nccl_group_check_fork(const dd_nccl_group *group, dd_error *err)
@@ -229,7 +230,7 @@ dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     if (dd_timed_lock_take_within(&group->launch, 0)) {
-        return DD_OK; /* without a look at the clock */
+        return DD_OK; /* without reading the clock */
     }
     while (!dd_timed_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
         dd_status status = DD_OK;

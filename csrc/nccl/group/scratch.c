@@ -1,14 +1,14 @@
-/* Memory of the device for a while, had and given back in the order of a stream. Devices without memory pools give memory at once, and what is given
- * back is freed when the device is through with it, at the next occasion. */
+/* Temporary device memory, allocated and freed in the order of a stream. Without memory pools it is
+ * allocated immediately, and freed by a later call once the device has finished with it. */
 #include "nccl/group/internal.h"
 
 typedef struct retired_memory {
     dd_list link;
     dd_cuda_ptr data;
-    dd_cuda_event event; /* after it the memory is free; NULL: nobody knows when */
+    dd_cuda_event event; /* the memory is free after it; NULL if unknown */
 } retired_memory;
 
-/* Frees what is free by now. is_final: the device is not used any more. */
+/* Free memory that the device has finished with; if is_final, all memory. */
 static void
 reclaim(dd_nccl_group *group, nccl_device *device, bool is_final)
 {
@@ -51,7 +51,7 @@ nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, v
     return DD_OK;
 }
 
-/* Without memory for the record it stays until the process ends: the device may be using it. */
+/* Free `data` when the device has finished with it. Without memory for the record it is leaked. */
 static void
 retire(dd_nccl_group *group, nccl_channel *channel, dd_cuda_ptr data)
 {

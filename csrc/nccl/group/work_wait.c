@@ -1,10 +1,11 @@
-/* Questions to works: whether they have ended, how, and how to wait for it. A question may end the group, which works.c does not. */
+/* Queries of works, and waits for their end. Unlike works.c, a query here may end the group. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
 #include "core/wait_policy.h"
 
-/* Asks the device, and completes accordingly. The result is about the question: the work may end otherwise before. */
+/* Query the device, and complete the work or fail the group. Returns the result of the query, even
+ * if the work has ended otherwise. */
 static nccl_progress
 work_look(nccl_work *work)
 {
@@ -19,7 +20,7 @@ work_look(nccl_work *work)
         return progress;
     }
     if (progress != NCCL_ENDED) {
-        nccl_origin origin = {.record = work->record}; /* the error does not begin with it */
+        nccl_origin origin = {.record = work->record}; /* the error does not begin with the print */
         nccl_group_end(group, &error, &origin,
                        progress == NCCL_NO_MORE ? NCCL_END_DRIVER_GONE : NCCL_END_FAILED);
         return progress;
@@ -31,8 +32,8 @@ work_look(nccl_work *work)
 nccl_progress
 nccl_channel_look(nccl_channel *channel, bool *is_busy)
 {
-    /* A stream may have passed hundreds: twice as many at a time, until one has not ended. Then from the first again, which is the
-     * one that a failure is told of. */
+    /* A stream may have passed hundreds of works: double the step until one has not ended. Then
+     * restart at the first, since a failure is reported for that one. */
     size_t step = 1;
     for (;;) {
         nccl_work *work = nccl_channel_nth_work(channel, step);
@@ -95,7 +96,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
     if (dd_work_is_done(&base->base) && !work->is_captured) {
         return dd_nccl_work_result(base, err);
     }
-    dd_cuda_guard guard; /* the default streams are those of the current context */
+    dd_cuda_guard guard; /* default streams belong to the current context */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
     if (status != DD_OK) {
         return status;
@@ -106,7 +107,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
     return status;
 }
 
-/* Looks again and again for a moment: many works are short. */
+/* Poll for DD_POLL_EVENT_NS, because many works are short. */
 static bool
 spin(dd_nccl_work *base)
 {
@@ -119,7 +120,7 @@ spin(dd_nccl_work *base)
     return false;
 }
 
-/* One nap, or until something of the group ends. */
+/* Sleep for nap_ns, or until something in the group ends. */
 static void
 work_nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
 {
@@ -205,7 +206,7 @@ dd_nccl_work_duration(dd_nccl_work *base, float *ms, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    dd_cuda_guard guard; /* unlike cuEventQuery it wants a context */
+    dd_cuda_guard guard; /* unlike cuEventQuery, cuEventElapsedTime needs a context */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
     if (status != DD_OK) {
         return status;

@@ -1,8 +1,8 @@
 /* Works: how they are created, and how they end.
  *
- * A work is in its channel's list from before NCCL is called until it has ended. The watchdog, a thread that waits, or a failure of the
- * group may notice its end. All of them hold the group's lock when they complete it, and only the first counts. Its events live as long as it does, so
- * that any holder may ask. */
+ * A work is in its channel's list from before NCCL is called until it has ended. The watchdog, a
+ * waiting thread, or a failure of the group may notice its end. Each holds the group's lock to
+ * complete it, and only the first counts. Any holder may query its events, which live as long. */
 #include "nccl/group/internal.h"
 
 #include "core/lock.h"
@@ -11,18 +11,18 @@
 
 #define MAX_POOL 64u
 
-/* ---- made and destroyed */
+/* ---- creation and destruction */
 
 static void
 give_events(nccl_work *work)
 {
-    /* What the device has not reached yet, and what a graph refers to, is not recorded again. */
+    /* An event that the device has not reached, or that a graph refers to, must not be reused. */
     bool is_reusable = !work->is_captured && atomic_load_explicit(&work->is_quiet, memory_order_acquire);
     nccl_device *device = work->channel->device;
     if (!is_reusable || !work->group->options.has_event_cache) {
         dd_cuda_guard guard;
         if (nccl_enter(work->group, device, &guard, NULL) != DD_OK) {
-            return; /* the driver is gone, and the events with it */
+            return; /* the driver has shut down and freed the events */
         }
         nccl_event_give(work->group, device, work->has_timing, work->start, is_reusable);
         nccl_event_give(work->group, device, work->has_timing, work->end, is_reusable);
@@ -55,7 +55,7 @@ destroy_work(dd_work *base)
     nccl_group_release_internal(group);
 }
 
-/* NULL: no memory. */
+/* Take a work from the pool, or allocate one; NULL if there is no memory. */
 static nccl_work *
 take_work(dd_nccl_group *group)
 {
@@ -109,13 +109,13 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
         work->base.base.source_rank = call->ops[0].peer;
     }
-    work->base.base.on_done = call->on_done; /* a call that fails completes nothing */
+    work->base.base.on_done = call->on_done; /* not called if the call fails */
     work->base.base.ctx = call->ctx;
     work->base.base.destroy = destroy_work;
     work->group = nccl_group_acquire_internal(group);
     work->channel = channel;
     dd_list_init(&work->link);
-    dd_timer_init(&work->late, NULL); /* the watchdog looks at the first one only */
+    dd_timer_init(&work->late, NULL); /* no callback: the watchdog checks the first deadline */
     work->start = NULL;
     work->end = NULL;
     work->what = call->what;
@@ -139,7 +139,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     return DD_OK;
 }
 
-/* ---- words */
+/* ---- texts */
 
 size_t
 nccl_work_print(const nccl_work *work, char out[128])
@@ -181,7 +181,7 @@ nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error
                        group->options.name.len);
 }
 
-/* ---- ends */
+/* ---- completion */
 
 static void
 complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
@@ -209,11 +209,11 @@ complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
     }
 }
 
-/* Completes works of the channel up to this one; they go to `ended`. */
+/* Complete the works of the channel up to `last`, and move them to `ended`. */
 static void
 complete_through_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
 {
-    /* The stream has reached the end of this one, so it has passed those before it. */
+    /* The stream has passed `last`, and so the works before it. */
     while (!dd_work_is_done(&last->base.base)) {
         nccl_work *work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
         atomic_store_explicit(&work->is_quiet, true, memory_order_release);
@@ -239,9 +239,9 @@ nccl_works_release_ended(dd_list *ended)
     }
 }
 
-/* ---- asking the device */
+/* ---- queries of the device */
 
-/* A thread that captures a graph may ask about events outside of it only when it says that it knows what it does. */
+/* Query an event. A thread that captures a graph may query other events only in relaxed mode. */
 static dd_cuda_result
 query(const nccl_work *work, dd_cuda_event event)
 {
