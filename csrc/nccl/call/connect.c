@@ -1,4 +1,4 @@
-/* Which communicator a call uses, and how it is made: by all ranks on first use, or by the two of a pair. */
+/* Choice and creation of a call's communicator: by all ranks on first use, or by a pair. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* ---- making one */
+/* ---- creation */
 
 static const char *
 print_prefix(const dd_nccl_group *group, const nccl_channel *channel, char out[320])
@@ -63,7 +63,7 @@ meet_and_init(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm **comm, 
     return status;
 }
 
-/* Of a pair that waits in vain: its other rank may be in a call of all ranks, and wait there for this one. */
+/* Explain a pair's timeout: the other rank may be in a call of all ranks, waiting for this one. */
 static const char *
 print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_error *err, char out[256])
 {
@@ -78,7 +78,7 @@ print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_err
     return out;
 }
 
-/* Takes comm, or `error` of what kept it from being made: then the group has failed, since the ranks are out of step. */
+/* Put comm, which is taken, into the channel, or fail the group: ranks are then out of step. */
 static dd_status
 end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
 {
@@ -111,7 +111,7 @@ end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_
     return status;
 }
 
-/* True: this thread makes it. */
+/* Wait until the communicator exists; *is_ours if this thread must create it. */
 static dd_status
 take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool *is_ours, dd_error *err)
 {
@@ -136,7 +136,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
             break;
         }
         status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
-        if (status != DD_OK && status != DD_TIMED_OUT) { /* over: the loop looks once more */
+        if (status != DD_OK && status != DD_TIMED_OUT) { /* at the deadline, check once more */
             break;
         }
     }
@@ -159,15 +159,15 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
         return status;
     }
     dd_nccl_comm *comm = NULL;
-    dd_error error; /* err may be NULL, and the group keeps it */
+    dd_error error; /* err may be NULL, but the group keeps the error */
     status = meet_and_init(group, channel, &comm, &limited, &error);
     status = end_connect(group, channel, comm, status, &error);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }
 
-/* ---- choosing one */
+/* ---- choice */
 
-/* Pairs of these two that there are on all devices: a rank with several devices may have several. */
+/* Count the pairs with `peer` on all devices: a rank with several devices may have several. */
 static uint64_t
 count_pairs_locked(const dd_nccl_group *group, int peer)
 {
@@ -206,7 +206,7 @@ make_pair(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **ou
     return DD_OK;
 }
 
-/* The pair of this rank and another that was made before; NULL: there is none. */
+/* Return the channel of this rank and `peer`; NULL if there is none. */
 static nccl_channel *
 find_pair_channel(dd_nccl_group *group, nccl_device *device, int peer)
 {
@@ -216,7 +216,8 @@ find_pair_channel(dd_nccl_group *group, nccl_device *device, int peer)
     return pair;
 }
 
-/* The channel for one message. Two ranks that met as a pair first stay one, so that both choose the same whenever the others come. */
+/* Find the channel for one message. Two ranks that met first as a pair keep using it: both choose
+ * the same channel whenever the other ranks join. */
 static dd_status
 channel_of_message(dd_nccl_group *group, nccl_device *device, int peer, const dd_wait *wait,
                    nccl_channel **channel, dd_error *err)
@@ -230,7 +231,7 @@ channel_of_message(dd_nccl_group *group, nccl_device *device, int peer, const dd
     }
     dd_status status = nccl_group_enter_launch(group, wait, err);
     if (status == DD_OK) {
-        *channel = find_pair_channel(group, device, peer); /* by another thread meanwhile */
+        *channel = find_pair_channel(group, device, peer); /* another thread may have created it */
         status = *channel == NULL ? make_pair(group, device, peer, channel, err) : DD_OK;
         nccl_group_leave_launch(group);
     }
@@ -251,11 +252,11 @@ nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *
         !nccl_is_one_sided(&call->ops[0])) {
         status = channel_of_message(group, device, call->ops[0].peer, wait, channel, err);
     }
-    /* What moves nothing over NCCL needs no communicator. */
+    /* A call without operations needs no communicator. */
     return status == DD_OK && call->nops > 0 ? connect_channel(group, *channel, wait, err) : status;
 }
 
-/* ---- for others */
+/* ---- public functions */
 
 dd_status
 dd_nccl_group_connect(dd_nccl_group *group, int device, dd_nccl_comm **comm, const dd_wait *wait,

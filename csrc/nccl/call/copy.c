@@ -1,11 +1,11 @@
-/* Copies between tensors, however they lie, by what the driver has: rectangles.
+/* Copies between tensors of any layout with the driver's copies of rectangles.
  *
- * Dimensions of length 1 are left out and neighbours joined where they lie one after the other on both sides. What is contiguous on both sides
- * then is a row, the longest dimension with a step forward on both sides makes rows a rectangle, and the others are walked
- * through, a rectangle each. */
+ * Dimensions of length 1 are dropped, and neighbours are joined if they are adjacent on both sides.
+ * A dimension that is contiguous on both sides makes a row; the longest one with forward steps on
+ * both sides makes rows a rectangle. The code loops over the others, one rectangle each. */
 #include "nccl/call/internal.h"
 
-/* What every device allows; longer steps are walked. */
+/* Largest pitch that every device allows; the code loops over longer steps. */
 #define MAX_PITCH INT64_C(0x7fffffff)
 
 typedef struct copy_dim {
@@ -19,12 +19,12 @@ typedef struct copy_plan {
     char *dst;
     size_t width; /* bytes of a row */
     copy_dim rows;
-    int ndim; /* those that are walked */
+    int ndim; /* dimensions to loop over */
     copy_dim dims[DD_VIEW_MAX_DIMS];
     int64_t index[DD_VIEW_MAX_DIMS];
 } copy_plan;
 
-/* The strides of a view, also where they have no meaning in it. */
+/* Get a view's strides, also if it is contiguous and has none. */
 static void
 strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
 {
@@ -35,7 +35,7 @@ strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
     }
 }
 
-/* Dimensions as short and simple as possible: where both sides go backwards they are begun from the other end. */
+/* Drop and join dimensions. If both sides go backwards, start from the other end. */
 static void
 join_dims(copy_plan *plan, const dd_nccl_copy *copy)
 {
@@ -73,7 +73,7 @@ remove_dim(copy_plan *plan, int d)
     plan->ndim--;
 }
 
-/* Takes out of the dimensions the one that makes a row, and the one that makes a rectangle of rows. */
+/* Choose and remove the dimension that makes a row, and the one that makes a rectangle. */
 static void
 choose_rectangle(copy_plan *plan, size_t element)
 {
@@ -103,7 +103,7 @@ choose_rectangle(copy_plan *plan, size_t element)
     }
 }
 
-/* To the next rectangle; false after the last one. */
+/* Go to the next rectangle; false after the last one. */
 static bool
 copy_next(copy_plan *plan)
 {

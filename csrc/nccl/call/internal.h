@@ -1,4 +1,4 @@
-/* One call on its way into a stream: checked, connected, made into calls of NCCL, and enqueued. */
+/* The way of a call into a stream: check, connect, turn into NCCL calls, enqueue. */
 #ifndef DD_NCCL_CALL_INTERNAL_H
 #define DD_NCCL_CALL_INTERNAL_H
 
@@ -6,7 +6,7 @@
 #include "nccl/group/internal.h"
 #include "nccl/window.h"
 
-/* A call on its way into a stream; call/launch.c. */
+/* The state of one call; call/launch.c. */
 typedef struct nccl_launch {
     dd_nccl_group *group;
     const dd_nccl_call *call;
@@ -16,77 +16,77 @@ typedef struct nccl_launch {
     const dd_wait *wait;
     dd_error *err; /* never NULL */
     bool is_capturing;
-    bool is_run;     /* nccl_launch_run has been called: scratch has been taken care of */
-    bool is_posted;  /* NCCL has been called: the other ranks count on us */
-    void **staged;   /* owned; for each operation, NULL without; NULL when there is none at all */
-    float *estimate; /* NCCL only says how long it would take; NULL: it is carried out */
+    bool is_run;     /* nccl_launch_run has been called, which frees the scratch */
+    bool is_posted;  /* NCCL has been called: other ranks depend on the call */
+    void **staged;   /* owned; memory for each operation, or NULL; NULL if none is staged */
+    float *estimate; /* result of an estimate; NULL if the call is executed */
 } nccl_launch;
 
 struct dd_nccl_group_window {
     atomic_uint refs;
-    dd_nccl_group *group;  /* const; counted */
+    dd_nccl_group *group;  /* const; a reference */
     dd_nccl_comm *comm;    /* const; owned */
     dd_nccl_window handle; /* const */
-    int device;            /* const, as the rest but for is_closed */
+    int device;            /* const, like the next two */
     char *data;
     size_t nbytes;
-    dd_list link;          /* the group's lock; of its windows, or in no list */
+    dd_list link;          /* the group's lock; in its windows, or in no list */
     atomic_bool is_closed; /* written under `launch` */
 };
 
 /* ---- connect.c */
 
-/* The channel for a call, connected. */
+/* Find the channel for a call, and connect it. */
 dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *wait,
                            nccl_channel **channel, dd_error *err) DD_MUST_CHECK;
 
 /* ---- errors.c */
 
-/* Of a call by the thread inside the channel's communicator. */
+/* Check the result of a call by the thread inside the channel's communicator. */
 dd_status nccl_launch_check(const nccl_launch *launch, dd_nccl_result result, const char *what) DD_MUST_CHECK;
 dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
                                  const char *what) DD_MUST_CHECK;
 
 /* ---- launch.c */
 
-/* NCCL's calls, in a group where there is more than one, and in an estimate. */
+/* Make NCCL's calls, in an NCCL group if there are several, or for an estimate. */
 dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
-/* Within the device, in the order of the stream; nothing in an estimate. */
+/* Copy within the device, in stream order. Does nothing in an estimate. */
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
-/* Whether it is a message, or a collective that groups can make of messages. nccl_check_kind must have accepted a collective. */
+/* True for messages and collectives that can be made of messages. Call nccl_check_kind before. */
 bool nccl_may_have_messages(const dd_nccl_op *op);
-/* NCCL gets sends and receives, or one-sided calls, for it: none of its collectives. */
+/* True if the operation uses sends and receives, or one-sided calls, and no NCCL collective. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 
 /* ---- launch_aside.c */
 
-/* Whether NCCL may wait for other ranks in this call, because it is the first of its kind and size on the channel, and the caller can be
- * interrupted. True once. The caller holds `launch`. */
+/* True, once, if NCCL may wait for other ranks in this call: it is the first of its kind and size
+ * on the channel, and the caller can be interrupted. The caller must hold `launch`. */
 bool nccl_may_connect(nccl_launch *launch);
-/* What `post` returns, which runs on a thread of its own meanwhile. If the caller is interrupted, the group ends, and with it the call. */
+/* Run `post` on its own thread. If the caller is interrupted, end the group and so the call. */
 dd_status nccl_post_aside(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
 
 /* ---- run.c */
 
-/* Enqueue the whole call and its end event; for an estimate, only call NCCL, with memory for staging. The caller must hold `launch`,
- * and the device's context must be current. */
+/* Enqueue the whole call and its end event; for an estimate, only call NCCL, with memory for
+ * staging. The caller must hold `launch`, and the device's context must be current. */
 dd_status nccl_launch_run(nccl_launch *launch);
-/* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */
+/* Order `later` after what `earlier` holds. The caller holds `launch`; the context is current. */
 dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
-/* Whether one of the call's streams belongs to a graph in the making. */
+/* Set is_capturing if one of the call's streams is being captured. */
 dd_status nccl_launch_find_capture(nccl_launch *launch);
 
 /* ---- check.c */
 
 dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
-/* Whether NCCL has calls for a collective. */
+/* Check that NCCL supports a collective. */
 dd_status nccl_check_kind(dd_coll coll, dd_error *err) DD_MUST_CHECK;
 
 /* ---- wire.c */
 
-/* How NCCL reduces a dtype. */
+/* NCCL's types for a reduction. */
 typedef struct nccl_wire {
     dd_nccl_dtype dtype;
     dd_nccl_redop op;
@@ -100,9 +100,9 @@ dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, co
 
 dd_status nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op,
                             dd_error *err) DD_MUST_CHECK;
-/* No window of the call has been closed. The caller holds `launch`, with which none is. */
+/* Check that no window of the call is closed. The caller must hold `launch`, as closing does. */
 dd_status nccl_window_check_open(const nccl_launch *launch) DD_MUST_CHECK;
-/* One call of NCCL. */
+/* Make the NCCL call for a one-sided operation. */
 dd_status nccl_window_post(const nccl_launch *launch, const dd_nccl_op *op) DD_MUST_CHECK;
 static inline bool
 nccl_is_one_sided(const dd_nccl_op *op)
@@ -112,7 +112,7 @@ nccl_is_one_sided(const dd_nccl_op *op)
 
 /* ---- nan.c */
 dd_status nccl_check_nan(nccl_launch *launch);
-/* What graphs with calls of the group have found: fails the group. Costs next to nothing without such graphs. */
+/* Fail the group if a graph with its calls has found a NaN. Cheap without such graphs. */
 void nccl_nan_look(dd_nccl_group *group);
 
 /* ---- copy.c */

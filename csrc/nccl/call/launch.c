@@ -1,4 +1,4 @@
-/* From operations to calls of NCCL. */
+/* Conversion of operations into NCCL calls. */
 #include "nccl/call/internal.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ nccl_are_equal(const dd_block *blocks, int n)
 
 /* ---- factors of reductions */
 
-/* The factor as one element of NCCL's type. */
+/* Convert the factor to an element of NCCL's type. */
 static void
 make_scalar(const dd_reduction *reduction, void *out)
 {
@@ -50,7 +50,7 @@ make_scalar(const dd_reduction *reduction, void *out)
     }
 }
 
-/* The operation is ended by end_reduction as soon as NCCL's calls that take it have returned. */
+/* Get NCCL's types, and create an operation if needed, which end_reduction destroys. */
 static dd_status
 begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
 {
@@ -63,7 +63,7 @@ begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
     void *factor = &scalar;
     dd_nccl_scalar_residence residence = DD_NCCL_SCALAR_HOST;
     if (op->factor != NULL) {
-        /* NCCL only reads it, whatever its prototype says. */
+        /* NCCL only reads it, although its prototype lacks const. */
         memcpy(&factor, &op->factor, sizeof factor);
         residence = DD_NCCL_SCALAR_DEVICE;
     } else {
@@ -84,7 +84,7 @@ end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
     return status == DD_OK ? nccl_launch_check(launch, result, "ncclRedOpDestroy") : status;
 }
 
-/* ---- single calls. All ranks know the sizes, so all leave out what moves nothing */
+/* ---- single calls. All ranks know the sizes, so all omit empty calls */
 
 static dd_status
 post_item(const nccl_launch *launch, const dd_nccl_item *item)
@@ -94,7 +94,7 @@ post_item(const nccl_launch *launch, const dd_nccl_item *item)
     return nccl_launch_check(launch, result, dd_nccl_item_function(item->kind));
 }
 
-/* The count is of bytes. */
+/* item.count is in bytes. */
 static dd_status
 post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
 {
@@ -103,7 +103,7 @@ post_bytes(const nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
     return item.count > 0 ? post_item(launch, &item) : DD_OK;
 }
 
-/* The count is of bytes. */
+/* item.count is in bytes. */
 static dd_status
 post_reduction(nccl_launch *launch, const dd_nccl_op *op, dd_nccl_item item)
 {
@@ -158,7 +158,7 @@ post_barrier(const nccl_launch *launch)
                                              .redop = DD_NCCL_MAX});
 }
 
-/* The input is the root's. */
+/* Broadcast the root's input. */
 static dd_status
 post_broadcast(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *output, int root)
 {
@@ -181,7 +181,7 @@ all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
     return status;
 }
 
-/* Ranks as the channel's communicator counts them. */
+/* Convert a rank of the group to one of the channel's communicator. */
 static int
 peer_in_comm(const nccl_launch *launch, int peer)
 {
@@ -208,7 +208,7 @@ recv_block(const nccl_launch *launch, const dd_nccl_op *op, const dd_block *bloc
                                      .root = peer_in_comm(launch, peer)});
 }
 
-/* Messages to and from everybody, and our own share by the device. NULL: nothing in that direction. */
+/* Send to and receive from all other ranks. NULL if there is nothing in that direction. */
 static dd_status
 post_pairwise(nccl_launch *launch, const dd_nccl_op *op, const dd_block *to, const dd_block *from)
 {
@@ -260,21 +260,23 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 
 /* ---- the table */
 
-/* When NCCL has one call for a collective, which all ranks must decide alike. */
+/* Condition for NCCL's own call for a collective. All ranks must decide the same. */
 typedef enum native_when {
     NATIVE_ALWAYS,
     NATIVE_IF_OUTPUTS_ARE_EQUAL,
     NATIVE_IF_INPUTS_ARE_EQUAL,
-    NATIVE_IF_FLAT, /* by the call, by a setting and by NCCL's version, which ranks compare when they meet */
+    /* is_flat, and a setting and NCCL's version, which ranks compare when meeting */
+    NATIVE_IF_FLAT,
 } native_when;
 
 typedef struct launch_row {
-    dd_nccl_item_kind item; /* the one call */
-    bool counts_output;     /* its count is of the output; otherwise of the input */
+    dd_nccl_item_kind item; /* NCCL's own call */
+    bool counts_output;     /* its count is the output's, else the input's */
     native_when when;
-    dd_nccl_capability capability;                                   /* NATIVE_IF_FLAT */
-    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* otherwise: several calls in a group */
-    bool has_messages;                                               /* those are sends and receives */
+    dd_nccl_capability capability; /* NATIVE_IF_FLAT */
+    /* else: several calls in a group */
+    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op);
+    bool has_messages; /* the calls are sends and receives */
 } launch_row;
 
 static const launch_row colls[] = {
@@ -326,7 +328,7 @@ nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
     return nccl_may_have_messages(op) && (op->kind != DD_NCCL_OP_COLL || !is_native(group, op));
 }
 
-/* One call, from or to the staged blocks if there are any. */
+/* Make NCCL's own call, from or to the staged blocks if there are any. */
 static dd_status
 post_native(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
@@ -377,7 +379,7 @@ post_op(nccl_launch *launch, size_t i)
     return post_coll(launch, op, launch->staged != NULL ? launch->staged[i] : NULL);
 }
 
-/* What is in the thread's group is dropped, and not carried out. */
+/* End the thread's group without executing it, and get the estimate. */
 static dd_nccl_result
 end_estimate(const nccl_launch *launch)
 {
@@ -392,7 +394,7 @@ end_estimate(const nccl_launch *launch)
     return result;
 }
 
-/* A group where there is more than one call, which costs a little. */
+/* Make the calls. A group costs a little: use it only for several calls or an estimate. */
 static dd_status
 post_ops(nccl_launch *launch)
 {
@@ -406,7 +408,7 @@ post_ops(nccl_launch *launch)
     for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
         status = post_op(launch, i);
     }
-    /* Also after a failure: it is the thread's. The first reason stays. */
+    /* The thread's group must end even after a failure. The first error stays. */
     if (is_group && launch->estimate != NULL) {
         dd_nccl_result result = end_estimate(launch);
         status = status == DD_OK ? nccl_launch_check(launch, result, "ncclGroupSimulateEnd") : status;

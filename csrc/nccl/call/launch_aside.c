@@ -1,8 +1,8 @@
-/* Calls that may connect ranks, which NCCL does on the host, and waits for the other ranks. They are made on a thread of their own, so that the
- * caller hears what interrupts it. */
+/* Calls in which NCCL may connect ranks, and so wait for other ranks on the host. They run on a
+ * thread of their own, so that the caller can be interrupted. */
 #include "nccl/call/internal.h"
 
-/* Sizes of a kind: NCCL may choose another way, and connect for it, from one power of two to the next. */
+/* Return a size's class: NCCL may choose another algorithm, and connect, at each power of two. */
 static unsigned
 size_class(size_t nbytes)
 {
@@ -28,7 +28,7 @@ met_size(const dd_nccl_group *group, const dd_nccl_op *op)
     return dd_coll_noutputs(args->coll, is_root, group->size) > 0 ? args->outputs[0].nbytes : 0;
 }
 
-/* A bit for what a call may connect. Different calls may share one: then the second is made as if it were connected. */
+/* Return the bit for what a call may connect. If calls share it, only the first may connect. */
 static unsigned
 met_bit(const dd_nccl_group *group, const dd_nccl_op *op)
 {
@@ -61,8 +61,8 @@ typedef struct aside {
     dd_status (*post)(nccl_launch *launch);
     dd_lock mu;
     pthread_cond_t ended;
-    bool is_ended;    /* mu */
-    dd_status status; /* of the call; the thread's until it has ended */
+    bool is_ended;    /* guarded by mu */
+    dd_status status; /* of the call; owned by the thread until is_ended */
 } aside;
 
 static dd_status
@@ -89,7 +89,7 @@ aside_thread(void *arg)
     return NULL;
 }
 
-/* The other ranks count on the call, which cannot be taken back: the group ends, which ends what NCCL waits for. */
+/* End the group, and so NCCL's wait: other ranks depend on the call, which cannot be withdrawn. */
 static void
 end_group(const nccl_launch *launch)
 {
@@ -101,7 +101,7 @@ end_group(const nccl_launch *launch)
     nccl_group_end(launch->group, &cause, &origin, NCCL_END_ABORTED);
 }
 
-/* Until the thread has ended, which uses what the caller has given, or the caller is interrupted. */
+/* Wait for the thread, which uses the caller's arguments. True if interrupted before its end. */
 static bool
 is_interrupted_before_end(aside *self)
 {

@@ -1,9 +1,11 @@
 /* The check of inputs for NaN before they are sent, for debugging.
  *
- * A device does it with kernels, whose result the caller waits for. Drivers that do not take the kernels have the inputs copied to the host in
- * pieces. A call in a capture puts its kernels into the graph. No thread waits for those: the watchdog, the next call and the end of the group
- * read the report, and fail the group. All calls that are captured on a device share one report, which is never reset: the group fails for the
- * first NaN. Their inputs are remembered as long as the group lives, and reports even longer, since the end of a graph is unknown. */
+ * The device searches with kernels, and the caller waits for the result. If the driver rejects the
+ * kernels, the inputs are copied to the host in pieces. A call in a capture puts its kernels into
+ * the graph. No thread waits for those: the watchdog, the next call and the end of the group read
+ * the report, and fail the group. All captured calls on a device share one report, which is never
+ * reset: the group fails for the first NaN. Their inputs are kept as long as the group, and reports
+ * longer, since the end of a graph is unknown. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -12,11 +14,10 @@
 #include <string.h>
 
 #define PIECE_NBYTES ((size_t)1 << 18)
-/* Kernels report the number of an input, and the index of a float there. Devices have fewer floats than that, and calls
- * fewer inputs. */
+/* Bits of a report for a float's index, below the input's number. No device has more floats. */
 #define NAN_INDEX_BITS 40
 
-/* How the floats of a dtype lie, and from which value on, without the sign, their bits are NaN. */
+/* The floats of a dtype. Without the sign, a float is NaN if its bits are at least `limit`. */
 typedef struct nan_format {
     unsigned width; /* bytes of a float */
     uint64_t limit;
@@ -99,7 +100,7 @@ nan_index(uint64_t reported)
 
 /* ---- the inputs of a call */
 
-/* What an operation sends; NULL: no floats. */
+/* Return the inputs of an operation; NULL if none has floats. */
 static const dd_block *
 inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_place *place)
 {
@@ -113,7 +114,7 @@ inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_place *place)
     return is_coll ? op->args.inputs : &op->block;
 }
 
-/* The next input of the call that has floats, in its order; false after the last. */
+/* Go to the call's next input that has floats; false after the last. */
 static bool
 next_input(const nccl_launch *launch, nan_place *place, const dd_block **block)
 {
@@ -132,7 +133,7 @@ next_input(const nccl_launch *launch, nan_place *place, const dd_block **block)
     return false;
 }
 
-/* "operation 1 of 3: all_reduce: input 2 has a NaN at element 7". `at` counts floats. Returns DD_INVALID_ARGUMENT. */
+/* Set DD_INVALID_ARGUMENT: "all_reduce: input 2 has a NaN at element 7". `at` counts floats. */
 static dd_status
 describe_nan(const char *what, const nan_place *place, uint64_t at, dd_error *err)
 {
@@ -151,7 +152,7 @@ describe_nan(const char *what, const nan_place *place, uint64_t at, dd_error *er
 
 /* ---- by the device */
 
-/* The stream has done everything so far; DD_OP_TIMED_OUT. */
+/* Wait until the stream is idle. DD_OP_TIMED_OUT. */
 static dd_status
 wait_for_stream(nccl_launch *launch, const dd_wait *wait)
 {
@@ -197,8 +198,7 @@ enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
     return status;
 }
 
-/* The channel's report says that nothing has been found, once the stream has come so far: kernels of a call that gave up waiting may
- * still be before it. */
+/* Create the channel's report, or reset it in stream order, as earlier kernels may be pending. */
 static dd_status
 reset_report(nccl_launch *launch)
 {
@@ -227,7 +227,7 @@ describe_found(const nccl_launch *launch, uint64_t reported)
     return describe_nan(launch->call->what, &place, nan_index(reported), launch->err);
 }
 
-/* Kernels, and a wait for them. */
+/* Enqueue the kernels, and wait for their report. */
 static dd_status
 check_on_device(nccl_launch *launch)
 {
@@ -248,7 +248,7 @@ check_on_device(nccl_launch *launch)
 
 /* ---- by the host */
 
-/* The index of the first NaN among n floats, or n. Devices and hosts have the same byte order here: little. */
+/* Return the index of the first NaN among n floats, or n. Hosts and devices are little-endian. */
 static size_t
 find_nan(const nan_format *format, const char *data, size_t n)
 {
@@ -341,7 +341,7 @@ reserve_locked(dd_nccl_group *group, size_t n, dd_error *err)
     return DD_OK;
 }
 
-/* *first: the number of the first input, which the others follow. */
+/* Keep the inputs for the graph's reports. They are numbered from *first. */
 static dd_status
 remember_inputs(nccl_launch *launch, uint64_t *first)
 {
@@ -362,7 +362,7 @@ remember_inputs(nccl_launch *launch, uint64_t *first)
     return status;
 }
 
-/* The device's report for graphs, made by the first call that is captured there. */
+/* Get the device's report for graphs, created by the first captured call. */
 static dd_status
 take_report(nccl_launch *launch, dd_cuda_nan_report **report)
 {
@@ -417,7 +417,7 @@ check_inputs(nccl_launch *launch)
 dd_status
 nccl_check_nan(nccl_launch *launch)
 {
-    /* Memory may be needed while somebody captures, and streams are asked that no capture is about. */
+    /* Allocations, and queries of other streams, must not invalidate a capture. */
     dd_cuda_capture_mode mode = dd_cuda_relax_capture(launch->group->cuda);
     dd_status status = check_inputs(launch);
     dd_cuda_restore_capture(launch->group->cuda, mode);
@@ -430,7 +430,7 @@ static uint64_t
 reported_by_graphs(dd_nccl_group *group)
 {
     if (dd_cuda_is_gone(group->cuda)) {
-        return DD_CUDA_NAN_NONE; /* and its memory with it */
+        return DD_CUDA_NAN_NONE; /* its memory is freed */
     }
     for (int number = 0; number < group->cuda->ndevices; number++) {
         nccl_device *device = atomic_load_explicit(&group->devices[number], memory_order_acquire);

@@ -1,4 +1,4 @@
-/* Everything of one call into the channel's stream: what comes before NCCL, NCCL, and what comes after. */
+/* Enqueueing one call: the work before NCCL's calls, these calls, and the work after them. */
 #include "nccl/call/internal.h"
 
 static bool
@@ -12,8 +12,8 @@ lie_side_by_side(const dd_block *blocks, int n)
     return true;
 }
 
-/* ---- staging: equal blocks that lie apart go through memory where they do not, since ranks whose blocks lie well call what NCCL
- * has for that, and all must call the same */
+/* ---- staging: equal blocks that are not adjacent are copied through memory where they are,
+ * because ranks with adjacent blocks use NCCL's own call, and all must make the same call */
 
 static const dd_block *
 blocks_to_stage(const nccl_launch *launch, const dd_nccl_op *op)
@@ -60,7 +60,7 @@ stage_before(nccl_launch *launch)
     return DD_OK;
 }
 
-/* What has been staged goes where it belongs, and the memory back; the latter also when the call fails. */
+/* Copy staged outputs to their blocks unless the call has failed, and free the memory. */
 static dd_status
 stage_after(nccl_launch *launch, dd_status status)
 {
@@ -92,7 +92,7 @@ nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream la
     }
     const dd_cuda_api *api = &launch->group->cuda->api;
     nccl_device *device = launch->channel->device;
-    /* What a capture has recorded may not be recorded elsewhere while it lasts. */
+    /* An event recorded in a capture must not be recorded elsewhere until the capture ends. */
     dd_cuda_event event = device->order;
     dd_status status =
         launch->is_capturing ? nccl_event_take(launch->group, device, false, &event, launch->err) : DD_OK;
@@ -157,7 +157,7 @@ record_event(const nccl_launch *launch, dd_cuda_event event)
         launch, launch->group->cuda->api.cuEventRecord(event, launch->channel->stream), "cuEventRecord");
 }
 
-/* Enqueue everything that precedes the calls of NCCL. An estimate only needs the memory for staging. */
+/* Enqueue everything before NCCL's calls. An estimate only needs the memory for staging. */
 static dd_status
 launch_before_nccl(nccl_launch *launch)
 {

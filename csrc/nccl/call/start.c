@@ -1,4 +1,4 @@
-/* The way of a call: checked, put in turn, numbered, enqueued. */
+/* The start of a call: check, connect, take `launch`, number, enqueue. */
 #include "nccl/call/internal.h"
 
 #include "core/lock.h"
@@ -9,7 +9,7 @@ deadline_of(int64_t start_ns, int64_t timeout_ns)
     return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
 }
 
-/* The recorder counts as the group does: it is told under the lock that gives numbers. */
+/* Called under the lock that assigns numbers, so that the recorder counts like the group. */
 static void
 begin_record_locked(nccl_launch *launch)
 {
@@ -23,7 +23,7 @@ begin_record_locked(nccl_launch *launch)
     launch->work->record = dd_recorder_begin(group->recorder_group, call);
 }
 
-/* Gives the work its number and its deadline, and lets the watchdog see it. */
+/* Assign the work's number and deadline, and show it to the watchdog. */
 static dd_status
 work_begin(nccl_launch *launch)
 {
@@ -56,7 +56,7 @@ work_begin(nccl_launch *launch)
     return DD_OK;
 }
 
-/* The work of a call that was not made after all: as if it had never been, if no other rank can know of it. */
+/* Withdraw a failed call's work, including number and record if NCCL has not been called. */
 static void
 withdraw_locked(nccl_launch *launch)
 {
@@ -79,7 +79,7 @@ withdraw_locked(nccl_launch *launch)
     }
 }
 
-/* Everything is in the stream, or `status` says why not. Of an estimate nothing stays. */
+/* Mark the work as launched; withdraw it after a failure or an estimate. */
 static dd_status
 work_finish(nccl_launch *launch, dd_status status)
 {
@@ -104,7 +104,7 @@ work_finish(nccl_launch *launch, dd_status status)
         return status;
     }
     if (launch->is_posted && !has_failed) {
-        /* The other ranks count on what we have not done. */
+        /* Other ranks depend on the call, which this rank has not completed. */
         dd_error cause = *launch->err;
         char call[128];
         size_t len = nccl_work_print(work, call);
@@ -121,7 +121,7 @@ work_finish(nccl_launch *launch, dd_status status)
     return status;
 }
 
-/* A graph will carry it out, whenever and as often as somebody launches it. */
+/* Complete a captured work: its graph may execute it later, any number of times. */
 static void
 complete_captured(nccl_work *work)
 {
@@ -134,7 +134,7 @@ complete_captured(nccl_work *work)
     (void)dd_work_complete(&work->base.base, NULL);
 }
 
-/* A caller that is faster than the watchdog's looks at its works itself from time to time, so that works and events are used again. */
+/* If calls come faster than the watchdog checks, complete works here, so that they are reused. */
 static void
 look_if_needed(const nccl_launch *launch)
 {
@@ -187,7 +187,7 @@ start_in_turn(nccl_launch *launch)
     return status;
 }
 
-/* What the caller has handed over, of a call that failed. */
+/* Free the scratch of a call that was not run. */
 static void
 launch_withdraw(nccl_launch *launch)
 {
@@ -198,7 +198,6 @@ launch_withdraw(nccl_launch *launch)
     }
 }
 
-/* Checked, and connected. */
 static dd_status
 check_and_connect(nccl_launch *launch)
 {
@@ -277,7 +276,7 @@ check_estimates(const nccl_launch *launch)
     return status;
 }
 
-/* NCCL gives the work to a thread of its own there, which does not know that it is an estimate. */
+/* On a nonblocking communicator NCCL's own thread executes calls, unaware of the estimate. */
 static dd_status
 check_blocking(const nccl_launch *launch)
 {
@@ -309,8 +308,7 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
     if (status == DD_OK) {
         status = check_blocking(&launch);
     }
-    bool is_asked =
-        status == DD_OK && group->size > 1; /* of one rank NCCL carries out calls when they are made */
+    bool is_asked = status == DD_OK && group->size > 1; /* for one rank NCCL would run the calls */
     if (is_asked) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }

@@ -1,7 +1,7 @@
 /* Streams and memory of a group for callers that enqueue work of their own. */
 #include "nccl/call/internal.h"
 
-/* `launch` is held and the device's context current, until leave_device. */
+/* Take `launch` and make the device's context current, until leave_device. */
 static dd_status
 enter_device(dd_nccl_group *group, int number, nccl_device **device, dd_cuda_guard *guard, dd_error *err)
 {

@@ -1,7 +1,7 @@
-/* How NCCL reduces the dtypes of dldist. */
+/* NCCL's types and operations for reductions of dldist's dtypes. */
 #include "nccl/call/internal.h"
 
-/* What NCCL takes a type for, element by element: bytes for truth values, pairs for complex numbers. */
+/* Return the type to reduce: uint8 for bool, the type of one part for a complex number. */
 static dd_dtype
 wire_part(dd_dtype dtype)
 {
@@ -14,7 +14,7 @@ wire_part(dd_dtype dtype)
     return dtype == DD_DTYPE_COMPLEX128 ? DD_DTYPE_FLOAT64 : dtype;
 }
 
-/* Bytes that hold 0 or 1: "or" is the larger one, "and" the smaller one. */
+/* For bytes that are 0 or 1, "or" is the maximum and "and" the minimum. */
 static dd_status
 bool_wire(dd_redop op, nccl_wire *wire, dd_error *err)
 {
