@@ -1,11 +1,10 @@
-/* How a group is closed: its works, then its communicators, side by side, then what its devices have left. Also several groups side
- * by side. */
+/* Closing one or more groups: works, then communicators in parallel, then devices. */
 #include "nccl/lifecycle/internal.h"
 
 #include "core/lock.h"
 #include "core/thread.h"
 
-/* For communicators to end once nothing is under way, where the caller sets no limit. */
+/* Time for communicators to end after all works, if the caller sets no deadline. */
 #define COMMS_END_NS (10 * DD_NS_PER_S)
 
 /* ---- works */
@@ -25,7 +24,7 @@ first_work(dd_nccl_group *group)
     return work;
 }
 
-/* DD_OK when nothing is under way, however it ended. */
+/* Wait until no work is under way. DD_OK however they ended. */
 static dd_status
 wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -52,8 +51,8 @@ dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *er
     return status == DD_OK ? dd_nccl_group_check(group, err) : status;
 }
 
-/* Before: pairs after all ranks, then by their ranks. Ending a communicator may wait for its other ranks, so that all must do it in one
- * order. */
+/* True if `a` must close before `b`: all ranks first, then pairs by rank. All ranks need one order,
+ * because ending a communicator may wait for its other ranks. */
 static bool
 is_before(const dd_nccl_group *group, const nccl_channel *a, const nccl_channel *b)
 {
@@ -94,7 +93,7 @@ count_to_close(dd_nccl_group *group)
 typedef struct close_job {
     atomic_uint refs; /* one for each thread, and for the thread that starts them */
     dd_nccl_watchdog *watchdog;
-    void (*run)(struct close_job *job); /* takes parts of it until none are left */
+    void (*run)(struct close_job *job); /* takes parts of the job until none is left */
     void (*destroy)(struct close_job *job);
 } close_job;
 
@@ -117,7 +116,7 @@ close_job_thread(void *arg)
     return NULL;
 }
 
-/* Starts up to n threads; fewer if the watchdog has too many or the system has no more. */
+/* Start up to n threads; fewer if the watchdog's limit is reached or a thread cannot start. */
 static void
 close_job_start(close_job *job, size_t n)
 {
@@ -139,9 +138,9 @@ typedef struct comms_job {
     close_job base;       /* first */
     dd_nccl_group *group; /* an internal reference */
     int64_t deadline_ns;  /* const after init */
-    unsigned nunfinished; /* the group's lock, with the next two */
+    unsigned nunfinished; /* guarded by the group's lock, like the next two */
     unsigned nfailed;
-    dd_error first; /* that has failed */
+    dd_error first; /* first error */
 } comms_job;
 
 static void
@@ -152,7 +151,7 @@ comms_job_destroy(close_job *base)
     dd_mem_free(job);
 }
 
-/* The next channel to close, for this thread; NULL if none is left. */
+/* Take the next channel to close; NULL if none is left. */
 static nccl_channel *
 comms_job_take(comms_job *job)
 {
@@ -172,7 +171,7 @@ comms_job_take(comms_job *job)
     return first;
 }
 
-/* Closes a channel that this thread has taken. If it fails, the communicator is left to be aborted. */
+/* Close a channel that this thread has taken; after a failure the communicator must be aborted. */
 static void
 comms_job_close(comms_job *job, nccl_channel *channel, const dd_wait *wait)
 {
@@ -213,7 +212,7 @@ comms_job_run_aside(close_job *base)
     comms_job_run(job, &wait);
 }
 
-/* Waits until all threads are done, soon after their deadline at the latest. DD_INTERRUPTED leaves them. */
+/* Wait for all threads, until soon after the deadline. DD_INTERRUPTED leaves them running. */
 static dd_status
 comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
 {
@@ -235,7 +234,7 @@ comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Closes them side by side, because NCCL takes half a second for each: here, and on as many threads as there are. */
+/* Close the communicators in parallel, here and on threads: NCCL needs half a second for each. */
 static dd_status
 close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -276,7 +275,7 @@ close_devices(dd_nccl_group *group)
     }
 }
 
-/* Wait for the aborts of a failed group, for as long as is reasonable. */
+/* Abort the communicators, wait up to abort_timeout_ns, then close the devices. */
 static void
 close_failed(dd_nccl_group *group, const dd_wait *wait)
 {
@@ -312,7 +311,7 @@ close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_er
     return status;
 }
 
-/* The caller has set is_closed. */
+/* The caller must have set is_closed. */
 static dd_status
 close_group(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -422,7 +421,7 @@ dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
     close_job_release(&job->base);
 }
 
-/* Waits for a thread that closes the group, and takes its error. A caller that does not wait long enough fails the group. */
+/* Wait for the thread that closes the group, and take its error. On failure, fail the group. */
 static dd_status
 await_aside(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -462,7 +461,7 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     return was_closed ? await_aside(group, wait, err) : close_group(group, wait, err);
 }
 
-/* ---- without a close */
+/* ---- release */
 
 void
 dd_nccl_group_release(dd_nccl_group *group)
@@ -477,9 +476,9 @@ dd_nccl_group_release(dd_nccl_group *group)
     nccl_group_end(group, &cause, NULL, NCCL_END_LET_GO);
     nccl_group_start_abort(group);
     dd_store_release(
-        group->store); /* nobody meets any more, and what a store ends with is nothing for other threads */
+        group->store); /* no more meetings; errors at the end of a store must stay on this thread */
     group->store = NULL;
-    /* Nothing is under way any more that could be told of, and the recorder may end before works and aborts do. */
+    /* No work is left to record, and the recorder may end before works and aborts do. */
     dd_lock_take(&group->lock);
     dd_recorder_group *recorder_group = group->recorder_group;
     group->recorder_group = NULL;

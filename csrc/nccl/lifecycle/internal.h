@@ -1,4 +1,4 @@
-/* The beginning and the end of a group, and the watchdog's thread between them. */
+/* Opening and closing a group, and the watchdog's thread. */
 #ifndef DD_NCCL_LIFECYCLE_INTERNAL_H
 #define DD_NCCL_LIFECYCLE_INTERNAL_H
 
@@ -6,9 +6,9 @@
 
 /* ---- verdict.c */
 
-/* The works whose time is up: fails the group. */
+/* Fail the group if a work is past its deadline. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
-/* The communicators: fails the group. */
+/* Fail the group if a communicator has an error. */
 void nccl_group_check_comms(dd_nccl_group *group);
 
 /* ---- watchdog.c */

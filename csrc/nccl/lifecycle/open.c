@@ -1,4 +1,4 @@
-/* The beginning of a group. */
+/* Opening a group. */
 #include "nccl/group.h"
 
 #include "core/fork.h"
@@ -43,7 +43,7 @@ copy_group_options(dd_nccl_group *group, const dd_nccl_group_options *options, d
     return DD_OK;
 }
 
-/* Without what is counted elsewhere. NULL without memory. */
+/* Allocate a group without store, options and recorder; NULL if there is no memory. */
 static dd_nccl_group *
 new_group(const dd_nccl_base *base, int rank, int size)
 {

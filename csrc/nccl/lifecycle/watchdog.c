@@ -10,9 +10,9 @@
 #define DEFAULT_INTERVAL_NS (20 * DD_NS_PER_MS)
 #define HURRY_NS DD_NS_PER_MS
 #define DEFAULT_ABORT_TIMEOUT_NS DD_NS_PER_S
-#define COMMS_NS DD_NS_PER_S /* between two questions to communicators that do nothing */
+#define COMMS_NS DD_NS_PER_S /* between checks of idle communicators */
 #define LINGER_NS \
-    (2 * DD_NS_PER_S) /* how long it looks on when nothing is left: waking it takes longer than a call does */
+    (2 * DD_NS_PER_S) /* time that it stays awake when idle: waking it takes longer than a call */
 #define JOIN_NS (2 * DD_NS_PER_S)
 
 static void
@@ -21,7 +21,7 @@ note(dd_nccl_watchdog *watchdog, const char *activity)
     atomic_store_explicit(&watchdog->activity, activity, memory_order_relaxed);
 }
 
-/* ---- a look at a group */
+/* ---- check of a group */
 
 static nccl_progress
 look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms, bool *is_busy)
@@ -48,7 +48,7 @@ look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms,
     return NCCL_ENDED;
 }
 
-/* The driver says goodbye to the process: works end, quietly, and so does this thread. */
+/* End all groups without a report, because the driver shuts down. The thread ends as well. */
 static void
 end_groups(dd_nccl_watchdog *watchdog)
 {
@@ -69,7 +69,7 @@ end_groups(dd_nccl_watchdog *watchdog)
     dd_lock_release(&watchdog->lock);
 }
 
-/* Whether something is under way. Without the lock. */
+/* Check all groups; *is_busy if a work is under way. Must be called without the lock. */
 static nccl_progress
 watchdog_look(dd_nccl_watchdog *watchdog, bool *is_busy)
 {
@@ -110,8 +110,8 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
     dd_cond_wait_until(&watchdog->wake, &watchdog->lock, &until);
 }
 
-/* After a look that found nothing for long. A thread that starts a work after the flag is up sees it and kicks; what was started before is
- * found by the look that comes between the two. */
+/* Sleep after a long idle time. A thread that starts a work after is_asleep is set sees it and
+ * kicks; an earlier work is found by the check between setting it and sleeping. */
 static nccl_progress
 watchdog_doze(dd_nccl_watchdog *watchdog)
 {
@@ -181,7 +181,7 @@ run_watchdog(void *arg)
     return NULL;
 }
 
-/* ---- from outside */
+/* ---- interface */
 
 dd_status
 dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *options, dd_nccl_watchdog **out,
@@ -211,8 +211,7 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     return DD_OK;
 }
 
-/* Wait until the watchdog's thread and those that abort have ended; false if some are stuck in NCCL or in
- * the driver. */
+/* Wait for the watchdog's thread and all that abort; false if any hangs in NCCL or the driver. */
 static bool
 await_threads(dd_nccl_watchdog *watchdog)
 {
@@ -245,7 +244,7 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
         if (is_started) {
             dd_thread_detach(watchdog->thread);
         }
-        return; /* the threads that are left use it */
+        return; /* the remaining threads use it */
     }
     if (is_started) {
         dd_thread_join(watchdog->thread);

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the ranks agree on it */
+/* ---- agreement between the ranks */
 
-/* What a rank tells the others. Native numbers: NCCL itself wants all hosts to be of one kind. */
+/* A rank's card. Native byte order: NCCL needs hosts of one kind. */
 typedef struct window_card {
     int64_t pid;
     char host[DD_HOST_NAME_MAX];
@@ -133,7 +133,8 @@ agree_on_window(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
 
 /* ---- opening */
 
-/* NCCL's call waits for the other ranks, which have said that they will make it. When it fails, they are out of step. */
+/* Register the memory by a call that waits for the other ranks, which have agreed to make it. A
+ * failure ends the group: the ranks are out of step. */
 static dd_status
 register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err)
 {
@@ -154,7 +155,7 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
     return DD_OK;
 }
 
-/* Check this rank's memory and agree with the other ranks, which learn of a failure here: NCCL's own refusal would fail the group. */
+/* Check this rank's memory before the ranks agree: a refusal by NCCL would fail the group. */
 static dd_status
 check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
 {
@@ -296,7 +297,7 @@ dd_nccl_group_window_release(dd_nccl_group_window *window)
     dd_mem_free(window);
 }
 
-/* ---- questions */
+/* ---- queries */
 
 bool
 dd_nccl_group_window_is_open(const dd_nccl_group_window *window)
