@@ -5,14 +5,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What is stored past the caches is stored by the line, or memory is read first. */
+/* Bytes per cache line. Streaming stores must fill whole lines, or memory is read first. */
 #define LINE ((size_t)64)
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
-/* Below this, the microcode's start costs more than it saves. */
+/* Below this size the startup cost of `rep movsb` exceeds its gain. */
 #define STRING_COPY_MIN_BYTES 2048
 
 void
@@ -34,7 +34,7 @@ stream_lines_sse2(uint8_t *dst, const uint8_t *src, size_t nbytes)
     }
 }
 
-/* Twice as fast up to 16 KiB, after which memory is the limit, and wider registers gain nothing. */
+/* Twice as fast as SSE2 up to 16 KiB. Then memory is the limit; wider registers gain nothing. */
 __attribute__((target("avx2"))) static void
 stream_lines_avx2(uint8_t *dst, const uint8_t *src, size_t nbytes)
 {
@@ -54,7 +54,7 @@ stream_lines(uint8_t *dst, const uint8_t *src, size_t nbytes)
     } else {
         stream_lines_sse2(dst, src, nbytes);
     }
-    _mm_sfence(); /* such stores keep no order by themselves */
+    _mm_sfence(); /* streaming stores are not ordered without a fence */
 }
 
 #else

@@ -2,9 +2,9 @@
 
 #include "core/clock.h"
 
-/* So many copies of each way count: the best of them. */
+/* Copies of each way that count; the best one is compared. */
 #define NCOUNTED 3
-/* Between the end of one trial and the next: so long, and so many times what the trial took. */
+/* Pause after a trial: the larger of EVERY_NS and EVERY_TIMES the duration of the trial. */
 #define EVERY_NS (100 * DD_NS_PER_MS)
 #define EVERY_TIMES 60
 

@@ -1,32 +1,32 @@
-/* Which of the two ways of copying is faster, found by trying, now and then, with copies that are made anyway. One who reads
- * what another has written cannot know it otherwise: it depends on how far apart their cores are, and on a virtual machine
- * that changes while a program runs. */
+/* Periodic measurement of the faster of the two ways to copy, with copies that are made anyway. The
+ * reader of another core's data cannot compute this: it depends on the distance between the two
+ * cores, and on a virtual machine that changes while a program runs. */
 #ifndef DD_KERNELS_COPY_TRIAL_H
 #define DD_KERNELS_COPY_TRIAL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* All zero: there has been none. A trial tries one way and then the other, with as many copies. */
+/* All zero before the first trial. A trial makes equally many copies in one way, then the other. */
 typedef struct dd_copy_trial {
     bool is_open;
-    int nbefore; /* copies of each way that do not count */
+    int nbefore; /* first copies of each way, which do not count */
     int ntaken;
-    int64_t best[2]; /* costs: through the caches, past them */
+    int64_t best[2]; /* costs: [0] through the caches, [1] past them */
     int64_t begin_ns;
-    int64_t last_ns; /* copy */
-    int64_t next_ns; /* trial */
+    int64_t last_ns; /* time of the last copy */
+    int64_t next_ns; /* when the next trial may begin */
 } dd_copy_trial;
 
-/* Begins one if it is time, or if the one that is open has been left alone for long. `nbefore`: as many copies as it takes
- * until what the other way has left in the caches no longer matters; at least 1, since others may not have heard yet. */
+/* Begin a trial if it is due, or the open one was unused for 100 ms. `nbefore`: copies until the
+ * caches have no data of the other way; at least 1, since the writer may learn the way late. */
 void dd_copy_trial_look(dd_copy_trial *trial, int nbefore, int64_t now_ns);
 
-/* The way that is tried now: past the caches? */
+/* Return true if the open trial is measuring copies past the caches. */
 bool dd_copy_trial_is_past(const dd_copy_trial *trial);
 
-/* What a copy of the open trial has cost. True: it was the last one, and *is_past says which way was faster. The next trial
- * comes when this one has cost less than a hundredth of the time. */
+/* Record the cost of a copy of the open trial. Returns true for the last copy, and sets *is_past if
+ * copying past the caches was faster. Trials take less than a sixtieth of the time. */
 bool dd_copy_trial_note(dd_copy_trial *trial, int64_t cost, int64_t now_ns, bool *is_past);
 
 #endif

@@ -1,4 +1,4 @@
-/* Digests by which two states of a block are told apart without keeping either. */
+/* Digests that tell two states of a block apart without keeping either. */
 #ifndef DD_KERNELS_DIGEST_H
 #define DD_KERNELS_DIGEST_H
 
@@ -7,9 +7,10 @@
 
 #define DD_DIGEST_NBYTES 16
 
-/* NH: the sum, modulo 2^128, of (a + key) * (b + key) over pairs of words of 64 bits, the last pair filled up with zeros.
- * `keys` has as many bytes as the data, rounded up to a pair, all of them random. Two different contents of the same length
- * have the same digest with a probability of 2^-64 at most, whatever they are, if who makes them does not know the keys. */
+/* Compute NH: the sum, modulo 2^128, of (a + key) * (b + key) over pairs of 64-bit words,
+ * zero-padded. `keys` must have as many bytes as the data, rounded up to a pair, all random.
+ * Contents of one length collide with probability 2^-64 at most, if their author does not know the
+ * keys. */
 void dd_digest(const void *data, size_t nbytes, const void *keys, uint8_t digest[DD_DIGEST_NBYTES]);
 
 #endif

@@ -7,10 +7,10 @@
 
 typedef dd_kernel *const (*kernel_rows)[DD_REDOP_COUNT][DD_FORM_COUNT];
 
-/* Those of other architectures have no kernels. */
+/* Instruction sets of other architectures have no kernels. */
 static const struct isa_info {
     kernel_rows kernels;
-    unsigned feature; /* that the machine must have; 0 for none */
+    unsigned feature; /* required CPU features; 0 if there are none */
 } isas[] = {
     [DD_ISA_SCALAR] = {dd_kernels_scalar, 0},
 #if defined(__x86_64__)
@@ -71,8 +71,8 @@ dd_reduce_best_isa(void)
     return DD_ISA_SCALAR;
 }
 
-/* The operation and the types of one stage: AVG is a sum but where results are given, PREMUL_SUM is one but
- * where inputs are taken. */
+/* Return the kernel of one stage. AVG is a plain sum except in stages that give results; PREMUL_SUM
+ * is a plain sum except in stages that take inputs. */
 static dd_kernel *
 find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
 {
@@ -97,7 +97,7 @@ find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
     return kernel != NULL ? kernel : dd_kernels_scalar[dtype][op][form];
 }
 
-/* Truncated toward zero, and cut to what int64 holds; NaN is 0. */
+/* Convert the factor to an integer: truncated toward zero and clamped to int64; 0 for NaN. */
 static uint64_t
 integer_factor(double factor)
 {

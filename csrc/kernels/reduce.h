@@ -1,26 +1,25 @@
 /* Reductions of arrays, element by element: the arithmetic of the collectives.
  *
- * One call folds any number of sources in one pass, in the order given: ((s0 + s1) + s2) + ... That order,
- * and nothing else, decides the bits of the result: every instruction set gives what the scalar form gives.
+ * One call folds any number of sources in one pass, in the order given: ((s0 + s1) + s2) + ... Only
+ * that order decides the bits of the result: every instruction set gives the scalar form's result.
  *
- * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. A reduction that is split
- * over several places carries its partial results in the accumulation type (dd_reduce_accumulator):
+ * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. Stages of a
+ * split reduction pass on partial results in the accumulation type (dd_reduce_accumulator):
  *
  *     DD_STAGE_WHOLE   elements    -> elements       all of it in one call
  *     DD_STAGE_FIRST   elements    -> accumulators   takes inputs (PREMUL_SUM multiplies here)
  *     DD_STAGE_MIDDLE  accumulators -> accumulators
- *     DD_STAGE_LAST    accumulators -> elements      gives the result (AVG divides and rounding happens here)
+ *     DD_STAGE_LAST    accumulators -> elements      gives the result (AVG divides and rounds here)
  *
- * For types that are their own accumulators, splitting into stages in the same order changes no bit.
+ * For types that are their own accumulators, stages in the same order change no bit.
  *
- * What the operations mean: integers wrap around; AVG of integers truncates toward zero; bool is reduced as
- * a truth value (SUM and MAX are "or", PRODUCT and MIN are "and"; any nonzero byte is true, results are 0 or
- * 1); MIN and MAX give NaN when any source is NaN; float8_e4m3fn overflows to NaN, float8_e5m2 to infinity,
- * rounding is to nearest even.
+ * Semantics: integers wrap around; AVG of integers truncates toward zero; bool is reduced as a
+ * truth value (SUM and MAX are "or", PRODUCT and MIN are "and"; any nonzero byte is true, results
+ * are 0 or 1); MIN and MAX give NaN if any source is NaN; float8_e4m3fn overflows to NaN,
+ * float8_e5m2 to infinity; rounding is to nearest even.
  *
- * A NaN in a result is always the same one, quiet, positive and without payload, whatever NaN it came from:
- * processors do not agree on which of two to keep. For MIN and MAX, -0 is less than +0, so that their result
- * depends on no order. */
+ * Every NaN in a result is the same quiet, positive NaN without payload: processors differ in which
+ * of two NaNs they keep. For MIN and MAX, -0 is less than +0: the order does not matter. */
 #ifndef DD_KERNELS_REDUCE_H
 #define DD_KERNELS_REDUCE_H
 
@@ -29,7 +28,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(name, text). The order is c10d's and part of the wire format. */
+/* X(name, text). The order is torch.distributed's and part of the wire format. */
 #define DD_REDOP_LIST(X)  \
     X(SUM, "SUM")         \
     X(AVG, "AVG")         \
@@ -51,19 +50,20 @@ typedef enum dd_redop {
 
 const char *dd_redop_name(dd_redop op); /* never NULL */
 
-/* Whether the operation means something for the type: AVG and PREMUL_SUM not for bool, BAND/BOR/BXOR for
- * bool and integers, MIN and MAX not for complex. */
+/* Return true if the operation is defined for the type. AVG and PREMUL_SUM exclude bool; BAND, BOR
+ * and BXOR are for bool and integers only; MIN and MAX exclude complex. */
 bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
 
-/* float32 for floats of 16 and 8 bits, else the type itself. */
+/* Return float32 for floats of 16 and 8 bits, else the type itself. */
 dd_dtype dd_reduce_accumulator(dd_dtype dtype);
 
 typedef struct dd_reduction {
     dd_dtype dtype; /* of the elements */
     dd_redop op;    /* supported for dtype */
-    double factor;  /* PREMUL_SUM: each input is multiplied by it, in the accumulation type (integers: as an
-                     * integer, truncated toward zero and cut to what int64 holds) */
-    int divisor;    /* AVG: how many ranks there are */
+    /* for PREMUL_SUM: multiplies each input, in the accumulation type (for integers: truncated
+     * toward zero and clamped to int64) */
+    double factor;
+    int divisor; /* for AVG: the number of ranks */
 } dd_reduction;
 
 typedef enum dd_stage {
@@ -73,13 +73,13 @@ typedef enum dd_stage {
     DD_STAGE_LAST,
 } dd_stage;
 
-/* out[i] = fold of srcs[0][i] ... srcs[nsrcs - 1][i], nsrcs >= 1, for count elements. `out` may be one of
- * the sources when the stage does not widen (its elements are no larger than the source's); otherwise they
- * do not overlap. Pointers are aligned to nothing in particular. */
+/* Set out[i] to the fold of srcs[0][i] ... srcs[nsrcs - 1][i] for `count` elements; nsrcs >= 1.
+ * `out` may be one of the sources if its elements are no larger than the sources' (no widening);
+ * otherwise it must not overlap them. Pointers need no alignment. */
 void dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
                size_t nsrcs, size_t count);
 
-/* Instruction sets. The best one that the machine has is found once. */
+/* Instruction sets. The machine's best one is found once. */
 typedef enum dd_isa {
     DD_ISA_SCALAR,
     DD_ISA_AVX2,

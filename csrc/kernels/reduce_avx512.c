@@ -19,7 +19,7 @@
 #define VECTOR_LOAD_CODES(at, nbits) load_##nbits(at)
 #define VECTOR_STORE_CODES(at, nbits, x) store_##nbits(at, (__m512i)(x))
 #define VECTOR_LOAD_FLOAT16(at) _mm512_cvtph_ps(_mm256_loadu_si256(at))
-/* With a mask that leaves nothing out: without it, the macro that this is at -O0 makes gcc warn. */
+/* The mask selects all lanes. Without a mask, gcc warns at -O0, where the intrinsic is a macro. */
 #define VECTOR_STORE_FLOAT16(at, x) \
     _mm256_storeu_si256(at, _mm512_maskz_cvtps_ph(0xffff, (__m512)(x), _MM_FROUND_TO_NEAREST_INT))
 

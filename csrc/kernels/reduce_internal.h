@@ -1,13 +1,12 @@
-/* What the instruction sets share: the list of kernels and the table each of them fills.
+/* Shared by the instruction sets: the list of kernels, and the type of each set's table.
  *
- * Every instruction set says the same thing about each type, in functions named after it: load_T and store_T
- * between memory and values, scale_T (PREMUL_SUM's factor), combine_T (two values), finish_T (AVG's divisor;
- * and one form for every NaN). A form puts them together for whole arrays, a kernel is a form for one
- * operation.
+ * Each instruction set defines these functions for each type T: load_T and store_T (between memory
+ * and values), scale_T (PREMUL_SUM's factor), combine_T (two values), finish_T (AVG's divisor, and
+ * the canonical NaN). A form applies them to whole arrays; a kernel is a form for one operation.
  *
- * reduce_vector_internal.h says it once for all: each instruction set includes it, with vectors as long as its
- * registers, and leaves the elements after its last whole vector to a narrower one. The last of these is
- * reduce_scalar.c, whose vectors have one element. */
+ * reduce_vector_internal.h has the code of all sets. Each set includes it, with vectors as long as
+ * its registers, and leaves the elements after the last whole vector to a narrower set. The
+ * narrowest is reduce_scalar.c, whose vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_INTERNAL_H
 #define DD_KERNELS_REDUCE_INTERNAL_H
 
@@ -17,11 +16,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Constant arguments reach the operators through several of these, and leave nothing of the choice to run
+/* Inlined at all levels: the compiler folds constant arguments, and no choice is left for run
  * time. */
 #define DD_KERNEL_INLINE static inline __attribute__((always_inline))
 
-/* What a kernel reads and what it writes. Types that are their own accumulators have ELEMENTS only. */
+/* Element types of a kernel. Types that are their own accumulators have only ELEMENTS. */
 typedef enum dd_kernel_form {
     DD_FORM_ELEMENTS, /* elements     -> elements */
     DD_FORM_WIDEN,    /* elements     -> accumulators */
@@ -30,7 +29,7 @@ typedef enum dd_kernel_form {
 
 #define DD_FORM_COUNT ((int)DD_FORM_ROUND + 1)
 
-/* The arguments of dd_reduce, with the factor as the types want it. */
+/* The arguments of dd_reduce, with the factor also as an integer. */
 typedef struct dd_fold {
     const void *const *srcs;
     size_t nsrcs;
@@ -41,10 +40,10 @@ typedef struct dd_fold {
     int divisor;
 } dd_fold;
 
-/* Folds elements from `begin` up to fold->count. */
+/* Fold the elements from `begin` up to fold->count. */
 typedef void dd_kernel(const dd_fold *fold, size_t begin);
 
-/* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
+/* By dd_dtype, dd_redop and dd_kernel_form; NULL if the operation is not defined for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
 extern dd_kernel_table dd_kernels_scalar;
@@ -52,7 +51,7 @@ extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;
 extern dd_kernel_table dd_kernels_neon;
 
-/* M(X, T, type, type of the same size that wraps around, type of 64 bits) */
+/* M(X, T, type, unsigned type of the same size, 64-bit type of the same signedness) */
 #define DD_INTEGER_LIST(M, X)                  \
     M(X, INT8, int8_t, uint8_t, int64_t)       \
     M(X, UINT8, uint8_t, uint8_t, uint64_t)    \
@@ -63,14 +62,14 @@ extern dd_kernel_table dd_kernels_neon;
     M(X, INT64, int64_t, uint64_t, int64_t)    \
     M(X, UINT64, uint64_t, uint64_t, uint64_t)
 
-/* X(T, exponent bits, mantissa bits, the least code that is no finite number, bits of a code) */
+/* X(T, exponent bits, mantissa bits, least code that is not a finite number, bits of a code) */
 #define DD_SMALL_FLOAT_LIST(X)      \
     X(FLOAT16, 5, 10, 0x7c00, 16)   \
     X(FLOAT8_E4M3FN, 4, 3, 0x7f, 8) \
     X(FLOAT8_E5M2, 5, 2, 0x7c, 8)
 
-/* X(T, form, accumulator, what is read, what is written). From bfloat16 to bfloat16 is missing: one element and
- * several have their own ways. */
+/* X(T, form, accumulator, type read, type written). ELEMENTS of BFLOAT16 is missing: the scalar set
+ * and the vector sets define it differently. */
 #define DD_FORM_LIST(X)                \
     DD_OWN_FORM(X, BOOL)               \
     DD_INTEGER_LIST(DD_OWN_FORM, X)    \
@@ -90,8 +89,8 @@ extern dd_kernel_table dd_kernels_neon;
     X(T, WIDEN, FLOAT32, T, FLOAT32) \
     X(T, ROUND, FLOAT32, FLOAT32, T)
 
-/* X(T, op, form): the kernels, first those that every instruction set has of its own, then those of which
- * vectors would make little. */
+/* X(T, op, form): first the kernels that every instruction set defines, then those that gain little
+ * from vectors and exist only in the scalar set. */
 #define DD_VECTOR_KERNEL_LIST(X)           \
     DD_TRUTH_KERNELS(X, BOOL)              \
     DD_INTEGER_LIST(DD_INTEGER_KERNELS, X) \

@@ -1,9 +1,9 @@
-/* Reductions in plain C: vectors of one element, and the arithmetic of which vectors would make little. */
+/* Reductions in plain C: vectors of one element, and operations that gain little from vectors. */
 #include "kernels/reduce_vector_internal.h"
 
 #define ELEMENT(T, type, fold, k, i) ((lanes_##T)load_##T((const type *)(fold).srcs[k] + (i)))[0]
 
-/* The sum wraps around in the type itself, and is divided as a signed number or an unsigned one. */
+/* The sum wraps around in the type itself, and is divided as a number of the type's signedness. */
 #define DEFINE_AVERAGE(X, T, type, word, wide)                               \
     static void kernel_##T##_AVG_ELEMENTS(const dd_fold *fold, size_t begin) \
     {                                                                        \

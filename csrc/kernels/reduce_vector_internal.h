@@ -1,20 +1,20 @@
-/* Reductions with vectors, in the vector language of gcc and clang. A file for an instruction set turns the
- * set on, says the following, includes this, and puts the kernels into a table. Plain C is one of them: its
- * vectors have one element. */
+/* Reductions with the vector extensions of gcc and clang. A file for an instruction set enables the
+ * set, defines the macros below, includes this header, and puts the kernels into a table. Plain C
+ * is one of the sets: its vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 #define DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 
-/* What the file says:
+/* Macros of the including file:
  *
- *     VECTOR_NBYTES      of a register; without it, a vector has one element
+ *     VECTOR_NBYTES      size of a register; without it, a vector has one element
  *     VECTOR_REST        the kernels for less than a vector
  *
- * and, where it has instructions for them:
+ * and, if the set has instructions for them:
  *
- *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16 below
- *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)             to and from float32 */
+ *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16
+ *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)   to and from float32 */
 #ifdef VECTOR_NBYTES
-#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* of vectors of elements of this size */
+#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* of a vector whose elements have this size */
 #define VECTOR_IS_ONE false
 #else
 #define VECTOR_NBYTES_FOR(size) (size)
@@ -27,7 +27,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A product and a sum that are fused into one instruction round once instead of twice. */
+/* A fused multiply-add rounds once, not twice: results would differ between instruction sets. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -45,7 +45,7 @@ enum {
 #undef ELEMENT_SIZE
 };
 
-/* value_T is a vector as unsigned words, lanes_T the same as what it stands for. */
+/* value_T is a vector of unsigned words; lanes_T is the same vector in its own type. */
 #define DEFINE_LOAD_STORE(T, type, word)                            \
     typedef VECTOR_OF(word, VECTOR_NBYTES_FOR(SIZE_##T)) value_##T; \
     typedef VECTOR_OF(type, VECTOR_NBYTES_FOR(SIZE_##T)) lanes_##T; \
@@ -107,9 +107,9 @@ combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 
 /* ---- floats */
 
-/* lesser: of equals, the two or'ed, which is -0 if one of them is. That also makes a NaN of a NaN and a
- * number. greater: of equals, the two and'ed, which is -0 if both are. With a NaN, all bits are set, which
- * is a NaN. finish: makes every NaN the one. */
+/* lesser_T: equal values are or'ed, which gives -0 if one is -0; a NaN and a number are also or'ed,
+ * which gives a NaN. greater_T: equal values are and'ed, which gives -0 if both are -0; with a NaN,
+ * all bits are set, which is a NaN. finish_T: makes every NaN the canonical one. */
 #define DEFINE_FLOAT(T, type, word, nan_bits)                                                        \
     DEFINE_LOAD_STORE(T, type, word)                                                                 \
     INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                        \
@@ -144,18 +144,18 @@ combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 
 DEFINE_FLOAT(FLOAT32, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(FLOAT64, double, uint64_t, 0x7ff8000000000000)
-/* Sums of complex numbers are sums of their parts. */
+/* Sums of complex numbers are the sums of their parts. */
 DEFINE_FLOAT(COMPLEX64, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
 
-/* ---- floats of 16 and 8 bits, whose values are vectors of float32. Magnitudes are below 2^31, so they may
- * be compared as signed numbers, for which there are instructions. */
+/* ---- floats of 16 and 8 bits, whose values are vectors of float32. Magnitudes are below 2^31, so
+ * they can be compared as signed numbers, for which there are instructions. */
 
 typedef value_FLOAT32 vec;
 typedef lanes_FLOAT32 float_vec;
 typedef VECTOR_OF(int32_t, VECTOR_NBYTES_FOR(4)) signed_vec;
 
-/* As many codes as a vector has float32, each in the lower bits of a word. */
+/* As many codes as a vector has float32 elements, each in the lower bits of a word. */
 #ifdef VECTOR_LOAD_CODES
 #define DEFINE_CODES(nbits, type)                    \
     INLINE vec load_codes_##nbits(const void *at)    \
@@ -188,8 +188,8 @@ is_below(vec magnitude, uint32_t limit)
     return (vec)((signed_vec)magnitude < (int32_t)limit);
 }
 
-/* Sign, exponent and mantissa move to their places. The codes from `special` on are infinity and NaN; a
- * subnormal is what is left when the leading one that it has not is taken away. */
+/* Shift sign, exponent and mantissa into place. Codes from `special` on are infinity and NaN.
+ * Subnormals: convert as if normal, then subtract the implicit leading 1. */
 INLINE vec
 widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -206,9 +206,9 @@ widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
     return x | sign | (~is_below(magnitude, special) & 0x7f800000);
 }
 
-/* To nearest, ties to even. Past the largest finite number comes `special`: infinity or, for want of one, NaN.
- * The last bit of the ruler is worth the smallest subnormal: adding it rounds. Takes NaN in the form of
- * finish_FLOAT32 only. */
+/* Round to nearest, ties to even. Values beyond the largest finite number become `special`:
+ * infinity or, if the type has none, NaN. Adding the ruler rounds subnormals: its last bit has the
+ * value of the smallest subnormal. NaN must have the form that finish_FLOAT32 gives. */
 INLINE vec
 narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -236,7 +236,7 @@ narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
     }
 DD_SMALL_FLOAT_LIST(DEFINE_SMALL_FLOAT)
 
-/* Where there are instructions for it, they take the place of the functions. */
+/* Conversion instructions replace the functions above. */
 #ifdef VECTOR_LOAD_FLOAT16
 #define load_FLOAT16(at) ((vec)VECTOR_LOAD_FLOAT16(at))
 #define store_FLOAT16(at, x) VECTOR_STORE_FLOAT16(at, x)
@@ -249,7 +249,7 @@ load_BFLOAT16(const void *at)
     return load_codes_16(at) << 16;
 }
 
-/* The upper half is the result. A NaN in the form of finish_FLOAT32 stays one. */
+/* Round so that the upper half is the result. A NaN of finish_FLOAT32 stays a NaN. */
 INLINE vec
 round_to_upper_half(vec x)
 {
@@ -262,9 +262,9 @@ store_BFLOAT16(void *at, vec x)
     store_codes_16(at, round_to_upper_half(x) >> 16);
 }
 
-/* A vector of bfloat16, as it lies in memory, is nearly two of float32: the odd elements have something in
- * their lower halves, the even ones are half a word away. Where the results go back to such a vector there
- * is nothing to sort. */
+/* A vector of bfloat16 in memory serves as two vectors of float32: odd elements need their lower
+ * half cleared, even ones a shift by half a word. Results that are also bfloat16 need no
+ * reordering. */
 #ifdef VECTOR_NBYTES
 typedef struct value_BFLOAT16_PAIR {
     vec even, odd;
@@ -304,8 +304,7 @@ finish_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
 
 /* ---- whole arrays */
 
-/* Floats of 8 bits take so many instructions to convert that there is nothing to gain from several vectors
- * at a time. */
+/* Floats of 8 bits take so many conversion instructions that unrolling gains nothing. */
 enum {
 #define IS_UNROLLED(T, text, size, kind) \
     IS_UNROLLED_##T = !VECTOR_IS_ONE && (size > 1 || DD_KIND_##kind != DD_KIND_FLOAT),
@@ -313,11 +312,11 @@ enum {
 #undef IS_UNROLLED
 };
 
-/* take: a vector of source k from element i on. give: the result for there.
+/* take_T_form: load a vector of source k at element i. give_T_form: store its result. fold_T_form:
+ * fold all whole vectors from `begin` on; returns the first element that is left.
  *
- * Four vectors at a time, so that an operation need not wait for the one before; then one at a time. All
- * sources of a place are read before it is written, as the output may be one of them. Gives the element it
- * got to. */
+ * Four vectors at a time, so that operations overlap; then one at a time. All sources of a position
+ * are read before it is written, as the output may be one of them. */
 #define DEFINE_FORM(T, form, acc, from, to)                                                    \
     INLINE value_##acc take_##T##_##form(const dd_fold *fold, dd_redop op, size_t k, size_t i) \
     {                                                                                          \
@@ -360,14 +359,14 @@ enum {
     }
 DD_FORM_LIST(DEFINE_FORM)
 #ifdef VECTOR_NBYTES
-enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many lanes */
+enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* so there are twice as many lanes */
 DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
 #else
 DEFINE_FORM(BFLOAT16, ELEMENTS, FLOAT32, BFLOAT16, BFLOAT16)
 #endif
 
-/* The copies let the compiler keep everything in registers: it need not fear that the output overlaps them.
- * Two sources are the most common, and get a loop without a loop in it. */
+/* Local copies let the compiler keep everything in registers, since the output cannot overlap them.
+ * Two sources, the most common case, get a loop without an inner loop. */
 #define DEFINE_KERNEL(T, op, form)                                               \
     static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)    \
     {                                                                            \

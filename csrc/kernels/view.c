@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where elements are, for the arrays of two below. */
+/* Indexes of view_dim.step and view_walk.offset: the packed elements and the view. */
 enum { PACKED, IN_VIEW };
 
-/* A dimension: its length, and its steps in bytes. */
+/* A dimension: its length, and its step in bytes on each side. */
 typedef struct view_dim {
     int64_t length;
     int64_t step[2];
 } view_dim;
 
-/* What stays of a view when dimensions of length 1 are left out, and neighbours that lie one after the other
- * joined. At least one dimension; when there are more, the last two are copied at once, and the others
- * walked through. */
+/* A view without its dimensions of length 1, and with adjacent dimensions joined if one step
+ * continues the other. At least one dimension. copy_plane copies the last two; step_walk iterates
+ * over the others. */
 typedef struct view_walk {
     int ndim;
     view_dim dims[DD_VIEW_MAX_DIMS];
@@ -24,10 +24,10 @@ typedef struct view_walk {
     int64_t offset[2];
 } view_walk;
 
-/* A plane of elements to copy. */
+/* A plane of elements to copy: the last two dimensions of a walk. */
 typedef struct view_plane {
     view_dim row, column;
-    int to;      /* PACKED or IN_VIEW; they come from the other */
+    int to;      /* destination: PACKED or IN_VIEW; the source is the other */
     size_t size; /* of an element */
 } view_plane;
 
@@ -44,7 +44,7 @@ dd_view_finish(dd_view *view)
         }
         is_empty |= view->shape[d] == 0;
     }
-    /* In int64, so that offsets are in its range too. */
+    /* Computed in int64, so that offsets also fit. */
     int64_t nbytes = (int64_t)dd_dtype_size(view->dtype);
     int64_t size = nbytes;
     bool is_contiguous = true;
@@ -65,8 +65,8 @@ dd_view_nbytes(const dd_view *view)
     return view->count * dd_dtype_size(view->dtype);
 }
 
-/* Moves the dimension with the shortest step in the view to the last place but one. The last one has the
- * shortest step in the packed elements: the two together touch few cache lines on either side. */
+/* Move the dimension with the shortest step in the view to the second-last place. The last one has
+ * the shortest step in the packed elements: the two together touch few cache lines. */
 static void
 choose_plane(view_walk *walk)
 {
@@ -107,7 +107,7 @@ plan_walk(const dd_view *view)
     return walk;
 }
 
-/* To the next plane; false after the last one. */
+/* Advance to the next plane. Returns false after the last one. */
 static bool
 step_walk(view_walk *walk)
 {
@@ -137,7 +137,7 @@ copy_elements(view_plane p, char *dst, const char *src, size_t size)
     }
 }
 
-/* With a size that the compiler knows, each copy is an instruction or two. */
+/* A size that is known to the compiler makes each copy an instruction or two. */
 static void
 copy_tile(const view_plane *p, char *dst, const char *src)
 {
@@ -157,8 +157,8 @@ copy_tile(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* In tiles: of a matrix that is transposed, one side is walked across its cache lines, and what it fetched
- * should still be there for the next row. */
+/* Copy in tiles. One side of a transposed matrix is traversed across its cache lines; a tile's
+ * lines are still cached for the next row. */
 static void
 copy_plane(const view_plane *p, char *dst, const char *src)
 {
@@ -174,7 +174,7 @@ copy_plane(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* Between the view, at `data`, and its packed elements. */
+/* Copy between the view, at `data`, and its packed elements. */
 static void
 copy_view(const dd_view *view, char *dst, const char *src, int to)
 {
@@ -187,7 +187,7 @@ copy_view(const dd_view *view, char *dst, const char *src, int to)
                         .column = walk.dims[walk.ndim - 1],
                         .to = to,
                         .size = dd_dtype_size(view->dtype)};
-    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* side by side: the row is as one element */
+    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* contiguous: a row is one element */
         plane.size *= (size_t)plane.column.length;
         plane.column.length = 1;
     }

@@ -1,5 +1,5 @@
-/* A tensor in memory: where it starts and how its elements lie. Borrowed; the caller
- * keeps the memory alive. */
+/* A tensor in memory: its address and the layout of its elements. Does not own the memory; the
+ * caller keeps it valid. */
 #ifndef DD_KERNELS_VIEW_H
 #define DD_KERNELS_VIEW_H
 
@@ -12,24 +12,24 @@
 #define DD_VIEW_MAX_DIMS 32
 
 typedef struct dd_view {
-    void *data; /* of element [0, 0, ...]; may be NULL when count is 0 */
+    void *data; /* address of element [0, 0, ...]; may be NULL if count is 0 */
     dd_dtype dtype;
     bool is_readonly;
     bool is_contiguous; /* in row-major order; true for count <= 1 */
     int ndim;
-    size_t count;                      /* elements: the product of shape; 1 for ndim 0 */
+    size_t count;                      /* number of elements; 1 if ndim is 0 */
     int64_t shape[DD_VIEW_MAX_DIMS];   /* each >= 0 */
-    int64_t strides[DD_VIEW_MAX_DIMS]; /* in bytes, may be negative or 0; of no meaning where is_contiguous */
+    int64_t strides[DD_VIEW_MAX_DIMS]; /* in bytes, may be negative or 0; unused if is_contiguous */
 } dd_view;
 
-/* Finishes a view whose data, dtype, is_readonly, ndim, shape and strides are set: count and is_contiguous
- * (strides of dimensions of length 1 do not matter). False when count times the element size overflows, or a
- * length is negative. */
+/* Compute count and is_contiguous of a view whose other fields are set (strides of dimensions of
+ * length 1 are ignored). Returns false if the size in bytes overflows, a length is negative, or
+ * ndim is out of range. */
 bool dd_view_finish(dd_view *view);
 
 size_t dd_view_nbytes(const dd_view *view);
 
-/* Between a view and `count` elements in row-major order that do not overlap it. */
+/* Copy between a view and `count` packed elements in row-major order, which must not overlap it. */
 void dd_view_pack(const dd_view *view, void *dst);
 void dd_view_unpack(const dd_view *view, const void *src);
 
